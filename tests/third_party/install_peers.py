@@ -11,11 +11,13 @@ PEERS = Path(os.environ.get("PEERS", HERE.parent.parent / ".peers"))
 
 def main() -> None:
     for name, source in tomllib.loads((HERE / "sources.toml").read_text()).items():
-        fetch(PEERS / name, source["url"], source["commit"], source.get("folders"))
+        folders = [f"/{each}/" for each in source.get("folders", [])]
+        files = [f"/{each}" for each in source.get("files", [])]
+        fetch(PEERS / name, source["url"], source["commit"], folders + files)
 
 
-def fetch(folder: Path, url: str, commit: str, folders: list[str] | None) -> None:
-    """Check out a commit without its history, and only the files of some folders."""
+def fetch(folder: Path, url: str, commit: str, parts: list[str]) -> None:
+    """Check out a commit without its history, and only some folders and files, if any are given."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
@@ -28,8 +30,8 @@ def fetch(folder: Path, url: str, commit: str, folders: list[str] | None) -> Non
     print(f"fetching {url} at {commit[:7]} ...", flush=True)
     git("config", "remote.origin.url", url)
     git("fetch", "--quiet", "--depth", "1", "--filter", "blob:none", "origin", commit)
-    if folders:
-        git("sparse-checkout", "set", "--no-cone", *(f"/{each}/" for each in folders))
+    if parts:
+        git("sparse-checkout", "set", "--no-cone", *parts)
     git("checkout", "--quiet", "--force", "--detach", commit)
     git("branch", "--force", "installed", commit)  # only once all of it is there
 

@@ -1,10 +1,13 @@
 """The configuration: verl's keys as `key=value` arguments."""
 
+import re
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.tools import BudgetOptions
 from rewardfleet_router.config import (
     RouterConfig,
     describe_keys,
@@ -36,7 +39,8 @@ def test_an_unknown_key_names_the_nearest_one():
     [
         ("router.enable=false", "router.enable"),
         ("trainer.nnodes=2", "trainer.nnodes"),
-        ("actor_rollout_ref.rollout.n=1", "greater than or equal to 2"),
+        ("actor_rollout_ref.rollout.n=0", "greater than or equal to 1"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=128", "data.train_batch_size, which is 512"),
         ("router.budget_B=-1", "router.budget_B"),
         ("router", "key=value"),
         ("router=1", "unknown key"),
@@ -46,6 +50,70 @@ def test_an_unknown_key_names_the_nearest_one():
 def test_invalid_arguments_are_named(argument: str, message: str):
     with pytest.raises(InvalidRequest, match=message):
         parse_arguments([*REQUIRED, argument])
+
+
+def test_a_single_answer_per_step_is_refused():
+    more = ("actor_rollout_ref.rollout.n=1", "data.train_batch_size=1")
+    with pytest.raises(InvalidRequest, match="compared with none"):
+        parse_arguments([*REQUIRED, *more])
+    for enough in ("actor_rollout_ref.rollout.n=2", "data.train_batch_size=2"):
+        parse_arguments([*REQUIRED, *more, enough])
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "actor_rollout_ref.actor.fsdp_config.grad_offload=True",
+        "+actor_rollout_ref.actor.fsdp_config.grad_offload=true",
+        "actor_rollout_ref.actor.use_kl_loss=False",
+        "actor_rollout_ref.actor.use_kl_loss=null",
+        "actor_rollout_ref.rollout.top_k=-1",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.6",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size=160",
+        "algorithm.kl_ctrl.kl_coef=0.001",
+        "critic.model.fsdp_config.param_offload=True",
+        "trainer.use_reference_policy=false",
+        "router.tokenizer_decode_kwargs.skip_special_tokens=false",
+    ],
+)
+def test_a_key_of_verl_without_an_effect_is_named_and_ignored(
+    argument: str, caplog: pytest.LogCaptureFixture
+):
+    assert parse_arguments([*REQUIRED, argument]) == parse_arguments(REQUIRED)
+    [message] = caplog.messages
+    assert message.endswith(f"no effect here: {argument.lstrip('+').partition('=')[0]}")
+
+
+@pytest.mark.parametrize(
+    ("argument", "instead"),
+    [
+        ("actor_rollout_ref.actor.use_kl_loss=True", "python -m rewardfleet_router.verl"),
+        ("trainer.use_reference_policy=true", "python -m rewardfleet_router.verl"),
+        ("actor_rollout_ref.rollout.top_k=50", "python -m rewardfleet_router.verl"),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps=10", "optim.warmup_steps"),
+        ("algorithm.norm_adv_by_std_in_grpo=True", "router.advantage, to std"),
+        ("custom_reward_function.path=reward.py", "python -m rewardfleet_router.verl"),
+        ("data.prompt_key=messages", "name the column `prompt`"),
+        ("trainer.val_before_train=True", "trainer.test_freq"),
+    ],
+)
+def test_a_key_of_verl_with_an_effect_says_what_to_do_instead(argument: str, instead: str):
+    with pytest.raises(InvalidRequest, match=re.escape(instead)):
+        parse_arguments([*REQUIRED, argument])
+    key = argument.partition("=")[0]
+    parse_arguments([*REQUIRED, argument, f"{key}=null"])  # the last value counts
+
+
+def test_keys_of_the_authors_are_those_of_the_router():
+    config = parse_arguments([*REQUIRED, "router.lagrange_lr=0.01", "router.init_lambda=0.5"])
+    assert (config.router.eta, config.router.initial_lambda) == (0.01, 0.5)
+
+
+def test_lambda_has_the_services_highest_limit_only():
+    options = parse_arguments(REQUIRED).router.budget_options()
+    assert BudgetOptions.model_validate(options).max_lambda == 1e6
+    with pytest.raises(ValidationError):
+        BudgetOptions(max_lambda=1.01e6)
 
 
 def test_a_missing_key_is_named():

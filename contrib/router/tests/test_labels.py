@@ -38,9 +38,35 @@ def test_families_may_be_a_mapping_or_text():
     assert parse_labels({}) == RowLabels()
 
 
+PUBLISHED = {
+    "router_target_action_gt": "SEARCH-FAMILY",
+    "router_tool_family_gt": '{"find": "SEARCH", "add": "CALCULATE", "say": "OTHER"}',
+}
+
+
+def test_the_columns_of_the_authors_dataset_are_labels():
+    families = {"find": "search", "add": "calculate", "say": "other"}
+    assert parse_labels(PUBLISHED) == RowLabels("SEARCH-FAMILY", families)
+    other = parse_labels({**PUBLISHED, "router_target_action_gt": "OTHER"})
+    assert other == RowLabels("MIXED", families) and other.action == NO_LABEL
+    unlabeled = {"router_target_action_gt": None, "router_tool_family_gt": None}
+    assert parse_labels(unlabeled) == RowLabels()
+
+
+def test_our_columns_come_before_those_of_the_authors():
+    ours = {"router_target_action": "ANSWER", "tool_families": FAMILIES}
+    assert parse_labels({**PUBLISHED, **ours}) == RowLabels("ANSWER", FAMILIES)
+    empty = {"router_target_action": "", "tool_families": "{}"}
+    assert parse_labels({**PUBLISHED, **empty}) == parse_labels(PUBLISHED)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
+        ({"router_target_action_gt": "SEARCH"}, "router_target_action_gt: unknown 'SEARCH'"),
+        ({"router_tool_family_gt": '{"a": "MATH"}'}, "router_tool_family_gt: unknown 'math' of"),
+        ({"router_tool_family_gt": "["}, "router_tool_family_gt: not JSON"),
+        ({"router_target_action": "OTHER"}, "router_target_action: unknown 'OTHER'"),
         ({"router_target_action": "SEARCH"}, "router_target_action: unknown 'SEARCH'; known: ANS"),
         ({"tool_families": {"a": "math"}}, "tool_families: unknown 'math' of 'a'; known: search"),
         ({"tool_families": "{"}, "tool_families: not JSON"),

@@ -63,6 +63,14 @@ def test_an_answer_without_a_group_is_an_error():
         router_advantages([1.0, 2.0], [0, 0], 1.0, ["a", "b"])
 
 
+@pytest.mark.parametrize("method", ["mean", "std", "separate"])
+def test_without_copies_the_batch_is_the_group(method):
+    values = router_advantages(TASK, COST, 2.0, None, method=method)
+    same = router_advantages(TASK, COST, 2.0, ["a"] * len(TASK), method=method)
+    torch.testing.assert_close(values, same)
+    assert values.sum().item() == pytest.approx(0, abs=1e-5)
+
+
 def test_an_answer_without_a_reward_changes_neither_advantages_nor_loss():
     scored = torch.tensor([True, False, True, True])
     task, cost, index = [1.0, math.nan, 0.0, 0.5], [0.0, 1.0, 1.0, 0.0], ["a"] * 4
@@ -181,8 +189,9 @@ def test_shares_of_routes():
     assert list(route_shares([0, 0]).values()) == [1.0, 0.0, 0.0]
 
 
-def test_the_loss_finds_the_best_route_at_the_price():
-    """With λ between the gains of two prompts, one of them pays for its tool and the other not."""
+@pytest.mark.parametrize("has_copies", [True, False])
+def test_the_loss_finds_the_best_route_at_the_price(has_copies: bool):
+    """Also with one answer per prompt, compared with the batch. With λ between the gains of two prompts, one of them pays for its tool and the other not."""
     torch.manual_seed(0)
     gain = torch.tensor([0.8, 0.3])  # of a search over an answer
     logits = torch.zeros(2, 3, requires_grad=True)
@@ -191,7 +200,7 @@ def test_the_loss_finds_the_best_route_at_the_price():
     for _ in range(300):
         action = torch.distributions.Categorical(logits=logits.detach()[rows]).sample()
         task, cost = (action == 1) * gain[rows] + (action == 2) * 0.1, (action > 0).float()
-        values = router_advantages(task, cost, 0.5, rows)
+        values = router_advantages(task, cost, 0.5, rows if has_copies else None)
         optimizer.zero_grad()
         router_loss(logits[rows], action, values)[0].backward()
         optimizer.step()

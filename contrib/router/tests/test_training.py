@@ -20,14 +20,15 @@ from pyarrow import parquet
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet_router.checkpoint import checkpoints, read_manifest
 from rewardfleet_router.config import RouterConfig, parse_arguments
-from rewardfleet_router.inference import load_actor
+from rewardfleet_router.inference import load_actor, route_prompt
 from rewardfleet_router.metrics import read_metrics
+from rewardfleet_router.routes import ROUTES
 from rewardfleet_router.train import RouterTrainer
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
 
-from .conftest import EXAMPLES
+from .conftest import EXAMPLES, tiny_llama
 
 Configure = Callable[..., list[str]]
 
@@ -397,6 +398,57 @@ def test_the_actor_answers_if_no_responder_is_named(arguments: Configure, train,
     lines = read_metrics(tmp_path / "run")
     assert len(lines) == 2
     assert all(line["router/mean_cost"] == 0 for line in lines)  # random words are no calls
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.slow
+def test_the_authors_script_trains_with_one_line_changed(
+    tokenizer, url: str, tmp_path: Path
+):
+    """One answer per prompt, from a small model; the run continues, and its checkpoint routes."""
+    root = EXAMPLES.parent
+    recorded = json.loads((root / "tests/third_party/recorded/toolrl_router.json").read_text())
+    data, model = tmp_path / "dataset/rlla_4k", tmp_path / "model"
+    data.mkdir(parents=True)
+    rows = [
+        {
+            "data_source": "rlla",
+            "prompt": [{"role": "user", "content": ("city", "sum")[index % 2]}],
+            "reward_model": {"ground_truth": "<think> a </think>\n<response> b </response>"},
+            "extra_info": {"index": index},
+            "router_target_action_gt": ("SEARCH-FAMILY", "OTHER")[index % 2],
+            "router_tool_family_gt": json.dumps({"find": "SEARCH"}),
+        }
+        for index in range(32)
+    ]
+    for name in ("train", "test"):
+        parquet.write_table(pa.Table.from_pylist(rows), data / f"{name}.parquet")
+    tiny_llama(vocab_size=16, max_position_embeddings=2048).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    # What the authors would write before "$@", and what suits the small model.
+    arguments = [
+        *recorded["took"]["arguments"],
+        f"actor_rollout_ref.model.path={model}",
+        "data.max_response_length=4",
+        f"router.url={url}",
+    ]
+    for steps in (2, 3):
+        more = f"trainer.total_training_steps={steps}"
+        command = [sys.executable, "-m", "rewardfleet_router", "train", *arguments, more]
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
+        )
+        assert done.returncode == 0, done.stderr[-5000:]
+        assert "no effect here: actor_rollout_ref.model.use_remove_padding, " in done.stderr
+        assert json.loads(done.stdout.splitlines()[-1])["step"] == steps
+    run = tmp_path / "runs/router_grpo/router-grpo"
+    lines = numbers(run)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert all(np.isfinite(line["router/loss"]) for line in lines)
+    assert lines[0]["router/labeled"] == 0.5
+    assert read_manifest(checkpoints(run)[-1]).config["router.max_lambda"] == 1e6
+    actor, loaded = load_actor(run)
+    assert route_prompt(rows[0]["prompt"], actor, loaded).route in ROUTES
 
 
 def test_the_command_routes_prompts_by_the_newest_checkpoint(

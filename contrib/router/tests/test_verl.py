@@ -254,6 +254,8 @@ def test_the_published_command_is_understood():
         ("router.budget=0.3", "unknown key 'router.budget'; the nearest is 'router.budget_B'"),
         ("router.budget_B=-1", "router.budget_B"),
         ("router.responder=module:name", "router.responder: in verl, the actor answers"),
+        ("trainer.use_reference_policy=true", "set actor_rollout_ref.actor.use_kl_loss=true"),
+        ("ray_init.num_cpus=8", "set ray_kwargs.ray_init.num_cpus"),
     ],
 )
 def test_an_argument_of_the_router_that_is_not_valid_is_reported(argument: str, message: str):
@@ -261,6 +263,32 @@ def test_an_argument_of_the_router_that_is_not_valid_is_reported(argument: str, 
 
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         compose([argument])
+
+
+def test_keys_of_older_releases_have_their_effect_or_are_ignored(caplog: pytest.LogCaptureFixture):
+    from rewardfleet_router.verl.__main__ import compose
+
+    config = compose(
+        [
+            *PUBLISHED,
+            "trainer.n_gpus_per_node=2",
+            "actor_rollout_ref.actor.fsdp_config.grad_offload=True",
+            "actor_rollout_ref.actor.ppo_micro_batch_size=8",
+            "actor_rollout_ref.rollout.log_prob_micro_batch_size=1",
+            "critic.model.fsdp_config.param_offload=True",
+            "custom_reward_function.path=reward.py",
+            "router.lagrange_lr=0.01",
+            "trainer.use_reference_policy=false",
+        ]
+    )
+    [message] = caplog.messages
+    names = "actor_rollout_ref.actor.fsdp_config.grad_offload, critic.model.fsdp_config.param_offload"
+    assert message.endswith(f"{names}, trainer.use_reference_policy")
+    assert config.actor_rollout_ref.actor.ppo_micro_batch_size is None
+    assert config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 4
+    assert config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu == 1
+    assert config.reward.custom_reward_function.path == "reward.py"
+    assert config.router.eta == 0.01
 
 
 class Worker:
