@@ -1,4 +1,4 @@
-"""The router of its authors, at the commit in sources.toml: its script, and the figures of a step."""
+"""The router of its authors, at the commit in sources.toml: the script, and figures of steps."""
 
 import json
 import os
@@ -44,7 +44,7 @@ ANSWERS = tuple(
 
 
 @recorded("toolrl_router")
-def original(peer: Peer) -> dict[str, Any]:  # noqa: ARG001 - it calls no service
+def original(peer: Peer) -> dict[str, Any]:
     """The arguments of the script, and steps of the authors' trainer with four answers a prompt."""
     import torch
     import verl

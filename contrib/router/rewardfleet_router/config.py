@@ -263,9 +263,7 @@ def parse_arguments(arguments: Iterable[str]) -> RouterConfig:
     return parse_as(RouterConfig, arguments, OWN_LOOP)
 
 
-def parse_as(
-    model: type[Config], arguments: Iterable[str], rules: Iterable[Rule] = ()
-) -> Config:
+def parse_as(model: type[Config], arguments: Iterable[str], rules: Iterable[Rule] = ()) -> Config:
     """Parse `key=value` arguments; see `read_settings`.
 
     Args:

@@ -74,9 +74,7 @@ def router_advantages(
     """
     rewards = to_array(task)
     groups = np.zeros(len(rewards), int) if index is None else np.asarray(to_array(index).tolist())
-    values = advantages(
-        rewards, to_array(cost), groups, multiplier, method=method, correct=correct
-    )
+    values = advantages(rewards, to_array(cost), groups, multiplier, method=method, correct=correct)
     return torch.as_tensor(values, dtype=torch.float32)
 
 

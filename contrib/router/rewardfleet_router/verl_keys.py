@@ -60,9 +60,7 @@ OWN_LOOP = (
         f"set {_ACTOR}.optim.schedule",
     ),
     Rule(f"{_ACTOR}.optim.min_lr_ratio", (0,), f"{_ACTOR}.optim.schedule falls to 0"),
-    Rule(
-        f"{_ACTOR}.grad_clip {_ACTOR}.optim.clip_grad", (1.0,), f"set {_ACTOR}.optim.grad_clip"
-    ),
+    Rule(f"{_ACTOR}.grad_clip {_ACTOR}.optim.clip_grad", (1.0,), f"set {_ACTOR}.optim.grad_clip"),
     Rule(
         f"{_ACTOR}.optim.optimizer {_ACTOR}.optim.optimizer_impl {_ACTOR}.*override_optimizer*",
         ("AdamW", "torch.optim"),

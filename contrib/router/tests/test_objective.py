@@ -191,7 +191,10 @@ def test_shares_of_routes():
 
 @pytest.mark.parametrize("has_copies", [True, False])
 def test_the_loss_finds_the_best_route_at_the_price(has_copies: bool):
-    """Also with one answer per prompt, compared with the batch. With λ between the gains of two prompts, one of them pays for its tool and the other not."""
+    """With λ between the gains of two prompts, one of them pays for its tool and the other not.
+
+    So it is with one answer per prompt, which is compared with the batch.
+    """
     torch.manual_seed(0)
     gain = torch.tensor([0.8, 0.3])  # of a search over an answer
     logits = torch.zeros(2, 3, requires_grad=True)

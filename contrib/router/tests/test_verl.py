@@ -22,7 +22,7 @@ from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
 
-from .conftest import PUBLISHED, tiny_llama
+from .conftest import EXAMPLES, PUBLISHED, tiny_llama
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900), pytest.mark.slow]
 
@@ -265,6 +265,21 @@ def test_an_argument_of_the_router_that_is_not_valid_is_reported(argument: str, 
         compose([argument])
 
 
+def test_the_authors_script_is_understood_with_one_line_changed():
+    from verl.utils.config import validate_config
+
+    from rewardfleet_router.verl.__main__ import compose
+
+    recorded = json.loads(
+        (EXAMPLES.parent / "tests/third_party/recorded/toolrl_router.json").read_text()
+    )
+    config = compose(recorded["took"]["arguments"])
+    validate_config(config, use_reference_policy=False, use_critic=False)
+    assert config.actor_rollout_ref.rollout.n == 1
+    assert config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 8
+    assert config.actor_rollout_ref.actor.fsdp_config.param_offload is True
+
+
 def test_keys_of_older_releases_have_their_effect_or_are_ignored(caplog: pytest.LogCaptureFixture):
     from rewardfleet_router.verl.__main__ import compose
 
@@ -282,7 +297,9 @@ def test_keys_of_older_releases_have_their_effect_or_are_ignored(caplog: pytest.
         ]
     )
     [message] = caplog.messages
-    names = "actor_rollout_ref.actor.fsdp_config.grad_offload, critic.model.fsdp_config.param_offload"
+    names = (
+        "actor_rollout_ref.actor.fsdp_config.grad_offload, critic.model.fsdp_config.param_offload"
+    )
     assert message.endswith(f"{names}, trainer.use_reference_policy")
     assert config.actor_rollout_ref.actor.ppo_micro_batch_size is None
     assert config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 4

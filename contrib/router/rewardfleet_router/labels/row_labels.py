@@ -17,8 +17,8 @@ from rewardfleet_router.routes import ROUTES, Route
 TARGET_COLUMN = "router_target_action"
 #: Column with the families of the row's tools: a mapping, or its JSON as text.
 FAMILIES_COLUMN = "tool_families"
-#: Both, under the names that they have in the dataset of the router's authors. They have `OTHER` for
-#: rows whose tools are of no family, and families in capital letters. Our columns come before them.
+#: Both, as the dataset of the router's authors names them. It has `OTHER` for rows whose tools are
+#: of no family, and families in capital letters. Our columns come before these.
 PUBLISHED_TARGET_COLUMN = "router_target_action_gt"
 PUBLISHED_FAMILIES_COLUMN = "router_tool_family_gt"
 #: All columns with labels.
