@@ -121,6 +121,12 @@ def command(url: str, model: Path, dataset: Path, folder: Path) -> list[str]:
     ]
 
 
+def authors_arguments() -> list[str]:
+    recorded = EXAMPLES.parent / "tests" / "third_party" / "recorded" / "toolrl_router.json"
+    arguments: list[str] = json.loads(recorded.read_text())["took"]["arguments"]
+    return arguments
+
+
 def complete(arguments: list[str], environment: dict[str, str], folder: Path) -> None:
     """Run a command in a folder until it ends without an error."""
     done = subprocess.run(
@@ -186,6 +192,27 @@ def test_verl_trains_the_router_and_a_run_that_was_stopped_continues(
     assert budget["checkpoint"]["updates"] == STEPS, "no step is counted twice"
 
     assert load_head(last).linear.weight.shape == (3, 16)
+
+
+def test_verl_trains_with_the_authors_script(model, dataset, environment, tmp_path):
+    """With one answer per prompt, which is compared with the others of its step."""
+    log = tmp_path / "log.jsonl"
+    with serving(create_app(ToolsSettings())) as url:
+        arguments = [
+            *(sys.executable, "-m", "rewardfleet_router.verl", *authors_arguments()),
+            # What a small model on a CPU needs.
+            *command(url, model, dataset, tmp_path)[3:],
+            "data.train_batch_size=16",
+            "actor_rollout_ref.model.use_remove_padding=false",
+            "actor_rollout_ref.model.enable_gradient_checkpointing=false",
+            "trainer.total_training_steps=2",
+        ]
+        complete(arguments, {**environment, "VERL_FILE_LOGGER_PATH": str(log)}, tmp_path)
+    steps = logged(log)
+    assert sorted(steps) == [1, 2]
+    assert all(abs(each["router/policy_loss"]) < 10 for each in steps.values())
+    assert steps[2]["router/grad_norm"] > 0
+    assert load_head(tmp_path / "checkpoints" / "global_step_2").linear.weight.any()
 
 
 def test_two_ranks_compute_and_learn_what_one_process_does(model, environment, tmp_path):
@@ -270,10 +297,7 @@ def test_the_authors_script_is_understood_with_one_line_changed():
 
     from rewardfleet_router.verl.__main__ import compose
 
-    recorded = json.loads(
-        (EXAMPLES.parent / "tests/third_party/recorded/toolrl_router.json").read_text()
-    )
-    config = compose(recorded["took"]["arguments"])
+    config = compose(authors_arguments())
     validate_config(config, use_reference_policy=False, use_critic=False)
     assert config.actor_rollout_ref.rollout.n == 1
     assert config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 8

@@ -49,6 +49,14 @@ _CPU_DEFAULTS = (
 )
 
 
+#: Sizes that newer releases have as `…_per_gpu`.
+_MICRO_BATCHES = {
+    "ppo_micro_batch_size",
+    "log_prob_micro_batch_size",
+    "forward_micro_batch_size",
+}
+
+
 class _Trainer(Section):
     save_on_exit: bool = Field(
         True, description="On SIGINT and SIGTERM, a checkpoint after the step in progress."
@@ -85,7 +93,10 @@ def compose(arguments: Sequence[str]) -> Any:
     from hydra import initialize_config_module
     from omegaconf import OmegaConf, open_dict
 
-    of_verl = _of_newest_verl([each for each in arguments if each not in own])
+    of_verl = [each for each in arguments if each not in own]
+    settings = read_settings(each for each in of_verl if not each.startswith("~"))
+    ignored = without_effect(settings, OLDER_VERL)
+    of_verl = [each for each in of_verl if _key(each) not in ignored]
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = hydra_compose(
             "ppo_trainer", [*_DEFAULTS, *(_CPU_DEFAULTS if on_cpu else ()), *of_verl]
@@ -95,6 +106,7 @@ def compose(arguments: Sequence[str]) -> Any:
 
     migrate_legacy_reward_impl(config)  # `custom_reward_function` becomes `reward.…`
     with open_dict(config):
+        _divide_micro_batches(config)
         config.router = OmegaConf.create(router.model_dump(mode="json"))
         config.actor_rollout_ref.router = config.router
         config.trainer.save_on_exit = options.trainer.save_on_exit
@@ -118,29 +130,24 @@ def compose(arguments: Sequence[str]) -> Any:
     return config
 
 
-def _of_newest_verl(arguments: Sequence[str]) -> list[str]:
-    """Return arguments of an older verl as the newest one takes them.
-
-    Keys without an effect are left out. `micro_batch_size` is that of all processes together, which
-    older releases divide by their number; the newest has `micro_batch_size_per_gpu` only.
-    """
-    settings = read_settings(each for each in arguments if not each.startswith("~"))
-    ignored = without_effect(settings, OLDER_VERL)
-    processes = settings.get("trainer.n_gpus_per_node", 1) * settings.get("trainer.nnodes", 1)
-    kept = []
-    for argument in arguments:
-        key = argument.lstrip("+").partition("=")[0]
-        if key.endswith("micro_batch_size") and isinstance(size := settings[key], int):
-            kept.append(f"{key}_per_gpu={max(1, size // processes)}")
-        elif key not in ignored:
-            kept.append(argument)
-    return kept
+def _divide_micro_batches(config: Any) -> None:
+    """Set the sizes per process that older releases take for all processes together."""
+    processes = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    actor = config.actor_rollout_ref
+    for section in (actor.actor, actor.rollout, actor.ref, config.critic):
+        for name in _MICRO_BATCHES & section.keys():
+            if (size := section[name]) is not None:
+                section[f"{name}_per_gpu"] = max(1, size // processes)
+                section[name] = None
 
 
 def _is_own(argument: str) -> bool:
     """Return whether an argument sets one of `Options`."""
-    key = argument.lstrip("+").partition("=")[0]
-    return key.startswith("router.") or key in set(keys(Options))
+    return _key(argument).startswith("router.") or _key(argument) in set(keys(Options))
+
+
+def _key(argument: str) -> str:
+    return argument.lstrip("+").partition("=")[0]
 
 
 def train(config: Any) -> None:
