@@ -30,6 +30,9 @@ from rewardfleet_server.tools.settings import ToolsSettings
 
 from .conftest import EXAMPLES, tiny_llama
 
+#: The script of the router's authors, where it is fetched; see tests/third_party/sources.toml.
+AUTHORS_SCRIPT = EXAMPLES.parent / ".peers" / "toolrl_router" / "run_router_training.sh"
+
 Configure = Callable[..., list[str]]
 
 #: A responder that kills its process at the 14th step, between two checkpoints.
@@ -400,13 +403,10 @@ def test_the_actor_answers_if_no_responder_is_named(arguments: Configure, train,
     assert all(line["router/mean_cost"] == 0 for line in lines)  # random words are no calls
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.slow
-def test_the_authors_script_trains_with_one_line_changed(tokenizer, url: str, tmp_path: Path):
-    """One answer per prompt, from a small model; the run continues, and its checkpoint routes."""
-    root = EXAMPLES.parent
-    recorded = json.loads((root / "tests/third_party/recorded/toolrl_router.json").read_text())
-    data, model = tmp_path / "dataset/rlla_4k", tmp_path / "model"
+@pytest.fixture
+def toolrl(tokenizer, tmp_path: Path) -> Path:
+    """A folder as the authors' script needs it, with a small model and rows with their labels."""
+    data, model = tmp_path / "dataset/rlla_4k", tmp_path / "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
     data.mkdir(parents=True)
     rows = [
         {
@@ -421,12 +421,47 @@ def test_the_authors_script_trains_with_one_line_changed(tokenizer, url: str, tm
     ]
     for name in ("train", "test"):
         parquet.write_table(pa.Table.from_pylist(rows), data / f"{name}.parquet")
-    tiny_llama(vocab_size=16, max_position_embeddings=2048).save_pretrained(model)
+    end = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    tiny_llama(vocab_size=16, max_position_embeddings=2048, **end).save_pretrained(model)
     tokenizer.save_pretrained(model)
-    # What the authors would write before "$@", and what suits the small model.
+    return tmp_path
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.slow
+@pytest.mark.skipif(not AUTHORS_SCRIPT.exists(), reason="needs make install-peers")
+def test_the_authors_script_runs_with_one_line_changed(toolrl: Path, url: str):
+    """The script itself: all of its 15 epochs, with the model and the data where it has them."""
+    old, new = "python -m verl.trainer.main_ppo", "python -m rewardfleet_router train"
+    script = AUTHORS_SCRIPT.read_text()
+    assert script.count(old) == 1
+    (toolrl / "run.sh").write_text(script.replace(old, f"{new} router.url={url}"))
+    python = toolrl / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "run.sh"],
+        cwd=toolrl,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    [run] = (toolrl / "runs/router_grpo").iterdir()
+    assert [line["step"] for line in numbers(run)] == list(range(1, 31))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.slow
+def test_the_authors_arguments_train_resume_and_route(toolrl: Path, url: str):
+    root = EXAMPLES.parent
+    recorded = json.loads((root / "tests/third_party/recorded/toolrl_router.json").read_text())
     arguments = [
         *recorded["took"]["arguments"],
-        f"actor_rollout_ref.model.path={model}",
         "data.max_response_length=4",
         f"router.url={url}",
     ]
@@ -434,19 +469,19 @@ def test_the_authors_script_trains_with_one_line_changed(tokenizer, url: str, tm
         more = f"trainer.total_training_steps={steps}"
         command = [sys.executable, "-m", "rewardfleet_router", "train", *arguments, more]
         done = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
+            command, cwd=toolrl, capture_output=True, text=True, timeout=280, check=False
         )
         assert done.returncode == 0, done.stderr[-5000:]
         assert "no effect here: actor_rollout_ref.model.use_remove_padding, " in done.stderr
         assert json.loads(done.stdout.splitlines()[-1])["step"] == steps
-    run = tmp_path / "runs/router_grpo/router-grpo"
+    run = toolrl / "runs/router_grpo/router-grpo"
     lines = numbers(run)
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert all(np.isfinite(line["router/loss"]) for line in lines)
     assert lines[0]["router/labeled"] + lines[1]["router/labeled"] == 1, "half of an epoch's rows"
     assert read_manifest(checkpoints(run)[-1]).config["router.max_lambda"] == 1e6
     actor, loaded = load_actor(run)
-    assert route_prompt(rows[0]["prompt"], actor, loaded).route in ROUTES
+    assert route_prompt([{"role": "user", "content": "city"}], actor, loaded).route in ROUTES
 
 
 def test_the_command_routes_prompts_by_the_newest_checkpoint(
