@@ -15,9 +15,11 @@ import torch
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_router.checkpoint import load_head
+from rewardfleet_router.config import RouterConfig, keys
 from rewardfleet_router.head import RouterActor, choose_routes
 from rewardfleet_router.objective import router_loss
 from rewardfleet_router.routes import Route
+from rewardfleet_router.verl_keys import OWN_LOOP, without_effect
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
@@ -302,6 +304,25 @@ def test_the_authors_script_is_understood_with_one_line_changed():
     assert config.actor_rollout_ref.rollout.n == 1
     assert config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 8
     assert config.actor_rollout_ref.actor.fsdp_config.param_offload is True
+
+
+def test_the_loop_of_its_own_knows_each_key_of_verl():
+    from omegaconf import OmegaConf
+
+    from rewardfleet_router.verl.__main__ import compose
+
+    def names(tree: dict, prefix: str = ""):
+        for name, value in tree.items():
+            if isinstance(value, dict) and value:
+                yield from names(value, f"{prefix}{name}.")
+            elif not name.startswith("_"):
+                yield f"{prefix}{name}"
+
+    found = set(names(OmegaConf.to_container(compose(PUBLISHED), resolve=False)))
+    others = found - set(keys(RouterConfig))
+    others = {name for name in others if not name.startswith("actor_rollout_ref.router.")}
+    assert len(others) > 500
+    assert without_effect(dict.fromkeys(others), OWN_LOOP) == others
 
 
 def test_keys_of_older_releases_have_their_effect_or_are_ignored(caplog: pytest.LogCaptureFixture):
