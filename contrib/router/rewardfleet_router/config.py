@@ -278,7 +278,7 @@ def parse_as(model: type[Config], arguments: Iterable[str], rules: Iterable[Rule
     known = list(keys(model))
     settings = read_settings(arguments)
     others = {key: value for key, value in settings.items() if key not in known}
-    ignored = without_effect(others, rules)
+    ignored = without_effect(others, rules, known)
     for key in others.keys() - ignored:
         nearest = difflib.get_close_matches(key, known, 1, 0.0)
         raise InvalidRequest(f"unknown key {key!r}; the nearest is {nearest[0]!r}")

@@ -3,8 +3,9 @@
 A command of verl 0.1 to 0.9 then works as it is, or says what to change.
 """
 
+import difflib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -130,6 +131,7 @@ OWN_LOOP = (
         (False,),
         "set trainer.max_actor_ckpt_to_keep=1",
     ),
+    Rule(f"{_ACTOR}.ppo_micro_batch_size {_ROLLOUT}.pipeline_model_parallel_size"),
     # What is left of these sections changes memory, speed, processes or logs, or is of what the
     # rules above exclude.
     Rule(
@@ -205,12 +207,16 @@ OLDER_VERL = (
 RENAMED = {"router.lagrange_lr": "router.eta", "router.init_lambda": "router.initial_lambda"}
 
 
-def without_effect(settings: Mapping[str, Any], rules: Iterable[Rule]) -> set[str]:
+def without_effect(
+    settings: Mapping[str, Any], rules: Iterable[Rule], known: Collection[str] = ()
+) -> set[str]:
     """Return the keys that have no effect on a loop, and name them in the log.
 
     Args:
         settings: Values by key, of which some are of verl.
         rules: Those of the loop.
+        known: Keys of the loop. What looks like one of them, misspelled, is not taken as one of a
+            whole section of verl's.
 
     Raises:
         InvalidRequest: A value has an effect in verl that the loop lacks.
@@ -218,8 +224,8 @@ def without_effect(settings: Mapping[str, Any], rules: Iterable[Rule]) -> set[st
     patterns = [(pattern, rule) for rule in rules for pattern in rule.keys.split()]
     ignored = []
     for key, value in settings.items():
-        rule = next((rule for pattern, rule in patterns if fnmatchcase(key, pattern)), None)
-        if rule is None:
+        pattern, rule = next((p for p in patterns if fnmatchcase(key, p[0])), ("", None))
+        if rule is None or (pattern.endswith("*") and _is_misspelled(key, known)):
             continue
         if rule.instead and value is not None and value not in rule.harmless:
             raise InvalidRequest(f"{key}={value} has no counterpart here: {rule.instead}")
@@ -227,3 +233,14 @@ def without_effect(settings: Mapping[str, Any], rules: Iterable[Rule]) -> set[st
     if ignored:
         log.warning("these keys of verl have no effect here: %s", ", ".join(ignored))
     return set(ignored)
+
+
+def _is_misspelled(key: str, known: Collection[str]) -> bool:
+    """Return whether the first part of a key that is not known there is almost one that is."""
+    branches = [each.split(".") for each in known]
+    for depth, part in enumerate(key.split(".")):
+        names = {each[depth] for each in branches if len(each) > depth}
+        if part not in names:
+            return bool(difflib.get_close_matches(part, names, 1, 0.8))
+        branches = [each for each in branches if len(each) > depth and each[depth] == part]
+    return False

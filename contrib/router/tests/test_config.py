@@ -35,6 +35,21 @@ def test_an_unknown_key_names_the_nearest_one():
 
 
 @pytest.mark.parametrize(
+    "key",
+    [
+        "actor_rollout_ref.rollout.temprature",
+        "actor_rollout_ref.actor.optmi.lr",
+        "actor_rollout_ref.actor.optim.eeps",
+        "data.train_batchsize",
+        "trainer.save_frequ",
+    ],
+)
+def test_a_misspelled_key_is_not_taken_as_one_of_verl(key: str):
+    with pytest.raises(InvalidRequest, match=f"unknown key '{key}'"):
+        parse_arguments([*REQUIRED, f"{key}=1"])
+
+
+@pytest.mark.parametrize(
     ("argument", "message"),
     [
         ("router.enable=false", "router.enable"),
