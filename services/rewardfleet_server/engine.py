@@ -43,6 +43,7 @@ from .observe.telemetry import RequestContext, Telemetry
 from .observe.tracing import SAMPLE, stage
 from .system.anonymous_file import AnonymousFile
 from .system.log_throttle import LogThrottle
+from .system.started import DeadlinePassed, finish_by
 
 log = logging.getLogger(__name__)
 
@@ -317,17 +318,20 @@ class Engine(Generic[RequestT, ScoreT]):
         """Score one item and count its result; return the score, and the failure if it failed."""
         failure = plan = None
         sample = context.begin()
-        limit = asyncio.timeout_at(context.deadline)
+
+        async def scored() -> ScoreT:
+            nonlocal plan
+            if isinstance(item, RewardFleetError):
+                raise item
+            plan = await self.scorer.plan(item, upload)
+            sample.backend = plan.backend
+            return await self._score(plan, context)
+
         try:
             try:
-                async with limit:
-                    if isinstance(item, RewardFleetError):
-                        raise item  # noqa: TRY301 - it is the result of the item
-                    plan = await self.scorer.plan(item, upload)
-                    sample.backend = plan.backend
-                    score = await self._score(plan, context)
+                score = await finish_by(context.deadline, scored())
             except Exception as error:  # noqa: BLE001 - every failure gets a type
-                failure = as_failure(error, context, overdue=limit.expired())
+                failure = as_failure(error, context, overdue=isinstance(error, DeadlinePassed))
                 if plan and plan.overdue and isinstance(failure, DeadlineExceeded):
                     failure = plan.overdue()
                 failure = failure.with_traceback(None)  # see `score_item`
@@ -388,8 +392,10 @@ class Engine(Generic[RequestT, ScoreT]):
     async def _lookup(self, backend: str, policy: CachePolicy[ScoreT]) -> ScoreT | None:
         keys = [self._key_prefix + key for key in policy.lookup_keys]
         values = await self._cache.get_many(keys)
-        decoded = (self._decode(values[key], backend, policy) for key in keys if key in values)
-        score = next((each for each in decoded if each is not None), None)
+        score = None
+        for key in keys:
+            if score is None and key in values:
+                score = self._decode(values[key], backend, policy)
         self._telemetry.record_lookup(hit=score is not None)
         return None if score is None else policy.from_cached(score)
 

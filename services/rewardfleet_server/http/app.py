@@ -207,20 +207,15 @@ class RewardApp:
         return self._generate()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], self._name]
-            await send(message)
-
         async def send_page(message: Message) -> None:
             if message["type"] == "http.response.start":
                 given = dict(scope["headers"]).get(_REQUEST_ID, b"").decode("latin-1")
                 header = (_REQUEST_ID, new_request_id(given).encode())
-                message["headers"] = [*message["headers"], header]
-            await send_named(message)
+                message["headers"] = [*message["headers"], header, self._name]
+            await send(message)
 
         if scope["type"] != "http":
-            await self._pages(scope, receive, send_named)
+            await self._pages(scope, receive, send)
             return
         try:
             self._hosts.check(scope["headers"])
@@ -246,7 +241,8 @@ class RewardApp:
             page = {**scope, "method": method, "root_path": prefix, "path": path}
             await self._pages(page, receive, send_page)
             return
-        await response(scope, receive, send_named)
+        response.raw_headers.append(self._name)
+        await response(scope, receive, send)
 
     def _no_route(self, scope: Scope) -> RewardFleetError:
         """Return why a request that is not for a page's GET is refused."""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from starlette.datastructures import FormData, Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
+from starlette.types import Message
 
 from rewardfleet.wire.errors import DeadlineExceeded, Forbidden, InvalidRequest, TooLarge
 from rewardfleet.wire.frames import FRAMES_TYPE, ZSTD
@@ -18,6 +19,7 @@ from rewardfleet.wire.headers import FORWARDED_HOST_HEADER
 from rewardfleet.wire.validation import MAX_PARSED_AGAIN, ParsedOnce, validate_json
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 from rewardfleet_server.system.child_process import MemoryFile
+from rewardfleet_server.system.started import DeadlinePassed, finish_by
 from rewardfleet_server.system.threads import run_in_thread
 
 from .body_parser import (
@@ -103,6 +105,7 @@ class BodyReader:
     async def read(
         self,
         request: Request,
+        headers: Mapping[str, str],
         route: Route[DecodedT],
         deadline: float | None,
         on_size: Callable[[int], None],
@@ -111,6 +114,7 @@ class BodyReader:
 
         Args:
             request: Its body has not been read.
+            headers: Its headers, with names in lower case.
             route: How to decode it.
             deadline: Time of the event loop's clock by which it must be decoded.
             on_size: Called with the number of its bytes so far, whenever some have arrived.
@@ -120,24 +124,32 @@ class BodyReader:
             TooLarge: It is larger than announced or allowed.
             Overloaded: `on_size` raises it.
             DeadlineExceeded: It stopped arriving, or arrives too slowly.
-            TimeoutError: The deadline has passed.
+            DeadlinePassed: The deadline has passed.
         """
-        given = media_type(request.headers)
-        async with asyncio.timeout_at(deadline):
-            stream = self._limited(request, on_size)
-            if given == FORM_TYPE and route.decode_form is not None:
-                return route.decode_form(await _read_form(request.headers, _sliced(stream)))
-            if given == FRAMES_TYPE and route.frames_of is not None:
-                content = bytearray()
-                async for part in stream:
-                    content += part
-                body = FramesBody(
-                    content,
-                    is_compressed=_encoding(request.headers) == ZSTD,
-                    max_bytes=self._max_bytes,
-                )
-                return await body.decode(partial(self._decode, route), route.frames_of, on_size)
-            return await self._decode(route, await _collect(stream))
+        return await finish_by(deadline, self._read(request, headers, route, on_size))
+
+    async def _read(
+        self,
+        request: Request,
+        headers: Mapping[str, str],
+        route: Route[DecodedT],
+        on_size: Callable[[int], None],
+    ) -> DecodedT:
+        given = media_type(headers)
+        stream = self._limited(request, on_size)
+        if given == FORM_TYPE and route.decode_form is not None:
+            return route.decode_form(await _read_form(request.headers, _sliced(stream)))
+        if given == FRAMES_TYPE and route.frames_of is not None:
+            content = bytearray()
+            async for part in stream:
+                content += part
+            body = FramesBody(
+                content,
+                is_compressed=_encoding(headers) == ZSTD,
+                max_bytes=self._max_bytes,
+            )
+            return await body.decode(partial(self._decode, route), route.frames_of, on_size)
+        return await self._decode(route, await _collect(stream))
 
     async def _decode(self, route: Route[DecodedT], body: bytes | MemoryFile) -> DecodedT:
         """Decode JSON: in a thread, or in a child process if that takes long."""
@@ -179,9 +191,9 @@ class BodyReader:
         while not is_complete:
             remaining = limit + size / _MIN_BYTES_PER_SECOND - now()
             try:
-                async with asyncio.timeout(min(_SILENCE_SECONDS, remaining)):
-                    message = await request.receive()
-            except TimeoutError:
+                until = now() + min(_SILENCE_SECONDS, remaining)
+                message = await finish_by(until, _receive(request))
+            except DeadlinePassed:
                 reason = (
                     f"no more of the body arrived within {_SILENCE_SECONDS:g} s"
                     if remaining > _SILENCE_SECONDS
@@ -201,6 +213,10 @@ class BodyReader:
     def _too_large(self) -> TooLarge:
         limit = self._max_bytes / 2**20
         return TooLarge(f"the body is larger than this service accepts ({limit:g} MiB)")
+
+
+async def _receive(request: Request) -> Message:
+    return await request.receive()
 
 
 class _Parser:

@@ -35,7 +35,7 @@ from rewardfleet_server.observe.tracing import open_tracer
 
 from .auth import ApiKeys
 from .body import BodyReader
-from .guard import ClientDisconnected, Guard
+from .guard import ClientDisconnected, guarded
 from .problems import problem_response
 from .routes import Route
 
@@ -78,7 +78,8 @@ class Dispatcher:
             parameters: The parameters of its path.
         """
         headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.raw
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in request.scope["headers"]
         }
         context = RequestContext(
             route.path, new_request_id(headers.get(REQUEST_ID_HEADER)), parameters=parameters
@@ -145,21 +146,26 @@ class Dispatcher:
             if route.refuse is None or PREFIX_HEADER in headers:
                 raise
             self._telemetry.record_failure(context)
-            return await self._refuse_in_full(route, request, error)
+            return await self._refuse_in_full(route, request, headers, error)
         with place as resize:
             try:
-                decoded = has_body and await self._bodies.read(request, route, deadline, resize)
+                decoded = has_body and await self._bodies.read(
+                    request, headers, route, deadline, resize
+                )
             except InvalidRequest:
                 if route.scores:
                     self._telemetry.record_failure(context)
                 raise
             context.stage = "response"
-            async with Guard(request, deadline):
-                response = await route.handler(decoded, context)
+            response = await guarded(request, deadline, route.handler(decoded, context))
         return response if isinstance(response, bytes) else response.model_dump_json()
 
     async def _refuse_in_full(
-        self, route: Route[Any], request: Request, error: RewardFleetError
+        self,
+        route: Route[Any],
+        request: Request,
+        headers: Mapping[str, str],
+        error: RewardFleetError,
     ) -> str:
         """Return a refusal in the route's own format, for which the body must be known."""
         assert route.refuse is not None  # noqa: S101 - as the caller has checked
@@ -171,7 +177,7 @@ class Dispatcher:
         deadline = asyncio.get_running_loop().time() + _REFUSAL_SECONDS
         try:
             async with asyncio.timeout_at(deadline), self._refusals:
-                decoded = await self._bodies.read(request, route, deadline, limit)
+                decoded = await self._bodies.read(request, headers, route, deadline, limit)
         except TimeoutError:
             raise error from None
         return route.refuse(decoded, error).model_dump_json()

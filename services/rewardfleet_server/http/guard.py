@@ -1,8 +1,14 @@
 """A handler is cancelled when its caller disconnects, or when it ignores its deadline."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from starlette.requests import Request
+
+from rewardfleet_server.system.started import Started
+
+T = TypeVar("T")
 
 #: Seconds before a request is watched: most responses, cache hits first, are ready sooner.
 _WATCH_AFTER_SECONDS = 0.01
@@ -12,6 +18,18 @@ _OVERDUE_SECONDS = 2.0
 
 class ClientDisconnected(Exception):
     """The caller disconnected before the response was ready."""
+
+
+async def guarded(request: Request, deadline: float | None, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, which is cancelled when the caller of a request disconnects.
+
+    The arguments and errors are those of `Guard`.
+    """
+    started = Started(work)
+    if started.is_done:
+        return started.result
+    async with Guard(request, deadline):
+        return await started
 
 
 class Guard:

@@ -91,6 +91,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(431, f"Headers of more than {_MAX_HEADER_BYTES} bytes.")
         elif not is_valid:
             self._refuse(400, "Invalid HTTP request received.")
+        elif self._in_headers and self._header_timer is None:  # of most, all arrive at once
+            self._start_header_timer()
         elif self.reads_body and not had_headers:
             self.flow.pause_reading()  # until the application asks for the body
 
@@ -126,10 +128,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
-        """Start the limits on the headers of a request."""
+        """Start the limit on the bytes of a request's headers."""
         super().on_message_begin()
         self._in_headers, self._unparsed_bytes, self._header_bytes = True, 0, 0
-        self._start_header_timer()
 
     def on_url(self, url: bytes) -> None:
         """Add a part of the target."""
@@ -157,6 +158,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 raise ValueError("unsupported transfer coding")
         self._in_headers, self.reads_body, self._unparsed_bytes = False, True, 0
         self._cancel(self._header_timer)
+        self._header_timer = None
         super()._unset_keepalive_if_required()
         super().on_headers_complete()
         if self.cycle is not None:  # else it becomes a WebSocket

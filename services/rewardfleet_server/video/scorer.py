@@ -102,6 +102,11 @@ class VideoScorer:
         self._decoders = decoders
         self._decoding = DecodingLimit(max_decoders)
         self._costs: dict[str, Cost] = {}
+        self._loaded_names = {name: name for name in judges}
+        for same in ALIASES.items():
+            for loaded in judges:
+                if loaded in same:
+                    self._loaded_names = dict.fromkeys(same, loaded) | self._loaded_names
         self._max_video_bytes = max_video_bytes
         self._refusals = refusals
         self._select = select
@@ -174,14 +179,12 @@ class VideoScorer:
 
     def loaded_name(self, name: str) -> str | None:
         """Return the name under which a judge is loaded, or None; `name` may be an alias."""
-        same = {name, ALIASES.get(name, name), *(a for a, n in ALIASES.items() if n == name)}
-        return next((loaded for loaded in self._judges if loaded in same), None)
+        return self._loaded_names.get(name)
 
     @property
     def accepted_names(self) -> list[str]:
         """The names of the loaded judges, and their aliases."""
-        names = {*self._judges, *ALIASES, *ALIASES.values()}
-        return sorted(name for name in names if self.loaded_name(name) is not None)
+        return sorted(self._loaded_names)
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:
         """Return the provenance that all judgments of `backend` share."""
@@ -212,8 +215,8 @@ class VideoScorer:
 
     async def _cost(self, source: Source, digest: str) -> Cost:
         """Return what decoding takes."""
-        if isinstance(source, ImagesSource | FramesSource):
-            return source.cost()  # from one header, or none
+        if source.has_quick_cost:
+            return source.cost()
         if digest not in self._costs:
             cost = await _in_thread(self._readers, source.cost)
             if len(self._costs) >= _MAX_COSTS:
@@ -269,9 +272,13 @@ class VideoScorer:
         return _score_of(name, judgment, timing, provenance)
 
 
+#: Made once: `json.dumps` makes one for each call that has options.
+_encode = json.JSONEncoder(sort_keys=True).encode
+
+
 def _digest(value: object) -> str:
     """Return the SHA-256 of a value of JSON, in hex."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(_encode(value).encode()).hexdigest()
 
 
 def _frame_bytes(request: VideoRequest) -> int:

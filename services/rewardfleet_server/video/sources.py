@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -74,6 +74,8 @@ class DecodeSpec:
 
 class Source(Protocol):
     """A clip before it is decoded. All methods but `cached_digest` block."""
+
+    has_quick_cost: ClassVar[bool] = False  #: whether `cost` reads one header at most, from memory
 
     def cached_digest(self) -> str | None:
         """Return the digest if that takes well under a millisecond, else None."""
@@ -142,8 +144,11 @@ class VideoFiles:
             return None
         identity, digest = stored
         for root in self._roots:
-            with contextlib.suppress(OSError, ValueError):
-                return digest if _identity(os.stat(os.path.join(root, path))) == identity else None
+            try:
+                found = _identity(os.stat(os.path.join(root, path)))
+            except (OSError, ValueError):
+                continue
+            return digest if found == identity else None
         return None
 
     @contextlib.contextmanager
@@ -311,6 +316,7 @@ class ImagesSource(Source):
         fps: Frames per second, or None if unknown.
     """
 
+    has_quick_cost = True
     images: Sequence[bytes]
     fps: float | None
 
@@ -352,6 +358,7 @@ class FramesSource(Source):
         fps: Frames per second, or None if unknown.
     """
 
+    has_quick_cost = True
     frames: Frames
     pixels: bytes | memoryview
     fps: float | None

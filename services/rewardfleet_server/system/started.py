@@ -1,0 +1,77 @@
+"""Work that may be done at once, without what is needed to wait for it.
+
+A timer and a guard for each request would cost as much as looking its score up in memory.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Generator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class DeadlinePassed(TimeoutError):
+    """Work was cancelled, as it was not done by its deadline."""
+
+
+class Started(Generic[T]):
+    """A coroutine that has run, in the current task, until it had to wait for something.
+
+    If it is not done by then, await it once, in the same task: it goes on as if it had been awaited
+    from its beginning.
+
+    Raises:
+        Exception: Whatever it raises until then.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._work = work
+        self._awaited: Any = None
+        self._result: T
+        self.is_done = False  #: whether it had to wait for nothing
+        try:
+            self._awaited = work.send(None)
+        except StopIteration as end:
+            self.is_done, self._result = True, end.value
+
+    @property
+    def result(self) -> T:
+        """What it returned, if it is done."""
+        return self._result
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        awaited = self._awaited
+        try:
+            while True:
+                try:
+                    sent = yield awaited
+                except BaseException as error:  # noqa: BLE001 - e.g. a cancellation, which it handles
+                    awaited = self._work.throw(error)
+                else:
+                    awaited = self._work.send(sent)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+async def finish_by(deadline: float | None, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, which is cancelled if it is not done by the deadline.
+
+    Args:
+        deadline: Time of the event loop's clock; None for no limit.
+        work: What to do.
+
+    Raises:
+        DeadlinePassed: It was cancelled.
+    """
+    started = Started(work)
+    if started.is_done:
+        return started.result
+    limit = asyncio.timeout_at(deadline)
+    try:
+        async with limit:
+            return await started
+    except TimeoutError:
+        if limit.expired():
+            raise DeadlinePassed from None
+        raise
