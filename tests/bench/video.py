@@ -15,6 +15,7 @@ import time
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -25,6 +26,7 @@ from harness import (
     health_watched,
     medians_in_turns,
     post,
+    redis_server,
     report,
     seconds_of,
     send,
@@ -32,6 +34,7 @@ from harness import (
 )
 
 from rewardfleet import RewardFleet
+from rewardfleet.wire.frames import Frames, encode_body
 from rewardfleet.wire.video import VideoRequest, sample_indices
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.app import create_app
@@ -47,17 +50,7 @@ RAW_ROUNDS = 8
 
 
 def main() -> int:
-    by_path = json.dumps({"task_text": TASK, "video_path": CLIP.name}).encode()
-    return report(
-        [
-            decoding(),
-            frames_cpu(),
-            *raw_frames(),
-            *waiting_judge(),
-            cache_hits("by path", post("/score", by_path)),
-            cache_hits("16 JPEG frames", frames_request(jpegs(), TASK)),
-        ]
-    )
+    return report([decoding(), frames_cpu(), *raw_frames(), *waiting_judge(), *cache_hits()])
 
 
 def decoding() -> Ratio:
@@ -158,15 +151,32 @@ def waiting_judge() -> list[Ratio]:
     ]
 
 
-def cache_hits(source: str, request: bytes) -> Ratio:
-    """Compare requests per second of cache hits with an empty FastAPI endpoint, same body."""
+def cache_hits() -> list[Ratio]:
+    """Compare requests per second of cached scores with an empty FastAPI endpoint, same body."""
+    path = {"task_text": TASK, "video_path": CLIP.name}
+    by_path = post("/score", json.dumps(path).encode())
+    rows = {
+        "by path": by_path,
+        f"{NFRAMES} JPEG frames": frames_request(jpegs(), TASK),
+        f"{NFRAMES} PNG frames": frames_request(pngs(), TASK),
+        f"{NFRAMES} raw frames": raw_frames_request(TASK),
+    }
+    ratios = []
     with service(FakeJudge()) as (port, _):
-        ours, other = cache_hit_rates(port, request, VideoRequest, seconds=2)
-    return Ratio(f"cache hits/s, {source}; an empty FastAPI endpoint", ours, other, ">= 0.5")
+        for name, request in rows.items():
+            raw = name.endswith("raw frames")
+            ours, other = cache_hit_rates(port, request, VideoRequest, raw_frames=raw)
+            ratios.append(
+                Ratio(f"cached scores/s, {name}; an empty endpoint", ours, other, ">= 0.6")
+            )
+    with redis_server() as url, service(FakeJudge(), cache=url, cache_mb=0) as (port, _):
+        ours, other = cache_hit_rates(port, by_path, VideoRequest)
+    name = "cached scores/s, by path, in Redis only; an empty endpoint"
+    return [*ratios, Ratio(name, ours, other, ">= 0.4")]
 
 
-def service(judge: FakeJudge) -> AbstractContextManager[tuple[int, int]]:
-    settings = VideoSettings(port=0, video_root=[CLIP.parent])
+def service(judge: FakeJudge, **given: Any) -> AbstractContextManager[tuple[int, int]]:
+    settings = VideoSettings(port=0, video_root=[CLIP.parent], **given)
     return serving(create_app, settings, {"fake": judge})
 
 
@@ -174,16 +184,34 @@ def warm_up(port: int, images: list[bytes]) -> None:
     send(port, (frames_request(images, f"warm {number}") for number in range(10)))
 
 
+def frames() -> list[np.ndarray]:
+    """Return 16 frames of 256 x 256 of the clip, RGB."""
+    stop = threading.Event()
+    clip = decode_video(str(CLIP), count=NFRAMES, max_pixels=200_704, stop=stop)
+    assert clip.frames[0].shape == (256, 256, 3)
+    return list(clip.frames)
+
+
 def jpegs() -> list[bytes]:
-    clip = decode_video(str(CLIP), count=NFRAMES, max_pixels=200_704, stop=threading.Event())
     quality = [cv2.IMWRITE_JPEG_QUALITY, 95]
-    return [cv2.imencode(".jpg", frame[..., ::-1], quality)[1].tobytes() for frame in clip.frames]
+    return [cv2.imencode(".jpg", frame[..., ::-1], quality)[1].tobytes() for frame in frames()]
+
+
+def pngs() -> list[bytes]:
+    return [cv2.imencode(".png", frame[..., ::-1])[1].tobytes() for frame in frames()]
 
 
 def frames_request(images: list[bytes], task: str) -> bytes:
     frames = [base64.b64encode(image).decode() for image in images]
     body = {"task_text": task, "frames_base64": frames, "fps": 20}
     return post("/score", json.dumps(body).encode())
+
+
+def raw_frames_request(task: str) -> bytes:
+    described = Frames(shape=(NFRAMES, 256, 256, 3))
+    described.set_pixels(b"".join(frame.tobytes() for frame in frames()))
+    media_type, parts = encode_body(VideoRequest(task_text=task, frames=described, fps=20))
+    return post("/score", b"".join(parts), media_type)
 
 
 if __name__ == "__main__":

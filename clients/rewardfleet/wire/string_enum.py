@@ -1,16 +1,15 @@
-"""`enum.StrEnum`, which Python 3.10 does not have."""
+"""`enum.StrEnum`, which Python 3.10 does not have, with members that are faster to encode."""
 
-import sys
-
-if sys.version_info >= (3, 11):
-    from enum import StrEnum
-else:
-    from enum import Enum
-
-    class StrEnum(str, Enum):
-        """An enumeration whose members are strings."""
-
-        __str__ = str.__str__
+from enum import Enum
 
 
-__all__ = ["StrEnum"]
+class StrEnum(str, Enum):
+    """An enumeration whose members are strings."""
+
+    __str__ = str.__str__
+
+    @property
+    def value(self) -> str:
+        """The string. The property of `Enum` takes a microsecond, for each encoded verdict."""
+        value: str = self._value_
+        return value

@@ -7,9 +7,13 @@ the `Host` header. A header with an IP address cannot come from such a page.
 
 import ipaddress
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from rewardfleet.wire.errors import Forbidden
 from rewardfleet_server.settings import is_loopback
+
+#: Headers of which it is remembered whether they are accepted: most requests have the same one.
+_MAX_REMEMBERED = 64
 
 
 class AllowedHosts:
@@ -28,6 +32,7 @@ class AllowedHosts:
         self._accepts_any = "*" in names or (has_keys and not names)
         self._accepts_addresses = not is_loopback(listens_on)
         self._names = {_normalized(name) for name in (*names, listens_on)}
+        self._accepts = lru_cache(_MAX_REMEMBERED)(self._is_accepted)
 
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Check the headers of a request, whose names are in lower case.
@@ -42,7 +47,7 @@ class AllowedHosts:
             shown = ", ".join(given)[:100]
             raise Forbidden(f"the host {shown!r} is not accepted; allow it with --allowed-host")
 
-    def _accepts(self, header: str) -> bool:
+    def _is_accepted(self, header: str) -> bool:
         name, colon, port = header.rpartition(":")
         has_port = colon and (port.isdigit() or not port) and not name.endswith(":")
         host = _normalized(name if has_port else header)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from starlette.datastructures import FormData, Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
-from starlette.types import Message
+from starlette.types import Message, Receive
 
 from rewardfleet.wire.errors import DeadlineExceeded, Forbidden, InvalidRequest, TooLarge
 from rewardfleet.wire.frames import FRAMES_TYPE, ZSTD
@@ -99,7 +99,7 @@ class BodyReader:
             raise InvalidRequest(f"Content-Encoding {encoding[:60]!r} is not accepted; {accepted}")
         announced = int(headers.get("content-length", 0))
         if announced > self._max_bytes:
-            raise self._too_large()
+            raise _too_large(self._max_bytes)
         return announced
 
     async def read(
@@ -136,20 +136,20 @@ class BodyReader:
         on_size: Callable[[int], None],
     ) -> DecodedT:
         given = media_type(headers)
-        stream = self._limited(request, on_size)
+        arriving = _Arriving(request.receive, self._max_bytes, on_size)
         if given == FORM_TYPE and route.decode_form is not None:
-            return route.decode_form(await _read_form(request.headers, _sliced(stream)))
+            return route.decode_form(await _read_form(request.headers, _sliced(arriving)))
         if given == FRAMES_TYPE and route.frames_of is not None:
             content = bytearray()
-            async for part in stream:
-                content += part
+            while not arriving.is_complete:
+                content += await arriving.part()
             body = FramesBody(
                 content,
                 is_compressed=_encoding(headers) == ZSTD,
                 max_bytes=self._max_bytes,
             )
             return await body.decode(partial(self._decode, route), route.frames_of, on_size)
-        return await self._decode(route, await _collect(stream))
+        return await self._decode(route, await _collect(arriving))
 
     async def _decode(self, route: Route[DecodedT], body: bytes | MemoryFile) -> DecodedT:
         """Decode JSON: in a thread, or in a child process if that takes long."""
@@ -182,41 +182,53 @@ class BodyReader:
             parser.process.close()
             parser.thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _limited(
-        self, request: Request, on_size: Callable[[int], None]
-    ) -> AsyncGenerator[bytes, None]:
-        now = asyncio.get_running_loop().time
-        limit = now() + _FIRST_SECONDS
-        size, is_complete = 0, False
-        while not is_complete:
-            remaining = limit + size / _MIN_BYTES_PER_SECOND - now()
-            try:
-                until = now() + min(_SILENCE_SECONDS, remaining)
-                message = await finish_by(until, _receive(request))
-            except DeadlinePassed:
-                reason = (
-                    f"no more of the body arrived within {_SILENCE_SECONDS:g} s"
-                    if remaining > _SILENCE_SECONDS
-                    else f"the body arrives too slowly: {size} bytes so far"
-                )
-                raise DeadlineExceeded(reason) from None
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnected
-            chunk = message.get("body", b"")
-            is_complete = not message.get("more_body", False)
-            size += len(chunk)
-            if size > self._max_bytes:
-                raise self._too_large()
-            on_size(size)
-            yield chunk
 
-    def _too_large(self) -> TooLarge:
-        limit = self._max_bytes / 2**20
-        return TooLarge(f"the body is larger than this service accepts ({limit:g} MiB)")
+class _Arriving:
+    """A body whose parts are limited as they arrive.
+
+    Args:
+        receive: Of ASGI.
+        max_bytes: Limit on all parts together.
+        on_size: Called with the number of bytes so far, whenever some have arrived.
+    """
+
+    def __init__(self, receive: Receive, max_bytes: int, on_size: Callable[[int], None]) -> None:
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._on_size = on_size
+        self._now = asyncio.get_running_loop().time
+        self._limit = self._now() + _FIRST_SECONDS
+        self._size = 0
+        self.is_complete = False  #: whether there are no more parts
+
+    async def part(self) -> bytes:
+        """Return the next part; see `BodyReader.read` for errors."""
+        now = self._now()
+        remaining = self._limit + self._size / _MIN_BYTES_PER_SECOND - now
+        until = now + min(_SILENCE_SECONDS, remaining)
+        try:
+            message: Message = await finish_by(until, self._receive())  # type: ignore[arg-type] # a coroutine
+        except DeadlinePassed:
+            reason = (
+                f"no more of the body arrived within {_SILENCE_SECONDS:g} s"
+                if remaining > _SILENCE_SECONDS
+                else f"the body arrives too slowly: {self._size} bytes so far"
+            )
+            raise DeadlineExceeded(reason) from None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        chunk: bytes = message.get("body", b"")
+        self.is_complete = not message.get("more_body", False)
+        self._size += len(chunk)
+        if self._size > self._max_bytes:
+            raise _too_large(self._max_bytes)
+        self._on_size(self._size)
+        return chunk
 
 
-async def _receive(request: Request) -> Message:
-    return await request.receive()
+def _too_large(max_bytes: int) -> TooLarge:
+    limit = max_bytes / 2**20
+    return TooLarge(f"the body is larger than this service accepts ({limit:g} MiB)")
 
 
 class _Parser:
@@ -248,11 +260,12 @@ def _decoder(route: Route[DecodedT]) -> Callable[[bytes], DecodedT]:
     return partial(validate_json, route.request_model)  # type: ignore[return-value] # the default
 
 
-async def _collect(stream: AsyncGenerator[bytes, None]) -> bytes | MemoryFile:
+async def _collect(arriving: _Arriving) -> bytes | MemoryFile:
     """Return a body, a large one as a file in memory."""
     parts: list[bytes] = []
     size, file = 0, None
-    async for part in stream:
+    while not arriving.is_complete:
+        part = await arriving.part()
         if file is not None:
             file.write(part)
             continue
@@ -271,8 +284,9 @@ def _in_memory_file(*parts: bytes) -> MemoryFile:
     return file
 
 
-async def _sliced(stream: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    async for part in stream:
+async def _sliced(arriving: _Arriving) -> AsyncGenerator[bytes, None]:
+    while not arriving.is_complete:
+        part = await arriving.part()
         for start in range(0, len(part), _FORM_SLICE):
             yield part[start : start + _FORM_SLICE]
             await asyncio.sleep(0)

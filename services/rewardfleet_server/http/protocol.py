@@ -20,7 +20,7 @@ _MAX_HEADER_BYTES, _READ_BYTES = 64 * 1024, 256 * 1024
 #: line stays in the buffers of the kernel.
 _READ_HEADER_BYTES = 2 * 1024
 #: What is parsed at a time. Less costs time, and more is what trailers may have beyond the limit.
-_PART_BYTES = 16 * 1024
+_PART_BYTES = 64 * 1024
 #: What is still read of a body after the response: one that fits leaves the connection usable, and
 #: a proxy that sends it first gets the response, which it would lose if the connection was closed.
 _DISCARD_SECONDS, _DISCARD_BYTES = 1, 16 * 1024 * 1024
@@ -65,7 +65,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: memoryview) -> None:  # type: ignore[override] # from `HttpProtocol`
         """Parse the data, and refuse it if there is too much that is not the body of a request."""
         if self._discard_timer is not None:
             self._discarded_bytes += len(data)
@@ -78,7 +78,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 return
             self._receive(data[start : start + _PART_BYTES])
 
-    def _receive(self, data: bytes) -> None:
+    def _receive(self, data: memoryview) -> None:
         self._unparsed_bytes += len(data)
         had_headers = self.reads_body
         try:
@@ -96,7 +96,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif self.reads_body and not had_headers:
             self.flow.pause_reading()  # until the application asks for the body
 
-    def _parse(self, data: bytes) -> None:
+    def _parse(self, data: bytes | memoryview) -> None:
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -347,5 +347,5 @@ class HttpProtocol(asyncio.BufferedProtocol):
         return self._buffer.view[: _READ_BYTES if self._http.reads_body else _READ_HEADER_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Parse the bytes that were read."""
-        self._http.data_received(bytes(self._buffer.view[:nbytes]))
+        """Parse the bytes that were read. The parser copies what it passes on."""
+        self._http.data_received(self._buffer.view[:nbytes])
