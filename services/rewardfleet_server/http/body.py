@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from starlette.datastructures import FormData, Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
-from starlette.types import Message, Receive
+from starlette.types import Receive
 
 from rewardfleet.wire.errors import DeadlineExceeded, Forbidden, InvalidRequest, TooLarge
 from rewardfleet.wire.frames import FRAMES_TYPE, ZSTD
@@ -207,7 +207,7 @@ class _Arriving:
         remaining = self._limit + self._size / _MIN_BYTES_PER_SECOND - now
         until = now + min(_SILENCE_SECONDS, remaining)
         try:
-            message: Message = await finish_by(until, self._receive())  # type: ignore[arg-type] # a coroutine
+            message = await finish_by(until, self._receive())
         except DeadlinePassed:
             reason = (
                 f"no more of the body arrived within {_SILENCE_SECONDS:g} s"

@@ -1,8 +1,8 @@
 """A handler is cancelled when its caller disconnects, or when it ignores its deadline."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from starlette.requests import Request
 
@@ -20,7 +20,7 @@ class ClientDisconnected(Exception):
     """The caller disconnected before the response was ready."""
 
 
-async def guarded(request: Request, deadline: float | None, work: Coroutine[Any, Any, T]) -> T:
+async def guarded(request: Request, deadline: float | None, work: Awaitable[T]) -> T:
     """Return the result of `work`, which is cancelled when the caller of a request disconnects.
 
     The arguments and errors are those of `Guard`.

@@ -4,9 +4,9 @@ import json
 import re
 from collections.abc import (
     AsyncIterator,
+    Awaitable,
     Callable,
     Collection,
-    Coroutine,
     Iterator,
     Mapping,
     Sequence,
@@ -95,7 +95,7 @@ class Route(Generic[DecodedT]):
     description: str
     request_model: type[BaseModel] | None
     response_model: type[BaseModel]
-    handler: Callable[[DecodedT, RequestContext], Coroutine[Any, Any, BaseModel | bytes]]
+    handler: Callable[[DecodedT, RequestContext], Awaitable[BaseModel | bytes]]
     decode: Callable[[bytes], DecodedT] | None = None
     decode_form: Callable[[Form], DecodedT] | None = None
     frames_of: Callable[[DecodedT], AttachedFrames] | None = None

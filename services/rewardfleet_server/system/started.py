@@ -4,7 +4,7 @@ A timer and a guard for each request would cost as much as looking its score up 
 """
 
 import asyncio
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Generator
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -15,7 +15,7 @@ class DeadlinePassed(TimeoutError):
 
 
 class Started(Generic[T]):
-    """A coroutine that has run, in the current task, until it had to wait for something.
+    """Work that has run, in the current task, until it had to wait for something.
 
     If it is not done by then, await it once, in the same task: it goes on as if it had been awaited
     from its beginning.
@@ -24,13 +24,13 @@ class Started(Generic[T]):
         Exception: Whatever it raises until then.
     """
 
-    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
-        self._work = work
+    def __init__(self, work: Awaitable[T]) -> None:
+        self._steps = work.__await__()
         self._awaited: Any = None
         self._result: T
         self.is_done = False  #: whether it had to wait for nothing
         try:
-            self._awaited = work.send(None)
+            self._awaited = self._steps.send(None)
         except StopIteration as end:
             self.is_done, self._result = True, end.value
 
@@ -46,15 +46,15 @@ class Started(Generic[T]):
                 try:
                     sent = yield awaited
                 except BaseException as error:  # noqa: BLE001 - e.g. a cancellation, which it handles
-                    awaited = self._work.throw(error)
+                    awaited = self._steps.throw(error)
                 else:
-                    awaited = self._work.send(sent)
+                    awaited = self._steps.send(sent)
         except StopIteration as end:
             result: T = end.value
             return result
 
 
-async def finish_by(deadline: float | None, work: Coroutine[Any, Any, T]) -> T:
+async def finish_by(deadline: float | None, work: Awaitable[T]) -> T:
     """Return the result of `work`, which is cancelled if it is not done by the deadline.
 
     Args:
