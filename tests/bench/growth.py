@@ -6,8 +6,8 @@ Items are small, as it is the work around a score that can grow. What is compare
 connections that stay open. The memory of an idle connection and of a request that waits is measured
 as well. Loopback only. Exits with 1 if a ratio misses its limit.
 
-`python tests/bench/growth.py tools memory` measures parts of it. The plot is drawn when all
-services are measured.
+`python tests/bench/growth.py tools memory` measures parts of it. What was measured last of each
+service is kept in `docs/benchmarks/growth.json`, which the plot shows.
 """
 
 import asyncio
@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,11 +67,11 @@ PROGRAMS = 1024
 #: Connections of which the memory is measured, beyond the first ones.
 CONNECTIONS, FIRST = 2000, 200
 FRAME_SHAPE, FRAME_BYTES = (4, 64, 64, 3), 4 * 64 * 64 * 3
-PLOT = Path(__file__).parents[2] / "docs" / "benchmarks" / "growth.svg"
+FIGURES = Path(__file__).parents[2] / "docs" / "benchmarks" / "growth.json"
 
 Item = dict[str, Any]
-#: CPU microseconds of a score, by callers, replicas or items of a batch.
-Series = dict[int, float]
+#: CPU microseconds of a score, by the number of callers, replicas or items of a batch, as in JSON.
+Series = dict[str, int]
 
 # Items, another one for each number
 
@@ -260,7 +259,7 @@ async def in_turns(loads: dict[int, Load], compared: Sequence[int]) -> Series:
                 await load.measure()
     for load in loads.values():
         load.close()
-    return {number: load.cpu_us for number, load in loads.items()}
+    return {str(number): round(load.cpu_us) for number, load in loads.items()}
 
 
 def growth(name: str) -> Iterator[tuple[str, Series]]:
@@ -365,41 +364,50 @@ LIMITS = {
 def main() -> int:
     raise_descriptor_limit()
     parts = sys.argv[1:] or [*SERVICES, "memory"]
-    figures = {
-        title: series for part in parts if part in SERVICES for title, series in growth(part)
-    }
-    for title, series in figures.items():
-        print(f"{title:48}", *(f"{number}: {us:.0f} us" for number, us in series.items()), sep="  ")
-    ratios = [limited(title, series) for title, series in figures.items()]
-    if "memory" in parts:
-        ratios += memory()
-    if SERVICES.keys() <= set(parts):
-        draw(figures)
-    return report(ratios)
+    measured: dict[str, Series] = {}
+    for part in parts:
+        if part in SERVICES:
+            measured.update(growth(part))
+    figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    figures.update(measured)
+    FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
+    draw(figures)
+    for title, series in measured.items():
+        print(f"{title:48}", *(f"{number}: {us} us" for number, us in series.items()), sep="  ")
+    ratios = [limited(title, series) for title, series in measured.items()]
+    return report(ratios + (memory() if "memory" in parts else []))
 
 
 def limited(title: str, series: Series) -> Ratio:
     ours, baseline, limit = LIMITS[title.partition("; ")[2]]
-    return Ratio(f"{title}: us at {ours}; at {baseline}", series[ours], series[baseline], limit)
+    name = f"{title}: us at {ours}; at {baseline}"
+    return Ratio(name, series[str(ours)], series[str(baseline)], limit)
 
 
 def draw(figures: dict[str, Series]) -> None:
-    """Draw CPU time relative to the baseline of each limit."""
+    """Draw the CPU time of a score relative to what its limit compares it with."""
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "growth"})
-    figure, axes = plt.subplots(1, len(LIMITS), figsize=(13, 3.6), sharey=True)
+    figure, axes = plt.subplots(1, len(LIMITS), figsize=(13, 3.6))
     for axis, (kind, (_, baseline, limit)) in zip(axes, LIMITS.items(), strict=True):
+        numbers: list[int] = []
         for title, series in figures.items():
             name, _, own = title.partition("; ")
             if own == kind:
-                relative = [each / series[baseline] for each in series.values()]
-                axis.plot(list(series), relative, marker=".", label=name)
+                numbers = max(numbers, [int(each) for each in series], key=len)
+                relative = [each / series[str(baseline)] for each in series.values()]
+                axis.plot([int(each) for each in series], relative, marker=".", label=name)
         axis.axhline(float(limit.split()[1]), color="grey", linestyle=":")
-        axis.set(xscale="log", yscale="log", xlabel=kind)
-        axis.set_xticks(list(series), map(str, series), minor=False)
+        if kind == "items of a batch":
+            axis.set(yscale="log")
+        else:
+            axis.set(ylim=(0, 1.6))
+        axis.set(xscale="log", xlabel=kind)
+        axis.set_xticks(numbers, map(str, numbers))
+        axis.minorticks_off()
     axes[0].set_ylabel("CPU time of a score, relative")
     axes[-1].legend(fontsize="small")
     figure.tight_layout()
-    figure.savefig(PLOT, metadata={"Date": None})
+    figure.savefig(FIGURES.with_suffix(".svg"), metadata={"Date": None})
 
 
 if __name__ == "__main__":
