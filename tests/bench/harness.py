@@ -22,17 +22,24 @@ from typing import Any, NamedTuple
 
 import httpx
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from pydantic import BaseModel
 
+from rewardfleet.wire.frames import JSON_TYPE, LENGTH_BYTES, attach_pixels
+from rewardfleet.wire.validation import validate_json
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.observe.logs import configure_logging
 from rewardfleet_server.serve import Server
 from rewardfleet_server.settings import ServerSettings
+from rewardfleet_server.system.redis_server import unreachable_reason
 from rewardfleet_server.testing import wait_until
+from rewardfleet_server.up.settings import free_port
 
 sys.path.append(str(Path(__file__).parent.parent))
 from server.processes import descendants, service_process
+
+#: Rounds of cached scores, and seconds of each: short ones, as other load comes and goes.
+HIT_ROUNDS, HIT_SECONDS = 9, 0.7
 
 # Limits
 
@@ -138,6 +145,25 @@ def empty_endpoint(request_type: type[BaseModel]) -> uvicorn.Server:
     async def score(request: request_type) -> dict[str, float]:  # type: ignore[valid-type]
         return {"score": 1.0}
 
+    return _plain_server(app)
+
+
+def empty_frames_endpoint(request_type: type[BaseModel]) -> uvicorn.Server:
+    """Return the same for raw frames: it validates the JSON, and gives the frames their pixels."""
+    app = FastAPI()
+
+    @app.post("/score")
+    async def score(request: Request) -> dict[str, float]:
+        body = memoryview(await request.body())
+        end = LENGTH_BYTES + int.from_bytes(body[:LENGTH_BYTES], "little")
+        item = validate_json(request_type, bytes(body[LENGTH_BYTES:end]))
+        attach_pixels([item.frames], body[end:])  # type: ignore[attr-defined] # it has frames
+        return {"score": 1.0}
+
+    return _plain_server(app)
+
+
+def _plain_server(app: FastAPI) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(app, port=0, http="httptools", log_config=None, access_log=False)
     )
@@ -207,8 +233,8 @@ def wait_until_ready(process: subprocess.Popen[Any], url: str) -> None:
 # Load
 
 
-def post(path: str, body: bytes, media_type: str = "application/json") -> bytes:
-    """Return an HTTP POST request."""
+def post(path: str, body: bytes, media_type: str = JSON_TYPE) -> bytes:
+    """Return an HTTP POST request with a body."""
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
@@ -277,17 +303,36 @@ def before(seconds: float) -> Callable[[object], bool]:
 
 
 def cache_hit_rates(
-    port: int, request: bytes, request_type: type[BaseModel], *, seconds: float
+    port: int, request: bytes, request_type: type[BaseModel], *, raw_frames: bool = False
 ) -> list[float]:
     """Return requests per second of a service, and of an empty endpoint that gets the same."""
-    with in_process(empty_endpoint, request_type) as (empty_port, _):
-        ports = (port, empty_port)
-        for each in ports:
+    create_empty = empty_frames_endpoint if raw_frames else empty_endpoint
+    with in_process(create_empty, request_type) as (empty_port, _):
+        for each in (port, empty_port):
             rate(each, request, callers=8, seconds=1)
+        [answer], _ = send(port, [request])
+        assert b'"cached":true' in answer.body
         return medians_in_turns(
-            *(lambda port=each: rate(port, request, callers=8, seconds=seconds) for each in ports),
-            rounds=3,
+            lambda: rate(port, request, callers=8, seconds=HIT_SECONDS),
+            lambda: rate(empty_port, request, callers=8, seconds=HIT_SECONDS),
+            rounds=HIT_ROUNDS,
         )
+
+
+@contextmanager
+def redis_server() -> Iterator[str]:
+    """Run a `redis-server` that stores nothing on disk; yield its URL."""
+    url = f"redis://127.0.0.1:{(port := free_port())}/0"
+    process = subprocess.Popen(
+        ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: unreachable_reason(url, 0.4, ("PING",)) is None)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(10)
 
 
 def compare_ways(ways: dict[str, tuple[int, bytes]], *, calls: int, warm_up: int) -> list[float]:

@@ -147,7 +147,7 @@ def small_program() -> bytes:
 
 
 def large_program(size: int, tests: int, stdin: int = 0) -> dict[str, object]:
-    lines = "\n".join(f"x{n} = [{n}, 'text {n}']" for n in range(size // 24))
+    lines = "\n".join(f"x{n} = [{n}, 'text {n}']" for n in range(size // 30))
     return program(f"{lines}\nprint(1)", [f"{n}" * stdin for n in range(tests)])
 
 
@@ -224,7 +224,7 @@ KINDS = [
         "code: a program of 1 MB",
         code,
         small_program,
-        lambda: as_json("/score", large_program(950_000, 4)),
+        lambda: as_json("/score", large_program(980_000, 4)),
     ),
     Kind(
         "code: 1,000 tests with 60 MB of input",
@@ -233,15 +233,15 @@ KINDS = [
         lambda: as_json("/score", large_program(1000, 1000, stdin=20_000)),
     ),
     Kind(
-        "code: 60 programs of 1 MB",
+        "code: 60 programs of 0.9 MB",
         code,
         small_program,
         lambda: as_json(
-            "/score/batch", {"items": [large_program(950_000 + n, 1) for n in range(60)]}
+            "/score/batch", {"items": [large_program(900_000 + 30 * n, 1) for n in range(60)]}
         ),
     ),
     Kind(
-        "video: 64 raw clips of 16 frames",
+        "video: 64 raw clips of 5 frames",
         video,
         small_frames,
         lambda: frames("/score/batch", [random_clip(5, 256, 256, 3)] * 64),

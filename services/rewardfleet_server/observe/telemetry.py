@@ -56,7 +56,7 @@ _STAGES = ("queue", "decode", "backend", "total")
 _BATCH_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 #: The route whose requests are batches.
 _BATCH_PATH = "/score/batch"
-#: The most samples of a request that have spans at the same time.
+#: The most samples of a request that have spans.
 _MAX_TRACED = 64
 _SCORE_BOUNDS = tuple(tenth / 10 for tenth in range(11))
 
@@ -100,6 +100,7 @@ class RequestContext:
     stage: str = "body"  #: what happens to it while it has no samples: `line`, `body` or `response`
     is_patient: bool = False  #: whether it waits in line rather than being refused
     samples: dict[ItemSpan, None] = field(default_factory=dict)  #: its samples in flight, in order
+    begun: int = 0  #: how many samples have begun
     fallback_rewards: int = 0  #: how many rewards its client replaced since it last reported them
     #: Its span; None without traces.
     span: "Span | None" = None
@@ -109,7 +110,8 @@ class RequestContext:
 
         What the current task does from now on, and the tasks that it starts, is on its behalf.
         """
-        has_span = self.span is not None and len(self.samples) < _MAX_TRACED
+        has_span = self.span is not None and self.begun < _MAX_TRACED
+        self.begun += 1
         sample = ItemSpan(items, self.span.child("score") if self.span and has_span else None)
         self.samples[sample] = None
         SAMPLE.set(sample)

@@ -113,7 +113,7 @@ class VideoSettings(OriginalFlags):
         "port", "video_root", "backend", "model_path", "gpu_ids",
         "openai_url", "openai_model", "api_key_file", "host", "cache",
     )  # fmt: skip
-    hidden: ClassVar = (*OriginalFlags.__annotations__, "profile")
+    hidden: ClassVar = tuple(OriginalFlags.__annotations__)
     other_flags: ClassVar = {"backend": "--judge"}
 
     # One line per setting.
@@ -128,8 +128,8 @@ class VideoSettings(OriginalFlags):
     custom_backend_factory: str | None = setting(None, "Function pkg.mod:function that builds your own judge, `custom` or named by --backend.", metavar="FUNCTION", group="Video")
     judge_config: FilePath | None = setting(None, "TOML file with a table of settings for each judge, such as [PRIMO-R1].", group="Video")
     set: Annotated[list[str], NoDecode, BeforeValidator(_split_pairs)] = setting([], "One setting of a judge, e.g. PRIMO-R1.top_p=0.9, or top_p=0.9 for the only judge; repeatable. docs/reference/settings.md lists them all.", metavar="NAME=VALUE", group="Video")
-    abstention: Annotated[Literal["null", "error"] | float, BeforeValidator(_read_abstention)] = setting("null", "null: a response whose score is null. error: the HTTP error `abstained`. A number in [0, 1]: null, and the score of /rlinf/score, which only this opens.", metavar="null|error|NUMBER", group="Video")
-    profile: Literal["rlinf-rlaif"] | None = setting(None)  # hidden as well, and for the same users
+    abstention: Annotated[Literal["null", "error"] | float, BeforeValidator(_read_abstention)] = setting("null", "null: a response whose score is null. error: the HTTP error `abstained`. A number in [0, 1]: null, and opens /rlinf/score, where it is the score.", metavar="null|error|NUMBER", group="Video")
+    profile: Literal["rlinf-rlaif"] | None = setting(None, "Defaults of the original LIBERO server; flags win over them.", group="Video")
     # fmt: on
 
     @field_validator("gpu_ids")
