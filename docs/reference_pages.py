@@ -47,8 +47,8 @@ examples."""
 _ORIGINAL_INTRODUCTION = """\
 They work as well, and `--help` does not list them. Those without the name of a judge are for each
 loaded judge but PRIMO-R1 that has the setting. A
-[judge of your own](../judges.md#your-own-judge) gets them all. `--profile rlinf-rlaif`, which is
-not listed either, sets [defaults of that server](../trainers/rlinf.md#the-profile)."""
+[judge of your own](../judges.md#your-own-judge) gets them all. `--profile rlinf-rlaif`
+sets [defaults of that server](../trainers/rlinf.md#the-profile)."""
 
 _ERRORS_INTRODUCTION = """\
 Every failure is `application/problem+json` (RFC 9457) with `kind`, `detail` (what was wrong, what
