@@ -1,7 +1,10 @@
 """Work that runs until it has to wait, and what happens to it then."""
 
 import asyncio
+import contextlib
+import gc
 import time
+import weakref
 from collections.abc import Coroutine
 from typing import Any
 
@@ -103,3 +106,33 @@ def test_the_deadline_is_noticed_in_work_that_has_a_longer_timeout_of_its_own():
 
     with pytest.raises(DeadlinePassed):
         run(finish_by(time.monotonic() + 0.01, work()))
+
+
+def test_a_failure_leaves_no_cycle_that_keeps_what_the_work_has():
+    """It may be the file of an upload."""
+
+    class Upload:
+        pass
+
+    async def fail_later() -> weakref.ref[Upload]:
+        upload = Upload()
+        reference = weakref.ref(upload)
+
+        async def work(_: Upload) -> None:
+            await failing()
+
+        with contextlib.suppress(ValueError):
+            await finish_by(None, work(upload))
+        return reference
+
+    def failing() -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        loop.call_soon(future.set_exception, ValueError("not a video"))
+        return future
+
+    gc.disable()
+    try:
+        assert run(fail_later())() is None
+    finally:
+        gc.enable()

@@ -40,7 +40,7 @@ class Started(Generic[T]):
         return self._result
 
     def __await__(self) -> Generator[Any, Any, T]:
-        awaited = self._awaited
+        awaited, self._awaited = self._awaited, None
         try:
             while True:
                 try:
@@ -52,6 +52,8 @@ class Started(Generic[T]):
         except StopIteration as end:
             result: T = end.value
             return result
+        finally:
+            del awaited  # a future holds its failure, whose traceback holds this frame: a cycle
 
 
 async def finish_by(deadline: float | None, work: Awaitable[T]) -> T:
