@@ -1,6 +1,7 @@
 """Keys of verl that a training loop lacks: which values have no effect on it, and what to do else.
 
-A command of verl 0.1 to 0.9 then works as it is, or says what to change.
+A command of the router's authors, or of verl 0.4 to 0.9, then works as it is, or its error says
+what to change.
 """
 
 import difflib

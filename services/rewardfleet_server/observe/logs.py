@@ -6,8 +6,8 @@ import logging.config
 import os
 import sys
 import threading
-from datetime import UTC, datetime
-from functools import partial
+
+from pythonjsonlogger.core import RESERVED_ATTRS
 
 from rewardfleet_server.system.optional_imports import require
 
@@ -26,32 +26,6 @@ def add_request_id(record: logging.LogRecord) -> bool:
     if request_id is not None:
         record.request_id = request_id
     return True
-
-
-#: What every record has. Anything else is a field of its line.
-_COMMON = {*vars(logging.makeLogRecord({})), "message", "taskName", "color_message"}
-
-
-class _JsonFormatter(logging.Formatter):
-    """Formats a line as JSON."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        import orjson  # noqa: PLC0415 - an extra
-
-        self._encode = partial(orjson.dumps, default=str, option=orjson.OPT_NON_STR_KEYS)
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-            **{name: value for name, value in vars(record).items() if name not in _COMMON},
-            "time": datetime.fromtimestamp(record.created, UTC),
-        }
-        if record.exc_info:
-            line["exc_info"] = self.formatException(record.exc_info)
-        return self._encode(line).decode()
 
 
 class _TerminalFormatter(logging.Formatter):
@@ -111,10 +85,16 @@ def configure_logging(level: str) -> None:
     """
     require("server", "the log", "orjson")
     logging.captureWarnings(True)
-    # By default these are determined for every line, and they are not written. The last one is
-    # where it was logged ("Optimization" in the documentation of logging).
+    # By default these are determined for every line, and they are not written.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging._srcfile = None  # noqa: SLF001 - it has no other name
+    json_format = {
+        "()": "pythonjsonlogger.orjson.OrjsonFormatter",
+        "format": "{levelname}{name}{message}",
+        "style": "{",
+        "timestamp": "time",
+        "rename_fields": {"levelname": "level", "name": "logger"},
+        "reserved_attrs": [*RESERVED_ATTRS, "color_message"],
+    }
     terminal_format = {
         "()": _TerminalFormatter,
         "fmt": "%(asctime)s %(levelname)-7s %(message)s",
@@ -123,7 +103,7 @@ def configure_logging(level: str) -> None:
         {
             "version": 1,
             "disable_existing_loggers": False,
-            "formatters": {"json": {"()": _JsonFormatter}, "terminal": terminal_format},
+            "formatters": {"json": json_format, "terminal": terminal_format},
             "filters": {"request": {"()": lambda: add_request_id}},
             "handlers": {
                 "stderr": {
