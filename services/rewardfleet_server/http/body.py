@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 from starlette.datastructures import FormData, Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -140,11 +141,8 @@ class BodyReader:
         if given == FORM_TYPE and route.decode_form is not None:
             return route.decode_form(await _read_form(request.headers, _sliced(arriving)))
         if given == FRAMES_TYPE and route.frames_of is not None:
-            content = bytearray()
-            while not arriving.is_complete:
-                content += await arriving.part()
             body = FramesBody(
-                content,
+                await _collect_in_place(arriving, int(headers.get("content-length", 0))),
                 is_compressed=_encoding(headers) == ZSTD,
                 max_bytes=self._max_bytes,
             )
@@ -275,6 +273,25 @@ async def _collect(arriving: _Arriving) -> bytes | MemoryFile:
             file = _in_memory_file(*parts)
             parts.clear()
     return b"".join(parts) if file is None else file
+
+
+async def _collect_in_place(arriving: _Arriving, announced: int) -> memoryview:
+    """Return a body of which, if its size was announced, no part is copied again.
+
+    The memory is numpy's, which is not zeroed, and in pages of 2 MB if it is large: a body of 60 MB
+    that grows in others holds up the event loop for up to 130 ms.
+    """
+    memory, size = memoryview(np.empty(max(announced, 1), np.uint8)), 0
+    while not arriving.is_complete:
+        part = await arriving.part()
+        end = size + len(part)
+        if end > len(memory):
+            grown = memoryview(np.empty(2 * end, np.uint8))
+            grown[:size] = memory[:size]
+            memory = grown
+        memory[size:end] = part
+        size = end
+    return memory[:size].toreadonly()
 
 
 def _in_memory_file(*parts: bytes) -> MemoryFile:

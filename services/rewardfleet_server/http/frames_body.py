@@ -26,8 +26,8 @@ class FramesBody:
         max_bytes: The most bytes of it without compression.
     """
 
-    def __init__(self, body: bytearray, *, is_compressed: bool, max_bytes: int) -> None:
-        self._rest, self._arrived = memoryview(body).toreadonly(), len(body)
+    def __init__(self, body: memoryview, *, is_compressed: bool, max_bytes: int) -> None:
+        self._rest, self._arrived = body, len(body)
         self._max_bytes = max_bytes
         self._stream: zstandard.ZstdDecompressionReader | None = None
         if is_compressed:

@@ -67,7 +67,7 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
         log.info("--profile %s: %s", settings.profile, settings.profile_summary())
     judges = judges or load_judges(settings)
     default = next(iter(judges))
-    readers = ThreadPoolExecutor(2, thread_name_prefix="read")
+    readers = ThreadPoolExecutor(2, thread_name_prefix="read", initializer=lower_thread_priority)
     decode_threads = max(2, os.cpu_count() or 1)
     decoders = ThreadPoolExecutor(
         2 * decode_threads,  # for small and for large clips; the system shares the cores

@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -233,20 +233,23 @@ class VideoScorer:
         )
         provenance: dict[str, JsonValue] = {}
         queue = stage(timing, "queue")  # for a decoder and memory
+        is_decoded = source.is_decoded(spec) and not isinstance(judge, FileJudge)
 
-        def decode(work: Callable[[], T]) -> Awaitable[T]:
+        async def decode(work: Callable[[], T]) -> T:
             def decoding() -> T:
                 queue.stop()
                 with stage(timing, "decode"):
                     return work()
 
-            return _in_thread(self._decoders, decoding)
+            return decoding() if is_decoded else await _in_thread(self._decoders, decoding)
 
         try:
             async with AsyncExitStack() as stack:
                 with queue:
                     close_decoder = await stack.enter_async_context(
-                        self._decoding.reserve(_frame_bytes(request), *cost)
+                        nullcontext(lambda: None)
+                        if is_decoded
+                        else self._decoding.reserve(_frame_bytes(request), *cost)
                     )
                     if isinstance(judge, FileJudge):  # it reads the file and selects the frames
                         # If this is cancelled, the file ends with its thread's work.

@@ -73,12 +73,12 @@ class DecodeSpec:
 
 
 class Source(Protocol):
-    """A clip before it is decoded. All methods but `cached_digest` block."""
+    """A clip before it is decoded. All methods block that do not say otherwise."""
 
     has_quick_cost: ClassVar[bool] = False  #: whether `cost` reads one header at most, from memory
 
     def cached_digest(self) -> str | None:
-        """Return the digest if that takes well under a millisecond, else None."""
+        """Return the digest if that takes well under a millisecond, else None. Does not block."""
         return None
 
     def digest(self) -> str:
@@ -93,6 +93,10 @@ class Source(Protocol):
 
     def cost(self) -> Cost:
         """Return what decoding takes, from headers; see `frames.video_cost` for errors."""
+
+    def is_decoded(self, spec: DecodeSpec) -> bool:  # noqa: ARG002 - for those that are
+        """Return whether `clip` takes microseconds and no memory. This does not block."""
+        return False
 
     def clip(self, spec: DecodeSpec) -> Clip:
         """Decode frames.
@@ -375,6 +379,10 @@ class FramesSource(Source):
 
     def cost(self) -> Cost:
         return Cost(0, len(self.pixels) // 3)
+
+    def is_decoded(self, spec: DecodeSpec) -> bool:
+        _, height, width, _ = self.frames.shape
+        return self.frames.order == "THWC" and height * width <= spec.max_pixels
 
     def clip(self, spec: DecodeSpec) -> Clip:
         frames = np.frombuffer(self.pixels, np.uint8).reshape(self.frames.shape)
