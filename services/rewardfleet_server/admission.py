@@ -1,18 +1,21 @@
 """Limits on the requests that are admitted, and on the items at the backend, `in_flight`.
 
 A request is admitted on its headers, before its body is read. `admit` never waits; `wait_in_line`
-is for clients that cannot repeat a request. `permit` is the right to use the backend; items queue
-for one in the order in which they came, at most `max_queue_depth` of them. Large items get at most
+is for clients that cannot repeat a request. `permit` is the right to use the backend; at most
+`max_queue_depth` items queue for one. Requests take turns, so that a single item does not wait for
+all items of a batch, and some permits are for requests that hold none. Large items get at most
 three quarters of the permits and of the queue, so that they never take all.
 """
 
 import asyncio
+import bisect
 import logging
 import math
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass
 
 from rewardfleet.wire.errors import Overloaded, Unavailable
 from rewardfleet.wire.score import Timing
@@ -23,6 +26,8 @@ log = logging.getLogger(__name__)
 
 #: The share of the permits and of the queue that large items may take.
 _LARGE_SHARE = 0.75
+#: One permit in so many is for the first item of a request.
+_FIRST_SHARE = 16
 #: Weight of the newest item in the moving average of backend times.
 _MEAN_WEIGHT = 0.1
 
@@ -45,6 +50,23 @@ def fitting_line(free_files: int, most: int, open_files: int) -> int:
     return fitting
 
 
+@dataclass(eq=False, slots=True)
+class _Share:
+    """What a request has of the permits."""
+
+    turn: int = 0  #: of the item that came last
+    items: int = 0  #: how many hold a permit or wait for one
+    held: int = 0  #: how many hold one
+
+
+@dataclass(eq=False, slots=True)
+class _Item:
+    share: _Share
+    turn: int
+    is_large: bool
+    granted: asyncio.Future[None]
+
+
 class Admission:
     """The limits of one process.
 
@@ -63,8 +85,12 @@ class Admission:
         max_total_body_bytes: int,
         max_waiting: int = 0,
     ) -> None:
-        self._permits = asyncio.Semaphore(max_in_flight)
-        self._large_permits = asyncio.Semaphore(max(1, int(max_in_flight * _LARGE_SHARE)))
+        self._queue: list[_Item] = []  # by turns
+        self._turn = 0  # of the item that got a permit last
+        self._shares: dict[object, _Share] = {}
+        self._kept_for_first = max_in_flight // _FIRST_SHARE
+        self._free = max_in_flight
+        self._free_for_large = max(1, int(max_in_flight * _LARGE_SHARE))
         self._max_large_queued = math.ceil(max_queue_depth * _LARGE_SHARE)
         self._large_queued = 0
         self.max_in_flight = max_in_flight
@@ -210,38 +236,37 @@ class Admission:
 
     @asynccontextmanager
     async def permit(
-        self, timing: Timing, *, is_large: bool = False, is_patient: bool = False
+        self,
+        timing: Timing,
+        request_id: str | None = None,
+        *,
+        is_large: bool = False,
+        is_patient: bool = False,
     ) -> AsyncIterator[None]:
         """Hold a permit for the backend. The caller's deadline limits the wait.
 
         Args:
             timing: The wait is added to its `queue`.
+            request_id: The request of the item; None if it has no other items.
             is_large: Whether the item takes much longer than most.
             is_patient: Whether its request has waited in line: then it is never refused.
 
         Raises:
             Overloaded: The queue is full.
         """
-        is_full = self._permits.locked() and self.queue_depth >= self.max_queue_depth
-        if is_full and not is_patient:
-            raise self._overloaded(f"{self.queue_depth} items are queued for the backend")
-        large_is_full = (
-            self._large_permits.locked() and self._large_queued >= self._max_large_queued
-        )
-        if is_large and large_is_full and not is_patient:
-            raise self._overloaded(f"{self._large_queued} large items are queued for the backend")
-        async with AsyncExitStack() as permits:
-            self.queue_depth += 1
-            self._large_queued += is_large
-            try:
-                with stage(timing, "queue"):
-                    if is_large:
-                        await permits.enter_async_context(self._large_permits)
-                    await permits.enter_async_context(self._permits)
-            finally:
-                self.queue_depth -= 1
-                self._large_queued -= is_large
-            self.in_flight += 1
+        key = request_id or object()
+        share = self._shares.get(key) or _Share()
+        if not is_patient:
+            self._check_queue(share, is_large=is_large)
+        self._shares[key] = share
+        share.items += 1
+        # Start-time fair queueing: the items of a request have one turn after the other, and its
+        # first one that of whichever request is served now.
+        share.turn = max(self._turn, share.turn) + 1
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        own = _Item(share, share.turn, is_large, granted)
+        try:
+            await self._wait_for_turn(own, timing)
             started = time.monotonic()
             sample = SAMPLE.get()
             if sample is not None:
@@ -249,9 +274,66 @@ class Admission:
             try:
                 yield
             finally:
-                self.in_flight -= 1
                 seconds = time.monotonic() - started
                 self._mean_seconds += _MEAN_WEIGHT * (seconds - self._mean_seconds)
+        finally:
+            self._leave_queue(own)
+            share.items -= 1
+            if not share.items:
+                del self._shares[key]
+
+    def _check_queue(self, share: _Share, *, is_large: bool) -> None:
+        """Refuse an item that has to wait if too many do already."""
+        must_wait = bool(self._queue) or self._free <= self._kept_for(share)
+        if must_wait and self.queue_depth >= self.max_queue_depth:
+            raise self._overloaded(f"{self.queue_depth} items are queued for the backend")
+        large_must_wait = self._large_queued or not self._free_for_large
+        if is_large and large_must_wait and self._large_queued >= self._max_large_queued:
+            raise self._overloaded(f"{self._large_queued} large items are queued for the backend")
+
+    async def _wait_for_turn(self, own: _Item, timing: Timing) -> None:
+        self.queue_depth += 1
+        self._large_queued += own.is_large
+        bisect.insort(self._queue, own, key=lambda each: each.turn)
+        with stage(timing, "queue"):
+            self._grant()
+            if not own.granted.done():
+                await own.granted
+
+    def _leave_queue(self, own: _Item) -> None:
+        """Give the permit of an item back, or its place in the queue."""
+        if own in self._queue:
+            self._queue.remove(own)
+            self.queue_depth -= 1
+            self._large_queued -= own.is_large
+            return
+        self.in_flight -= 1
+        self._free += 1
+        self._free_for_large += own.is_large
+        own.share.held -= 1
+        self._grant()
+
+    def _kept_for(self, share: _Share) -> int:
+        """Return how many free permits an item leaves to others."""
+        return self._kept_for_first if share.held else 0
+
+    def _grant(self) -> None:
+        """Give the free permits to those that are next."""
+        for each in [*self._queue] if self._free else ():
+            if self._free <= self._kept_for(each.share):
+                continue
+            if each.is_large and not self._free_for_large:
+                continue
+            self._queue.remove(each)
+            self.queue_depth -= 1
+            self._large_queued -= each.is_large
+            self.in_flight += 1
+            self._free -= 1
+            self._free_for_large -= each.is_large
+            each.share.held += 1
+            self._turn = max(self._turn, each.turn)
+            if not each.granted.done():  # else its task was cancelled, and gives it back
+                each.granted.set_result(None)
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests; wait for those in line and admitted. True if all end in time."""

@@ -47,6 +47,10 @@ from .system.started import DeadlinePassed, finish_by
 
 log = logging.getLogger(__name__)
 
+#: Items of a batch that are planned at the same time, so that those of other requests, which use
+#: the same threads and the same event loop, do not wait for all of them.
+_PLANNED_AT_ONCE = 8
+
 RequestT = TypeVar("RequestT")
 RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 ScoreT = TypeVar("ScoreT", bound=Score)
@@ -209,8 +213,14 @@ class Engine(Generic[RequestT, ScoreT]):
 
         The provenance that all scores of a backend share is left out; see `Scorer.provenance`.
         """
-        results = await asyncio.gather(*(self._result(item, context) for item in items))
-        return [score for score, _ in results]
+        begun = asyncio.Semaphore(_PLANNED_AT_ONCE)
+        results = []
+        async with asyncio.TaskGroup() as group:
+            for item in items:
+                await begun.acquire()
+                result = self._result(item, context, on_planned=begun.release)
+                results.append(group.create_task(result))
+        return [each.result()[0] for each in results]
 
     async def score_in_bulk(
         self,
@@ -296,7 +306,9 @@ class Engine(Generic[RequestT, ScoreT]):
             sample.root.set({"rewardfleet.backend": backend, "rewardfleet.items": items})
         limit = asyncio.timeout_at(context.deadline)
         try:
-            permit = self._admission.permit(timing or Timing(), is_patient=context.is_patient)
+            permit = self._admission.permit(
+                timing or Timing(), context.request_id, is_patient=context.is_patient
+            )
             async with limit, permit:
                 yield
             if sample.root is not None:
@@ -314,16 +326,24 @@ class Engine(Generic[RequestT, ScoreT]):
         item: RequestT | RewardFleetError,
         context: RequestContext,
         upload: AnonymousFile | None = None,
+        on_planned: Callable[[], object] = lambda: None,
     ) -> tuple[ScoreT, RewardFleetError | None]:
-        """Score one item and count its result; return the score, and the failure if it failed."""
+        """Score one item and count its result; return the score, and the failure if it failed.
+
+        Args:
+            on_planned: Called when it is known how the item will be scored, or that it cannot be.
+        """
         failure = plan = None
         sample = context.begin()
 
         async def scored() -> ScoreT:
             nonlocal plan
-            if isinstance(item, RewardFleetError):
-                raise item
-            plan = await self.scorer.plan(item, upload)
+            try:
+                if isinstance(item, RewardFleetError):
+                    raise item
+                plan = await self.scorer.plan(item, upload)
+            finally:
+                on_planned()
             sample.backend = plan.backend
             return await self._score(plan, context)
 
@@ -381,7 +401,7 @@ class Engine(Generic[RequestT, ScoreT]):
         """Permit → compute → store."""
         waited = Timing()
         async with self._admission.permit(
-            waited, is_large=plan.is_large, is_patient=context.is_patient
+            waited, context.request_id, is_large=plan.is_large, is_patient=context.is_patient
         ):
             score = await plan.compute(context.call_timeout_s)
         score.timing_ms.queue = round(score.timing_ms.queue + waited.queue, 3)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from rewardfleet.wire.errors import TooLarge
+from rewardfleet_server.observe.telemetry import REQUEST_ID
 
 #: The most that a small request takes: the bytes of 16 frames of an H.264 clip of 1280x720 pixels,
 #: and the pixels of a clip that is decoded in a fifth of a second.
@@ -17,6 +18,8 @@ _LARGE_SHARE = 0.75
 #: By how many seconds a request may come later and still be next, for each pixel that it has less:
 #: a clip is overtaken for about 150 times as long as it takes.
 _SECONDS_PER_PIXEL = 5e-7
+#: The clips of a request are due one after the other, and the last one after so long at most.
+_MAX_BATCH_SECONDS = 10.0
 
 
 def is_large(size: int, pixels: int) -> bool:
@@ -30,15 +33,17 @@ class _Reservation:
     is_large: bool
     due: float
     granted: asyncio.Future[None]
+    request: object
     decodes: bool = True
 
 
 class DecodingLimit:
     """Limits the clips that are decoded at a time, and the memory of all that are decoded.
 
-    Smaller requests overtake larger ones for some time. Small and large ones have a number of
-    decoders each. Large ones get three quarters of the memory. While one of them waits for memory,
-    small ones get the remaining quarter only, so it does not wait for those that come later.
+    Smaller requests overtake larger ones for some time, and single clips a batch of them. Small and
+    large ones have a number of decoders each. Large ones get three quarters of the memory. While
+    one of them waits for memory, small ones get the remaining quarter only, so it does not wait for
+    those that come later.
 
     Args:
         decoders: Small requests, and large ones, that are decoded at a time.
@@ -72,9 +77,12 @@ class DecodingLimit:
                 f"{self.CAPACITY / 2**30:g} GiB are available: send smaller or fewer frames, or "
                 "another codec"
             )
-        due = time.monotonic() + pixels * _SECONDS_PER_PIXEL
+        request = REQUEST_ID.get(None) or object()
+        now = time.monotonic()
+        last = max((each.due for each in self._waiting if each.request == request), default=now)
+        due = min(max(now, last), now + _MAX_BATCH_SECONDS) + pixels * _SECONDS_PER_PIXEL
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        own = _Reservation(size, is_large(size, pixels), due, granted)
+        own = _Reservation(size, is_large(size, pixels), due, granted, request)
 
         def close_decoder() -> None:
             own.size, own.decodes = frames, False
