@@ -9,6 +9,7 @@ can run code in the service.
 import dataclasses
 import enum
 import gc
+import mmap
 import os
 import pickle
 import pkgutil
@@ -164,7 +165,7 @@ def _is_data(kind: type) -> bool:
     )
 
 
-def parse_seconds(body: bytes) -> float:
+def parse_seconds(body: bytes | mmap.mmap) -> float:
     """Estimate how long parsing a body holds the interpreter, from a random sample of its bytes.
 
     Args:

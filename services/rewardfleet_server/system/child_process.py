@@ -70,6 +70,10 @@ class MemoryFile:
         """Return the content."""
         return os.pread(self.fd, os.fstat(self.fd).st_size, 0)
 
+    def mapped(self) -> mmap.mmap:
+        """Return the content, which is not empty, without reading it."""
+        return mmap.mmap(self.fd, 0, prot=mmap.PROT_READ)
+
 
 class TaskTooLarge(Exception):
     """A task took more time or memory than it may."""
