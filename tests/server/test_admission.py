@@ -77,6 +77,67 @@ async def test_permits_are_granted_in_order():
     assert admission.queue_depth == 0
 
 
+async def permit_order(admission: Admission, items: list[tuple[str, str]]) -> list[str]:
+    """Return the order in which items get permits that come in turn, each with its request."""
+    order = []
+
+    async def use(name: str, request_id: str) -> None:
+        async with admission.permit(Timing(), request_id):
+            order.append(name)
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for name, request_id in items:
+            group.create_task(use(name, request_id))
+    return order
+
+
+async def test_requests_take_turns_at_the_backend():
+    batch = [(f"a{number}", "a") for number in range(5)]
+    later = [("b0", "b"), ("c0", "c"), ("c1", "c")]
+    order = await permit_order(limits(max_queue_depth=9), batch + later)
+    assert order == ["a0", "a1", "b0", "c0", "a2", "c1", "a3", "a4"]
+
+
+async def test_the_first_item_of_a_request_finds_a_permit_beside_any_batch():
+    admission = limits(max_in_flight=16, max_queue_depth=99)
+    release = asyncio.Event()
+
+    async def hold() -> None:
+        async with admission.permit(Timing(), "batch"):
+            await release.wait()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(20):
+            group.create_task(hold())
+        await asyncio.sleep(0)
+        assert (admission.in_flight, admission.queue_depth) == (15, 5)
+        async with admission.permit(Timing(), "single"):
+            assert admission.in_flight == 16
+        release.set()
+    assert (admission.in_flight, admission.queue_depth) == (0, 0)
+    assert admission.free_permits == 16
+
+
+async def test_an_item_that_is_cancelled_when_it_gets_its_permit_gives_it_back():
+    admission = limits(max_queue_depth=9)
+
+    async def use() -> None:
+        async with admission.permit(Timing(), "request"):
+            raise AssertionError("it was cancelled before")
+
+    async with admission.permit(Timing(), "request"):
+        waiting = [asyncio.create_task(use()) for _ in range(2)]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+    waiting[0].cancel()
+    await asyncio.wait(waiting)
+    assert all(each.cancelled() for each in waiting)
+    assert (admission.in_flight, admission.queue_depth) == (0, 0)
+    async with asyncio.timeout(1), admission.permit(Timing(), "request"):
+        pass
+
+
 async def test_beyond_the_queue_depth_items_are_refused():
     admission = limits()
     async with admission.permit(Timing()):

@@ -134,6 +134,29 @@ async def test_the_error_of_an_item_is_part_of_its_score_in_a_batch(telemetry: T
     assert context.items == 3
 
 
+async def test_another_request_comes_before_the_items_of_a_batch_that_are_not_planned(
+    telemetry: Telemetry,
+):
+    planned = []
+
+    class Planner(ScriptedScorer):
+        async def plan(self, request: Item, upload: object = None) -> ScoringPlan[Score]:
+            planned.append(request.key)
+            await asyncio.sleep(0)  # as another thread does it
+            return await super().plan(request, upload)
+
+    scripted = Engine(
+        Planner(), Score, cache=MemoryCache(0), admission=admission(), telemetry=telemetry
+    )
+    batch = [Item(behavior="scores", key=f"batch {number}") for number in range(64)]
+    async with asyncio.TaskGroup() as group:
+        group.create_task(scripted.score_batch(batch, RequestContext()))
+        await asyncio.sleep(0)
+        group.create_task(scripted.score_item(Item(behavior="scores", key="single")))
+    assert planned.index("single") <= 8
+    assert sorted(planned) == sorted([*(each.key for each in batch), "single"])
+
+
 async def test_a_failure_keeps_nothing_of_its_request_alive(telemetry: Telemetry):
     """A cycle through its traceback would keep uploaded files open until a collection."""
 

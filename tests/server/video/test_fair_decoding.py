@@ -17,6 +17,7 @@ import pytest
 from rewardfleet.wire.errors import Overloaded
 from rewardfleet.wire.score import Timing
 from rewardfleet_server.admission import Admission
+from rewardfleet_server.observe.telemetry import REQUEST_ID
 from rewardfleet_server.system.anonymous_file import spool_bytes
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.video.decoding_limit import DecodingLimit
@@ -80,10 +81,14 @@ async def test_a_request_that_is_cancelled_when_its_memory_becomes_free_takes_no
 
 
 async def start_order(limiter: DecodingLimit, clips: dict[str, int]) -> list[str]:
-    """Return the order in which clips of so many pixels are decoded that come one after another."""
+    """Return the order in which clips of so many pixels are decoded that come one after another.
+
+    The name of each starts with that of its request.
+    """
     order = []
 
     async def decode(name: str, pixels: int) -> None:
+        REQUEST_ID.set(name.split(maxsplit=1)[0])
         async with limiter.reserve(1, 0, pixels):
             order.append(name)
             await asyncio.sleep(0)
@@ -98,6 +103,12 @@ async def test_smaller_clips_overtake_larger_ones():
     clips = {"first": 60_000_000, "second": 60_000_000, "tiny": 5_000_000, "large": 10**10}
     # A large clip does not wait for small ones, nor they for it.
     assert await start_order(DecodingLimit(1), clips) == ["first", "large", "tiny", "second"]
+
+
+async def test_a_single_clip_overtakes_a_batch_of_such_clips():
+    clips = {f"batch {number}": 2_000_000 for number in range(5)} | {"single": 2_000_000}
+    order = await start_order(DecodingLimit(1), clips)
+    assert order == ["batch 0", "batch 1", "single", "batch 2", "batch 3", "batch 4"]
 
 
 async def test_a_clip_that_waits_long_is_not_overtaken(monkeypatch):

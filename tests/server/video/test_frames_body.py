@@ -14,6 +14,7 @@ import zstandard
 from rewardfleet import RewardFleet, TooLarge, blocking, video_request
 from rewardfleet.wire.frames import FRAMES_TYPE
 from rewardfleet_server.testing import FakeJudge
+from rewardfleet_server.video.decoding_limit import DecodingLimit
 
 from ...conftest import served
 
@@ -76,6 +77,28 @@ def test_the_judge_sees_the_frames_that_were_sent(client, judge):
     planes = frames.transpose(0, 3, 1, 2).tobytes()
     assert post(client, body(document, planes)).json()["status"] == "ok"
     assert np.array_equal(judge.frames, frames)
+
+
+def test_a_body_may_come_in_chunks_of_which_none_says_how_many_follow(client, judge):
+    frames = clip(count=16, height=120, width=160)
+    content = body(item(frames), frames.tobytes())
+    chunks = (content[start : start + 70_000] for start in range(0, len(content), 70_000))
+    headers = {"content-type": FRAMES_TYPE}
+    answer = client.post("/score", content=chunks, headers=headers)
+    assert "content-length" not in answer.request.headers
+    assert answer.json()["status"] == "ok", answer.text
+    assert np.array_equal(judge.frames, frames)
+
+
+def test_frames_that_are_as_they_are_judged_need_no_decoder(client, judge, monkeypatch):
+    monkeypatch.setattr(DecodingLimit, "CAPACITY", 1)
+    frames = clip(height=64, width=64)
+    content = frames.tobytes()
+    assert post(client, body(item(frames, max_pixels=64 * 64), content)).json()["status"] == "ok"
+    assert np.array_equal(judge.frames, frames)
+    planar = {"task_text": TASK, "frames": {"shape": (4, 3, 64, 64), "order": "TCHW"}}
+    for document in (item(frames, max_pixels=32 * 32), planar):
+        assert post(client, body(document, content)).json()["kind"] == "too_large"
 
 
 def test_a_compressed_body_is_the_same_body(client, judge):
