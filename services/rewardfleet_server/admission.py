@@ -284,11 +284,11 @@ class Admission:
 
     def _check_queue(self, share: _Share, *, is_large: bool) -> None:
         """Refuse an item that has to wait if too many do already."""
-        must_wait = bool(self._queue) or self._free <= self._kept_for(share)
-        if must_wait and self.queue_depth >= self.max_queue_depth:
+        if self._fits(share, is_large=is_large):
+            return
+        if self.queue_depth >= self.max_queue_depth:
             raise self._overloaded(f"{self.queue_depth} items are queued for the backend")
-        large_must_wait = self._large_queued or not self._free_for_large
-        if is_large and large_must_wait and self._large_queued >= self._max_large_queued:
+        if is_large and self._large_queued >= self._max_large_queued:
             raise self._overloaded(f"{self._large_queued} large items are queued for the backend")
 
     async def _wait_for_turn(self, own: _Item, timing: Timing) -> None:
@@ -313,16 +313,15 @@ class Admission:
         own.share.held -= 1
         self._grant()
 
-    def _kept_for(self, share: _Share) -> int:
-        """Return how many free permits an item leaves to others."""
-        return self._kept_for_first if share.held else 0
+    def _fits(self, share: _Share, *, is_large: bool) -> bool:
+        """Return whether there is a permit for an item."""
+        kept = self._kept_for_first if share.held else 0
+        return self._free > kept and not (is_large and not self._free_for_large)
 
     def _grant(self) -> None:
         """Give the free permits to those that are next."""
         for each in [*self._queue] if self._free else ():
-            if self._free <= self._kept_for(each.share):
-                continue
-            if each.is_large and not self._free_for_large:
+            if not self._fits(each.share, is_large=each.is_large):
                 continue
             self._queue.remove(each)
             self.queue_depth -= 1

@@ -100,7 +100,7 @@ async def test_requests_take_turns_at_the_backend():
 
 
 async def test_the_first_item_of_a_request_finds_a_permit_beside_any_batch():
-    admission = limits(max_in_flight=16, max_queue_depth=99)
+    admission = limits(max_in_flight=16, max_queue_depth=5)
     release = asyncio.Event()
 
     async def hold() -> None:
@@ -112,6 +112,9 @@ async def test_the_first_item_of_a_request_finds_a_permit_beside_any_batch():
             group.create_task(hold())
         await asyncio.sleep(0)
         assert (admission.in_flight, admission.queue_depth) == (15, 5)
+        with pytest.raises(Overloaded):
+            async with admission.permit(Timing(), "batch"):
+                pass
         async with admission.permit(Timing(), "single"):
             assert admission.in_flight == 16
         release.set()

@@ -277,17 +277,18 @@ async def _collect(arriving: _Arriving) -> bytes | MemoryFile:
 
 
 async def _collect_in_place(arriving: _Arriving, announced: int) -> memoryview:
-    """Return a body of which, if its size was announced, no part is copied again.
+    """Return a body of which, if its size was announced, a megabyte at most is copied again.
 
     The memory is numpy's, which is not zeroed, and in pages of 2 MB if it is large: a body of 60 MB
-    that grows in others holds up the event loop for up to 130 ms.
+    that grows in others holds up the event loop for up to 130 ms. There is room for all that was
+    announced once a megabyte has arrived, as such a page counts whatever there is in it.
     """
-    memory, size = np.empty(max(announced, 1), np.uint8).data, 0
+    memory, size = np.empty(min(announced, _LARGE_BODY) or 1, np.uint8).data, 0
     while not arriving.is_complete:
         part = await arriving.part()
         end = size + len(part)
         if end > len(memory):
-            grown = np.empty(2 * end, np.uint8).data
+            grown = np.empty(max(announced, 2 * end), np.uint8).data
             grown[:size] = memory[:size]
             memory = grown
         memory[size:end] = part
