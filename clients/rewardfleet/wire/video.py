@@ -22,6 +22,8 @@ TaskText = Annotated[str, Field(min_length=1, max_length=4096)]
 VideoPath = Annotated[
     str, Field(min_length=1, max_length=4096, json_schema_extra={"pattern": "^[^\\x00]*$"})
 ]
+#: The latest time in a video file, in seconds: a day.
+MAX_SECONDS = 86_400.0
 #: How many frames a judge sees.
 FrameCount = Annotated[int, Field(ge=1, le=128)]
 #: The most pixels per frame.
@@ -62,8 +64,8 @@ _BASE64: JsonSchema = {
 def _only(name: str) -> JsonSchema:
     """Return the schema of requests with one of the inputs, where null is no input."""
     others: JsonSchema = {each: {"type": "null"} for each in JSON_INPUTS if each != name}
-    if name != "frames_base64":
-        others["fps"] = {"type": "null"}
+    absent = ("start_s", "end_s") if name == "frames_base64" else ("fps",)
+    others |= {each: {"type": "null"} for each in absent}
     return {"properties": {name: {"not": {"type": "null"}}, **others}, "required": [name]}
 
 
@@ -107,6 +109,17 @@ class VideoRequest(Request):
         description="Frames per second of `frames_base64` or `frames`. Video files contain their "
         "own rate.",
     )
+    start_s: Annotated[FiniteFloat, Field(ge=0, le=MAX_SECONDS)] | None = Field(
+        None,
+        description="The part of a video file that is judged begins with the frame that is shown "
+        "at this time, in seconds. Only this part is decoded, from the keyframe before it on. "
+        "Null: with the first frame.",
+    )
+    end_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_SECONDS)] | None = Field(
+        None,
+        description="The part ends before the frame that is shown at this time, in seconds. Null: "
+        "with the last frame.",
+    )
     sha256: str | None = Field(
         None,
         pattern="^[0-9a-fA-F]{64}$",
@@ -141,6 +154,11 @@ class VideoRequest(Request):
             )
         if self.fps is not None and self.frames_base64 is None and self.frames is None:
             raise ValueError("fps goes with frames only; a video file contains its own")
+        has_part = self.start_s is not None or self.end_s is not None
+        if has_part and (self.frames_base64 is not None or self.frames is not None):
+            raise ValueError("start_s and end_s go with video files only; send fewer frames")
+        if self.end_s is not None and self.end_s <= (self.start_s or 0.0):
+            raise ValueError("end_s: give a time after start_s")
         return self
 
 

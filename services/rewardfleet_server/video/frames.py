@@ -24,7 +24,7 @@ from rewardfleet.wire.errors import InvalidRequest, TooLarge
 from rewardfleet.wire.video import sample_indices
 
 from .mp4_header import MAX_SOURCE_FRAMES
-from .video_reader import VideoReader, open_video
+from .video_reader import TimeRange, VideoReader, open_video
 
 # Set before OpenCV is loaded: damaged images are reported to the caller, not on standard error.
 os.environ.setdefault("OPENCV_LOG_LEVEL", "OFF")
@@ -84,6 +84,7 @@ def decode_video(
     stop: threading.Event,
     memory: int | None = None,
     select: Selection = sample_indices,
+    part: TimeRange | None = None,
 ) -> Clip:
     """Decode `count` evenly spread frames in one sequential pass. Blocks.
 
@@ -96,23 +97,28 @@ def decode_video(
         stop: Set when no caller waits any more; decoding ends at the next frame.
         memory: The most bytes that the decoder may take: that of `video_cost`.
         select: Selects the frames.
+        part: The part that is decoded; None for all. What `Clip` says is then that of the part.
 
     Raises:
-        InvalidRequest: The file is not a video, or does not decode completely and without errors,
-            or takes more memory than its headers say.
+        InvalidRequest: The file is not a video, has no frame in the part, does not decode
+            completely and without errors, or takes more memory than its headers say.
         TooLarge: Its frames are too large or too many.
         TimeoutError: `stop` was set.
     """
     with _opened(path) as video:
         if memory is not None and video.decoder_bytes > memory:
             raise InvalidRequest("the video has larger frames than its headers state")
-        expected = min(video.stated_frames or _count_packets(path), MAX_SOURCE_FRAMES)
+        stated = 0 if part else video.stated_frames
+        expected = min(stated or _count_packets(path, part), MAX_SOURCE_FRAMES)
         fps = video.fps
-        frames, total = _one_pass(video, set(select(expected, count)), max_pixels, stop)
+        if part and not expected:
+            start, end = part
+            raise InvalidRequest(f"the video has no frame from {start:g} s to {end:g} s")
+        frames, total = _one_pass(video, set(select(expected, count)), max_pixels, stop, part)
     indices = select(total, count)
     if total != expected:  # the container states another number, or packets show no frame
         with _opened(path) as video:
-            frames, _ = _one_pass(video, set(indices), max_pixels, stop)
+            frames, _ = _one_pass(video, set(indices), max_pixels, stop, part)
     if len({frame.shape for frame in frames}) != 1:
         raise InvalidRequest("the video changes its frame size; send frames of one size")
     return Clip(tuple(frames), indices, total, fps if 0 < fps <= 1000 else None, max_pixels)
@@ -131,15 +137,18 @@ class Cost(NamedTuple):
     pixels: int
 
 
-def video_cost(path: str) -> Cost:
-    """Return what decoding a video takes, from its headers. Blocks shortly.
+def video_cost(path: str, part: TimeRange | None = None) -> Cost:
+    """Return what decoding a video, or a part of it, takes, from its headers. Blocks shortly.
 
     Raises:
         InvalidRequest: The file is not a video.
         TooLarge: Its frames are too large.
     """
     with _opened(path, decodes=False) as video:
-        return Cost(video.decoder_bytes, video.width * video.height * video.likely_frames)
+        frames = video.likely_frames
+        if part and video.fps:
+            frames = min(frames, math.ceil((part.end_s - part.start_s) * video.fps))
+        return Cost(video.decoder_bytes, video.width * video.height * frames)
 
 
 def images_cost(images: Sequence[bytes]) -> Cost:
@@ -226,18 +235,23 @@ def select_frames(
     return Clip(scaled, indices, len(frames), fps, max_pixels)
 
 
-def _count_packets(path: str) -> int:
+def _count_packets(path: str, part: TimeRange | None) -> int:
     with _opened(path) as video:
-        return video.count_packets(MAX_SOURCE_FRAMES + 1)
+        most = MAX_SOURCE_FRAMES + 1
+        return video.count_packets_in(part, most) if part else video.count_packets(most)
 
 
 def _one_pass(
-    video: VideoReader, wanted: set[int], max_pixels: int, stop: threading.Event
+    video: VideoReader,
+    wanted: set[int],
+    max_pixels: int,
+    stop: threading.Event,
+    part: TimeRange | None,
 ) -> tuple[list[Frame], int]:
-    """Decode the complete video; return the wanted frames and the number of all frames."""
+    """Decode the complete video, or a part; return the wanted frames and how many there are."""
     frames: list[Frame] = []
     total = 0
-    for frame in video.frames():
+    for frame in video.frames_in(part) if part else video.frames():
         if stop.is_set():
             raise TimeoutError
         if total >= MAX_SOURCE_FRAMES:

@@ -24,7 +24,7 @@ from rewardfleet.wire.errors import (
     Unavailable,
 )
 from rewardfleet.wire.score import Status, Timing
-from rewardfleet.wire.video import VideoRequest, VideoScore, sample_indices
+from rewardfleet.wire.video import MAX_SECONDS, VideoRequest, VideoScore, sample_indices
 from rewardfleet_server.engine import CachePolicy, ScoringPlan
 from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.system.anonymous_file import AnonymousFile, spool_bytes
@@ -45,6 +45,7 @@ from .sources import (
     Source,
     VideoFiles,
 )
+from .video_reader import TimeRange
 
 T = TypeVar("T")
 
@@ -101,7 +102,7 @@ class VideoScorer:
         self._readers = readers
         self._decoders = decoders
         self._decoding = DecodingLimit(max_decoders)
-        self._costs: dict[str, Cost] = {}
+        self._costs: dict[tuple[str, TimeRange | None], Cost] = {}
         self._loaded_names = {name: name for name in judges}
         for same in ALIASES.items():
             for loaded in judges:
@@ -157,12 +158,20 @@ class VideoScorer:
             raise InvalidRequest(
                 "sha256 is not the digest of the content: it was damaged on its way; send it again"
             )
-        cost = await self._cost(source, digest)
+        part = _part_of(request)
+        cost = await self._cost(source, digest, part)
         policy: CachePolicy[VideoScore] | None = None
         if judge.deterministic:
             # Everything that the judgment depends on.
             size = (request.nframes, request.max_pixels)
-            judged = (name, self._fingerprints[name], digest, request.task_text, *size)
+            judged = (
+                name,
+                self._fingerprints[name],
+                digest,
+                request.task_text,
+                *size,
+                *(part or ()),
+            )
             policy = CachePolicy((_digest([*judged, request.backend_kwargs]),))
         return ScoringPlan(
             name,
@@ -213,23 +222,30 @@ class VideoScorer:
             return FramesSource(request.frames, pixels, request.fps)
         return ImagesSource(request.frames_base64 or [], request.fps)
 
-    async def _cost(self, source: Source, digest: str) -> Cost:
+    async def _cost(self, source: Source, digest: str, part: TimeRange | None) -> Cost:
         """Return what decoding takes."""
         if source.has_quick_cost:
-            return source.cost()
-        if digest not in self._costs:
-            cost = await _in_thread(self._readers, source.cost)
+            return source.cost(part)
+        key = digest, part
+        if key not in self._costs:
+            cost = await _in_thread(self._readers, partial(source.cost, part))
             if len(self._costs) >= _MAX_COSTS:
                 self._costs.clear()
-            self._costs[digest] = cost
-        return self._costs[digest]
+            self._costs[key] = cost
+        return self._costs[key]
 
     async def _score(
         self, name: str, request: VideoRequest, source: Source, digest: str, cost: Cost
     ) -> VideoScore:
         judge, timing, stop = self._judges[name], Timing(), threading.Event()
         spec = DecodeSpec(
-            digest, request.nframes, request.max_pixels, stop, cost.memory, self._select
+            digest,
+            request.nframes,
+            request.max_pixels,
+            stop,
+            cost.memory,
+            self._select,
+            _part_of(request),
         )
         provenance: dict[str, JsonValue] = {}
         queue = stage(timing, "queue")  # for a decoder and memory
@@ -282,6 +298,13 @@ _encode = json.JSONEncoder(sort_keys=True).encode
 def _digest(value: object) -> str:
     """Return the SHA-256 of a value of JSON, in hex."""
     return hashlib.sha256(_encode(value).encode()).hexdigest()
+
+
+def _part_of(request: VideoRequest) -> TimeRange | None:
+    """Return the part of a video file that is judged; None for all of it."""
+    if request.start_s is None and request.end_s is None:
+        return None
+    return TimeRange(request.start_s or 0.0, request.end_s or MAX_SECONDS)
 
 
 def _frame_bytes(request: VideoRequest) -> int:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import cast
+from typing import NamedTuple, cast
 
 import av
 import numpy as np
@@ -42,6 +42,13 @@ _METADATA_FILTERS = {"h264": "h264_metadata", "hevc": "hevc_metadata"}
 _FORBIDDEN_CODES = (b"\0\0\0", b"\0\0\1", b"\0\0\2")
 
 
+class TimeRange(NamedTuple):
+    """The part of a video that is shown from one time on and before another one, in seconds."""
+
+    start_s: float
+    end_s: float
+
+
 class VideoReader:
     """The video stream of an open file."""
 
@@ -66,8 +73,44 @@ class VideoReader:
         shown = (p for p in self._container.demux(self._stream) if p.size and not p.is_discard)
         return sum(1 for _ in islice(shown, limit))
 
-    def frames(self) -> Iterator[VideoFrame]:
+    def count_packets_in(self, part: TimeRange, limit: int) -> int:
+        """Count the packets of frames that are shown in a part, up to `limit`."""
+        first, last = self._seek(part)
+        count = 0
+        for packet in self._container.demux(self._stream):
+            if packet.pts is None or count >= limit:
+                continue
+            if packet.dts is not None and packet.dts >= last:
+                break
+            count += bool(packet.size) and not packet.is_discard and first <= packet.pts < last
+        return count
+
+    def frames_in(self, part: TimeRange) -> Iterator[VideoFrame]:
+        """Decode the frames that are shown in a part, from the keyframe before it on.
+
+        Raises the errors of `frames`.
+        """
+        first, last = self._seek(part)
+        for frame in self.frames(is_part=True):
+            if frame.pts is not None and frame.pts >= last:
+                return
+            if frame.pts is not None and frame.pts >= first:
+                yield frame
+
+    def _seek(self, part: TimeRange) -> tuple[float, float]:
+        """Go to the keyframe before a part; return its times in units of the stream."""
+        # A frame that is shown half a frame earlier or later is at the stated time.
+        slack = 0.5 / self.fps if self.fps else 0.0
+        unit, offset = float(self._stream.time_base or 1), self._stream.start_time or 0
+        first, last = ((seconds - slack) / unit + offset for seconds in part)
+        self._container.seek(max(offset, math.floor(first)), stream=self._stream)
+        return first, last
+
+    def frames(self, *, is_part: bool = False) -> Iterator[VideoFrame]:
         """Decode all frames in order. No later frame takes more memory than the headers say.
+
+        Args:
+            is_part: Whether the first ones have been left out by seeking.
 
         Raises:
             InvalidRequest: Frames are missing or damaged.
@@ -103,8 +146,8 @@ class VideoReader:
                     latest = frame.pts
                 yield frame
                 decoded += 1
-        is_mp4 = self._container.format.name == _MP4_FORMAT
-        missing = max(len(self._stream.index_entries) - read if is_mp4 else 0, shown - decoded)
+        has_index = self._container.format.name == _MP4_FORMAT and not is_part
+        missing = max(len(self._stream.index_entries) - read if has_index else 0, shown - decoded)
         if missing > 0:
             raise InvalidRequest(
                 f"the video is damaged: it has {decoded + missing} frames, {decoded} can be decoded"
