@@ -1,0 +1,1 @@
+"""Scoring of whole data sets: reading rows, scoring them, and keeping the scores."""

@@ -1,0 +1,258 @@
+"""The folder with the scores of an input: parts that are valid at any time, and a journal.
+
+`part-00000.parquet` has the first rows, in order, and so on. A part appears when it is complete.
+What is scored and in no part yet is in `journal.jsonl`, a record per line, so that an interrupted
+command goes on without scoring it again. `input.json` says what was scored, and how.
+"""
+
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic_core import to_json
+from typing_extensions import Self
+
+from .records import Record, arrow_table
+
+Format = Literal["parquet", "jsonl"]
+
+_JOURNAL = "journal.jsonl"
+#: A part is written when it has so many rows, or so many bytes of JSON.
+_PART_ROWS, _PART_BYTES = 10_000, 64 * 2**20
+
+
+class Output:
+    """The scores of an input, in a folder. Use it as a context manager, in one thread at a time.
+
+    Args:
+        folder: Is created if it does not exist.
+        columns: The columns of a record, and their types; see `records.columns_of`.
+        input_key: What the scores belong to; see `input.json`.
+
+    Raises:
+        ValueError: The folder has the scores of another input, or something else, or is in use.
+        OSError: It cannot be written.
+    """
+
+    def __init__(
+        self, folder: Path, columns: Mapping[str, str], input_key: Mapping[str, Any], kind: Format
+    ) -> None:
+        self._folder, self._columns, self._kind = folder, columns, kind
+        _check_input(folder, {**input_key, "format": kind})
+        self._lock = _locked(folder)
+        self._parts = sorted(folder.glob(f"part-*.{kind}"))
+        #: Rows before this one are in parts.
+        self._next = sum(_count(part) for part in self._parts)
+        #: Records that are in no part, and the bytes of their lines in the journal.
+        self._later: dict[int, tuple[Record, int]] = {}
+        self._later_bytes = 0
+        self._pending, self._pending_bytes = 0, 0  # those of them that follow the last part
+        #: New records of rows that are in parts already.
+        self._replaced: dict[int, Record] = {}
+        self._journal_path = folder / _JOURNAL
+        self._load_journal()
+        self._journal = self._journal_path.open("ab", buffering=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._journal.close()
+        os.close(self._lock)
+
+    def __contains__(self, row: int) -> bool:
+        return row < self._next or row in self._later
+
+    @property
+    def later_bytes(self) -> int:
+        """The bytes of the records that are kept until an earlier row is scored."""
+        return self._later_bytes - self._pending_bytes
+
+    def records(self) -> Iterator[Record]:
+        """Yield the records that there are, those of parts first."""
+        for part in self._parts:
+            for record in _read(part, self._columns):
+                yield self._replaced.get(record["row"], record)
+        for record, _ in self._later.values():
+            yield record
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Keep records, and write a part if it is complete."""
+        lines = [_line(record) for record in records]
+        rest = memoryview(b"".join(lines))
+        while rest:  # a full disk takes a part of it, and then raises
+            rest = rest[self._journal.write(rest) :]
+        for record, line in zip(records, lines, strict=True):
+            self._keep(record, len(line))
+        if self._pending >= _PART_ROWS or self._pending_bytes >= _PART_BYTES:
+            self._write_part()
+
+    def finish(self) -> None:
+        """Write what is left as the last part, once all rows are scored."""
+        self._replace()
+        if self._pending:
+            self._write_part()
+        if not self._later:
+            self._journal_path.unlink(missing_ok=True)
+
+    def _keep(self, record: Record, size: int) -> None:
+        row = record["row"]
+        if row < self._next:
+            self._replaced[row] = record
+            return
+        self._later[row] = record, size
+        self._later_bytes += size
+        while (following := self._later.get(self._next + self._pending)) is not None:
+            self._pending += 1
+            self._pending_bytes += following[1]
+
+    def _write_part(self) -> None:
+        rows = range(self._next, self._next + self._pending)
+        path = self._folder / f"part-{len(self._parts):05}.{self._kind}"
+        self._write(path, [self._later.pop(row)[0] for row in rows])
+        self._parts.append(path)
+        self._later_bytes -= self._pending_bytes
+        self._next, self._pending, self._pending_bytes = rows.stop, 0, 0
+        self._rewrite_journal()
+
+    def _replace(self) -> None:
+        """Write the parts again that have rows with new records."""
+        for part in self._parts if self._replaced else ():
+            records = {each["row"]: each for each in _read(part, self._columns)}
+            if new := records.keys() & self._replaced.keys():
+                records |= {row: self._replaced[row] for row in new}
+                self._write(part, list(records.values()))
+        self._replaced.clear()
+
+    def _write(self, path: Path, records: list[Record]) -> None:
+        temporary = path.with_name(f".{path.name}.new")
+        if self._kind == "jsonl":
+            with temporary.open("wb") as file:
+                file.writelines(map(_line, records))
+        else:
+            import pyarrow.parquet  # noqa: PLC0415 - optional
+
+            pyarrow.parquet.write_table(arrow_table(records, self._columns), temporary)
+        temporary.replace(path)
+
+    def _rewrite_journal(self) -> None:
+        """Drop the lines of the journal that are in parts."""
+        temporary = self._journal_path.with_suffix(".new")
+        left = [*self._replaced.values(), *(record for record, _ in self._later.values())]
+        temporary.write_bytes(b"".join(map(_line, left)))
+        temporary.replace(self._journal_path)
+        self._journal.close()
+        self._journal = self._journal_path.open("ab", buffering=0)
+
+    def _load_journal(self) -> None:
+        """Read the journal; its last line may be incomplete, if the command was killed."""
+        if not self._journal_path.exists():
+            return
+        content = self._journal_path.read_bytes()
+        lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
+        for line in lines:
+            self._keep(json.loads(line), len(line))
+        if sum(map(len, lines)) != len(content):
+            self._journal_path.write_bytes(b"".join(lines))
+
+
+def _locked(folder: Path) -> int:
+    """Lock a folder until the result is closed.
+
+    Raises:
+        ValueError: Another process has it.
+    """
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ValueError(f"{folder}: another command is writing there") from None
+    return lock
+
+
+def _check_input(folder: Path, key: Mapping[str, Any]) -> None:
+    """Check that a folder belongs to an input; an empty one does from now on.
+
+    Raises:
+        ValueError: It does not.
+    """
+    path = folder / "input.json"
+    if path.exists():
+        found = json.loads(path.read_text())
+        if other := [name for name in key if found.get(name) != json.loads(json.dumps(key[name]))]:
+            raise ValueError(
+                f"{folder} has the scores of another input or other options "
+                f"({', '.join(other)} differ, see {path}): give another -o"
+            )
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise ValueError(f"{folder} has other files: give a new or an empty folder")
+    path.write_text(json.dumps(key, indent=1))
+
+
+def _count(part: Path) -> int:
+    if part.suffix == ".jsonl":
+        return part.read_bytes().count(b"\n")
+    import pyarrow.parquet  # noqa: PLC0415 - optional
+
+    return int(pyarrow.parquet.read_metadata(part).num_rows)
+
+
+def _read(part: Path, columns: Mapping[str, str]) -> Iterator[Record]:
+    if part.suffix == ".jsonl":
+        with part.open(encoding="utf-8") as file:
+            yield from map(json.loads, file)
+        return
+    import pyarrow.parquet  # noqa: PLC0415 - optional
+
+    texts = [name for name, kind in columns.items() if kind == "json"]
+    with pyarrow.parquet.ParquetFile(part) as file:
+        for batch in file.iter_batches(batch_size=1000):
+            for record in batch.to_pylist(maps_as_pydicts="strict"):
+                yield record | {name: json.loads(record[name] or "null") for name in texts}
+
+
+class Printer:
+    """Prints records to the standard output, in order of their rows, and keeps none."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._later: dict[int, bytes] = {}
+        self.later_bytes = 0  #: of the records that are kept until an earlier row is scored
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: there is nothing to close."""
+
+    def __contains__(self, row: int) -> bool:
+        return False
+
+    def records(self) -> Iterator[Record]:
+        """Yield nothing: a new command begins anew."""
+        return iter(())
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Print records, and those that have waited for them."""
+        for record in records:
+            self._later[record["row"]] = line = _line(record)
+            self.later_bytes += len(line)
+        while (following := self._later.pop(self._next, None)) is not None:
+            sys.stdout.buffer.write(following)
+            self.later_bytes -= len(following)
+            self._next += 1
+
+    def finish(self) -> None:
+        """Flush the output."""
+        sys.stdout.buffer.flush()
+
+
+def _line(record: Record) -> bytes:
+    return to_json(record) + b"\n"

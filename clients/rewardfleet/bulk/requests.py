@@ -1,0 +1,242 @@
+"""The requests of rows: which columns hold what, and one item per completion."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rewardfleet.adapters._rows import ServiceName, requests_of
+from rewardfleet.episode import episode_request
+from rewardfleet.video import VideoOptions
+from rewardfleet.wire.digest import request_id
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.score import Request
+from rewardfleet.wire.validation import validate
+from rewardfleet.wire.video import JSON_INPUTS, VideoRequest
+
+from .rows import Row
+
+#: Columns that are read if none is named, by what they hold; the first that a row has counts.
+_COMPLETION = ("revision", "response", "completion", "completions", "responses", "output")
+_TRUTH = ("tests", "ground_truth")
+_TASK = ("task_text", "task", "instruction")
+_CLIP = ("clip", "video", "file", "file_name", "path")
+_OPTIONS = VideoOptions.__optional_keys__ - {"fps"}
+#: The largest video that is sent; a larger one is given by path.
+_MAX_SENT_BYTES = 48 * 2**20
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that hold what a request is made of; None for the usual names."""
+
+    completion_column: str | None = None
+    tests_column: str | None = None
+    clip_column: str | None = None
+    task_column: str | None = None
+    id_column: str | None = None
+    camera: str | None = None  #: of LeRobot data sets; None for the only one
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing to score: a completion of a row, a clip, or an episode."""
+
+    index: int  #: its row of the output
+    row: Row
+    completion: int | None = None  #: which completion of its row; None if it has one
+    uid: str | None = None  #: of the column that was named for it
+    error: str = ""  #: why it cannot be scored
+
+    @property
+    def place(self) -> str:
+        """Where it is in the input."""
+        place = self.row.place
+        return place if self.completion is None else f"{place}, completion {self.completion}"
+
+
+@dataclass
+class RequestBuilder:
+    """Builds the requests of rows.
+
+    Args:
+        service: The service that scores them.
+        columns: Where to find what in a row.
+        task: The task of clips without one.
+        by_path: Whether the service reads video files by their paths.
+        changes: Fields of all requests.
+    """
+
+    service: str
+    columns: Columns = Columns()
+    task: str | None = None
+    by_path: bool = False
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def items(self, rows: Iterable[Row]) -> Iterator[Item]:
+        """Yield the items of rows, in order."""
+        index, seen = 0, set[bytes]()
+        for row in rows:
+            texts = self._completions(row)
+            uid = row.fields.get(self.columns.id_column or "")
+            uid = None if uid is None else str(uid)
+            error = row.error
+            if self.columns.id_column and not error:
+                error = _check_id(self.columns.id_column, uid, seen)
+            for place in [None] if texts is None else range(len(texts)):
+                yield Item(index, row, place, uid, error)
+                index += 1
+
+    def build(self, item: Item) -> Request:
+        """Return the request of an item. Blocks, as it reads the files of clips.
+
+        Raises:
+            InvalidRequest: The row cannot be read, or is no valid request.
+        """
+        if item.error:
+            raise InvalidRequest(item.error)
+        try:
+            if self.service == "episode":
+                return episode_request(**{"uid": str(item.index), **item.row.fields})
+            if self.service == "video":
+                return self._video(item.row)
+            return self._text(item)
+        except OSError as error:
+            raise InvalidRequest(f"{error.filename}: {error.strerror}") from None
+
+    def _completions(self, row: Row) -> list[Any] | None:
+        """Return the completions of a row that has several, i.e. a list of texts or of messages."""
+        if self.service not in {"code", "tools"}:
+            return None
+        value = row.fields.get(self._completion_column(row) or "")
+        is_several = isinstance(value, list) and all(isinstance(each, str | list) for each in value)
+        return value if is_several and value else None
+
+    def _completion_column(self, row: Row) -> str | None:
+        return _column(row, self.columns.completion_column, _COMPLETION)
+
+    def _text(self, item: Item) -> Request:
+        """Return the request of a program, or of an answer with tool calls."""
+        fields = dict(item.row.fields)
+        name = self._completion_column(item.row)
+        if name is None:
+            raise _missing(item.row, "--completion-column", _COMPLETION)
+        text = fields.pop(name)
+        truth_name = _column(item.row, self.columns.tests_column, _TRUTH)
+        if truth_name is not None:
+            truth = fields.pop(truth_name)
+        elif self.service == "code" and self.columns.tests_column is None:
+            truth = dict(fields)  # a row of a data set, which the service knows
+        else:
+            raise _missing(item.row, "--tests-column", _TRUTH)
+        completion = text if item.completion is None else text[item.completion]
+        return self._changed(self._fields(completion, truth, fields))
+
+    def _video(self, row: Row) -> Request:
+        fields = {**row.fields, **self._episode_clip(row)}
+        task_name = _column(row, self.columns.task_column, _TASK)
+        task = self.task if task_name is None else fields[task_name]
+        if task is None:
+            raise _missing(row, "--task-column, or give --task", _TASK)
+        given = [name for name in JSON_INPUTS if name in fields]
+        known = {name: fields[name] for name in VideoRequest.model_fields if name in fields}
+        if given and self.columns.clip_column is None:  # a request of the service
+            return validate(VideoRequest, {**known, "task_text": task, **self.changes})
+        name = _column(row, self.columns.clip_column, _CLIP)
+        name = "clip" if name is None and "clip" in fields else name
+        if name is None:
+            raise _missing(row, "--clip-column", _CLIP)
+        clip, sha256 = self._clip(fields[name], row.folder)
+        # The rate of a row is that of its file, which has it.
+        options = {each: known[each] for each in _OPTIONS & known.keys()}
+        ranges = {each: fields[each] for each in ("start_s", "end_s") if each in fields}
+        request = self._fields(None, clip, {"task": task, **options})
+        return self._changed(request, sha256=sha256, **ranges)
+
+    def _episode_clip(self, row: Row) -> Mapping[str, Any]:
+        """Return the clip of an episode of a LeRobot data set, of one camera."""
+        clips = row.fields.get("clips")
+        if not isinstance(clips, Mapping) or "episode_index" not in row.fields:
+            return {}
+        camera = self.columns.camera or (next(iter(clips)) if len(clips) == 1 else "")
+        if camera not in clips:
+            raise InvalidRequest(f"--camera: give one of {', '.join(clips)}")
+        clip = dict(clips[camera])
+        if "start_s" in clip and not self.by_path:
+            raise InvalidRequest(
+                "videos of LeRobot v3.0 hold several episodes: give --by-path, with a service "
+                "whose --video-root has them"
+            )
+        return {"clip": clip.pop("path"), **clip}
+
+    def _clip(self, value: Any, folder: Path) -> tuple[Any, str | None]:
+        """Return a clip as the client takes it, and its digest if the service reads the file."""
+        if isinstance(value, Mapping):  # a video of `datasets`
+            value = value.get("bytes") or value.get("path")
+        if not isinstance(value, str):
+            return value, None
+        path = folder / value
+        if not path.is_file():
+            raise InvalidRequest(f"there is no file {path}")
+        size = path.stat().st_size
+        if self.by_path:
+            return str(path.resolve()), _sha256(path, size, path.stat().st_mtime_ns)
+        if size > _MAX_SENT_BYTES:
+            raise InvalidRequest(f"{path} has {size} bytes, more than are sent: give --by-path")
+        return path.read_bytes(), None
+
+    def _fields(self, completion: Any, truth: Any, row: Mapping[str, Any]) -> Request:
+        service: ServiceName = self.service  # type: ignore[assignment] # not episode: see `build`
+        [request] = requests_of(service, [(completion, truth, row)])
+        return request  # type: ignore[no-any-return] # of the service's type
+
+    def _changed(self, request: Request, **more: Any) -> Request:
+        """Return a request with the fields that all requests get."""
+        given = {name: value for name, value in more.items() if value is not None}
+        if not (self.changes or given):
+            return request
+        fields = {name: getattr(request, name) for name in request.model_fields_set}
+        return validate(type(request), {**fields, **given, **self.changes})
+
+
+def item_id(item: Item, request: Request | None) -> str:
+    """Return the digest of an item's request, or of its row if there is no valid request."""
+    if request is not None:
+        return request_id(request)
+    row = json.dumps([item.row.place, item.completion], sort_keys=True)
+    return hashlib.sha256(row.encode()).hexdigest()
+
+
+def _column(row: Row, named: str | None, usual: Iterable[str]) -> str | None:
+    names = usual if named is None else (named,)
+    return next((name for name in names if name in row.fields), None)
+
+
+def _missing(row: Row, option: str, usual: Iterable[str]) -> InvalidRequest:
+    found = ", ".join(sorted(map(str, row.fields))) or "none"
+    return InvalidRequest(
+        f"none of the columns {', '.join(usual)}: name it with {option}; the row has: {found}"
+    )
+
+
+def _check_id(column: str, uid: str | None, seen: set[bytes]) -> str:
+    """Return what is wrong with the id of a row; "" if nothing is."""
+    if uid is None:
+        return f"no id in the column {column}"
+    digest = hashlib.sha256(uid.encode(errors="surrogatepass")).digest()[:12]
+    if digest in seen:
+        return f"the id {uid[:60]!r} occurs twice"
+    seen.add(digest)
+    return ""
+
+
+@functools.lru_cache(maxsize=16)  # LeRobot has many episodes in one file
+def _sha256(path: Path, size: int, changed: int) -> str:  # noqa: ARG001 - of this state of the file
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,199 @@
+"""Rows of an input: a clip, a folder of clips, a table, or a data set, read one after another."""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .lerobot import episodes_of, is_lerobot
+
+#: Bytes of one line of a table; a longer one is an error of its row.
+_MAX_LINE = 64 * 2**20
+#: Rows of a column store that are read at a time.
+_ROWS_AT_A_TIME = 256
+_CLIPS = {".mp4", ".mkv", ".webm", ".avi", ".mov"}
+_TABLES = ".jsonl, .csv, .parquet or .arrow"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of an input."""
+
+    place: str  #: where it is, e.g. `rows.jsonl:12`
+    #: Its columns, without those that are null.
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path = Path()  #: what paths in it are relative to
+    error: str = ""  #: why it cannot be read
+
+
+@dataclass(frozen=True)
+class Source:
+    """A part of an input whose rows are read one after another."""
+
+    path: Path
+    read: Callable[[Path], Iterator[Row]]
+    #: Returns the number of rows, without parsing them.
+    count: Callable[[Path], int]
+
+    @property
+    def is_clip(self) -> bool:
+        """Whether it is one video file."""
+        return self.read is _clip
+
+    def stamp(self) -> tuple[str, int, int]:
+        """Return the path, the size and the time of change, by which a change is noticed."""
+        stat = self.path.stat()
+        return str(self.path.resolve()), stat.st_size, stat.st_mtime_ns
+
+
+def open_sources(paths: Sequence[Path]) -> list[Source]:
+    """Return the sources of an input, in order.
+
+    Raises:
+        ValueError: A file is of no known type, or a folder has nothing that can be scored.
+        FileNotFoundError: A path does not exist.
+    """
+    return [source for path in paths for source in _sources_at(path)]
+
+
+def _sources_at(path: Path) -> Iterable[Source]:
+    if not path.exists():
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+    if not path.is_dir():
+        return [_file(path)]
+    if is_lerobot(path):
+        return [Source(path / "meta" / "info.json", _lerobot, lambda _: len(episodes_of(path)))]
+    return _folder(path)
+
+
+def _folder(path: Path) -> list[Source]:
+    """Return the files of a folder: those of a data set that `datasets` has saved, or all known."""
+    files = [each for each in sorted(path.rglob("*")) if each.is_file()]
+    tables = [each for each in files if each.suffix in _READERS]
+    saved = [each for each in tables if each.suffix in {".arrow", ".parquet"}]
+    clips = [each for each in files if each.suffix.lower() in _CLIPS]
+    if (path / "state.json").exists() or (path / "dataset_info.json").exists():
+        clips, tables = [], saved
+    if bool(clips) == bool(tables):
+        both = "clips and tables: name one of them" if clips else "neither clips nor tables"
+        raise ValueError(f"{path}: the folder has {both}")
+    return [_file(each) for each in clips or tables]
+
+
+def _file(path: Path) -> Source:
+    if path.suffix.lower() in _CLIPS:
+        return Source(path, _clip, lambda _: 1)
+    if path.suffix not in _READERS:
+        clips = ", ".join(sorted(_CLIPS))
+        raise ValueError(f"{path}: give a table ({_TABLES}), a clip ({clips}), or a folder")
+    return Source(path, *_READERS[path.suffix])
+
+
+def _clip(path: Path) -> Iterator[Row]:
+    yield Row(str(path), {"clip": path.name}, path.parent)
+
+
+def _lerobot(info: Path) -> Iterator[Row]:
+    root = info.parent.parent
+    for episode in episodes_of(root):
+        yield Row(f"{root}: episode {episode['episode_index']}", episode, root)
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(_MAX_LINE):
+            number += 1
+            place = f"{path}:{number}"
+            if len(line) == _MAX_LINE:
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(_MAX_LINE)
+                yield Row(place, error=f"a line of more than {_MAX_LINE} bytes")
+                continue
+            try:
+                fields = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                yield Row(place, error=f"not JSON: {error}")
+                continue
+            if not isinstance(fields, dict):
+                yield Row(place, error=f"a row is a JSON object, not {line.strip()[:60]!r}")
+            else:
+                yield Row(place, _given(fields), path.parent)
+
+
+def _csv(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(_MAX_LINE)
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, restkey="", restval=None, strict=True)
+        while True:
+            try:
+                fields = next(reader, None)
+            except (csv.Error, UnicodeDecodeError) as error:  # what follows cannot be aligned
+                yield Row(f"{path}:{reader.line_num}", error=f"not CSV: {error}")
+                return
+            if fields is None:
+                return
+            place = f"{path}:{reader.line_num}"
+            if "" in fields or None in fields.values():
+                columns = len(reader.fieldnames or ())
+                yield Row(place, error=f"the header has {columns} columns, this row another number")
+            else:
+                yield Row(place, _given(fields), path.parent)
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    import pyarrow.parquet  # noqa: PLC0415 - optional
+
+    with closing(pyarrow.parquet.ParquetFile(path)) as file:
+        yield from _batches(path, file.iter_batches(batch_size=_ROWS_AT_A_TIME))
+
+
+def _arrow(path: Path) -> Iterator[Row]:
+    """Read a file of `datasets`, which is a stream of Arrow batches."""
+    import pyarrow as pa  # noqa: PLC0415 - optional
+
+    with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
+        yield from _batches(path, stream)
+
+
+def _batches(path: Path, batches: Iterable[Any]) -> Iterator[Row]:
+    number = 0
+    for batch in batches:
+        for start in range(0, batch.num_rows, _ROWS_AT_A_TIME):
+            for fields in batch.slice(start, _ROWS_AT_A_TIME).to_pylist():
+                yield Row(f"{path}: row {number}", _given(fields), path.parent)
+                number += 1
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _count_lines(path: Path) -> int:
+    with path.open("rb") as file:
+        last, lines = b"\n", 0
+        while chunk := file.read(2**20):
+            lines, last = lines + chunk.count(b"\n"), chunk[-1:]
+    return lines + (last != b"\n")
+
+
+def _count_parquet(path: Path) -> int:
+    import pyarrow.parquet  # noqa: PLC0415 - optional
+
+    return int(pyarrow.parquet.read_metadata(path).num_rows)
+
+
+def _count_rows(read: Callable[[Path], Iterator[Row]]) -> Callable[[Path], int]:
+    return lambda path: sum(1 for _ in read(path))
+
+
+_READERS: dict[str, tuple[Callable[[Path], Iterator[Row]], Callable[[Path], int]]] = {
+    ".jsonl": (_json_lines, _count_lines),
+    ".ndjson": (_json_lines, _count_lines),
+    ".csv": (_csv, _count_rows(_csv)),
+    ".parquet": (_parquet, _count_parquet),
+    ".arrow": (_arrow, _count_rows(_arrow)),
+}

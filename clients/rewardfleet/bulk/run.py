@@ -1,0 +1,218 @@
+"""Scoring the items of an input, with as many in flight as the fleet scores faster with."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rewardfleet.adapters._rows import scores_of
+from rewardfleet.client import SERVICES, RewardFleet
+from rewardfleet.wire.episode import MAX_EPISODES, EpisodeScore
+from rewardfleet.wire.errors import ErrorKind, InvalidRequest, RewardFleetError
+from rewardfleet.wire.score import MAX_BATCH_ITEMS, Request, Score, Status
+
+from .requests import Item, RequestBuilder, item_id
+
+#: Items in flight at first, and at most for each replica.
+_FIRST, MOST_IN_FLIGHT = 8, 1024
+#: Seconds over which a rate is measured, at least.
+_ROUND_SECONDS = 0.2
+#: Rounds without a try, at most.
+_MOST_ROUNDS = 32
+#: By which factor the rate must rise for more items in flight to be kept.
+_BETTER = 1.1
+#: Failures that say that there are too many items in flight.
+_OVERLOAD = {ErrorKind.OVERLOADED, ErrorKind.DEADLINE_EXCEEDED, ErrorKind.UNAVAILABLE}
+
+
+class InFlightLimit:
+    """The number of items in flight: doubled while that raises the rate, halved at an overload.
+
+    After a try that does not raise the rate, it is the one before, for twice as many rounds as
+    after the try before.
+
+    Args:
+        most: The largest number.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.now = self._kept = min(_FIRST, most)
+        self._kept_rate = 0.0
+        self._rounds_left, self._rounds = 0, 1  # before the next try
+        self._scored, self._since = 0, time.monotonic()
+
+    def record(self, scores: Sequence[Score]) -> None:
+        """Count scores that have arrived."""
+        if any(score.error is not None and score.error.kind in _OVERLOAD for score in scores):
+            self._keep(max(1, self._kept // 2), 0.0)
+            return
+        self._scored += len(scores)
+        elapsed = time.monotonic() - self._since
+        if self._scored < self.now or elapsed < _ROUND_SECONDS:
+            return
+        rate = self._scored / elapsed
+        if self.now > self._kept and rate < self._kept_rate * _BETTER:  # the try was in vain
+            self._keep(self._kept, self._kept_rate)
+        elif self._rounds_left > 0:
+            self._kept_rate, self._rounds_left = rate, self._rounds_left - 1
+        else:
+            self._kept, self._kept_rate = self.now, rate
+            self.now = min(2 * self.now, self._most)
+        self._scored, self._since = 0, time.monotonic()
+
+    def _keep(self, limit: int, rate: float) -> None:
+        """Stay at a limit for some rounds."""
+        self.now = self._kept = limit
+        self._kept_rate = rate
+        self._rounds_left = self._rounds = min(2 * self._rounds, _MOST_ROUNDS)
+        self._scored, self._since = 0, time.monotonic()
+
+
+@dataclass(frozen=True)
+class Scored:
+    """An item, its request if it is valid, and its score."""
+
+    item: Item
+    request_id: str
+    score: Score
+
+
+@dataclass(frozen=True)
+class _Built:
+    """An item and its request; None if it is invalid, and why."""
+
+    item: Item
+    request: Request | None
+    error: str = ""
+
+
+class Run:
+    """Scores items with a service of a fleet.
+
+    Args:
+        fleet: Its `timeout_s` is the time of an item.
+        builder: Builds the requests.
+        replicas: How many replicas the fleet has.
+    """
+
+    def __init__(self, fleet: RewardFleet, builder: RequestBuilder, replicas: int = 1) -> None:
+        self._client = getattr(fleet, builder.service)
+        self._builder = builder
+        self._next: list[Item] = []  # read, but not part of the chunk before
+        self._limit = InFlightLimit(most=MOST_IN_FLIGHT * replicas)
+
+    async def score(
+        self,
+        items: Iterator[Item],
+        keep: Callable[[list[Scored]], None],
+        may_read: Callable[[], bool],
+    ) -> None:
+        """Score all items, and close the connections.
+
+        Args:
+            keep: Called with what has been scored, in any order.
+            may_read: Whether further items may be read now; asked again when some are scored.
+
+        Raises:
+            Unauthorized: The service does not accept the API key.
+        """
+        tasks: dict[asyncio.Task[list[Scored]], int] = {}
+        is_read = False
+        try:
+            while True:
+                while not is_read and (not tasks or may_read()):
+                    free = self._limit.now - sum(tasks.values())
+                    if free < 1:
+                        break
+                    size = min(free, max(self._limit.now // 4, 1), MAX_BATCH_ITEMS)
+                    chunk = await self._read(items, size)
+                    is_read = not chunk
+                    if chunk:
+                        tasks[asyncio.create_task(self._scored(chunk))] = len(chunk)
+                if not tasks:
+                    return
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    del tasks[task]
+                    self._limit.record([each.score for each in task.result()])
+                    keep(task.result())
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._client.aclose()
+
+    async def _read(self, items: Iterator[Item], size: int) -> list[_Built]:
+        """Read items and build their requests."""
+        chunk = itertools.islice(items, size)
+        if self._builder.service == "video":  # it reads files
+            return await asyncio.to_thread(lambda: [self._built(item) for item in chunk])
+        built = [self._built(item) for item in [*self._next, *chunk]]
+        self._next = []
+        is_episode = built and self._builder.service == "episode"
+        group = built[-1].item.row.fields.get("group") if is_episode else None
+        while group is not None and len(built) < MAX_EPISODES:  # it is scored as a whole
+            self._next = list(itertools.islice(items, 1))
+            if not self._next or self._next[0].row.fields.get("group") != group:
+                break
+            built.append(self._built(self._next.pop()))
+        return built
+
+    def _built(self, item: Item) -> _Built:
+        try:
+            return _Built(item, self._builder.build(item))
+        except InvalidRequest as error:
+            return _Built(item, None, error.detail)
+
+    async def _scored(self, chunk: list[_Built]) -> list[Scored]:
+        requests = [each.request for each in chunk if each.request is not None]
+        scores = iter(await self._scores_of(requests) if requests else [])
+        return [
+            Scored(
+                each.item,
+                item_id(each.item, each.request),
+                _failed(InvalidRequest(each.error)) if each.request is None else next(scores),
+            )
+            for each in chunk
+        ]
+
+    async def _scores_of(self, requests: list[Any]) -> list[Score]:
+        if self._builder.service == "episode":
+            scores = await self._episodes(requests)
+        else:
+            scores = await scores_of(self._client, requests)
+        for score in scores:
+            if score.error is not None and score.error.kind is ErrorKind.UNAUTHORIZED:
+                raise RewardFleetError.from_problem(score.error)
+        # A batch has the time of one item: those that it was too short for get their own.
+        late = [place for place, score in enumerate(scores) if _is_late(score)]
+        if len(requests) > 1 and self._builder.service != "episode":
+            again = await asyncio.gather(*(self._scores_of([requests[each]]) for each in late))
+            for place, [score] in zip(late, again, strict=True):
+                scores[place] = score
+        return scores
+
+    async def _episodes(self, requests: list[Any]) -> list[Score]:
+        try:
+            response = await self._client.score_batch(requests, self._builder.changes)
+        except RewardFleetError as error:
+            return [_failed(error, EpisodeScore) for _ in requests]
+        return list(response.results)
+
+
+def score_type_of(service: str) -> type[Score]:
+    """Return the model of a service's scores."""
+    client: Any = SERVICES[service]
+    score_type: type[Score] = getattr(client, "score_type", EpisodeScore)
+    return score_type
+
+
+def _is_late(score: Score) -> bool:
+    return score.error is not None and score.error.kind is ErrorKind.DEADLINE_EXCEEDED
+
+
+def _failed(error: RewardFleetError, score_type: type[Score] = Score) -> Score:
+    return score_type(score=None, status=Status.ERROR, error=error.problem())

@@ -1,0 +1,346 @@
+"""`rewardfleet score`: whole data sets, from files to scores, over real HTTP."""
+
+import asyncio
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rewardfleet.bulk import output as output_module
+from rewardfleet.commands.main import main
+from rewardfleet_server.episode.app import create_app as create_episode_app
+from rewardfleet_server.episode.settings import EpisodeSettings
+from rewardfleet_server.testing import FakeJudge, serving, wait_until
+from rewardfleet_server.tools.app import create_app as create_tools_app
+from rewardfleet_server.tools.settings import ToolsSettings
+
+from ...conftest import image_base64, served
+
+TRUTH = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {"q": "a"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[str]:
+    with serving(create_tools_app(ToolsSettings())) as url:
+        yield url
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [
+        {"id": f"r{i}", "response": f"{TRUTH} {i}", "ground_truth": TRUTH} for i in range(count)
+    ]
+
+
+def write_rows(path: Path, lines: list[Any]) -> Path:
+    text = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
+    path.write_text(text)
+    return path
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """Read the parts of an output."""
+    found: list[dict[str, Any]] = []
+    for part in sorted(folder.glob("part-*")):
+        if part.suffix == ".jsonl":
+            found += map(json.loads, part.read_text().splitlines())
+        else:
+            found += pq.read_table(part).to_pylist()
+    return found
+
+
+# Inputs
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet", "saved"])
+def test_tables_are_scored_in_order(tools: str, tmp_path: Path, name: str):
+    path, table = tmp_path / name, pa.Table.from_pylist(rows(20))
+    if name == "saved":  # by `datasets`
+        path.mkdir()
+        (path / "state.json").write_text("{}")
+        with pa.ipc.new_stream(str(path / "data-0.arrow"), table.schema) as stream:
+            stream.write_table(table, max_chunksize=7)
+    elif name == "rows.parquet":
+        pq.write_table(table, path)
+    elif name == "rows.csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["id", "response", "ground_truth"])
+            writer.writeheader()
+            writer.writerows(rows(20))
+    else:
+        write_rows(path, rows(20))
+    out = tmp_path / "out"
+    assert (
+        main(["score", "tools", str(path), "--url", tools, "-o", str(out), "--id-column=id"]) == 0
+    )
+    found = records(out)
+    assert [each["row"] for each in found] == list(range(20))
+    assert [each["uid"] for each in found] == [f"r{i}" for i in range(20)]
+    assert {each["status"] for each in found} == {"ok"}
+    assert len({each["id"] for each in found}) == 20
+
+
+def test_bad_rows_are_named_and_the_others_are_scored(
+    tools: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    good = rows(1)[0]
+    path = write_rows(
+        tmp_path / "rows.jsonl",
+        [good, "{broken", "[1]", {"id": "a", "ground_truth": TRUTH}, {**good, "id": "b"},
+         {**good, "response": 5, "id": "c"}, good],
+    )  # fmt: skip
+    out = tmp_path / "out"
+    options = ["--url", tools, "-o", str(out), "--id-column", "id", "--format", "jsonl"]
+    assert main(["score", "tools", str(path), *options]) == 1
+    found = records(out)
+    assert [each["error_kind"] for each in found] == [
+        None, "invalid", "invalid", "invalid", None, "invalid", "invalid"
+    ]  # fmt: skip
+    details = [each["error_detail"] for each in found]
+    for row, words in {
+        1: "not JSON",
+        2: "JSON object",
+        3: "--completion-column",
+        6: "twice",
+    }.items():
+        assert words in details[row]
+    assert [each["place"] for each in found][1] == f"{path}:2"
+    assert f"{path}:2" in capsys.readouterr().err
+
+
+def test_several_completions_of_a_row_are_items_of_their_own(tools: str, tmp_path: Path):
+    messages = [{"role": "assistant", "content": TRUTH}]
+    lines = [
+        {"answers": [TRUTH, "nothing"], "truth": TRUTH},
+        {"answers": [messages, messages], "truth": TRUTH},
+        {"answers": messages, "truth": TRUTH},
+    ]
+    path, out = write_rows(tmp_path / "rows.jsonl", lines), tmp_path / "out"
+    columns = ["--completion-column", "answers", "--tests-column", "truth"]
+    assert main(["score", "tools", str(path), "--url", tools, "-o", str(out), *columns]) == 0
+    found = records(out)
+    assert [each["completion"] for each in found] == [0, 1, 0, 1, None]
+    assert [each["score"] == found[0]["score"] for each in found] == [1, 0, 1, 1, 1]
+
+
+def test_groups_of_episodes_stay_together(tmp_path: Path):
+    lines = [
+        {"uid": f"e{i}", "group": f"g{i // 4}", "kind": "success", "success": i % 4 == 0}
+        for i in range(40)
+    ]
+    path, out = write_rows(tmp_path / "rows.jsonl", lines), tmp_path / "out"
+    with serving(create_episode_app(EpisodeSettings())) as url:
+        options = ["--set", "normalize=group_mean"]
+        assert main(["score", "episode", str(path), "--url", url, "-o", str(out), *options]) == 0
+    scores = [each["score"] for each in records(out)]
+    assert scores == pytest.approx(scores[:4] * 10) and scores[0] > 0 > scores[1]
+
+
+def test_clips_are_scored_by_content_and_by_path(make_video: Callable[..., Path], tmp_path: Path):
+    folder = tmp_path / "clips"
+    folder.mkdir()
+    for index in range(3):
+        make_video(10 + index, name=f"clips/{index}.mp4")
+    (folder / "broken.mp4").write_bytes(b"no video")
+    with served(video_root=[folder]) as client:
+        ids = []
+        for options in ([], ["--by-path"]):
+            out = tmp_path / f"out{len(options)}"
+            url = ["--url", str(client.base_url), "-o", str(out), "--task", "stack"]
+            assert main(["score", "video", str(folder), *url, *options]) == 1
+            found = records(out)
+            assert [each["status"] for each in found] == ["ok", "ok", "ok", "error"]
+            ids.append([each["id"] for each in found])
+        assert ids[0] == ids[1], "an id is that of the content"
+        table = write_rows(
+            tmp_path / "rows.jsonl",
+            [{"clip": "clips/0.mp4", "task": "stack"}, {"clip": "none", "task": "x"}],
+        )
+        out = tmp_path / "table"
+        assert main(["score", "video", str(table), *url[:2], "-o", str(out)]) == 1
+        found = records(out)
+    assert found[0]["id"] == ids[0][0] and found[0]["cached"]
+    assert "no file" in found[1]["error_detail"]
+
+
+# What is already scored
+
+
+def test_a_killed_command_goes_on_and_scores_nothing_twice(tmp_path: Path):
+    """It is killed while requests are answered; each item is computed once but those in flight."""
+    judged: list[str] = []
+    release = threading.Event()
+
+    class Judge(FakeJudge):
+        deterministic = False
+
+        async def judge(self, task, clip, options):
+            judged.append(task)
+            if len(judged) > 30:
+                while not release.is_set():
+                    await asyncio.sleep(0.01)
+            return await super().judge(task, clip, options)
+
+    lines = [{"task_text": f"t{i}", "frames_base64": [image_base64()]} for i in range(60)]
+    path, out = write_rows(tmp_path / "rows.jsonl", lines), tmp_path / "out"
+    with served(Judge()) as client:
+        arguments = ["score", "video", str(path), "--url", str(client.base_url), "-o", str(out)]
+        program = "import sys; from rewardfleet.commands.main import main; sys.exit(main())"
+        started = subprocess.Popen([sys.executable, "-c", program, *arguments])
+        journal = out / "journal.jsonl"
+        wait_until(lambda: len(judged) > 30 and journal.exists() and journal.stat().st_size)
+        kept = len(journal.read_text().splitlines())
+        started.kill()
+        started.wait()
+        with journal.open("a") as file:
+            file.write('{"row": 59, "id')  # what a write that was cut off leaves
+        release.set()
+        before = len(judged)
+        assert main(arguments) == 0
+    found = records(out)
+    assert [each["row"] for each in found] == list(range(60))
+    assert 0 < len(judged) - before <= 60 - kept
+    assert not journal.exists()
+
+
+def test_ctrl_c_ends_it_without_a_traceback_and_keeps_what_is_scored(tmp_path: Path):
+    judged: list[str] = []
+
+    class Judge(FakeJudge):
+        async def judge(self, task, clip, options):
+            judged.append(task)
+            if len(judged) > 4:
+                await asyncio.Event().wait()
+            return await super().judge(task, clip, options)
+
+    lines = [{"task_text": f"t{i}", "frames_base64": [image_base64()]} for i in range(20)]
+    path, out = write_rows(tmp_path / "rows.jsonl", lines), tmp_path / "out"
+    with served(Judge()) as client:
+        arguments = ["score", "video", str(path), "--url", str(client.base_url), "-o", str(out)]
+        program = "import sys; from rewardfleet.commands.main import main; sys.exit(main())"
+        started = subprocess.Popen(
+            [sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE, text=True
+        )
+        journal = out / "journal.jsonl"
+        wait_until(lambda: len(judged) > 4 and journal.exists() and journal.stat().st_size)
+        started.send_signal(signal.SIGINT)
+        _, errors = started.communicate()
+    assert started.returncode == 130
+    assert "Traceback" not in errors and "goes on" in errors
+
+
+def test_failed_items_are_scored_again_in_their_places(
+    tools: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(output_module, "_PART_ROWS", 4)
+    judged: list[str] = []
+
+    class Judge(FakeJudge):
+        deterministic = False
+
+        async def judge(self, task, clip, options):
+            judged.append(task)
+            if int(task) % 3 == 0 and len(judged) <= 10:
+                raise ValueError("broken")
+            return await super().judge(task, clip, options)
+
+    lines = [{"task_text": f"{i}", "frames_base64": [image_base64()]} for i in range(10)]
+    path, out = write_rows(tmp_path / "rows.jsonl", lines), tmp_path / "out"
+    with served(Judge()) as client:
+        arguments = ["score", "video", str(path), "--url", str(client.base_url), "-o", str(out)]
+        arguments += ["--timeout", "0.5"]
+        main(arguments)
+        failed = [each["row"] for each in records(out) if each["status"] == "error"]
+        before = len(judged)
+        assert main(arguments) == int(bool(failed)), "a second command scores nothing again"
+        assert len(judged) == before
+        assert main([*arguments, "--retry-failed"]) == 0
+    found = records(out)
+    assert [each["row"] for each in found] == list(range(10))
+    assert {each["status"] for each in found} == {"ok"}
+
+
+def test_an_output_of_another_input_is_refused(
+    tools: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out, other = tmp_path / "out", tmp_path / "other"
+    first = write_rows(tmp_path / "a.jsonl", rows(2))
+    second = write_rows(tmp_path / "b.jsonl", rows(2))
+    url = ["--url", tools, "-o", str(out)]
+    assert main(["score", "tools", str(first), *url]) == 0
+    assert main(["score", "tools", str(second), *url]) == 2
+    assert "another input" in capsys.readouterr().err
+    assert main(["score", "tools", str(first), *url, "--set", 'run="x"']) == 2
+    write_rows(first, rows(3))
+    assert main(["score", "tools", str(first), *url]) == 2, "the file changed"
+    other.mkdir()
+    (other / "mine.txt").write_text("x")
+    assert main(["score", "tools", str(second), "--url", tools, "-o", str(other)]) == 2
+    assert (other / "mine.txt").exists()
+
+
+def test_a_full_disk_ends_the_command_with_a_message(tools: str, tmp_path: Path):
+    path, out = write_rows(tmp_path / "rows.jsonl", rows(50)), tmp_path / "out"
+    arguments = ["score", "tools", str(path), "--url", tools, "-o", str(out)]
+    program = """
+import resource, sys
+from rewardfleet.commands.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+sys.exit(main(sys.argv[1:]))
+"""
+    full = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
+    )
+    assert full.returncode == 2
+    assert "File too large" in full.stderr and "Traceback" not in full.stderr
+    assert main(arguments) == 0
+    assert [each["row"] for each in records(out)] == list(range(50))
+
+
+# Options
+
+
+def test_limit_and_sample_and_dry_run(
+    tools: str, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+):
+    path = write_rows(tmp_path / "rows.jsonl", rows(50))
+
+    def printed(*options: str) -> list[dict[str, Any]]:
+        assert main(["score", "tools", str(path), "--url", tools, *options]) == 0
+        return [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
+
+    assert [each["place"] for each in printed("--limit", "2")] == [f"{path}:1", f"{path}:2"]
+    drawn = [each["place"] for each in printed("--sample", "5")]
+    assert len(set(drawn)) == 5 and drawn != [f"{path}:{i}" for i in range(1, 6)]
+    assert [each["place"] for each in printed("--sample", "5")] == drawn
+    assert main(["score", "tools", str(path), "--url", "http://127.0.0.1:1", "--dry-run"]) == 0
+    assert b"50 rows" in capsysbinary.readouterr().out
+
+
+def test_a_wrong_key_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    key = tmp_path / "key"
+    key.write_text("right\n")
+    path = write_rows(tmp_path / "rows.jsonl", rows(3))
+    with serving(create_tools_app(ToolsSettings(api_key_file=key))) as url:
+        options = ["--url", url, "-o", str(tmp_path / "out")]
+        assert main(["score", "tools", str(path), *options, "--api-key", "wrong"]) == 2
+        assert "not accepted" in capsys.readouterr().err
+        assert main(["score", "tools", str(path), *options, "--api-key", "right"]) == 0
+
+
+def test_the_command_starts_the_service_and_ends_it(tmp_path: Path):
+    path, out = write_rows(tmp_path / "rows.jsonl", rows(3)), tmp_path / "out"
+    assert main(["score", "tools", str(path), "--start", "", "-o", str(out)]) == 0
+    children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    assert not any(b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes()
+                   for each in children for pid in each.read_text().split())  # fmt: skip
+    assert main(["score", "tools", str(path), "--start", "--nonsense", "-o", str(out)]) == 2
