@@ -4,9 +4,15 @@ The formats are those that LeRobot's own writers make: https://github.com/huggin
 """
 
 import json
-from collections.abc import Iterator
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from .arrow import pyarrow
 
 
 def is_lerobot(root: Path) -> bool:
@@ -62,11 +68,9 @@ def _episodes_of_v2(root: Path, info: dict[str, Any]) -> Iterator[dict[str, Any]
 
 def _episodes_of_v3(root: Path, info: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the episodes of v3.0: many episodes in a video."""
-    import pyarrow.parquet  # noqa: PLC0415 - optional
-
     cameras = cameras_of(root)
     for path in sorted((root / "meta" / "episodes").rglob("*.parquet")):
-        for episode in pyarrow.parquet.read_table(path).to_pylist():
+        for episode in pyarrow().parquet.read_table(path).to_pylist():
             clips = {
                 camera: {
                     "path": info["video_path"].format(
@@ -90,3 +94,77 @@ def _episode(index: int, given: dict[str, Any], clips: dict[str, Any]) -> dict[s
         "length": given["length"],
         "clips": clips,
     }
+
+
+#: The least score of a success.
+_SUCCESS = 0.5
+
+
+def write_rewards(root: Path, target: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write a copy of a data set that has rewards as columns; its videos are links to the original.
+
+    Each frame gets `next.reward` (the score of its episode at the last frame, else 0; NaN without a
+    score), `next.success` (whether the score is at least 0.5, at the last frame, else False; null
+    without a score), and, if there are curves, `progress` (interpolated; NaN without a curve). If
+    the data set has `next.reward` or `next.success`, the new ones are `judge.reward` and
+    `judge.success`.
+
+    Args:
+        target: A folder, which is written anew.
+        records: Of the episodes, whose `uid` is the index of the episode.
+    """
+    pa = pyarrow()
+    by_episode = {int(each["uid"]): each for each in records}
+    info = _info(root)
+    prefix = "judge" if {"next.reward", "next.success"} & info["features"].keys() else "next"
+    dtypes = {f"{prefix}.reward": "float32", f"{prefix}.success": "bool"}
+    if any(each.get("curve_values") for each in by_episode.values()):
+        dtypes["progress"] = "float32"
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(root / "meta", target / "meta")
+    features = {name: {"dtype": each, "shape": [1], "names": None} for name, each in dtypes.items()}
+    new = {**info, "features": {**info["features"], **features}}
+    (target / "meta" / "info.json").write_text(json.dumps(new, indent=4))
+    (target / "videos").symlink_to((root / "videos").resolve())
+    for path in sorted((root / "data").rglob("*.parquet")):
+        table = pa.parquet.read_table(path)
+        columns = _columns_of(table, by_episode)
+        for name, values in zip(dtypes, columns, strict=False):
+            kind = pa.bool_() if dtypes[name] == "bool" else pa.float32()
+            table = table.append_column(name, pa.array(values, kind))
+        written = target / path.relative_to(root)
+        written.parent.mkdir(parents=True, exist_ok=True)
+        pa.parquet.write_table(_with_features(table, dtypes), written)
+
+
+def _columns_of(table: Any, records: Mapping[int, Mapping[str, Any]]) -> tuple[list[Any], ...]:
+    """Return the reward, the success and the progress of each frame."""
+    episodes = table["episode_index"].to_numpy()
+    frames = table["frame_index"].to_numpy()
+    lengths = {episode: frames[episodes == episode].max() + 1 for episode in set(episodes.tolist())}
+    columns: tuple[list[Any], ...] = ([], [], [])
+    for episode, frame in zip(episodes.tolist(), frames.tolist(), strict=True):
+        record = records.get(episode, {})
+        score, curve = record.get("score"), record.get("curve_values")
+        is_last = frame == lengths[episode] - 1
+        columns[0].append(math.nan if score is None else score * is_last)
+        columns[1].append(None if score is None else is_last and score >= _SUCCESS)
+        columns[2].append(_progress(record, frame) if curve else math.nan)
+    return columns
+
+
+def _progress(record: Mapping[str, Any], frame: int) -> float:
+    """Return the value of a curve at a frame, between its points; NaN where a judge abstained."""
+    values = [math.nan if each is None else each for each in record["curve_values"]]
+    return float(np.interp(frame, record["curve_frames"], values))
+
+
+def _with_features(table: Any, dtypes: Mapping[str, str]) -> Any:
+    """Return a table whose metadata for `datasets` has the new columns."""
+    metadata = dict(table.schema.metadata or {})
+    if b"huggingface" in metadata:
+        described = json.loads(metadata[b"huggingface"])
+        new = {name: {"dtype": each, "_type": "Value"} for name, each in dtypes.items()}
+        described["info"]["features"].update(new)
+        metadata[b"huggingface"] = json.dumps(described).encode()
+    return table.replace_schema_metadata(metadata)

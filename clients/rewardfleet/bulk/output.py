@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic_core import to_json
 from typing_extensions import Self
 
+from .arrow import pyarrow
 from .records import Record, arrow_table
 
 Format = Literal["parquet", "jsonl"]
@@ -134,9 +135,7 @@ class Output:
             with temporary.open("wb") as file:
                 file.writelines(map(_line, records))
         else:
-            import pyarrow.parquet  # noqa: PLC0415 - optional
-
-            pyarrow.parquet.write_table(arrow_table(records, self._columns), temporary)
+            pyarrow().parquet.write_table(arrow_table(records, self._columns), temporary)
         temporary.replace(path)
 
     def _rewrite_journal(self) -> None:
@@ -199,9 +198,7 @@ def _check_input(folder: Path, key: Mapping[str, Any]) -> None:
 def _count(part: Path) -> int:
     if part.suffix == ".jsonl":
         return part.read_bytes().count(b"\n")
-    import pyarrow.parquet  # noqa: PLC0415 - optional
-
-    return int(pyarrow.parquet.read_metadata(part).num_rows)
+    return int(pyarrow().parquet.read_metadata(part).num_rows)
 
 
 def _read(part: Path, columns: Mapping[str, str]) -> Iterator[Record]:
@@ -209,10 +206,8 @@ def _read(part: Path, columns: Mapping[str, str]) -> Iterator[Record]:
         with part.open(encoding="utf-8") as file:
             yield from map(json.loads, file)
         return
-    import pyarrow.parquet  # noqa: PLC0415 - optional
-
     texts = [name for name, kind in columns.items() if kind == "json"]
-    with pyarrow.parquet.ParquetFile(part) as file:
+    with pyarrow().parquet.ParquetFile(part) as file:
         for batch in file.iter_batches(batch_size=1000):
             for record in batch.to_pylist(maps_as_pydicts="strict"):
                 yield record | {name: json.loads(record[name] or "null") for name in texts}

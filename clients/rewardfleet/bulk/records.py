@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from rewardfleet.wire.score import Score
 from rewardfleet.wire.string_enum import StrEnum
 
+from .arrow import pyarrow
 from .requests import Item
 
 #: A record of an item: columns by name, as JSON.
@@ -102,7 +103,7 @@ def _type_of(annotation: Any) -> str:
 
 def arrow_table(records: list[Record], columns: Mapping[str, str]) -> Any:
     """Return records as a `pyarrow.Table`."""
-    import pyarrow as pa  # noqa: PLC0415 - optional
+    pa = pyarrow()
 
     def arrow_type(kind: str) -> Any:
         if kind == "map":

@@ -81,7 +81,7 @@ class RequestBuilder:
         index, seen = 0, set[bytes]()
         for row in rows:
             texts = self._completions(row)
-            uid = row.fields.get(self.columns.id_column or "")
+            uid = row.fields.get(self.columns.id_column or "episode_index")
             uid = None if uid is None else str(uid)
             error = row.error
             if self.columns.id_column and not error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .arrow import pyarrow
 from .lerobot import episodes_of, is_lerobot
 
 #: Bytes of one line of a table; a longer one is an error of its row.
@@ -37,6 +38,11 @@ class Source:
     read: Callable[[Path], Iterator[Row]]
     #: Returns the number of rows, without parsing them.
     count: Callable[[Path], int]
+
+    @property
+    def is_lerobot(self) -> bool:
+        """Whether it is a LeRobot data set."""
+        return self.read is _lerobot
 
     @property
     def is_clip(self) -> bool:
@@ -145,16 +151,13 @@ def _csv(path: Path) -> Iterator[Row]:
 
 
 def _parquet(path: Path) -> Iterator[Row]:
-    import pyarrow.parquet  # noqa: PLC0415 - optional
-
-    with closing(pyarrow.parquet.ParquetFile(path)) as file:
+    with closing(pyarrow().parquet.ParquetFile(path)) as file:
         yield from _batches(path, file.iter_batches(batch_size=_ROWS_AT_A_TIME))
 
 
 def _arrow(path: Path) -> Iterator[Row]:
     """Read a file of `datasets`, which is a stream of Arrow batches."""
-    import pyarrow as pa  # noqa: PLC0415 - optional
-
+    pa = pyarrow()
     with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
         yield from _batches(path, stream)
 
@@ -181,9 +184,7 @@ def _count_lines(path: Path) -> int:
 
 
 def _count_parquet(path: Path) -> int:
-    import pyarrow.parquet  # noqa: PLC0415 - optional
-
-    return int(pyarrow.parquet.read_metadata(path).num_rows)
+    return int(pyarrow().parquet.read_metadata(path).num_rows)
 
 
 def _count_rows(read: Callable[[Path], Iterator[Row]]) -> Callable[[Path], int]:

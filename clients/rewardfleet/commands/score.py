@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import click
 
 from rewardfleet.bulk.job import Job
+from rewardfleet.bulk.lerobot import write_rewards
 from rewardfleet.bulk.output import Output, Printer
 from rewardfleet.bulk.records import columns_of
 from rewardfleet.bulk.requests import Columns, Item, RequestBuilder
@@ -288,6 +289,13 @@ class _ScoreCommand:
             job = Job(run, output, show)
             job.load(retry_failed=self._selection.retry_failed)
             complete = job.score(items)
+        if (
+            complete
+            and self._destination.output
+            and [each.is_lerobot for each in sources] == [True]
+        ):
+            target = self._destination.output / "lerobot"
+            write_rewards(sources[0].path.parent.parent, target, output.records())
         for line in job.summary.lines():
             click.echo(line, err=True)
         for source, stamp in zip(sources, stamps, strict=True):
