@@ -32,7 +32,8 @@ from .options import API_KEY, TIMEOUT, CommandGroup
 
 RecordT = TypeVar("RecordT")
 
-_DEFAULT_URL = "http://127.0.0.1:18000"
+#: Of a service that runs alone.
+_DEFAULT_URL = "http://127.0.0.1:18080"
 #: How many items `--dry-run` shows, and how many characters of each.
 _SHOWN, _SHOWN_CHARACTERS = 3, 2000
 

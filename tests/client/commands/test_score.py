@@ -238,31 +238,34 @@ def test_ctrl_c_ends_it_without_a_traceback_and_keeps_what_is_scored(tmp_path: P
 
 
 def test_failed_items_are_scored_again_in_their_places(
-    tools: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(output_module, "_PART_ROWS", 4)
     judged: list[str] = []
 
     class Judge(FakeJudge):
-        deterministic = False
+        is_broken = True
 
         async def judge(self, task, clip, options):
             judged.append(task)
-            if int(task) % 3 == 0 and len(judged) <= 10:
+            if self.is_broken and int(task) % 3 == 0:
                 raise ValueError("broken")
             return await super().judge(task, clip, options)
 
     lines = [{"task_text": f"{i}", "frames_base64": [image_base64()]} for i in range(10)]
     path, out = write_rows(tmp_path / "rows.jsonl", lines), tmp_path / "out"
-    with served(Judge()) as client:
+    judge = Judge()
+    with served(judge) as client:
         arguments = ["score", "video", str(path), "--url", str(client.base_url), "-o", str(out)]
-        arguments += ["--timeout", "0.5"]
-        main(arguments)
+        assert main(arguments) == 1
         failed = [each["row"] for each in records(out) if each["status"] == "error"]
+        assert failed == [0, 3, 6, 9]
         before = len(judged)
-        assert main(arguments) == int(bool(failed)), "a second command scores nothing again"
+        assert main(arguments) == 1, "without the option, nothing is scored again"
         assert len(judged) == before
+        judge.is_broken = False
         assert main([*arguments, "--retry-failed"]) == 0
+    assert sorted(judged[before:]) == ["0", "3", "6", "9"]
     found = records(out)
     assert [each["row"] for each in found] == list(range(10))
     assert {each["status"] for each in found} == {"ok"}
