@@ -100,7 +100,8 @@ class RequestBuilder:
             raise InvalidRequest(item.error)
         try:
             if self.service == "episode":
-                return episode_request(**{"uid": str(item.index), **item.row.fields})
+                given = {name: e for name, e in item.row.fields.items() if e is not None}
+                return episode_request(**{"uid": str(item.index), **given})
             if self.service == "video":
                 return self._video(item.row)
             return self._text(item)
@@ -123,33 +124,36 @@ class RequestBuilder:
         fields = dict(item.row.fields)
         name = self._completion_column(item.row)
         if name is None:
-            raise _missing(item.row, "--completion-column", _COMPLETION)
+            named = self.columns.completion_column
+            raise _missing(item.row, "--completion-column", named, _COMPLETION)
         text = fields.pop(name)
         truth_name = _column(item.row, self.columns.tests_column, _TRUTH)
-        if truth_name is not None:
-            truth = fields.pop(truth_name)
-        elif self.service == "code" and self.columns.tests_column is None:
+        truth = None if truth_name is None else fields.pop(truth_name)
+        if truth is None and self.service == "code" and self.columns.tests_column is None:
             truth = dict(fields)  # a row of a data set, which the service knows
-        else:
-            raise _missing(item.row, "--tests-column", _TRUTH)
+        if truth is None:
+            named = self.columns.tests_column
+            raise _missing(item.row, "--tests-column", named, _TRUTH)
         completion = text if item.completion is None else text[item.completion]
         return self._changed(self._fields(completion, truth, fields))
 
     def _video(self, row: Row) -> Request:
-        fields = {**row.fields, **self._episode_clip(row)}
+        found = {name: each for name, each in row.fields.items() if each is not None}
+        fields = {**found, **self._episode_clip(row)}
         task_name = _column(row, self.columns.task_column, _TASK)
-        task = self.task if task_name is None else fields[task_name]
+        task = fields.get(task_name or "") or self.task
         if task is None:
-            raise _missing(row, "--task-column, or give --task", _TASK)
+            named = self.columns.task_column
+            raise _missing(row, "--task-column, or give --task", named, _TASK)
         given = [name for name in JSON_INPUTS if name in fields]
         known = {name: fields[name] for name in VideoRequest.model_fields if name in fields}
         if given and self.columns.clip_column is None:  # a request of the service
             return validate(VideoRequest, {**known, "task_text": task, **self.changes})
         name = _column(row, self.columns.clip_column, _CLIP)
-        name = "clip" if name is None and "clip" in fields else name
-        if name is None:
-            raise _missing(row, "--clip-column", _CLIP)
-        clip, sha256 = self._clip(fields[name], row.folder)
+        content = fields.get(name or "clip")
+        if content is None:
+            raise _missing(row, "--clip-column", self.columns.clip_column, _CLIP)
+        clip, sha256 = self._clip(content, row.folder)
         # The rate of a row is that of its file, which has it.
         options = {each: known[each] for each in _OPTIONS & known.keys()}
         ranges = {each: fields[each] for each in ("start_s", "end_s") if each in fields}
@@ -212,14 +216,15 @@ def item_id(item: Item, request: Request | None) -> str:
 
 def _column(row: Row, named: str | None, usual: Iterable[str]) -> str | None:
     names = usual if named is None else (named,)
-    return next((name for name in names if name in row.fields), None)
+    there = [name for name in names if name in row.fields]
+    given = [name for name in there if row.fields[name] is not None]
+    return next(iter(given or there), None)
 
 
-def _missing(row: Row, option: str, usual: Iterable[str]) -> InvalidRequest:
+def _missing(row: Row, option: str, named: str | None, usual: Iterable[str]) -> InvalidRequest:
+    wanted = f"none of the columns {', '.join(usual)}: name it with {option}"
     found = ", ".join(sorted(map(str, row.fields))) or "none"
-    return InvalidRequest(
-        f"none of the columns {', '.join(usual)}: name it with {option}; the row has: {found}"
-    )
+    return InvalidRequest(f"{f'no column {named}' if named else wanted}; the row has: {found}")
 
 
 def _check_id(column: str, uid: str | None, seen: set[bytes]) -> str:

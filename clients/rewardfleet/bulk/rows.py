@@ -24,7 +24,7 @@ class Row:
     """A row of an input."""
 
     place: str  #: where it is, e.g. `rows.jsonl:12`
-    #: Its columns, without those that are null.
+    #: Its columns.
     fields: Mapping[str, Any] = field(default_factory=dict)
     folder: Path = Path()  #: what paths in it are relative to
     error: str = ""  #: why it cannot be read
@@ -32,22 +32,39 @@ class Row:
 
 @dataclass(frozen=True)
 class Source:
-    """A part of an input whose rows are read one after another."""
+    """A file, or a data set, whose rows are read one after another."""
 
     path: Path
-    read: Callable[[Path], Iterator[Row]]
-    #: Returns the number of rows, without parsing them.
-    count: Callable[[Path], int]
+    _read: Callable[[Path], Iterator[Row]]
+    _count: Callable[[Path], int]
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows; a file that is damaged ends with a row that says so."""
+        try:
+            yield from self._read(self.path)
+        except (OSError, ValueError) as error:
+            yield Row(str(self.path), error=f"cannot be read further: {error}")
+
+    def count(self) -> int:
+        """Return the number of rows, without parsing them where that is possible.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        try:
+            return self._count(self.path)
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from None
 
     @property
     def is_lerobot(self) -> bool:
         """Whether it is a LeRobot data set."""
-        return self.read is _lerobot
+        return self._read is _lerobot
 
     @property
     def is_clip(self) -> bool:
         """Whether it is one video file."""
-        return self.read is _clip
+        return self._read is _clip
 
     def stamp(self) -> tuple[str, int, int]:
         """Return the path, the size and the time of change, by which a change is noticed."""
@@ -114,6 +131,8 @@ def _json_lines(path: Path) -> Iterator[Row]:
         while line := file.readline(_MAX_LINE):
             number += 1
             place = f"{path}:{number}"
+            if not line.strip():
+                continue
             if len(line) == _MAX_LINE:
                 while line and not line.endswith(b"\n"):
                     line = file.readline(_MAX_LINE)
@@ -127,7 +146,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
             if not isinstance(fields, dict):
                 yield Row(place, error=f"a row is a JSON object, not {line.strip()[:60]!r}")
             else:
-                yield Row(place, _given(fields), path.parent)
+                yield Row(place, fields, path.parent)
 
 
 def _csv(path: Path) -> Iterator[Row]:
@@ -147,7 +166,7 @@ def _csv(path: Path) -> Iterator[Row]:
                 columns = len(reader.fieldnames or ())
                 yield Row(place, error=f"the header has {columns} columns, this row another number")
             else:
-                yield Row(place, _given(fields), path.parent)
+                yield Row(place, fields, path.parent)
 
 
 def _parquet(path: Path) -> Iterator[Row]:
@@ -167,20 +186,13 @@ def _batches(path: Path, batches: Iterable[Any]) -> Iterator[Row]:
     for batch in batches:
         for start in range(0, batch.num_rows, _ROWS_AT_A_TIME):
             for fields in batch.slice(start, _ROWS_AT_A_TIME).to_pylist():
-                yield Row(f"{path}: row {number}", _given(fields), path.parent)
+                yield Row(f"{path}: row {number}", fields, path.parent)
                 number += 1
-
-
-def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _count_lines(path: Path) -> int:
     with path.open("rb") as file:
-        last, lines = b"\n", 0
-        while chunk := file.read(2**20):
-            lines, last = lines + chunk.count(b"\n"), chunk[-1:]
-    return lines + (last != b"\n")
+        return sum(1 for line in file if line.strip())
 
 
 def _count_parquet(path: Path) -> int:

@@ -212,7 +212,7 @@ class _ScoreCommand:
         """
         paths, task = _inputs_of(inputs, self._fields.task)
         sources = open_sources(paths)
-        count = sum(source.count(source.path) for source in sources)
+        count = sum(source.count() for source in sources)
         builder = RequestBuilder(
             self._service,
             self._columns,
@@ -347,7 +347,7 @@ def _selected(
     sources: Sequence[Source], count: int, selection: Selection
 ) -> tuple[Iterator[Row], int]:
     """Return the rows that are scored, and how many there are."""
-    rows = itertools.chain.from_iterable(source.read(source.path) for source in sources)
+    rows = itertools.chain.from_iterable(source.rows() for source in sources)
     if selection.sample is not None and selection.sample < count:
         chosen = set(random.Random(0).sample(range(count), selection.sample))  # noqa: S311 - not a secret
         rows = (row for number, row in enumerate(rows) if number in chosen)  # type: ignore[assignment] # an iterator, too

@@ -117,6 +117,22 @@ def test_bad_rows_are_named_and_the_others_are_scored(
     assert f"{path}:2" in capsys.readouterr().err
 
 
+def test_what_a_policy_wrote_is_judged_also_if_it_is_nothing(tools: str, tmp_path: Path):
+    lines = [{"response": text, "ground_truth": TRUTH} for text in (None, "", "\ud800", "[1, 2]")]
+    path, out = write_rows(tmp_path / "rows.jsonl", lines), tmp_path / "out"
+    assert main(["score", "tools", str(path), "--url", tools, "-o", str(out)]) == 0
+    assert {(each["status"], each["score"]) for each in records(out)} == {("ok", -3.0)}
+
+
+@pytest.mark.parametrize("name", ["bad.parquet", "bad.arrow"])
+def test_a_damaged_table_is_named(
+    tools: str, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / name).write_text("not a table")
+    assert main(["score", "tools", str(tmp_path / name), "--url", tools]) == 2
+    assert name in capsys.readouterr().err
+
+
 def test_several_completions_of_a_row_are_items_of_their_own(tools: str, tmp_path: Path):
     messages = [{"role": "assistant", "content": TRUTH}]
     lines = [
