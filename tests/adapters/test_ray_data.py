@@ -3,17 +3,35 @@
 import importlib.util
 import json
 import math
+import os
+import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rewardfleet import InvalidRequest
-from rewardfleet.adapters.ray_data import Scorer
+from rewardfleet.adapters.ray_data import Records, Scorer
 from rewardfleet_server.testing import FakeJudge
 
 from .conftest import ECHO, SUM, TESTS, UNREACHABLE
 
 pytestmark = pytest.mark.usefixtures("closes")
+
+
+class KilledOnce(Records):
+    """Is killed with its actor in the middle of the second batch."""
+
+    def __init__(self, mark: str, **options: object) -> None:
+        super().__init__(**options)
+        self._mark, self._batches = Path(mark), 0
+
+    def __call__(self, batch):
+        self._batches += 1
+        if self._batches == 2 and not self._mark.exists():
+            self._mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(batch)
 
 
 def batch_of(texts: list[object], tests: object = TESTS) -> dict[str, np.ndarray]:
@@ -87,11 +105,23 @@ def test_clips_are_scored(serve):
     assert math.isnan(scored["reward"][1]) and "task_text" in scored["reward_error"][1]
 
 
+def test_records_are_those_of_the_command(code_url: str):
+    batch = batch_of([SUM, ECHO, None, 5.0])
+    table = Records("code", code_url, columns={"id_column": "id"}, fields={"mode": "all_pass"})(
+        batch
+    )
+    assert table["score"].to_pylist() == [1.0, 0.0, 0.0, None]
+    assert table["status"].to_pylist() == ["ok", "ok", "ok", "error"]
+    assert table["uid"].to_pylist() == ["0", "1", "2", "3"]
+    assert len(set(table["id"].to_pylist())) == 4
+    assert not {"row", "place"} & set(table.column_names)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
 @pytest.mark.filterwarnings("ignore")  # of Ray and what it imports
-def test_a_pool_of_actors_scores_a_dataset(code_url: str):
+def test_a_pool_of_actors_scores_a_dataset(code_url: str, tmp_path: Path):
     ray = pytest.importorskip("ray")
     pytest.importorskip("pandas")
     data = pytest.importorskip("ray.data")
@@ -114,6 +144,21 @@ def test_a_pool_of_actors_scores_a_dataset(code_url: str):
             num_cpus=0.5,
         )
         rewards = {row["id"]: row["reward"] for row in scored.take_all()}
+        killed = data.from_items(rows).map_batches(
+            KilledOnce,
+            fn_constructor_kwargs={
+                "service": "code",
+                "url": code_url,
+                "columns": {"id_column": "id"},
+                "mark": str(tmp_path / "killed"),
+            },
+            batch_size=4,
+            concurrency=1,
+            num_cpus=0.5,
+        )
+        records = {row["uid"]: row["score"] for row in killed.take_all()}
     finally:
         ray.shutdown()
     assert [rewards[index] for index in range(24)] == [1.0, 0.5, 0.0] * 8
+    assert (tmp_path / "killed").exists()
+    assert [records[str(index)] for index in range(24)] == [1.0, 0.5, 0.0] * 8

@@ -6,6 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from rewardfleet.bulk.records import arrow_table, columns_of, record_of
+from rewardfleet.bulk.requests import Columns, RequestBuilder
+from rewardfleet.bulk.rows import Row
+from rewardfleet.bulk.run import Run, score_type_of
+from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import OnFailure
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
@@ -76,3 +81,59 @@ class Scorer:
             failure = RewardFleetError.from_problem(problem) if problem else abstained(score)
             rewards[index], errors[index] = client.policy.fallback(failure), str(failure)
         return {**batch, self._reward: rewards, f"{self._reward}_error": errors}
+
+
+class Records:
+    """A class for `map_batches` that returns what `rewardfleet score` writes, as Arrow tables.
+
+    A table has one row per item of the batch; see docs/data-sets.md. `row` and `place` are missing,
+    as a batch does not know them: join by `id`, or by the column that `id_column` names, as `uid`.
+
+    Args:
+        service: The service that scores: "video", "code", "tools" or "episode". Groups of episodes
+            must not be split over batches.
+        url: Of the service; several are its replicas.
+        columns: The columns to read, as in the command: `completion_column`, `tests_column`,
+            `clip_column`, `task_column`, `id_column`.
+        task: The task of clips without one.
+        by_path: Whether the service reads video files by their paths.
+        fields: Fields of all requests.
+        options: Options of `RewardFleet`.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        url: str | Sequence[str],
+        *,
+        columns: Mapping[str, str] | None = None,
+        task: str | None = None,
+        by_path: bool = False,
+        fields: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        builder = RequestBuilder(service, Columns(**(columns or {})), task, by_path, fields or {})
+        urls: Any = {service: url}
+        self._builder = builder
+        self._run = Run(RewardFleet(**urls, **options), builder)
+        self._columns = columns_of(score_type_of(service))
+        for name in ("row", "place"):
+            del self._columns[name]
+        self._loop = EventLoopThread()
+
+    def __call__(self, batch: Mapping[str, Any]) -> Any:
+        """Return the records of a batch, a `pyarrow.Table`."""
+        count = len(next(iter(batch.values()), ()))
+        rows = [
+            Row("", {name: _plain(values[index]) for name, values in batch.items()})
+            for index in range(count)
+        ]
+        scored = self._loop.run(self._run.score_chunk(self._builder.items(rows)))
+        records = [record_of(each.item, each.request_id, each.score) for each in scored]
+        return arrow_table(records, self._columns)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a batch without arrays, except for those of frames."""
+    is_frames = isinstance(value, np.ndarray) and value.dtype == np.uint8
+    return value.tolist() if hasattr(value, "tolist") and not is_frames else value

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,6 +144,10 @@ class Run:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._client.aclose()
+
+    async def score_chunk(self, items: Iterable[Item]) -> list[Scored]:
+        """Score a few items at once, in order, and keep the connections."""
+        return await self._scored([self._built(item) for item in items])
 
     async def _read(self, items: Iterator[Item], size: int) -> list[_Built]:
         """Read items and build their requests."""
