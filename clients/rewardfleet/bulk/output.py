@@ -237,7 +237,8 @@ class Printer:
     def add(self, records: Sequence[Record]) -> None:
         """Print records, and those that have waited for them."""
         for record in records:
-            self._later[record["row"]] = line = _line(record)
+            # ASCII: a terminal must not obey characters that a policy wrote.
+            self._later[record["row"]] = line = json.dumps(record).encode() + b"\n"
             self.later_bytes += len(line)
         while (following := self._later.pop(self._next, None)) is not None:
             sys.stdout.buffer.write(following)

@@ -19,7 +19,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 #: Seconds that a request may take; a gateway asks its replicas meanwhile.
 _TIMEOUT_SECONDS = 5.0
 #: How many characters of a text from a service are shown.
-_MAX_SHOWN = 200
+_MAX_SHOWN = 300
 
 
 class IndexedReplica(BaseModel):

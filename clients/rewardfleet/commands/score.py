@@ -26,7 +26,7 @@ from rewardfleet.bulk.run import MOST_IN_FLIGHT, Run, score_type_of
 from rewardfleet.client import SERVICES, RewardFleet
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 
-from .index import base_url, find_services, http_client, redact
+from .index import base_url, find_services, http_client, printable, redact
 from .local_service import local_service
 from .options import API_KEY, TIMEOUT, CommandGroup
 
@@ -298,7 +298,7 @@ class _ScoreCommand:
             target = self._destination.output / "lerobot"
             write_rewards(sources[0].path.parent.parent, target, output.records())
         for line in job.summary.lines():
-            click.echo(line, err=True)
+            click.echo(printable(line), err=True)
         for source, stamp in zip(sources, stamps, strict=True):
             if source.stamp() != stamp:
                 click.echo(f"{source.path} changed while it was read: score it again", err=True)
@@ -379,12 +379,12 @@ def _show(builder: RequestBuilder, items: Iterator[Item], count: int) -> int:
         try:
             request = builder.build(item)
         except InvalidRequest as error:
-            click.echo(f"{item.place}: {error.detail}")
+            click.echo(printable(f"{item.place}: {error.detail}"))
             continue
         valid += 1
         fields = request.model_dump(mode="json", exclude_defaults=True)
         text = json.dumps(fields, indent=1)  # ASCII: it may have control characters of a policy
-        click.echo(f"{item.place}: {text[:_SHOWN_CHARACTERS]}")
+        click.echo(f"{printable(item.place)}: {text[:_SHOWN_CHARACTERS]}")
     click.echo(f"{count:,} rows; nothing was sent")
     return 0 if valid else 2
 

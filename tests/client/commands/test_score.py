@@ -133,6 +133,19 @@ def test_a_damaged_table_is_named(
     assert name in capsys.readouterr().err
 
 
+def test_nothing_that_a_policy_wrote_reaches_a_terminal_as_a_control_character(
+    tools: str, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+):
+    codes = "\x1b[2J \x9b31m \u202e \x07"
+    lines = [{"response": codes, "ground_truth": TRUTH, "id": codes}, {"response": codes, codes: 1}]
+    path = write_rows(tmp_path / "rows.jsonl", lines)
+    for options in ([], ["--dry-run"]):
+        main(["score", "tools", str(path), "--url", tools, "--id-column", "id", *options])
+        printed = capsysbinary.readouterr()
+        for text in (printed.out.decode(), printed.err.decode()):
+            assert all(each.isprintable() or each == "\n" for each in text)
+
+
 def test_several_completions_of_a_row_are_items_of_their_own(tools: str, tmp_path: Path):
     messages = [{"role": "assistant", "content": TRUTH}]
     lines = [
