@@ -42,6 +42,7 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "1",
+    "LD_BIND_NOW": "1",  # otherwise each run looks up the same symbols of libraries
 }
 _FLAGS = ("-s", "-P", "-B", "-X", "utf8")
 #: Prints whether the interpreter is new enough, and its folders.

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
@@ -28,7 +27,8 @@ log = logging.getLogger(__name__)
 
 #: What a jail runs.
 _GUEST = f"{guest.loader('supervisor')}\npackage.supervisor.main()\n".encode()
-_LENGTHS = struct.Struct("!II")
+#: Bytes of the longest message of a jail: of one that names packages, and of any other.
+_MAX_NAMES, _MAX_MESSAGE = 2**17, 2**12
 _START_TIMEOUT_S = 20.0
 #: Seconds for which a jail may send nothing, in addition to the wall time limit of a run.
 _GRACE_S = 20.0
@@ -102,7 +102,7 @@ class Worker:
             self.close()  # it died while idle, so no program is to blame
         if self.handshake:
             self.restarts += 1
-        channel, supervisor_end = socket.socketpair()
+        channel, supervisor_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         zygote, zygote_end = socket.socketpair()
         errors = os.memfd_create("errors")
         spec, seccomp = self.config.spec, self.config.seccomp
@@ -113,7 +113,7 @@ class Worker:
             "processes": spec.processes,
             "kept": spec.kept,
             "landlock": spec.landlock,
-            "supervisor_filter_bytes": len(seccomp.supervisor),
+            "filters": [seccomp.supervisor.hex(), seccomp.run.hex()],
         }
         try:
             self._process = spawn(
@@ -125,15 +125,18 @@ class Worker:
             with self._process.stdin as stdin:
                 stdin.write(_GUEST)
             channel.settimeout(_START_TIMEOUT_S)
-            _send(channel, config, seccomp.supervisor + seccomp.run)
-            self.handshake = _receive(channel)
+            _send(channel, config)
+            environment = []
+            while "packages" in (message := _receive(channel, _MAX_NAMES)):
+                environment += message["packages"]
+            self.handshake = {**message, "environment": environment}
             self._channel, self._zygote = channel, zygote  # from now on, others may send to it
         except (OSError, subprocess.SubprocessError, JailDied) as error:
             channel.close()
             zygote.close()
             self.close()
-            message = os.pread(errors, 10_000, 0).decode(errors="replace").strip()
-            reason = message.rpartition("\n")[2][-500:] or str(error)
+            output = os.pread(errors, 10_000, 0).decode(errors="replace").strip()
+            reason = output.rpartition("\n")[2][-500:] or str(error)
             # An OSError of the supervisor is of Landlock or seccomp, not of its interpreter.
             if not reason.startswith("OSError") and runs_at_all(spec):
                 raise PythonUnusable(
@@ -423,32 +426,22 @@ def _result(report: Mapping[str, Any], files: RunFiles) -> RunResult:
     )
 
 
-def _send(channel: socket.socket, header: Mapping[str, Any], blob: bytes = b"") -> None:
-    text = json.dumps(header).encode()
+def _send(channel: socket.socket, content: Mapping[str, Any]) -> None:
     try:
-        channel.sendall(b"".join((_LENGTHS.pack(len(text), len(blob)), text, blob)))
+        channel.send(json.dumps(content).encode())
     except OSError as error:
         raise JailDied from error
 
 
-def _receive(channel: socket.socket) -> dict[str, Any]:
-    header_size, _ = _LENGTHS.unpack(_receive_exactly(channel, _LENGTHS.size))
-    header: dict[str, Any] = json.loads(_receive_exactly(channel, header_size))
-    return header
-
-
-def _receive_exactly(channel: socket.socket, size: int) -> bytes:
-    content = bytearray(size)
-    view, got = memoryview(content), 0
+def _receive(channel: socket.socket, max_bytes: int = _MAX_MESSAGE) -> dict[str, Any]:
     try:
-        while got < size:
-            count = channel.recv_into(view[got:])
-            if not count:
-                raise JailDied
-            got += count
+        message = channel.recv(max_bytes)
     except OSError as error:
         raise JailDied from error
-    return bytes(content)
+    if not message:
+        raise JailDied
+    content: dict[str, Any] = json.loads(message)
+    return content
 
 
 _PROBE_LIMITS = RunLimits(cpu_s=5.0, wall_s=20.0, memory_bytes=256 * 2**20, output_bytes=2**20)

@@ -22,7 +22,8 @@ ALL_FILE_RIGHTS = (1 << 16) - 1  # from version 5 on
 STACK_BYTES = 120 * 2**20
 MAX_DESCRIPTORS = 256
 
-libc: Any = ctypes.CDLL(None, use_errno=True)
+#: It keeps the interpreter's lock, as no process has another thread when it uses this.
+libc: Any = ctypes.PyDLL(None, use_errno=True)
 
 
 class Filter(ctypes.Structure):

@@ -65,6 +65,8 @@ class Order(NamedTuple):
 
 #: An order as bytes.
 ORDER = struct.Struct("=Q???ddQQQ")
+#: The index of `tests_apart` in these.
+TESTS_APART = 8
 
 
 class Script(NamedTuple):

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import functools
 import gc
-import itertools
 import linecache
 import marshal
 import os
@@ -20,13 +19,14 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from _thread import _count as count_threads  # type: ignore[attr-defined]
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from .answers import MAX_PLAIN_INT, Report, plain
 from .boundary import ProgramSide
 from .confinement import MAX_DESCRIPTORS, Confinement, libc, limit
-from .descriptors import ALL_SEALS, ORDER, Order, Script, read_all, read_script, write_all
+from .descriptors import ALL_SEALS, ORDER, Script, read_all, read_script, write_all
 from .scripts import TestScript, UnsupportedTest, unsupported
 
 #: The program may replace these.
@@ -39,121 +39,84 @@ _WARM_UPS = 30
 NO_PROCESSES = "the jail does not allow new processes"
 
 
-class GuestFiles(NamedTuple):
-    """Descriptors of the files of a run."""
-
-    source: int  #: the source code of the program, which cannot be changed
-    code: int  #: the compiled program, which cannot be changed once it is sealed; -1 for none
-    stdin: int
-    out: int
-    err: int
-    report: int  #: answers to the checks, and why the program failed
-    link: int  #: the connection to the process of the tests; -1 if there is none
-    arguments: tuple[int, ...]  #: files for the program to read
-
-
-def run_program(confinement: Confinement, order: Order, descriptors: tuple[int, ...]) -> NoReturn:
-    """Become the program; see `run_files.RunFiles` for the descriptors."""
-    stdin, out, err, source, code, report, *others = descriptors
-    script = read_script(others.pop(0)) if order.has_script else Script()
-    link = others[0] if order.tests_apart else -1
-    arguments = () if order.tests_apart else tuple(others)
-    files = GuestFiles(source, code, stdin, out, err, report, link, arguments)
-    confine = functools.partial(confinement.apply, order.cpu_s, order.memory_bytes)
-    Program(order, script, files, confine).run()
-
-
-def warm_up() -> None:
-    """Run code of all runs so often that the interpreter has optimized it.
-
-    Otherwise each run would do so again, and copy the pages of memory that this changes.
-    """
-    code = os.memfd_create("code", os.MFD_ALLOW_SEALING)
-    write_all(code, marshal.dumps(("pass", compile("pass", "program.py", "exec"))))
-    fcntl.fcntl(code, fcntl.F_ADD_SEALS, ALL_SEALS)
-    message = ORDER.pack(*Order(0, False, False, False, 1.0, 1.0, 1, 1, 1))
-    for _ in range(_WARM_UPS):
-        files = GuestFiles(os.dup(code), os.dup(code), 0, 1, 2, -1, -1, ())
-        order = Order._make(ORDER.unpack(message))
-        program = Program(order, Script(), files, lambda: None)
-        module = program.module()
-        program.run_source(program.compiled(), module.__dict__, None)
-        program.flush()
-    del sys.modules["program"], sys.modules["solution"]
-    linecache.clearcache()
-    os.close(code)
-
-
 class Program:
     """The process of a program.
 
-    Args:
-        script: The code of the tests for this process.
-        confine: Takes the limits on CPU time and memory.
+    It is prepared once, before the processes of all runs are made. Each page of memory that such a
+    process changes is copied for it, which takes most of the time of a short run. So this uses few
+    functions, and makes few objects besides those of the program.
     """
 
-    def __init__(
-        self, order: Order, script: Script, files: GuestFiles, confine: Callable[[], None]
-    ) -> None:
-        self.order = order
-        self.script = script
+    def __init__(self) -> None:
         self.source = ""  #: the source code of the program, once that is read
-        self.files = files
-        self.confine = confine
+        self.script = Script()  #: the code of the tests for this process
+        self.link = -1  #: the connection to the process of the tests; -1 if there is none
         self.out, self.err = sys.stdout, sys.stderr
-        self.report = Report(files.report, order.report_bytes)
+        self.report_file, self.report_bytes = -1, 0  #: answers, and why the program failed
+        self.main = new_module("__main__")
+        linecache.cache["program.py"] = (lambda: self.source,)
+        linecache.cache["setup.py"] = (lambda: self.script.setup,)
+        sys.argv = ["program.py"]
 
-    def run(self) -> NoReturn:
-        """Run the program and its checks, and end."""
-        take_files(self.files)
-        self.confine()
-        code = self.compiled()
+    def run(self, confinement: Confinement, message: bytes, descriptors: Sequence[int]) -> NoReturn:
+        """Run a program and its checks, and end; see `run_files.RunFiles` for the descriptors."""
+        # Without an `Order`: its class is in more pages.
+        _, tests_apart, has_script, prints_last, _, cpu_s, *sizes = ORDER.unpack(message)
+        memory_bytes, output_bytes, report_bytes = sizes
+        stdin, out, err, source, code_file, report, *others = descriptors
+        os.dup2(stdin, 0)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        if has_script:
+            self.script = read_script(others.pop(0))
+        if tests_apart:
+            self.link = others[0]
+            del others[1:]
+        elif others:
+            sys.argv += (f"/proc/self/fd/{file}" for file in others)
+        self.report_file, self.report_bytes = report, report_bytes
+        close_all_but(source, code_file, report, *others)
+        confinement.apply(cpu_s, memory_bytes)
+        code = self.compiled(source, code_file)
         checks = self.script.checks
-        is_module = bool(checks) or self.files.link >= 0  # tested programs are imported
-        report_bytes = self.order.report_bytes if checks else 0
-        limit(resource.RLIMIT_FSIZE, max(self.order.output_bytes, report_bytes) + 1)
-        module = self.module("program" if is_module else "__main__")
-        side = ProgramSide(self.files.link, module.__dict__) if self.files.link >= 0 else None
+        file_bytes = max(output_bytes, report_bytes) if checks else output_bytes
+        limit(resource.RLIMIT_FSIZE, file_bytes + 1)
+        is_module = bool(checks) or self.link >= 0  # tested programs are imported
+        if is_module:
+            module = sys.modules["program"] = sys.modules["solution"] = new_module("program")
+        else:
+            module = sys.modules["__main__"] = self.main
+            del self.main
+        side = ProgramSide(self.link, module.__dict__) if self.link >= 0 else None
         status = self.run_source(code, module.__dict__, side)
         if is_module:
             if not status and side is not None:
                 status = self.serve(side)
             elif not status:
                 module.__dict__["__builtins__"] = BUILTINS
+                report_on = Report(report, report_bytes)
                 for check in checks:
-                    self.report.add(check["nonce"], self.answer(check, module.__dict__))
+                    report_on.add(check["nonce"], self.answer(check, module.__dict__))
             self.flush()
             os._exit(status)
         del module, code  # or the program's objects would not be destroyed
-        self.end(status)
+        self.end(status, prints_last=prints_last)
 
-    def module(self, name: str = "program") -> types.ModuleType:
-        """Return the module of the program."""
-        module = types.ModuleType(name)
-        module.__dict__.update(__builtins__=builtins, __file__="program.py")
-        sys.modules[name] = module
-        if name == "program":
-            sys.modules["solution"] = module  # as tests import it
-        linecache.cache["program.py"] = (lambda: self.source,)
-        linecache.cache["setup.py"] = (lambda: self.script.setup,)
-        sys.argv = ["program.py", *(f"/proc/self/fd/{file}" for file in self.files.arguments)]
-        return module
-
-    def end(self, status: int) -> NoReturn:
+    def end(self, status: int, *, prints_last: bool) -> NoReturn:
         """End as Python does: join threads, call exit functions, destroy the program's objects.
 
         Destroying a file writes what is left in it; `__del__` may print.
         """
         try:
             # `_threading_atexits` has what `concurrent.futures` registers.
-            if threading.active_count() > 1 or threading._threading_atexits:  # type: ignore[attr-defined]
+            if count_threads() or threading._threading_atexits:  # type: ignore[attr-defined]
                 threading._shutdown()  # type: ignore[attr-defined]
         except BaseException as error:
             self.show(error)
         atexit._run_exitfuncs()
         if not self.flush_streams():
             status = LOST_OUTPUT
-        if self.order.prints_last:
+        if prints_last:
             if gc.isenabled():
                 gc.collect()  # as Python does; it puts files before the buffers below them
             sys.stdout, sys.stderr = self.out, self.err
@@ -168,32 +131,36 @@ class Program:
         try:
             side.serve()
         except MemoryError as error:
-            self.report.fail("memory")
+            self.fail("memory")
             self.show(error)
             return 1
         return 0
 
-    def compiled(self) -> types.CodeType:
-        """Return the program's code. The first run compiles it, and seals it for the others."""
-        file = self.files.code
+    def compiled(self, source: int, file: int) -> types.CodeType:
+        """Return the program's code. The first run compiles it, and seals it for the others.
+
+        Args:
+            source: The file with the source code of the program, which cannot be changed.
+            file: The file with the compiled program, which cannot be changed once it is sealed.
+        """
         code: types.CodeType
-        if file >= 0 and fcntl.fcntl(file, fcntl.F_GET_SEALS) == ALL_SEALS:
-            self.source, code = marshal.loads(read_all(file))
-            os.close(self.files.source)
+        if fcntl.fcntl(file, fcntl.F_GET_SEALS) == ALL_SEALS:
+            size = os.lseek(file, 0, os.SEEK_END)
+            self.source, code = marshal.loads(os.pread(file, size, 0))
+            os.close(source)
             os.close(file)
             return code
-        self.source = read_all(self.files.source).decode(errors="surrogatepass")
-        os.close(self.files.source)
+        self.source = read_all(source).decode(errors="surrogatepass")
+        os.close(source)
         try:
             code = compile(self.source, "program.py", "exec", dont_inherit=True)
         except Exception as error:  # whatever the compiler raises
-            self.report.fail("compile")
+            self.fail("compile")
             self.show(error)
             os._exit(1)
-        if file >= 0:
-            write_all(file, marshal.dumps((self.source, code)))
-            fcntl.fcntl(file, fcntl.F_ADD_SEALS, ALL_SEALS)
-            os.close(file)
+        write_all(file, marshal.dumps((self.source, code)))
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, ALL_SEALS)
+        os.close(file)
         return code
 
     def run_source(
@@ -210,7 +177,7 @@ class Program:
             exec(code, namespace)
         except SystemExit as exit_:
             if namespace["__name__"] != "__main__":
-                self.report.fail("exit")
+                self.fail("exit")
                 return 1
             if exit_.code is None or isinstance(exit_.code, int):
                 number = exit_.code or 0
@@ -218,7 +185,7 @@ class Program:
             print(exit_.code, file=self.err)
             return 1
         except BaseException as error:
-            self.report.fail("memory" if isinstance(error, MemoryError) else "exception")
+            self.fail("memory" if isinstance(error, MemoryError) else "exception")
             self.show(error)
             return 1
         return 0
@@ -260,6 +227,10 @@ class Program:
                 is_written = False
         return is_written
 
+    def fail(self, reason: str) -> None:
+        """Report why the program failed."""
+        Report(self.report_file, self.report_bytes).fail(reason)
+
     def show(self, error: BaseException) -> None:
         """Print a traceback that begins with the first line of the program."""
         show(error, self.err)
@@ -280,18 +251,37 @@ def show(error: BaseException, err: Any) -> None:
         traceback.print_exception(error, file=err)
 
 
-def take_files(files: GuestFiles) -> None:
-    """Make the standard streams those of the run, and close all other descriptors."""
-    for number, file in enumerate((files.stdin, files.out, files.err)):
-        os.dup2(file, number)
-    given = (files.source, files.code, files.report, files.link, *files.arguments)
-    close_others(file for file in given if file >= 0)
+def new_module(name: str) -> types.ModuleType:
+    """Return the module of a program."""
+    module = types.ModuleType(name)
+    module.__dict__.update(__builtins__=builtins, __file__="program.py")
+    return module
 
 
-def close_others(used: Any) -> None:
-    """Close all descriptors except the standard streams and these."""
-    for before, after in itertools.pairwise((2, *sorted(used), 2 * MAX_DESCRIPTORS)):
-        os.closerange(before + 1, after)
+def close_all_but(*used: int) -> None:
+    """Close all descriptors except the standard streams and these, in ascending order."""
+    first = 3
+    for descriptor in used:
+        if first < descriptor:
+            os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, 2 * MAX_DESCRIPTORS)
+
+
+def prepare() -> Program:
+    """Prepare the process of a program, and run its code until the interpreter has optimized it.
+
+    Otherwise each run would do so again, and copy the pages of memory that this changes.
+    """
+    code = os.memfd_create("code", os.MFD_ALLOW_SEALING)
+    write_all(code, marshal.dumps(("pass", compile("pass", "program.py", "exec"))))
+    fcntl.fcntl(code, fcntl.F_ADD_SEALS, ALL_SEALS)
+    tried = Program()
+    for _ in range(_WARM_UPS):
+        tried.run_source(tried.compiled(os.dup(code), os.dup(code)), tried.main.__dict__, None)
+        tried.flush()
+    os.close(code)
+    return Program()
 
 
 class Given(functools.partial[Any]):

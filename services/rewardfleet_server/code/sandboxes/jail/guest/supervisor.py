@@ -1,8 +1,8 @@
 """The supervisor of a jail. It watches the runs, and removes what they leave behind.
 
 It never receives programs or outputs: the service puts them into files, whose descriptors go to the
-zygote, which reports the processes that it starts. A message on the channel is two lengths, a JSON
-object and bytes. From outside come the numbers of runs to stop, and that another job needs the
+zygote, which reports the processes that it starts. A message on the channel is a JSON object, and
+one packet. From outside come the numbers of runs to stop, and that another job needs the
 core. The supervisor reports how a run ended, when it has taken long, when a program falls asleep,
 and when it wakes up. Then, and when its core is needed, it is paused until a core is granted.
 """
@@ -20,7 +20,6 @@ import resource
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 import types
@@ -41,11 +40,14 @@ from .confinement import (
 )
 from .descriptors import KILLED, ORDER, Order
 from .processes import LONGEST_LOOK_S, PROC, Process, Run, counts_delays
-from .program import NO_PROCESSES, warm_up
+from .program import NO_PROCESSES, prepare
 from .streams import open_streams
 from .zygote import STARTED
 
-LENGTHS = struct.Struct("!II")
+#: Bytes of the longest message.
+MAX_MESSAGE = 2**17
+#: How many packages a message names.
+NAMES = 100
 #: The C library's function: Python's own also renews locks of threads that there are none of.
 fork: Callable[[], int] = ctypes.PyDLL(None).fork
 
@@ -62,7 +64,7 @@ def main() -> NoReturn:
     # The descriptors of a run come before these.
     channel, orders = (keep_open(int(number)) for number in sys.argv[1:3])
     end_with_parent()
-    config, seccomp = receive(channel)
+    config = receive(channel)
     missing = preload(config["preload"])
     explain_refusals()
     environment = packages()
@@ -84,10 +86,9 @@ def main() -> NoReturn:
     reader, writer = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, MAX_DESCRIPTORS) for end in os.pipe())
     os.closerange(3, MAX_DESCRIPTORS)
     limit_all_runs()
-    split = config["supervisor_filter_bytes"]
-    supervisor_filter, run_filter = map(Filter.of, (bytes(seccomp[:split]), bytes(seccomp[split:])))
+    supervisor_filter, run_filter = (Filter.of(bytes.fromhex(each)) for each in config["filters"])
     confinement = Confinement(run_filter, config["processes"], base_bytes, os.getpid())
-    warm_up()
+    program = prepare()
     gc.collect()
     if hasattr(libc, "malloc_trim"):  # else it is another C library than glibc
         libc.malloc_trim(0)  # every fork copies the page tables of what is mapped
@@ -100,18 +101,19 @@ def main() -> NoReturn:
             if landlock:  # what the kernel counts is for the supervisor only
                 restrict_files(config["readable"], config["writable"])
             supervisor_filter.install()
-            zygote.serve(orders, writer, confinement)
+            zygote.serve(orders, writer, confinement, program)
         finally:
             os._exit(1)
     supervisor_filter.install()
     orders.close()
     os.close(writer)
     supervisor = Supervisor(channel, reader, config["writable"], config["kept"], zygote_pid)
+    for first in range(0, len(environment), NAMES):
+        send(channel, {"packages": environment[first : first + NAMES]})
     handshake = {
         "landlock": landlock,
         "python": sys.version.split()[0],
         "missing": missing,
-        "environment": environment,
         "counts_delays": counts_delays(),
     }
     send(channel, handshake)
@@ -181,29 +183,18 @@ def packages() -> list[str]:
 # The channel
 
 
-def receive(channel: socket.socket) -> tuple[dict[str, Any], bytearray]:
-    """Wait for a message: an object and bytes."""
-    header_size, blob_size = LENGTHS.unpack(receive_exactly(channel, LENGTHS.size))
-    header = json.loads(receive_exactly(channel, header_size))
-    return header, receive_exactly(channel, blob_size)
-
-
-def receive_exactly(channel: socket.socket, size: int) -> bytearray:
-    """Wait for so many bytes."""
-    content = bytearray(size)
-    view, got = memoryview(content), 0
-    while got < size:
-        count = channel.recv_into(view[got:])
-        if not count:
-            os._exit(0)  # the service has ended
-        got += count
+def receive(channel: socket.socket) -> dict[str, Any]:
+    """Wait for a message."""
+    message = channel.recv(MAX_MESSAGE)
+    if not message:
+        os._exit(0)  # the service has ended
+    content: dict[str, Any] = json.loads(message)
     return content
 
 
-def send(channel: socket.socket, header: dict[str, Any]) -> None:
-    """Send a message without bytes."""
-    text = json.dumps(header).encode()
-    channel.sendall(LENGTHS.pack(len(text), 0) + text)
+def send(channel: socket.socket, content: dict[str, Any]) -> None:
+    """Send a message."""
+    channel.send(json.dumps(content).encode())
 
 
 class Supervisor:
@@ -280,7 +271,7 @@ class Supervisor:
 
     def receive_message(self) -> dict[str, Any]:
         """Receive a message from the service, and remember what it asks for."""
-        message, _ = receive(self.channel)
+        message = receive(self.channel)
         self.stopped = message.get("stop", self.stopped)
         self.must_pause |= "pause" in message
         return message

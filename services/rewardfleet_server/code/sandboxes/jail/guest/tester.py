@@ -14,13 +14,14 @@ import resource
 import sys
 import traceback
 import types
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NoReturn
 
 from .answers import Report, plain
 from .boundary import Gone, TestSide
 from .confinement import Confinement, limit
-from .descriptors import TESTS_MEMORY, Order, Script, read_script
+from .descriptors import ORDER, TESTS_MEMORY, Order, Script, read_script
 from .names import (
     ALIASES,
     PROGRAM_MODULES,
@@ -31,7 +32,7 @@ from .names import (
     seeds,
     standard,
 )
-from .program import close_others, show
+from .program import close_all_but, show
 from .proxies import Proxy
 from .scripts import TestScript, UnsupportedTest, compiled, unsupported
 
@@ -106,13 +107,14 @@ class ProgramModule(types.ModuleType):
             raise AttributeError(f"module 'program' has no attribute {name!r}") from None
 
 
-def run_tests(confinement: Confinement, order: Order, descriptors: tuple[int, ...]) -> NoReturn:
+def run_tests(confinement: Confinement, message: bytes, descriptors: Sequence[int]) -> NoReturn:
     """Evaluate the tests of a run; see `run_files.RunFiles` for the descriptors."""
+    order = Order._make(ORDER.unpack(message))
     link, script_file, stdin, err, report = descriptors[-_DESCRIPTORS:]
     script = read_script(script_file)
     for number, file in enumerate((stdin, err, err)):
         os.dup2(file, number)
-    close_others((link, report))
+    close_all_but(link, report)
     # Not the state of the program's process, which is a copy of the same one.
     random.seed(script.setup + "".join(map(_source, script.checks)))
     if "numpy.random" in sys.modules:

@@ -10,12 +10,12 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from .confinement import MAX_DESCRIPTORS, Confinement, end_with, libc
-from .descriptors import ORDER, Order
-from .program import run_program
+from .descriptors import ORDER, TESTS_APART
+from .program import Program
 from .tester import run_tests
 
 #: The system call `clone` by machine. It makes the parent of this process that of the new one.
@@ -28,15 +28,16 @@ _MAX_ANCILLARY_BYTES = socket.CMSG_SPACE(64 * 4)
 #: started (`time.monotonic`), and their ids: negative if that failed, 0 if there is no second one.
 STARTED = struct.Struct("=dii")
 
-Role = Callable[[Confinement, Order, tuple[int, ...]], NoReturn]
+Role = Callable[[Confinement, bytes, Sequence[int]], NoReturn]
 
 
-def serve(orders: socket.socket, runs: int, confinement: Confinement) -> NoReturn:
+def serve(orders: socket.socket, runs: int, confinement: Confinement, program: Program) -> NoReturn:
     """Fork the processes of each run, and report them to the supervisor.
 
     Args:
         orders: Each message is an order, and descriptors for the processes.
         runs: Where the runs are written, for the supervisor.
+        program: The process of a program, as prepared.
     """
     end_with(confinement.supervisor)
     while True:
@@ -44,20 +45,20 @@ def serve(orders: socket.socket, runs: int, confinement: Confinement) -> NoRetur
         if not message:
             os._exit(0)  # the service has ended
         started = time.monotonic()
-        files = ancillary[0][2]
-        order = Order._make(ORDER.unpack(message))
-        program = start(run_program, confinement, order, files)
-        tests = start(run_tests, confinement, order, files) if order.tests_apart else 0
-        os.write(runs, message + STARTED.pack(started, program, tests))
+        # No others are open below these, so the kernel gives them the first numbers.
+        descriptors = range(3, 3 + len(ancillary[0][2]) // 4)
+        pid = start(program.run, confinement, message, descriptors)
+        tests = start(run_tests, confinement, message, descriptors) if message[TESTS_APART] else 0
+        os.write(runs, message + STARTED.pack(started, pid, tests))
         os.closerange(3, MAX_DESCRIPTORS)
 
 
-def start(role: Role, confinement: Confinement, order: Order, files: bytes) -> int:
+def start(role: Role, confinement: Confinement, message: bytes, descriptors: Sequence[int]) -> int:
     """Start a process of a run; return its id, negative if that failed."""
     pid: int = libc.syscall(_CLONE, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
     if not pid:
         try:
-            role(confinement, order, struct.unpack(f"{len(files) // 4}i", files))
+            role(confinement, message, descriptors)
         finally:
             os._exit(1)
     return pid
