@@ -79,9 +79,9 @@ def bench(level: str) -> int:
     print_numpy(level)
     return report(
         [
-            Ratio("tests/s, 20 per submission; `python -I -S`", tests_per_s, bare_per_s, ">= 4"),
+            Ratio("tests/s, 20 per submission; `python -I -S`", tests_per_s, bare_per_s, ">= 4.5"),
             Ratio("CPU ms per test; SandboxFusion", cpu_ms, SANDBOX_FUSION_CPU_MS, "<= 1/6"),
-            Ratio("p50 ms of a trivial program; of a bare start", trivial_ms, bare_ms, "<= 2"),
+            Ratio("p50 ms of a trivial program; of a bare start", trivial_ms, bare_ms, "<= 0.4"),
             Ratio("cached scores/s; an empty endpoint", cached, empty, ">= 0.6"),
             Ratio("cached scores/s, in Redis only; the same", in_redis, empty_then, ">= 0.4"),
             Ratio("right scores of concurrent submissions; all", right, BURST, ">= 1"),

@@ -143,6 +143,24 @@ def test_packages_are_part_of_the_provenance_of_verdicts(cache, wheels):
 
 
 @pytest.mark.slow
+def test_an_environment_may_have_thousands_of_packages(cache):
+    """A jail names them to the service, in messages of limited size."""
+    environment = cache / "environment"
+    command = [find_python(None).path, "-m", "venv", "--without-pip", str(environment)]
+    subprocess.run(command, check=True)
+    [folder] = environment.glob("lib/python*/site-packages")
+    for number in range(5000):
+        (folder / f"a_package_{number}-1.0.dist-info").mkdir()
+    with served_code("landlock", python=environment / "bin" / "python") as service:
+        before = service.score("print(1)", stdio(("", "1")))
+    (folder / "a_package_4999-1.0.dist-info").rename(folder / "a_package_4999-1.1.dist-info")
+    with served_code("landlock", python=environment / "bin" / "python") as service:
+        after = service.score("print(1)", stdio(("", "1")))
+    assert before["score"] == after["score"] == 1
+    assert before["provenance"]["packages"] != after["provenance"]["packages"]
+
+
+@pytest.mark.slow
 def test_two_builds_at_once_wait_for_each_other(cache, wheels):
     command = [COMMAND, "packages", "build", "--packages", "rf-sample"]
     processes = [

@@ -19,7 +19,7 @@ import sys
 import threading
 import traceback
 import types
-from _thread import _count as count_threads  # type: ignore[attr-defined]
+from _thread import _count as count_threads
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
