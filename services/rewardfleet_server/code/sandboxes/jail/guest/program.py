@@ -53,7 +53,6 @@ class Program:
         self.link = -1  #: the connection to the process of the tests; -1 if there is none
         self.out, self.err = sys.stdout, sys.stderr
         self.report_file, self.report_bytes = -1, 0  #: answers, and why the program failed
-        self.main = new_module("__main__")
         linecache.cache["program.py"] = (lambda: self.source,)
         linecache.cache["setup.py"] = (lambda: self.script.setup,)
         sys.argv = ["program.py"]
@@ -82,11 +81,7 @@ class Program:
         file_bytes = max(output_bytes, report_bytes) if checks else output_bytes
         limit(resource.RLIMIT_FSIZE, file_bytes + 1)
         is_module = bool(checks) or self.link >= 0  # tested programs are imported
-        if is_module:
-            module = sys.modules["program"] = sys.modules["solution"] = new_module("program")
-        else:
-            module = sys.modules["__main__"] = self.main
-            del self.main
+        module = new_module("program" if is_module else "__main__")
         side = ProgramSide(self.link, module.__dict__) if self.link >= 0 else None
         status = self.run_source(code, module.__dict__, side)
         if is_module:
@@ -252,9 +247,12 @@ def show(error: BaseException, err: Any) -> None:
 
 
 def new_module(name: str) -> types.ModuleType:
-    """Return the module of a program."""
+    """Return a new module for a program."""
     module = types.ModuleType(name)
     module.__dict__.update(__builtins__=builtins, __file__="program.py")
+    sys.modules[name] = module
+    if name == "program":
+        sys.modules["solution"] = module  # as tests import it
     return module
 
 
@@ -278,8 +276,10 @@ def prepare() -> Program:
     fcntl.fcntl(code, fcntl.F_ADD_SEALS, ALL_SEALS)
     tried = Program()
     for _ in range(_WARM_UPS):
-        tried.run_source(tried.compiled(os.dup(code), os.dup(code)), tried.main.__dict__, None)
+        module = new_module("program")
+        tried.run_source(tried.compiled(os.dup(code), os.dup(code)), module.__dict__, None)
         tried.flush()
+    del sys.modules["program"], sys.modules["solution"]
     os.close(code)
     return Program()
 
