@@ -54,36 +54,37 @@ from rewardfleet_guest import confinement, descriptors, program, streams
 def opened(name):
     return os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
 
-def confine():
+def confine(cpu_s, memory_bytes):
     confinement.limit_all_runs()
     confinement.limit(resource.RLIMIT_NPROC, 4096)
-    seconds = math.ceil(order.cpu_s)
+    seconds = math.ceil(cpu_s)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     with open("/proc/self/statm") as statm:
         base = int(statm.read().split()[0]) * resource.getpagesize()
-    confinement.limit(resource.RLIMIT_AS, base + order.memory_bytes)
+    confinement.limit(resource.RLIMIT_AS, base + memory_bytes)
 
 class Guest(program.Program):
     def flush(self):
         super().flush()
         line = json.dumps({"cpu_ms": time.process_time() * 1000})
-        descriptors.write_all(self.files.report, line.encode() + b"\\n")
+        descriptors.write_all(self.report_file, line.encode() + b"\\n")
 
 given = b"".join(iter(lambda: os.read(0, 1 << 20), b""))
 text, _, stdin = given.partition(b"\\n")
 fields = json.loads(text)
-arguments = tuple(os.open(name, os.O_RDONLY) for name in fields.pop("arguments"))
-source, stdin_file = opened("source"), opened("stdin")
+stdin_file, out, err, source = map(opened, ("stdin", "stdout", "stderr", "source"))
+code, report = os.memfd_create("code", os.MFD_ALLOW_SEALING), opened("report")
+arguments = [os.open(name, os.O_RDONLY) for name in fields.pop("arguments")]
 descriptors.write_all(source, fields.pop("source").encode(errors="surrogatepass"))
 descriptors.write_all(stdin_file, stdin)
 os.lseek(stdin_file, 0, os.SEEK_SET)
-outputs = map(opened, ("stdout", "stderr", "report"))
-files = program.GuestFiles(source, -1, stdin_file, *outputs, -1, arguments)
-del given, text, stdin
 streams.open_streams()
-script = descriptors.Script(fields.pop("setup"), fields.pop("checks"))
-order = descriptors.Order(number=0, tests_apart=False, has_script=True, **fields)
-Guest(order, script, files, confine).run()
+guest = Guest()
+guest.script = descriptors.Script(fields.pop("setup"), fields.pop("checks"))
+order = descriptors.Order(number=0, tests_apart=False, has_script=False, **fields)
+files = (stdin_file, out, err, source, code, report, *arguments)
+del given, text, stdin, fields
+guest.run(confine, descriptors.ORDER.pack(*order), files)
 """
 #: The line that the guest appends to the report.
 _CPU = re.compile(rb'\{"cpu_ms": ([\d.]{1,20})\}\n\Z')

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import struct
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
@@ -24,6 +25,10 @@ MAX_DESCRIPTORS = 256
 
 #: It keeps the interpreter's lock, as no process has another thread when it uses this.
 libc: Any = ctypes.PyDLL(None, use_errno=True)
+
+
+#: Confines this process: limits on seconds of CPU time, and on bytes of memory.
+Confine = Callable[[float, int], None]
 
 
 class Filter(ctypes.Structure):

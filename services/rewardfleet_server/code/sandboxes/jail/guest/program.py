@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from .answers import MAX_PLAIN_INT, Report, plain
 from .boundary import ProgramSide
-from .confinement import MAX_DESCRIPTORS, Confinement, libc, limit
+from .confinement import MAX_DESCRIPTORS, Confine, libc, limit
 from .descriptors import ALL_SEALS, ORDER, Script, read_all, read_script, write_all
 from .scripts import TestScript, UnsupportedTest, unsupported
 
@@ -57,7 +57,7 @@ class Program:
         linecache.cache["setup.py"] = (lambda: self.script.setup,)
         sys.argv = ["program.py"]
 
-    def run(self, confinement: Confinement, message: bytes, descriptors: Sequence[int]) -> NoReturn:
+    def run(self, confine: Confine, message: bytes, descriptors: Sequence[int]) -> NoReturn:
         """Run a program and its checks, and end; see `run_files.RunFiles` for the descriptors."""
         # Without an `Order`: its class is in more pages.
         _, tests_apart, has_script, prints_last, _, cpu_s, *sizes = ORDER.unpack(message)
@@ -75,7 +75,7 @@ class Program:
             sys.argv += (f"/proc/self/fd/{file}" for file in others)
         self.report_file, self.report_bytes = report, report_bytes
         close_all_but(source, code_file, report, *others)
-        confinement.apply(cpu_s, memory_bytes)
+        confine(cpu_s, memory_bytes)
         code = self.compiled(source, code_file)
         checks = self.script.checks
         file_bytes = max(output_bytes, report_bytes) if checks else output_bytes

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from .answers import Report, plain
 from .boundary import Gone, TestSide
-from .confinement import Confinement, limit
+from .confinement import Confine, limit
 from .descriptors import ORDER, TESTS_MEMORY, Order, Script, read_script
 from .names import (
     ALIASES,
@@ -107,7 +107,7 @@ class ProgramModule(types.ModuleType):
             raise AttributeError(f"module 'program' has no attribute {name!r}") from None
 
 
-def run_tests(confinement: Confinement, message: bytes, descriptors: Sequence[int]) -> NoReturn:
+def run_tests(confine: Confine, message: bytes, descriptors: Sequence[int]) -> NoReturn:
     """Evaluate the tests of a run; see `run_files.RunFiles` for the descriptors."""
     order = Order._make(ORDER.unpack(message))
     link, script_file, stdin, err, report = descriptors[-_DESCRIPTORS:]
@@ -119,7 +119,7 @@ def run_tests(confinement: Confinement, message: bytes, descriptors: Sequence[in
     random.seed(script.setup + "".join(map(_source, script.checks)))
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-    confinement.apply(order.cpu_s, TESTS_MEMORY * order.memory_bytes)
+    confine(order.cpu_s, TESTS_MEMORY * order.memory_bytes)
     limit(resource.RLIMIT_FSIZE, max(order.output_bytes, order.report_bytes) + 1)
     with contextlib.suppress(Gone):  # the program has ended
         Tester(script, TestSide(link), Report(report, order.report_bytes)).run()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from .confinement import MAX_DESCRIPTORS, Confinement, end_with, libc
+from .confinement import MAX_DESCRIPTORS, Confine, Confinement, end_with, libc
 from .descriptors import ORDER, TESTS_APART
 from .program import Program
 from .tester import run_tests
@@ -28,7 +28,7 @@ _MAX_ANCILLARY_BYTES = socket.CMSG_SPACE(64 * 4)
 #: started (`time.monotonic`), and their ids: negative if that failed, 0 if there is no second one.
 STARTED = struct.Struct("=dii")
 
-Role = Callable[[Confinement, bytes, Sequence[int]], NoReturn]
+Role = Callable[[Confine, bytes, Sequence[int]], NoReturn]
 
 
 def serve(orders: socket.socket, runs: int, confinement: Confinement, program: Program) -> NoReturn:
@@ -40,6 +40,7 @@ def serve(orders: socket.socket, runs: int, confinement: Confinement, program: P
         program: The process of a program, as prepared.
     """
     end_with(confinement.supervisor)
+    confine = confinement.apply
     while True:
         message, ancillary, _, _ = orders.recvmsg(ORDER.size, _MAX_ANCILLARY_BYTES)
         if not message:
@@ -47,18 +48,18 @@ def serve(orders: socket.socket, runs: int, confinement: Confinement, program: P
         started = time.monotonic()
         # No others are open below these, so the kernel gives them the first numbers.
         descriptors = range(3, 3 + len(ancillary[0][2]) // 4)
-        pid = start(program.run, confinement, message, descriptors)
-        tests = start(run_tests, confinement, message, descriptors) if message[TESTS_APART] else 0
+        pid = start(program.run, confine, message, descriptors)
+        tests = start(run_tests, confine, message, descriptors) if message[TESTS_APART] else 0
         os.write(runs, message + STARTED.pack(started, pid, tests))
         os.closerange(3, MAX_DESCRIPTORS)
 
 
-def start(role: Role, confinement: Confinement, message: bytes, descriptors: Sequence[int]) -> int:
+def start(role: Role, confine: Confine, message: bytes, descriptors: Sequence[int]) -> int:
     """Start a process of a run; return its id, negative if that failed."""
     pid: int = libc.syscall(_CLONE, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
     if not pid:
         try:
-            role(confinement, message, descriptors)
+            role(confine, message, descriptors)
         finally:
             os._exit(1)
     return pid
