@@ -145,17 +145,75 @@ def test_nothing_of_other_tests_is_in_the_memory_of_a_program(service: Service):
             assert "nothing" in verdict["stdout"] and mark not in verdict["stdout"], verdict
 
 
+#: Prints digests of what a program finds of its process when it starts, and the address of `sys`.
+STATE = """
+import sys
+modules = sorted(sys.modules)
+def show(*values):
+    print(zlib.crc32(str(values).encode()), end=" ")
+import zlib
+counts = __import__("gc").get_count(), sys.getallocatedblocks()
+import atexit, builtins, gc, linecache, os, random, resource, signal, threading, warnings
+show(modules, sorted(vars(sys)), sorted(vars(builtins)), sorted(globals()))
+show(counts, gc.get_threshold(), gc.isenabled(), gc.get_freeze_count(), sys.getrecursionlimit())
+show([id(object()) for _ in range(3)], id([]), id("x" * 50), id(sys), hash("x"), {"a", "b", "c"})
+show(random.getstate(), sys.argv, sys.path, sys.meta_path, linecache.cache, warnings.filters)
+show(os.getcwd(), os.environ, os.umask(0o22), threading.enumerate(), atexit._ncallbacks())
+show([signal.getsignal(each) for each in sorted(signal.valid_signals())])
+show(signal.pthread_sigmask(signal.SIG_BLOCK, []), [resource.getrlimit(n) for n in range(16)])
+opened = []
+for number in range(600):
+    try:
+        opened += number, os.fstat(number).st_mode, os.lseek(number, 0, os.SEEK_CUR) * (number > 2)
+    except OSError:
+        pass
+show(opened)
+frame, frames = sys._getframe(), []
+while frame := frame.f_back:
+    frames.append((frame.f_code, sorted(frame.f_locals), sorted(frame.f_globals)))
+show(frames)
+print("in", id(sys))
+"""
+#: Changes what it can of its process.
+VANDAL = """
+import atexit, builtins, gc, linecache, os, random, resource, signal, sys, threading, warnings
+random.seed(1)
+gc.unfreeze(), gc.disable(), gc.set_threshold(1)
+os.environ["LEFT"] = builtins.left = sys.left = sys.modules["left"] = "left"
+os.umask(0), os.chdir("/"), sys.argv.append("left"), sys.path.append("left"), sys.meta_path.clear()
+sys.setrecursionlimit(999), warnings.simplefilter("error"), linecache.cache.clear()
+signal.signal(signal.SIGTERM, print), signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (99, 99)), atexit.register(print, "left")
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+for number in range(3, 600):
+    try:
+        os.write(number, b"left"), os.lseek(number, 1, os.SEEK_SET), os.ftruncate(number, 9)
+        os.dup2(number, 200)
+    except OSError:
+        pass
+frame, reached = sys._getframe(), []
+while frame := frame.f_back:
+    reached += [frame.f_globals, *frame.f_locals.values()]
+for each in reached:
+    owner = getattr(each, "__self__", each)
+    names = owner if isinstance(owner, dict) else getattr(owner, "__dict__", {})
+    for name in set(names) - {"os", "__builtins__"}:
+        names[name] = "left"
+"""
+
+
 def test_all_runs_start_in_the_same_state(service: Service):
     """Whatever ran before: addresses, hashes, descriptors, and random numbers are the same."""
-    state = """
-import gc, os, random, sys, threading, uuid
-print([id(object()) for _ in range(3)], id([]), id("x" * 50), hash("x"), random.random())
-print(sorted(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else "")
-print(gc.get_count(), len(sys.modules), os.getcwd(), os.environ, sys.getallocatedblocks())
-"""
-    first = service.score(state, stdio(("", "")))["verdicts"][0]["stdout"]
-    for program, tests in submissions(lambda: secrets.token_hex(50)).values():
+    twice = stdio(("", ""), ("", ""))  # the first run compiles the program, the second one loads it
+    others = [("x = 1", twice), *submissions(lambda: secrets.token_hex(50)).values()]
+    others += [(VANDAL, twice), (f"def f(x): return x\n{VANDAL}", functional("f", ([1], 1)))]
+    states: dict[str, list[str]] = {}  # by jail: a long program lets the service start another one
+    for program, tests in others:
         with contextlib.suppress(KeyError):
             service.score(program, tests)
-        again = service.score(f"{state}\n# {secrets.token_hex(4)}", stdio(("", "")))
-        assert again["verdicts"][0]["stdout"] == first
+        again = service.score(f"{STATE}\n# {secrets.token_hex(4)}", twice)
+        state = [each["stdout"] for each in again["verdicts"]]
+        _, is_complete, jail = state[0].partition("in")
+        assert is_complete
+        assert states.setdefault(jail, state) == state, program
+    assert len(states) < len(others) / 4

@@ -40,18 +40,25 @@ def serve(orders: socket.socket, runs: int, confinement: Confinement, program: P
         program: The process of a program, as prepared.
     """
     end_with(confinement.supervisor)
-    confine = confinement.apply
     while True:
-        message, ancillary, _, _ = orders.recvmsg(ORDER.size, _MAX_ANCILLARY_BYTES)
-        if not message:
-            os._exit(0)  # the service has ended
-        started = time.monotonic()
-        # No others are open below these, so the kernel gives them the first numbers.
-        descriptors = range(3, 3 + len(ancillary[0][2]) // 4)
-        pid = start(program.run, confine, message, descriptors)
-        tests = start(run_tests, confine, message, descriptors) if message[TESTS_APART] else 0
-        os.write(runs, message + STARTED.pack(started, pid, tests))
-        os.closerange(3, MAX_DESCRIPTORS)
+        serve_run(orders, runs, confinement.apply, program)
+
+
+def serve_run(orders: socket.socket, runs: int, confine: Confine, program: Program) -> None:
+    """Wait for an order, and start its processes.
+
+    This is a function of its own so that they find nothing of the last run in its variables.
+    """
+    message, ancillary, _, _ = orders.recvmsg(ORDER.size, _MAX_ANCILLARY_BYTES)
+    if not message:
+        os._exit(0)  # the service has ended
+    started = time.monotonic()
+    # No others are open below these, so the kernel gives them the first numbers.
+    descriptors = range(3, 3 + len(ancillary[0][2]) // 4)
+    pid = start(program.run, confine, message, descriptors)
+    tests = start(run_tests, confine, message, descriptors) if message[TESTS_APART] else 0
+    os.write(runs, message + STARTED.pack(started, pid, tests))
+    os.closerange(3, MAX_DESCRIPTORS)
 
 
 def start(role: Role, confine: Confine, message: bytes, descriptors: Sequence[int]) -> int:
