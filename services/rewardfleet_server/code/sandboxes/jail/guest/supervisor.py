@@ -48,6 +48,8 @@ from .zygote import STARTED
 MAX_MESSAGE = 2**17
 #: How many packages a message names.
 NAMES = 100
+#: Bytes of mappings whose page tables are worth copying.
+LARGE_BYTES = 2**20
 #: The C library's function: Python's own also renews locks of threads that there are none of.
 fork: Callable[[], int] = ctypes.PyDLL(None).fork
 
@@ -69,8 +71,8 @@ def main() -> NoReturn:
     explain_refusals()
     environment = packages()
     random.seed(0)
-    with open("/proc/self/statm") as statm:
-        base_bytes = int(statm.read().split()[0]) * resource.getpagesize()
+    base_bytes = mapped_bytes()
+    copy_page_tables()
     # If memory runs out, programs are ended first, not the service.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")
@@ -138,6 +140,29 @@ def preload(names: list[str]) -> list[tuple[str, str]]:
         except BaseException as error:  # whatever a module raises
             missing.append((name, f"{type(error).__name__}: {error}"[:300]))
     return missing
+
+
+def mapped_bytes() -> int:
+    """Return the size of all mappings of this process."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[0]) * resource.getpagesize()
+
+
+def copy_page_tables() -> None:
+    """Let forks copy the page tables of the interpreter's file, not fault for each part of it.
+
+    The kernel copies those of a mapping that has a page of its own, as one has that was written to.
+    """
+    with (
+        contextlib.suppress(OSError),  # a kernel may refuse it
+        open("/proc/self/maps") as maps,
+        open("/proc/self/mem", "r+b", buffering=0) as memory,
+    ):
+        for line in maps:
+            addresses, rights, *_ = line.split()
+            start, end = (int(each, 16) for each in addresses.split("-"))
+            if rights in {"r--p", "r-xp"} and end - start >= LARGE_BYTES:
+                os.pwrite(memory.fileno(), os.pread(memory.fileno(), 1, start), start)
 
 
 def explain_refusals() -> None:
