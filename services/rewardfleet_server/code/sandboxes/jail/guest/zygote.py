@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from .confinement import MAX_DESCRIPTORS, Confine, Confinement, end_with, libc
+from .confinement import MAX_DESCRIPTORS, Confine, Confinement, end_with, fast_libc
 from .descriptors import ORDER, TESTS_APART
 from .program import Program
 from .tester import run_tests
 
-#: The system call `clone` by machine. It makes the parent of this process that of the new one.
+#: The system call `clone` by machine, which makes the parent of this process that of the new one.
 _CLONE = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
-_CLONE_PARENT = 0x8000
+_FLAGS = 0x8000 | int(signal.SIGCHLD)
 #: Room for more descriptors than any message has.
 _MAX_ANCILLARY_BYTES = socket.CMSG_SPACE(64 * 4)
 
@@ -40,11 +40,12 @@ def serve(orders: socket.socket, runs: int, confinement: Confinement, program: P
         program: The process of a program, as prepared.
     """
     end_with(confinement.supervisor)
+    confine, role = confinement.apply, program.run
     while True:
-        serve_run(orders, runs, confinement.apply, program)
+        serve_run(orders, runs, confine, role)
 
 
-def serve_run(orders: socket.socket, runs: int, confine: Confine, program: Program) -> None:
+def serve_run(orders: socket.socket, runs: int, confine: Confine, program: Role) -> None:
     """Wait for an order, and start its processes.
 
     This is a function of its own so that they find nothing of the last run in its variables.
@@ -55,7 +56,7 @@ def serve_run(orders: socket.socket, runs: int, confine: Confine, program: Progr
     started = time.monotonic()
     # No others are open below these, so the kernel gives them the first numbers.
     descriptors = range(3, 3 + len(ancillary[0][2]) // 4)
-    pid = start(program.run, confine, message, descriptors)
+    pid = start(program, confine, message, descriptors)
     tests = start(run_tests, confine, message, descriptors) if message[TESTS_APART] else 0
     os.write(runs, message + STARTED.pack(started, pid, tests))
     os.closerange(3, MAX_DESCRIPTORS)
@@ -63,7 +64,7 @@ def serve_run(orders: socket.socket, runs: int, confine: Confine, program: Progr
 
 def start(role: Role, confine: Confine, message: bytes, descriptors: Sequence[int]) -> int:
     """Start a process of a run; return its id, negative if that failed."""
-    pid: int = libc.syscall(_CLONE, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+    pid: int = fast_libc.syscall(_CLONE, _FLAGS, 0, 0, 0, 0)
     if not pid:
         try:
             role(confine, message, descriptors)
