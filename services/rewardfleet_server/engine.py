@@ -54,6 +54,8 @@ _PLANNED_AT_ONCE = 8
 RequestT = TypeVar("RequestT")
 RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 ScoreT = TypeVar("ScoreT", bound=Score)
+#: The share of time that audits take at most. Where a score takes long, fewer hits are audited.
+_AUDIT_SHARE = 0.02
 #: The fields of a score by name, at least `score` and `status`; others have their defaults.
 ScoreFields = Mapping[str, Any]
 
@@ -151,7 +153,8 @@ class Engine(Generic[RequestT, ScoreT]):
 
     Args:
         admission: Its permits limit the items at the backend.
-        audit_rate: Share of the cache hits that are computed again and compared, in [0, 1].
+        audit_rate: Share of the cache hits that are computed again and compared, in [0, 1], unless
+            that takes too much time.
         abstention_fails: Whether an abstention is the failure `Abstained`. It is counted as an
             abstention in any case.
     """
@@ -175,6 +178,7 @@ class Engine(Generic[RequestT, ScoreT]):
         self._audit_rate = audit_rate
         self._abstention_fails = abstention_fails
         self._audits: set[asyncio.Task[None]] = set()
+        self._next_audit = 0.0  # not before this time of `time.monotonic`
         self._single_flight: SingleFlight[ScoreT] = SingleFlight()
         self._warning = LogThrottle(log)
         # Part of every key: scores stored by a version with other fields are not looked up.
@@ -441,13 +445,15 @@ class Engine(Generic[RequestT, ScoreT]):
         key, ttl_s = policy.lookup_keys[0], None
         if policy.store_policy is not None:
             key, ttl_s = policy.store_policy(score)
-        value = score.model_dump_json(exclude={"cached", "timing_ms", *policy.not_stored})
+        left_out = {"cached", "timing_ms", *policy.not_stored}
+        value = score.model_dump_json(exclude=left_out, exclude_defaults=True)
         await self._cache.put(self._key_prefix + key, value.encode(), ttl_s)
 
     def _is_audited(self) -> bool:
         """Return whether to compute this cached score again: never at the expense of requests."""
         is_sampled = self._audit_rate > 0 and random.random() < self._audit_rate  # noqa: S311 - no secret
-        return is_sampled and len(self._audits) < self._admission.free_permits
+        is_time = is_sampled and time.monotonic() >= self._next_audit
+        return is_time and len(self._audits) < self._admission.free_permits
 
     async def _audit(
         self,
@@ -463,12 +469,16 @@ class Engine(Generic[RequestT, ScoreT]):
         """
         SAMPLE.set(None)  # no sample in flight waits for it
         expected = policy.audit_fields(cached)
+        started = time.monotonic()
         try:
             async with asyncio.timeout(context.timeout_s):
                 computed = await self._share(plan, policy, context)
         except Exception as error:  # noqa: BLE001 - no caller waits for it
             log.warning("a cached score could not be audited: %r", error)
             return
+        finally:
+            now = time.monotonic()
+            self._next_audit = max(now, self._next_audit) + (now - started) / _AUDIT_SHARE
         agrees = expected == policy.audit_fields(computed)
         if not agrees:
             for key in policy.lookup_keys:

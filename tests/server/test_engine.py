@@ -312,6 +312,19 @@ async def test_an_audit_neither_delays_a_cached_score_nor_makes_it_fail(telemetr
     assert counts == ["0.0", "0.0"]
 
 
+@pytest.mark.parametrize(("share", "count"), [(1e-9, 1), (1e9, 2)])
+async def test_audits_take_a_small_share_of_the_time(
+    telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch, share: float, count: int
+):
+    monkeypatch.setattr("rewardfleet_server.engine._AUDIT_SHARE", share)
+    scripted = engine(telemetry, audit_rate=1.0)
+    await scripted.score_item(Item(behavior="scores", key="k"))
+    for _ in range(2):
+        assert (await scripted.score_item(Item(behavior="scores", key="k"))).cached
+        await asyncio.gather(*scripted._audits)
+    assert f'result="agree",service="test"}} {count}.0' in telemetry.exposition().decode()
+
+
 async def test_items_are_not_audited_at_the_expense_of_requests(telemetry: Telemetry):
     scripted = engine(telemetry, audit_rate=1.0)
     item = Item(behavior="scores", key="k")

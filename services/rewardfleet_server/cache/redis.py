@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import math
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from rewardfleet_server.settings import redact
@@ -41,27 +41,26 @@ class _Entry(NamedTuple):
 
 @dataclass
 class _RoundTrip:
-    """Keys to look up, entries to store or delete, and who waits for what is found."""
+    """Keys to look up, entries to store or delete, and what those who wait get."""
 
+    #: What is found, or nothing if that takes too long.
+    found: asyncio.Future[Mapping[str, bytes]]
     keys: list[str] = field(default_factory=list)
     entries: list[_Entry] = field(default_factory=list)
     #: The thread sets it, so that a busy event loop does not miss a response.
-    found: Future[Mapping[str, bytes]] = field(default_factory=Future)
-    #: One for all callers: one for each of a batch would take longer than the rest of a lookup.
-    waiting: asyncio.Task[Mapping[str, bytes]] | None = None
+    response: Mapping[str, bytes] | None = None
 
-    async def wait(self) -> Mapping[str, bytes]:
-        """Return what is found, or nothing if that takes too long."""
-        # Unlike a timeout, this notices a response that came while the event loop was busy.
-        await asyncio.wait([asyncio.wrap_future(self.found)], timeout=_WAIT_SECONDS)
-        return self.found.result() if self.found.done() else {}
+    def finish(self) -> None:
+        """Give those who wait what has been found by now."""
+        if not self.found.done():
+            self.found.set_result(self.response or {})
 
 
 class RedisCache:
     """A cache in a Redis server. The server bounds its own memory (`maxmemory`).
 
     If the server is down or slow, requests bypass it. One connection is used, on a thread: what is
-    looked up or stored during one round trip is sent together in the next one.
+    looked up or stored in one turn of the event loop, or during a round trip, is sent together.
 
     Args:
         url: `redis://host:port/number`, or `rediss://` for TLS; it may contain a password.
@@ -94,9 +93,9 @@ class RedisCache:
             retry=redis.retry.Retry(redis.backoff.NoBackoff(), 1, (redis.ConnectionError,)),
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="redis-cache")
-        self._lock = threading.Lock()  # held for changes of the next round trip
         self._next: _RoundTrip | None = None
-        self._sent_at = math.inf
+        self._running: _RoundTrip | None = None
+        self._sent_at = 0.0
         self._circuit_open_until = 0.0
         self._refused = LogThrottle(log)
 
@@ -135,36 +134,48 @@ class RedisCache:
         self, keys: Sequence[str] = (), entries: Sequence[_Entry] = ()
     ) -> Mapping[str, bytes]:
         """Execute commands with the next round trip; return what it finds, nothing if it fails."""
-        now = time.monotonic()
-        if now < self._circuit_open_until or now - self._sent_at > _WAIT_SECONDS:
+        now, running = time.monotonic(), self._running
+        is_waiting = running is not None and running.response is None
+        if now < self._circuit_open_until or (is_waiting and now - self._sent_at > _WAIT_SECONDS):
             return {}
-        with self._lock:
-            trip = self._next
-            if trip is None:
-                trip = self._next = _RoundTrip()
-                run_in_thread(self._thread, self._round_trip)
-            trip.keys += keys
-            trip.entries += entries
-        if trip.waiting is None:
-            trip.waiting = asyncio.create_task(trip.wait())
-        return await asyncio.shield(trip.waiting)  # others wait for it as well
+        trip = self._next
+        if trip is None:
+            loop = asyncio.get_running_loop()
+            trip = self._next = _RoundTrip(loop.create_future())
+            if running is None:
+                loop.call_soon(self._start)
+            else:
+                loop.call_later(_WAIT_SECONDS, trip.finish)
+        trip.keys += keys
+        trip.entries += entries
+        return await asyncio.shield(trip.found)  # others wait for it as well
 
-    def _round_trip(self) -> None:
-        """Make the next round trip, on the thread."""
-        with self._lock:
-            trip, self._next = self._next, None
+    def _start(self) -> None:
+        """Start the next round trip."""
+        trip, self._next = self._next, None
         assert trip is not None  # noqa: S101 - there is one whenever this is called
-        self._sent_at = time.monotonic()
+        self._running, self._sent_at = trip, time.monotonic()
+        asyncio.get_running_loop().call_later(_WAIT_SECONDS, trip.finish)
+        made = run_in_thread(self._thread, partial(self._round_trip, trip))
+        made.add_done_callback(lambda _: self._end(trip))
+
+    def _end(self, trip: _RoundTrip) -> None:
+        trip.finish()
+        self._running = None
+        if self._next is not None:
+            self._start()
+
+    def _round_trip(self, trip: _RoundTrip) -> None:
+        """Make a round trip, on the thread."""
         found: Mapping[str, bytes] = {}
-        if self._sent_at >= self._circuit_open_until:
+        if time.monotonic() >= self._circuit_open_until:
             try:
                 found = self._send(list(dict.fromkeys(trip.keys)), trip.entries)
             except Exception as error:  # noqa: BLE001 - whatever a server answers, a cache never fails
                 # No request waits for the server in the next seconds.
                 log.warning("the shared cache could not be used: %s", reason_of(error))
                 self._circuit_open_until = time.monotonic() + _CIRCUIT_SECONDS
-        self._sent_at = math.inf
-        trip.found.set_result(found)
+        trip.response = found
 
     def _send(self, keys: Sequence[str], entries: Sequence[_Entry]) -> Mapping[str, bytes]:
         """Look up keys, and store or delete entries; return what was found."""
