@@ -438,7 +438,6 @@ class Engine(Generic[RequestT, ScoreT]):
             self._warning("a cached score is not valid and is computed again")
             return None
         score.cached = True
-        score.timing_ms = type(score.timing_ms)()  # it is not stored
         return score
 
     async def _store(self, policy: CachePolicy[ScoreT], score: ScoreT) -> None:

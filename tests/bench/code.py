@@ -68,10 +68,10 @@ def bench(level: str) -> int:
         bare_ms = statistics.median(seconds_of(bare_start) * 1000 for _ in range(30))
         burst_s, peak_mib, right = asyncio.run(burst(port, pid))
     request = score_request(submission(0))
-    with service(level, cache_mb=16) as (port, _):
-        cached, empty = cache_hit_rates(port, request, CodeRequest)
-    with redis_server() as url, service(level, cache=url) as (port, _):
-        in_redis, empty_then = cache_hit_rates(port, request, CodeRequest)
+    with service(level, cache_mb=16) as served:
+        cached, empty = cache_hit_rates(served, request, CodeRequest)
+    with redis_server() as url, service(level, cache=url) as served:
+        in_redis, empty_then = cache_hit_rates(served, request, CodeRequest)
     stages = ", ".join(f"{stage} {ms:.2f}" for stage, ms in measured[-1].stages_ms.items())
     print(f"ms per test by stage: {stages}")
     print(f"{BURST} concurrent submissions took {burst_s:.1f} s, ", end="")

@@ -162,15 +162,15 @@ def cache_hits() -> list[Ratio]:
         f"{NFRAMES} raw frames": raw_frames_request(TASK),
     }
     ratios = []
-    with service(FakeJudge()) as (port, _):
+    with service(FakeJudge()) as served:
         for name, request in rows.items():
             raw = name.endswith("raw frames")
-            ours, other = cache_hit_rates(port, request, VideoRequest, raw_frames=raw)
+            ours, other = cache_hit_rates(served, request, VideoRequest, raw_frames=raw)
             ratios.append(
                 Ratio(f"cached scores/s, {name}; an empty endpoint", ours, other, ">= 0.6")
             )
-    with redis_server() as url, service(FakeJudge(), cache=url, cache_mb=0) as (port, _):
-        ours, other = cache_hit_rates(port, by_path, VideoRequest)
+    with redis_server() as url, service(FakeJudge(), cache=url, cache_mb=0) as served:
+        ours, other = cache_hit_rates(served, by_path, VideoRequest)
     name = "cached scores/s, by path, in Redis only; an empty endpoint"
     return [*ratios, Ratio(name, ours, other, ">= 0.4")]
 

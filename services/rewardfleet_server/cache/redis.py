@@ -128,6 +128,7 @@ class RedisCache:
         self._circuit_open_until = math.inf
         closing = run_in_thread(self._thread, self._redis.close)
         await asyncio.wait([closing], timeout=_WAIT_SECONDS)
+        self._next = None  # those who wait for it get nothing
         self._thread.shutdown(wait=False)
 
     async def _execute(

@@ -87,6 +87,7 @@ def configure_logging(level: str) -> None:
     logging.captureWarnings(True)
     # By default these are determined for every line, and they are not written.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None  # noqa: SLF001 - as its documentation says
     json_format = {
         "()": "pythonjsonlogger.orjson.OrjsonFormatter",
         "format": "{levelname}{name}{message}",
