@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -49,6 +50,8 @@ class _RoundTrip:
     entries: list[_Entry] = field(default_factory=list)
     #: The thread sets it, so that a busy event loop does not miss a response.
     response: Mapping[str, bytes] | None = None
+    #: That of the first one who waits: log lines have its request id.
+    context: Context = field(default_factory=copy_context)
 
     def finish(self) -> None:
         """Give those who wait what has been found by now."""
@@ -164,7 +167,7 @@ class RedisCache:
         trip.finish()
         self._running = None
         if self._next is not None:
-            self._start()
+            self._next.context.run(self._start)
 
     def _round_trip(self, trip: _RoundTrip) -> None:
         """Make a round trip, on the thread."""
