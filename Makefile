@@ -61,7 +61,7 @@ packages: $(VENV)/.server
 	@$(BIN)/rewardfleet packages build >/dev/null || echo "programs of the code service cannot import numpy: see above"
 
 demo: install-server  ## score real LIBERO rollouts over real HTTP
-	$(BIN)/python -m rewardfleet_server.commands.demo tests/data/libero
+	$(BIN)/rewardfleet demo tests/data/libero
 
 test: install  ## every behavior once, in WORKERS processes, then what measures time or memory alone
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not serial and not full and not chaos"

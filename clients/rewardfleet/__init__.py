@@ -3,6 +3,7 @@
 `rewardfleet.blocking` has the same clients for synchronous code.
 """
 
+from . import _interrupt  # noqa: F401 - first: it is for what the others take to be imported
 from .client import RewardFleet
 from .code import CodeClient, code_request
 from .episode import EpisodeClient, episode_request

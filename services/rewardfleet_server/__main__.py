@@ -2,6 +2,6 @@
 
 import sys
 
-from rewardfleet.commands.main import main
+from rewardfleet_command import main
 
 sys.exit(main())

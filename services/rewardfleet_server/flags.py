@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
+from click.shell_completion import CompletionItem
 from pydantic import DirectoryPath, FilePath, HttpUrl, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -64,7 +65,7 @@ class ServiceCommand(click.Command):
         super().__init__(name, params=params, help=description, callback=self._callback)
         self._settings_type = settings_type
         self._run = run
-        self.context_settings = {"max_content_width": _MAX_WIDTH, "help_option_names": ["--help"]}
+        self.context_settings = {"max_content_width": _MAX_WIDTH}
 
     def _callback(self, **values: object) -> int:
         given = {name: value for name, value in values.items() if value not in (None, ())}
@@ -167,10 +168,25 @@ def _option(settings_type: type[ServerSettings], name: str) -> click.Option:
         [flag, *([other] if other else []), name],
         multiple=is_list,
         metavar=metavar_of(name, info),
+        shell_complete=settings_type.completions.get(name) or _completion(info),
         help=help_text,
         type=str,
         hidden=name in settings_type.hidden,
     )
+
+
+def _completion(info: FieldInfo) -> Callable[..., list[CompletionItem]]:
+    """Return what completes the value of a setting in a shell: one of a few, a file, a folder."""
+    kind = _plain_type(info.annotation)
+
+    def complete(_ctx: object, _param: object, incomplete: str) -> list[CompletionItem]:
+        if get_origin(kind) is Literal:
+            choices = map(str, get_args(kind))
+            return [CompletionItem(each) for each in choices if each.startswith(incomplete)]
+        what = {"FILE": "file", "FOLDER": "dir"}.get(_TYPES.get(kind, ""))
+        return [CompletionItem(incomplete, type=what)] if what else []
+
+    return complete
 
 
 def _explain(error: InputError, given: Mapping[str, object]) -> str:

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import resource
+import signal
 import socket
 import sys
 import threading
@@ -16,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rewardfleet import __version__
+from rewardfleet_command import INTERRUPTED
 
 from .flags import unknown_variable_warnings
 from .http.app import RewardApp
@@ -95,12 +97,18 @@ class Server(GracefulServer):
         self._listener = listener or bind(settings.host, settings.port)
         self._draining: asyncio.Task[None] | None = None
         self._exits = False
+        self.interrupted = False  #: whether Ctrl-C has ended the service
         self.failure: str | None = None  #: why the service ended without a signal, or None
 
     @property
     def url(self) -> str:
         """The base URL of the service."""
         return url_of(self._listener)
+
+    @property
+    def status(self) -> int:
+        """The exit status of the process."""
+        return 1 if self.failure is not None else INTERRUPTED if self.interrupted else 0
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Prepare the process, and serve until a signal or a failure ends the service."""
@@ -117,9 +125,10 @@ class Server(GracefulServer):
         if self.started:
             announce(self._app, self._settings, self.url)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - SIGINT and SIGTERM are handled equally
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
         """Drain the application at the first signal; cancel its requests at the second."""
         # uvicorn's own method would make the process end by the signal instead of with status 0.
+        self.interrupted = sig == signal.SIGINT
         if not self._exits:
             self._exits = True
             self._exit_in(self._settings.shutdown_timeout_s + _EXIT_SECONDS)
@@ -168,7 +177,7 @@ class Server(GracefulServer):
         logger = threading.Thread(target=log.warning, args=(message, names), daemon=True)
         logger.start()
         logger.join(_LOG_SECONDS)
-        os._exit(0 if self.failure is None else 1)
+        os._exit(self.status)
 
     async def _drain(self) -> None:
         await self._app.drain(self._settings.shutdown_timeout_s)
@@ -257,4 +266,4 @@ def serve(entry: ServiceEntry, settings: ServerSettings) -> int:
     with listener:
         server = Server(entry.load_app()(settings), settings, listener)
         server.run()
-    return 0 if server.failure is None else 1
+    return server.status

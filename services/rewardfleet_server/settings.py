@@ -7,11 +7,15 @@ Each field is a flag (`--max-queue-depth 100`) and an environment variable
 import ipaddress
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
+import click
 from pydantic import BeforeValidator, Field, FilePath, PositiveInt, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+#: Returns what a shell can complete, given the context, the flag, and the text so far.
+Completion: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str]]
 
 #: Starts the environment variable of each setting.
 ENV_PREFIX = "REWARDFLEET_"
@@ -97,6 +101,8 @@ class ServerSettings(BaseSettings):
     hidden: ClassVar[Collection[str]] = ()  #: the settings that the command's help does not list
     #: Further spellings of flags, by the setting's name.
     other_flags: ClassVar[Mapping[str, str]] = {}
+    #: What a shell completes for settings, by name, if their type does not say it.
+    completions: ClassVar[Mapping[str, Completion]] = {}
 
     # One line per setting.
     # fmt: off

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 import rewardfleet
 
-from .options import API_KEY, INSTALL_COMMAND, URLS, load_attribute
+from .options import API_KEY, INSTALL_COMMAND, URLS, key_hint, load_attribute
 from .status import fleet_status
 
 #: The result of a check: `ok`, `extra`, `note` or `failed`, what was checked, and how to fix it. It
@@ -43,6 +43,9 @@ def _client(urls: list[str], api_key: str) -> Iterator[Finding]:
         what = f"{status.service} at {status.url}: {status.health}"
         if status.health == "ready":
             yield "ok", what, ""
+            if status.needs_key:
+                kind = "failed" if api_key else "note"
+                yield kind, f"{status.service} at {status.url} {key_hint(api_key)}", ""
         else:
             fix = "start it, or correct REWARDFLEET_URL"
             yield "failed", f"{what}: {status.reason}" if status.reason else what, fix

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import click
 
 import rewardfleet
+from rewardfleet_command import INTERRUPTED
 
 from .options import INSTALL_COMMAND, LazyGroup, load_attribute
 
@@ -14,6 +15,7 @@ _OWN_PACKAGES = {"rewardfleet", "rewardfleet_server"}
 _CLIENT, _SERVER = "rewardfleet.commands", "rewardfleet_server.commands"
 #: The subcommands: the packages with their modules, and what they do.
 _COMMANDS = {
+    "demo": (_SERVER, "Start all services, and score rollouts of robots."),
     "serve": (_SERVER, "Run a service."),
     "up": (_SERVER, "Run all services on this machine, below one address."),
     "gateway": (_SERVER, "Run one address for services that run elsewhere."),
@@ -22,16 +24,19 @@ _COMMANDS = {
     "load": (_CLIENT, "Send requests at a given rate."),
     "score": (_CLIENT, "Score one item with a running service."),
     "harbor": (_CLIENT, "Write the reward of a Harbor task."),
-    "references": (_SERVER, "Change the library of the judge `reference`."),
+    "references": (_SERVER, "Show or change the library of the judge `reference`."),
     "packages": (_SERVER, "Install packages that scored programs can import."),
     "doctor": (_CLIENT, "Report what works on this machine, and how to fix the rest."),
 }
 
 
 @click.group(
-    cls=LazyGroup, commands_by_name=_COMMANDS, help="Rewards for reinforcement learning over HTTP."
+    cls=LazyGroup,
+    commands_by_name=_COMMANDS,
+    help="Rewards for reinforcement learning over HTTP.",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(rewardfleet.__version__, message="rewardfleet %(version)s")
+@click.version_option(rewardfleet.__version__, "-V", "--version", message="rewardfleet %(version)s")
 def command() -> None:
     """Group all commands."""
 
@@ -58,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _fail(error.format_message())
     except click.Abort:
-        return 130
+        return INTERRUPTED
+    except rewardfleet.Unauthorized as error:
+        return _fail(f"{error.detail}; commands send REWARDFLEET_API_KEY")
     except rewardfleet.RewardFleetError as error:
         return _fail(error.detail)
     except OSError as error:

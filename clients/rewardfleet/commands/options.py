@@ -5,10 +5,13 @@ import difflib
 import functools
 import importlib
 import math
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from rewardfleet.client import header_safe
 
@@ -67,6 +70,15 @@ class LazyGroup(CommandGroup):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in self._commands_by_name.items()])
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # As click does, which would import all commands.
+        named = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in self._commands_by_name.items()
+            if name.startswith(incomplete)
+        ]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
+
 
 def load_attribute(target: str) -> Any:
     """Import the object that `module:attribute` names."""
@@ -121,7 +133,7 @@ def number(
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> str:
-    """Return a table as text.
+    """Return a table as text; if the terminal is too narrow for it, each row as a list.
 
     Args:
         rows: One cell for each column, without control characters in the output.
@@ -129,6 +141,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: boo
     """
     lines = [columns, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    # Output that is not for a terminal has no width, unless COLUMNS says so.
+    if sum(widths) + 2 * (len(widths) - 1) > shutil.get_terminal_size((sys.maxsize, 0)).columns:
+        longest = max(map(len, columns))
+        return "\n\n".join(
+            "\n".join(
+                f"{name:{longest}}  {cell}" for name, cell in zip(columns, row, strict=True) if cell
+            )
+            for row in lines[1:]
+        )
     return "\n".join(
         "  ".join(
             cell.rjust(width) if numbers and place else cell.ljust(width)
@@ -136,6 +157,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: boo
         ).rstrip()
         for line in lines
     )
+
+
+def key_hint(api_key: str) -> str:
+    """Return what to do about a request that was refused for its API key, or for having none."""
+    if api_key:
+        return "needs another API key: that of REWARDFLEET_API_KEY is wrong"
+    return "needs an API key: set REWARDFLEET_API_KEY"
 
 
 _DEFAULT_URL = "http://127.0.0.1:18000"

@@ -15,7 +15,7 @@ from rewardfleet.wire.in_flight import InFlight, merged
 
 from . import index
 from .index import Index, IndexedReplica, is_loopback, printable, redact
-from .options import API_KEY, AS_JSON, URLS, table
+from .options import API_KEY, AS_JSON, URLS, key_hint, table
 
 #: The metrics with the load of a service, and their names in the output.
 _LOAD = {
@@ -185,5 +185,5 @@ def command(urls: list[str], in_flight: bool, as_json: bool, api_key: str) -> in
         columns = ("service", "address", "health", "version", "load", "details")
         click.echo(table(columns, map(_row, statuses)))
         if any(each.needs_key for each in statuses):
-            click.echo("Load that is not shown needs an API key: set REWARDFLEET_API_KEY.")
+            click.echo(f"Load that is not shown {key_hint(api_key)}.")
     return 0 if all(each.health == "ready" for each in statuses) else 1

@@ -9,11 +9,15 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from rewardfleet_server.system.child_process import end_with_parent
 
 from .sandboxes.jail.isolation import Python, find_python, jail_user
 from .settings import CodeSettings, environments_folders
@@ -226,6 +230,7 @@ def _run(command: Sequence[str], lock: int) -> None:
             cwd="/",
             umask=0o022,  # the user of the jails reads it
             pass_fds=[lock],  # if this process is killed, the lock is held until the step has ended
+            preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGKILL),
             timeout=_STEP_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:

@@ -1,44 +1,39 @@
-"""`make demo`: start all services, score real rollouts and one item of each service.
-
-    python -m rewardfleet_server.commands.demo FOLDER
-
-FOLDER contains labeled rollouts: video files, and `manifest.jsonl` with one `{"file", "task_text",
-"success", "failure_kind"}` per line.
-"""
+"""`rewardfleet demo`: start all services, score real rollouts and one item of each service."""
 
 import asyncio
 import json
+import os
+import shlex
+import shutil
+import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 import httpx
 from pydantic import BaseModel
-from rich.progress import Progress
 
 from rewardfleet import RewardFleet, RewardFleetError, Score, VideoScore, episode_request
 from rewardfleet.commands.options import table
+from rewardfleet_server.system.child_process import end_with_parent
 from rewardfleet_server.up.settings import free_port
 
 _STOP_SECONDS, _POLL_SECONDS = 60, 0.1
 #: Concurrent requests.
 _CALLERS = 8
 _THRESHOLD = 0.5
-_TASK_WIDTH = 27
-_NEXT = """
-What to try next:
-  .venv/bin/rewardfleet up
-and, in a second terminal,
-  .venv/bin/rewardfleet status
-  .venv/bin/rewardfleet score video CLIP "the task"
-or read the HTTP reference at http://127.0.0.1:18000/video/docs.
-Add your own tasks with
-  .venv/bin/rewardfleet references add LIBRARY CLIP "the task" --success"""
+#: Columns of a task's text, so that the table fits into 60.
+_TASK_WIDTH = 25
+#: The rollouts in the package, see their NOTICE.md.
+_ROLLOUTS = Path(__file__).parent / "rollouts"
 
 
 class Rollout(BaseModel):
@@ -60,14 +55,28 @@ class Scored(NamedTuple):
     again_ms: float
 
 
-def main(folder: Path) -> int:
-    """Score every rollout of `folder` with a new fleet; print scores and their accuracy."""
+@click.command(
+    name="demo",
+    help="Start all services, score rollouts of robots and one item of each service, and end them. "
+    'FOLDER contains labeled rollouts: video files, and manifest.jsonl with one {"file", '
+    '"task_text", "success", "failure_kind"} per line.  [default: those in the package]',
+)
+@click.argument(
+    "folder",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=_ROLLOUTS,
+    metavar="[FOLDER]",
+)
+def command(folder: Path) -> int:
+    """Score every rollout of a folder with a new fleet; print scores and their accuracy."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # `_fleet` ends what it has started
     lines = (folder / "manifest.jsonl").read_text().splitlines()
     rollouts = [Rollout.model_validate_json(line) for line in lines]
-    print("Starting the services: rewardfleet up …")
+    print("Starting the services: rewardfleet up …", flush=True)
     try:
         with _fleet(folder) as url:
-            print(f"They are below {url}; the video judge is `reference`.\n")
+            print(f"They are below {url}; the video judge is `reference`.", flush=True)
+            print(f"Scoring {len(rollouts)} rollouts, twice …\n", flush=True)
             results, others = asyncio.run(_score_all(url, folder.resolve(), rollouts))
     except RewardFleetError as error:
         print(f"A service failed: {error}")
@@ -76,8 +85,29 @@ def main(folder: Path) -> int:
     print(_summary(results))
     for name, (what, score) in others.items():
         print(f"{name:8} {what:40} {score.score:.2f}")
-    print(_NEXT)
+    print(_next(folder / rollouts[0].file, rollouts[0].task_text))
     return 0
+
+
+def _next(clip: Path, task_text: str) -> str:
+    own = Path(sys.prefix, "bin", "rewardfleet")
+    name = "rewardfleet" if shutil.which("rewardfleet") == str(own) else _from_here(own)
+    return f"""
+What to try next, all services:
+  {name} up
+and, in a second terminal,
+  {name} status
+  {name} score video {_from_here(clip)} {shlex.quote(task_text)}
+The HTTP reference is then at http://127.0.0.1:18000/video/docs.
+The tasks that the judge knows, and how to add your own:
+  {name} references list
+  {name} references add LIBRARY CLIP "the task" --success"""
+
+
+def _from_here(path: Path) -> str:
+    """Return a path for a shell, relative to this folder if it is below it."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 @contextmanager
@@ -92,7 +122,10 @@ def _fleet(folder: Path) -> Iterator[str]:
         command = [sys.executable, "-m", "rewardfleet_server", "up", "--config", str(config)]
         with Path(data, "log").open("w+") as log:
             process = subprocess.Popen(  # noqa: S603 - a fixed command
-                [*command, "--data-dir", data], stderr=log
+                [*command, "--data-dir", data],
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for this process, which ends the fleet
+                preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),  # noqa: PLW1509 - no thread is running
             )
             try:
                 url = f"http://127.0.0.1:{port}"
@@ -119,20 +152,17 @@ async def _score_all(
 ) -> tuple[list[Scored], dict[str, tuple[str, Score]]]:
     """Score each rollout twice, and one item of each other service."""
     slots = asyncio.Semaphore(_CALLERS)
-    with Progress() as progress:
-        bar = progress.add_task("Scoring", total=2 * len(rollouts))
 
-        async def request(fleet: RewardFleet, rollout: Rollout) -> tuple[VideoScore, float]:
-            async with slots:
-                started = time.monotonic()
-                score = await fleet.video.score(rollout.task_text, folder / rollout.file)
-                progress.advance(bar)
-                return score, (time.monotonic() - started) * 1000
+    async def request(fleet: RewardFleet, rollout: Rollout) -> tuple[VideoScore, float]:
+        async with slots:
+            started = time.monotonic()
+            score = await fleet.video.score(rollout.task_text, folder / rollout.file)
+            return score, (time.monotonic() - started) * 1000
 
-        async with RewardFleet(url) as fleet:
-            first = await asyncio.gather(*(request(fleet, rollout) for rollout in rollouts))
-            again = await asyncio.gather(*(request(fleet, rollout) for rollout in rollouts))
-            others = await _score_others(fleet)
+    async with RewardFleet(url) as fleet:
+        first = await asyncio.gather(*(request(fleet, rollout) for rollout in rollouts))
+        again = await asyncio.gather(*(request(fleet, rollout) for rollout in rollouts))
+        others = await _score_others(fleet)
     triples = zip(rollouts, first, again, strict=True)
     return [Scored(rollout, *once, *twice) for rollout, once, twice in triples], others
 
@@ -161,13 +191,11 @@ def _table(results: Sequence[Scored]) -> str:
             [
                 _shortened(rollout.task_text),
                 "none" if score is None else f"{score:.2f}",
-                f"{said} (!)" if is_wrong else said,
+                f"{said} !" if is_wrong else said,
                 f"{each.first_ms:.0f}",
-                f"{each.again_ms:.1f}",
-                "yes" if each.again.cached else "no",
             ]
         )
-    columns = ("task", "score", "simulator said", "first ms", "again ms", "cached")
+    columns = ("task", "score", "simulator said", "ms")
     return table(columns, rows, numbers=True)
 
 
@@ -186,12 +214,16 @@ def _summary(results: Sequence[Scored]) -> str:
             scores[each.rollout.success].append(each.score.score)
     successes, failures = scores[True], scores[False]
     called, found = (sum(score >= _THRESHOLD for score in each) for each in (failures, successes))
+    cached = sum(each.again.cached for each in results)
+    again_ms = statistics.median(each.again_ms for each in results)
     abstained = len(results) - len(successes) - len(failures)
     return (
         f"\nAUROC {auroc(successes, failures):.3f} over {len(successes)} successes and "
         f"{len(failures)} failures; {abstained} abstained.\n"
         f"False positives at {_THRESHOLD}: {called} of {len(failures)} failures. "
-        f"Successes found: {found} of {len(successes)}. Wrong verdicts have a (!).\n"
+        f"Successes found: {found} of {len(successes)}. Wrong verdicts have a !.\n"
+        f"Asked again: {cached} of {len(results)} scores came from the cache, after "
+        f"{again_ms:.0f} ms (median).\n"
     )
 
 
@@ -204,7 +236,3 @@ def auroc(successes: Sequence[float], failures: Sequence[float]) -> float:
     pairs = [(success > failure) + (success == failure) / 2
              for success in successes for failure in failures]  # fmt: skip
     return sum(pairs) / len(pairs) if pairs else float("nan")
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))

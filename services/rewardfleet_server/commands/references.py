@@ -4,13 +4,25 @@ from pathlib import Path
 
 import click
 
-from rewardfleet.commands.options import CommandGroup
-from rewardfleet_server.video.references.library import add_reference
+from rewardfleet.commands.options import CommandGroup, table
+from rewardfleet_server.video.references.library import SHIPPED, add_reference, count_references
 
 
 @click.group(cls=CommandGroup, name="references", help="The library of the judge `reference`.")
 def command() -> None:
-    """Group the commands that change a library."""
+    """Group the commands of libraries."""
+
+
+@command.command(name="list", help="List the tasks of the folder LIBRARY, or of the shipped one.")
+@click.argument("library", type=click.Path(path_type=Path), default=SHIPPED, metavar="[LIBRARY]")
+def list_tasks(library: Path) -> None:
+    """Print the tasks of a library, and how many references each has."""
+    try:
+        counts = count_references(library)
+    except ValueError as error:
+        raise ValueError(f"library {library}: {error}") from None
+    rows = [(task, str(ended[True]), str(ended[False])) for task, ended in counts.items()]
+    print(table(("task", "successes", "failures"), rows))
 
 
 @command.command(name="add", help="Add the labeled video file CLIP to the folder LIBRARY.")

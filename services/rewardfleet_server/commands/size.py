@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 
 from rewardfleet.commands.index import get, http_client, redact
-from rewardfleet.commands.options import API_KEY, AS_JSON, number, table
+from rewardfleet.commands.options import API_KEY, AS_JSON, key_hint, number, table
 
 #: Seconds of items.
 Times = NDArray[np.float64]
@@ -80,7 +80,7 @@ async def read_durations(url: str, api_key: str = "") -> dict[tuple[str, str], f
     async with http_client(api_key) as http:
         reply = await get(http, f"{url.rstrip('/')}/metrics")
     if reply.status != 200:
-        hint = "; set REWARDFLEET_API_KEY" if reply.status == 401 else ""
+        hint = f"; it {key_hint(api_key)}" if reply.status == 401 else ""
         raise ValueError(f"--seconds {redact(url)}: {reply.reason}{hint}")
     return {
         (sample.labels["stage"], sample.labels.get("le", "")): sample.value

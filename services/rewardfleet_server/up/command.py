@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
+from rewardfleet_command import INTERRUPTED
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
 from rewardfleet_server.observe.logs import configure_logging
@@ -89,12 +90,16 @@ async def _run(
     gateway = Gateway(fleet, hosts, max_waiting=max_waiting, reports_all=False)
     server = GracefulServer(gateway, handles_signals=False)
 
-    def stop() -> None:
+    status = 0
+
+    def stop(new_status: int) -> None:
+        nonlocal status
+        status = new_status
         # Open requests are answered first; a second signal does not wait for them.
         server.force_exit, server.should_exit = server.should_exit, True
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+    for number, ended in ((signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 0)):
+        asyncio.get_running_loop().add_signal_handler(number, stop, ended)
     following = [
         asyncio.create_task(follow(name, urls, fleet[name])) for name, urls in services.items()
     ]
@@ -111,4 +116,4 @@ async def _run(
     for result in results:
         if isinstance(result, Exception):
             raise result
-    return 0
+    return status

@@ -61,8 +61,9 @@ _WAIT_SECONDS = 100.0
 _MAX_LOST = 2
 #: The most bytes of a replica's samples in flight, and the time to wait for them.
 _MAX_IN_FLIGHT_BYTES, _IN_FLIGHT_TIME = 2 * 2**20, aiohttp.ClientTimeout(total=2)
-#: Why a replica does not report its samples in flight without a key.
-_NO_KEY = "it requires an API key"
+#: Why a replica does not report its samples in flight without a key, or with another one.
+_NO_KEY = "it requires an API key: `Authorization: Bearer <key>`"
+_WRONG_KEY = "it does not accept the API key"
 
 
 class Gateway:
@@ -203,8 +204,9 @@ class Gateway:
 
         fleets = [self._fleet[service]] if service else self._fleet.values()
         await asyncio.gather(*(ask(each.url) for replicas in fleets for each in replicas))
-        if failures and set(failures.values()) == {_NO_KEY}:
-            raise Unauthorized(f"{_NO_KEY}: `Authorization: Bearer <key>`")
+        refusal = _WRONG_KEY if key else _NO_KEY
+        if failures and set(failures.values()) == {refusal}:
+            raise Unauthorized(refusal)
         return merged(answers, failures).model_dump()
 
     async def _in_flight_at(self, url: str, key: str) -> InFlight:
@@ -220,7 +222,7 @@ class Gateway:
             ) as response:
                 body, status = await read_all(response, _MAX_IN_FLIGHT_BYTES), response.status
             if status == Unauthorized.status:
-                raise UpstreamFailed(_NO_KEY)
+                raise UpstreamFailed(_WRONG_KEY if key else _NO_KEY)
             answer = await asyncio.to_thread(InFlight.model_validate_json, body)
         except ValidationError:
             reason = f"it answered HTTP {status}, not its samples in flight"

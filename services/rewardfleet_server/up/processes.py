@@ -64,6 +64,11 @@ class ReplicaProcess:
         self._log = RotatingFileHandler(log_file, maxBytes=_LOG_BYTES, backupCount=1, delay=True)
         self._process: asyncio.subprocess.Process | None = None
 
+    @property
+    def last_line(self) -> str:
+        """The last line of its log; empty if there is none."""
+        return self._last_lines[-1] if self._last_lines else ""
+
     async def run(self) -> None:
         """Run the replica, and restart it whenever it ends, until this is cancelled.
 

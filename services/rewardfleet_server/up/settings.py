@@ -81,7 +81,8 @@ def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
     Args:
         path: A TOML file with the fields of `FleetConfig`; a table `[NAME]` has the settings of a
             service. None: the defaults.
-        overrides: Fields by name; `replicas` maps services to their number.
+        overrides: Fields by name; `replicas` maps services to their number, and `video` has
+            settings of that service.
 
     Raises:
         ValueError: The file or a value is not valid.
@@ -96,7 +97,8 @@ def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
     replicas: Mapping[str, int] = overrides.get("replicas", {})
     for name, count in replicas.items():
         settings[_known(name, "--only")]["replicas"] = count
-    given = {name: value for name, value in overrides.items() if name != "replicas"}
+    settings["video"] |= overrides.get("video", {})
+    given = {name: overrides[name] for name in overrides.keys() - {"replicas", "video"}}
     try:
         config = FleetConfig.model_validate({**content, **given, "settings": settings})
     except ValidationError as error:
@@ -104,6 +106,8 @@ def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
         raise ValueError(f"{source}{format_validation_error(error, FleetConfig)}") from None
     for name in config.only:
         _known(name, "--only")
+    if overrides.get("video") and "video" not in config.only:
+        raise ValueError("--video-root and --judge: the video service is not among those of --only")
     if not (is_loopback(config.host) or config.api_key_file or config.allow_unauthenticated):
         raise ValueError(
             f"--host {config.host} makes the fleet reachable from other machines: give "

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+import click
 
+from rewardfleet.commands.options import table
+from rewardfleet_command import INTERRUPTED
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
 from rewardfleet_server.registry import SERVICES
@@ -31,8 +32,9 @@ from .settings import FleetConfig, PlannedReplica, plan
 
 log = logging.getLogger(__name__)
 
-#: Columns where the output is not a terminal.
-_LOG_WIDTH = 200
+#: Seconds between two reports on a replica that is not ready yet, and the most characters of the
+#: last line of its log in them.
+_REPORT_SECONDS, _MAX_SHOWN = 10.0, 200
 
 
 def run_up(config: FleetConfig, *, show_logs: bool) -> int:
@@ -46,11 +48,10 @@ def run_up(config: FleetConfig, *, show_logs: bool) -> int:
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
     for name in ("httpx", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    width = None if sys.stderr.isatty() else _LOG_WIDTH
-    console = Console(stderr=True, highlight=False, soft_wrap=True, width=width)
     listener = bind(config.host, config.port)  # first, so that no replica is given its port
+    _print("Checking this machine …")
     replicas = plan(config)
-    if not _works(replicas, console):
+    if not _works(replicas):
         return 1
     if config.api_key_file is None and not is_loopback(config.host):
         log.warning("NO AUTHENTICATION: anyone who can reach %s may use the fleet", config.host)
@@ -58,10 +59,12 @@ def run_up(config: FleetConfig, *, show_logs: bool) -> int:
     folder = config.data_dir.expanduser()
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with _locked(folder):
-        fleet = _Fleet(
-            config, listener, replicas, console, show_logs=show_logs, max_waiting=max_waiting
-        )
+        fleet = _Fleet(config, listener, replicas, show_logs=show_logs, max_waiting=max_waiting)
         return run_on_fast_loop(fleet.run())
+
+
+def _print(text: str) -> None:
+    click.echo(text, err=True)
 
 
 @contextmanager
@@ -82,7 +85,7 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _works(replicas: Sequence[PlannedReplica], console: Console) -> bool:
+def _works(replicas: Sequence[PlannedReplica]) -> bool:
     """Report what would keep the services from starting; return whether nothing does."""
     failures = 0
     for diagnosis in _diagnoses(replicas):
@@ -90,11 +93,11 @@ def _works(replicas: Sequence[PlannedReplica], console: Console) -> bool:
         if not has_failed and not (diagnosis.status == "note" and diagnosis.fix):
             continue
         failures += has_failed
-        console.print(f"{diagnosis.status:8}{diagnosis.what}", markup=False)
+        _print(f"{diagnosis.status:8}{diagnosis.what}")
         if diagnosis.fix:
-            console.print(f"        fix: {diagnosis.fix}", markup=False)
+            _print(f"        fix: {diagnosis.fix}")
     if failures:
-        console.print("Nothing was started. `rewardfleet doctor` reports more.")
+        _print("Nothing was started. `rewardfleet doctor` reports more.")
     return not failures
 
 
@@ -117,12 +120,10 @@ class _Fleet:
         config: FleetConfig,
         listener: socket.socket,
         planned: Sequence[PlannedReplica],
-        console: Console,
         *,
         show_logs: bool,
         max_waiting: int,
     ) -> None:
-        self._console = console
         self._listener = listener
         folder = config.data_dir.expanduser() / "logs"
         self._processes: list[ReplicaProcess] = []
@@ -143,19 +144,20 @@ class _Fleet:
         )
         self._gateway = Gateway(by_service, hosts, max_waiting=max_waiting)
         self._stopped = asyncio.Event()
+        self._status = 0  # of this process, set by the signal that stops it
 
     async def run(self) -> int:
-        """Run until a signal arrives or a replica cannot be started."""
+        """Run until a signal arrives or a replica cannot be started; return the exit status."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stopped.set)
+        for number, status in ((signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 0)):
+            loop.add_signal_handler(number, self._stop, status)
         server = GracefulServer(self._gateway, handles_signals=False)
         serving = asyncio.create_task(server.serve([self._listener]))
         running = [asyncio.create_task(each.run()) for each in self._processes]
         try:
             return await self._until_stopped(running)
         finally:
-            self._console.print("Stopping …")
+            _print("Stopping …")
             for number in (signal.SIGINT, signal.SIGTERM):  # a second one does not wait
                 loop.add_signal_handler(number, lambda: [each.cancel() for each in running])
             for task in running:
@@ -164,9 +166,15 @@ class _Fleet:
             server.should_exit = True
             await serving
 
+    def _stop(self, status: int) -> None:
+        self._status = status
+        self._stopped.set()
+
     async def _until_stopped(self, running: Sequence[asyncio.Task[None]]) -> int:
         started = time.monotonic()
-        ready = asyncio.gather(*(each.replica.has_been_ready.wait() for each in self._processes))
+        names = ", ".join(each.planned.name for each in self._processes)
+        _print(f"Starting {names} below {self._url} …")
+        ready = asyncio.gather(*(_report_start(each, started) for each in self._processes))
         stopped = asyncio.create_task(self._stopped.wait())
         try:
             waiting: list[asyncio.Future[Any]] = [ready, stopped, *running]
@@ -183,22 +191,32 @@ class _Fleet:
                 try:
                     task.result()
                 except FleetFailed as error:
-                    self._console.print(f"{error}", markup=False)
+                    _print(str(error))
                     return 1
-        return 0
+        return self._status
 
-    def _show_line(self, name: str, line: str) -> None:
-        self._console.print(f"{name} | {line}", markup=False)
+    @staticmethod
+    def _show_line(name: str, line: str) -> None:
+        _print(f"{name} | {line}")
 
     def _print_table(self, seconds: float) -> None:
-        table = Table(box=None, pad_edge=False, show_header=True)
-        for column in ("service", "address", "replicas"):
-            table.add_column(column, no_wrap=True)
-        services = dict.fromkeys(each.planned.service for each in self._processes)
-        for name in services:
-            urls = [each.replica.url for each in self._processes if each.planned.service == name]
-            table.add_row(name, f"{self._url}/{name}", ", ".join(urls))
-        self._console.print(table)
-        self._console.print(
+        urls: dict[str, list[str]] = {}
+        for each in self._processes:
+            urls.setdefault(each.planned.service, []).append(each.replica.url)
+        rows = [(name, f"{self._url}/{name}", ", ".join(own)) for name, own in urls.items()]
+        _print(table(("service", "address", "replicas"), rows))
+        _print(
             f"Ready after {seconds:.1f} s: {self._url}. Logs are in {self._logs}. Ctrl-C stops all."
         )
+
+
+async def _report_start(process: ReplicaProcess, started: float) -> None:
+    """Print when a replica is ready, and until then from time to time what it does."""
+    while not process.replica.has_been_ready.is_set():
+        try:
+            async with asyncio.timeout(_REPORT_SECONDS):
+                await process.replica.has_been_ready.wait()
+            state = "is ready"
+        except TimeoutError:
+            state = f"is starting; its log ends with: {process.last_line[:_MAX_SHOWN]}"
+        _print(f"{time.monotonic() - started:5.1f} s  {process.planned.name} {state}")

@@ -10,7 +10,7 @@ from .judges.settings import built_in
 from .settings import VideoSettings, gpu_count
 
 #: The modules that decode frames, and their packages.
-_DECODERS = {"cv2": "OpenCV", "PIL.Image": "Pillow"}
+_DECODERS = {"av": "PyAV", "cv2": "OpenCV", "PIL.Image": "Pillow"}
 
 
 def checks(settings: VideoSettings) -> Iterator[Diagnosis]:

@@ -21,6 +21,7 @@ from pydantic_settings import NoDecode
 
 from rewardfleet_server.settings import CacheSettings, NameList, given_flag, setting, unread
 
+from .completion import complete_judge, complete_set
 from .judges.settings import ALIASES, GivenValues, JudgeSettings, all_built_in, built_in
 from .prompts import Template
 
@@ -115,6 +116,7 @@ class VideoSettings(OriginalFlags):
     )  # fmt: skip
     hidden: ClassVar = tuple(OriginalFlags.__annotations__)
     other_flags: ClassVar = {"backend": "--judge"}
+    completions: ClassVar = {"backend": complete_judge, "set": complete_set}
 
     # One line per setting.
     # fmt: off

@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import threading
+from collections import Counter
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Self
 
@@ -87,6 +88,18 @@ def load_library(folder: Path) -> Library:
         digest.update(hashed.model_dump_json().encode())
         references.append(_reference(folder, entry))
     return Library(tuple(references), digest.hexdigest())
+
+
+def count_references(folder: Path) -> dict[str, Counter[bool]]:
+    """Return how many successes (True) and failures of each task a library has.
+
+    Raises:
+        ValueError: Its manifest is missing or damaged.
+    """
+    counts: dict[str, Counter[bool]] = {}
+    for _, entry in _entries(folder):
+        counts.setdefault(normalize_task(entry.task_text), Counter())[entry.success] += 1
+    return dict(sorted(counts.items()))
 
 
 def add_reference(

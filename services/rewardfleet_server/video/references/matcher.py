@@ -30,6 +30,7 @@ object is out of sight, if a clip stops just before the success, and if it ends 
 library without `success_frame`: AUROC 0.95 and 0.93.
 """
 
+import difflib
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -52,6 +53,7 @@ _LARGEST = _SIDE * _SIDE // 250  # the pixels whose mean is a difference: 0.4 % 
 _HALF_WEIGHT = 10.0  # gray levels of change at which a pixel has half of its weight
 _WEIGHTS = (np.arange(256) / (np.arange(256) + _HALF_WEIGHT)).astype(np.float32)
 _SIMILAR_END = 10.0  # gray levels; tasks whose ends differ by less are not compared with each other
+_MAX_COMPARED = 300  # characters of an unknown task that are compared with the known ones
 _NO_OTHER = 100.0  # the difference to the other frames if the library has none, in gray levels
 
 # The progress of a reference without `success_frame`: its end is finished, its first part is not,
@@ -165,10 +167,18 @@ class ReferenceMatcher:
         """
         task = self._tasks.get(normalize_task(task_text))
         if task is None:
-            return Judgment(None, f"No successful reference of the task '{task_text}'.")
+            return Judgment(None, self._unknown(task_text))
         if len(frames) == 0:
             return Judgment(None, "The clip has no frames.")
         return task.compare(frames)
+
+    def _unknown(self, task_text: str) -> str:
+        """Return that a task is unknown, and the known one that is nearest."""
+        words = normalize_task(task_text[:_MAX_COMPARED])
+        near = difflib.get_close_matches(words, self._tasks, 1, cutoff=0)[0] if self._tasks else ""
+        return f"No successful reference of the task '{task_text}'." + (
+            f" The nearest known task is '{near}'." if near else ""
+        )
 
 
 @dataclass(frozen=True)
