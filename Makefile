@@ -18,21 +18,25 @@ INSTALL := $(PYTHON) tests/install.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: install install-server jail servers packages demo test test-fast test-full test-interpreters check check-all mutations docs fuzz-normal-form
+.PHONY: help release install install-server jail servers packages demo test test-fast test-full test-interpreters check check-all mutations docs fuzz-normal-form
 .PHONY: bench bench-client bench-code bench-episode bench-tools bench-gateway bench-growth bench-tail example-episode example-router example-learning serve lock
 .PHONY: up down secrets test-deploy test-k8s test-chaos chaos
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 .PHONY: install-ray test-ray bench-ray bench-size
 .PHONY: install-trainers install-clients install-peers record-peers test-trainers
 
-install: $(VENV)/.installed servers packages
+install: $(VENV)/.installed servers packages  ## all that the tests need, in .venv; the first target
+
+help:  ## this list; without a target, make installs what development needs
+	@sed -n 's/^\([a-z][a-z0-9-]*\):[^#]*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
+		while IFS='|' read -r target text; do printf '  %-20s %s\n' "$$target" "$$text"; done
 
 $(VENV)/.installed: requirements.lock pyproject.toml $(ROUTER)/pyproject.toml tests/install.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rewardfleet needs Python 3.11 or newer, e.g. make PYTHON=python3.12")'
 	@$(INSTALL) $(VENV) requirements.lock --also $(ROUTER)
 	@touch $(VENV)/.server $@
 
-install-server: $(VENV)/.server jail packages
+install-server: $(VENV)/.server jail packages  ## the services only, in .venv
 
 $(VENV)/.server: requirements-server.lock pyproject.toml tests/install.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rewardfleet needs Python 3.11 or newer, e.g. make PYTHON=python3.12")'
@@ -154,7 +158,7 @@ down:  ## end them; caches, run state and metrics stay in volumes
 	@for attempt in $$(seq 30); do docker compose --profile '*' down && exit; \
 		docker info > /dev/null || exit; sleep 1; done; exit 1
 
-secrets:
+secrets:  ## create the files that `make up` needs and that are missing
 	@mkdir -p $(SECRETS) && chmod 700 $(SECRETS)
 	@for name in api_key grafana_password; do test -s $(SECRETS)/$$name || { \
 		od -An -N24 -tx1 /dev/urandom | tr -d ' \n' > $(SECRETS)/$$name \
@@ -230,6 +234,9 @@ test-trainers: install-trainers install-clients  ## the router and the adapters,
 
 serve: install  ## the video service on port 18080, over the demo's rollouts
 	$(BIN)/rewardfleet serve video --video-root tests/data/libero
+
+release: install  ## build wheels, test them in empty environments; writes dist/, publishes nothing
+	$(BIN)/python tests/release.py
 
 lock:  ## rewrite the locked requirements from pyproject.toml; they contain no registry address
 	$(BIN)/uv pip compile pyproject.toml --extra server --group dev --universal \

@@ -457,7 +457,7 @@ def test_command_lines_are_accepted(words: list[str]):
 @pytest.mark.parametrize("words", command_lines("pip"), ids=" ".join)
 def test_extras_that_are_installed_exist(words: list[str]):
     provided = metadata.metadata("rewardfleet").get_all("Provides-Extra") or []
-    for extras in re.findall(r"rewardfleet\[([\w,-]+)\]", " ".join(words)):
+    for extras in re.findall(r"(?:rewardfleet|\.)\[([\w,-]+)\]", " ".join(words)):
         assert set(extras.split(",")) <= set(provided)
 
 

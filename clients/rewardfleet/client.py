@@ -85,7 +85,7 @@ class RewardFleet:
         if not 0 <= coalesce_s <= 1:
             raise ValueError(f"coalesce_s: give seconds in [0, 1], not {coalesce_s}")
         if compress_frames and find_spec("zstandard") is None:
-            raise ImportError("compress_frames needs it: pip install 'rewardfleet[zstd]'")
+            raise ImportError("compress_frames needs it: pip install 'zstandard>=0.23'")
         given = {name: each for name, each in urls.items() if each is not None}
         if unknown := given.keys() - SERVICES.keys():
             raise TypeError(f"no such service or option: {', '.join(sorted(unknown))}")

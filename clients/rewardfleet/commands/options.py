@@ -59,11 +59,16 @@ class LazyGroup(CommandGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
         return list(self._commands_by_name)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._commands_by_name:
             return None
         package, _ = self._commands_by_name[cmd_name]
-        found: click.Command = load_attribute(f"{package}.{cmd_name}:command")
+        try:
+            found: click.Command = load_attribute(f"{package}.{cmd_name}:command")
+        except ImportError:
+            if ctx.resilient_parsing:  # a shell completes: nobody reads what is missing
+                return None
+            raise
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's

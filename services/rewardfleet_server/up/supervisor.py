@@ -15,7 +15,6 @@ from typing import Any
 
 import click
 
-from rewardfleet.commands.options import table
 from rewardfleet_command import INTERRUPTED
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
@@ -200,11 +199,12 @@ class _Fleet:
         _print(f"{name} | {line}")
 
     def _print_table(self, seconds: float) -> None:
-        urls: dict[str, list[str]] = {}
+        replicas: dict[str, list[str]] = {}
         for each in self._processes:
-            urls.setdefault(each.planned.service, []).append(each.replica.url)
-        rows = [(name, f"{self._url}/{name}", ", ".join(own)) for name, own in urls.items()]
-        _print(table(("service", "address", "replicas"), rows))
+            own = replicas.setdefault(each.planned.service, [])
+            own.append(each.replica.url.removeprefix("http://"))
+        for name, own in replicas.items():
+            _print(f"{name:8} {self._url}/{name:8} {', '.join(own)}")
         _print(
             f"Ready after {seconds:.1f} s: {self._url}. Logs are in {self._logs}. Ctrl-C stops all."
         )

@@ -31,7 +31,8 @@ NOTHING = "http://127.0.0.1:1"
 
 @pytest.fixture(autouse=True)
 def slow_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for answers, also on a busy machine."""
+    """Wait for answers, also on a busy machine, and print wide tables."""
+    monkeypatch.setenv("COLUMNS", "1000")
     monkeypatch.setattr(index, "_TIMEOUT_SECONDS", 30)
     monkeypatch.setattr(gateway_module, "_IN_FLIGHT_TIME", aiohttp.ClientTimeout(30))
 

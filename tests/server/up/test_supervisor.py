@@ -91,7 +91,7 @@ def test_all_services_start_log_score_and_end_with_ctrl_c(tmp_path: Path):
         pids = fleet.pids()
         assert len(pids) == 3
         fleet.process.send_signal(signal.SIGINT)
-        assert fleet.process.wait(90) == 0
+        assert fleet.process.wait(90) == 130
         assert not any(map(is_running, pids))
     assert (tmp_path / "data" / "logs" / "tools-1.log").exists()
 
