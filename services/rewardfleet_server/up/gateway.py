@@ -62,7 +62,7 @@ _MAX_LOST = 2
 #: The most bytes of a replica's samples in flight, and the time to wait for them.
 _MAX_IN_FLIGHT_BYTES, _IN_FLIGHT_TIME = 2 * 2**20, aiohttp.ClientTimeout(total=2)
 #: Why a replica does not report its samples in flight without a key, or with another one.
-_NO_KEY = "it requires an API key: `Authorization: Bearer <key>`"
+_NO_KEY = "it requires an API key"
 _WRONG_KEY = "it does not accept the API key"
 
 
@@ -206,7 +206,7 @@ class Gateway:
         await asyncio.gather(*(ask(each.url) for replicas in fleets for each in replicas))
         refusal = _WRONG_KEY if key else _NO_KEY
         if failures and set(failures.values()) == {refusal}:
-            raise Unauthorized(refusal)
+            raise Unauthorized(f"{refusal}: `Authorization: Bearer <key>`")
         return merged(answers, failures).model_dump()
 
     async def _in_flight_at(self, url: str, key: str) -> InFlight:

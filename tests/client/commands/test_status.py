@@ -22,7 +22,7 @@ from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.up.replicas import Replica
 
 from ...conftest import Serve
-from ...gateways import LOOPBACK, replica, reply, standin_gateway
+from ...gateways import LOOPBACK, fleet_of, replica, reply, standin_gateway
 from ...server.observe.test_in_flight import body, posting
 
 #: An address at which nothing listens.
@@ -67,6 +67,43 @@ def answering(status_code: int, content: bytes, *, index: bytes | None = None) -
 
     with serving(app) as url:
         yield url
+
+
+def test_a_terminal_that_is_too_narrow_gets_lists(code_url: str, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["status", code_url, code_url]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    row = ["service  code", f"address  {code_url}", "health   ready", f"version  {__version__}"]
+    assert lines[:4] == row
+    assert lines[lines.index("") + 1 :][:4] == row
+    assert max(map(len, lines)) <= 60
+
+
+def test_a_wrong_key_is_called_wrong(tmp_path, monkeypatch, capsys):
+    (tmp_path / "keys").write_text("right-key-of-the-service\n")
+    app = create_code_app(CodeSettings(api_key_file=tmp_path / "keys"), FakeSandbox())
+    with serving(app) as service, fleet_of(code=service) as url:
+        monkeypatch.delenv("REWARDFLEET_API_KEY", raising=False)
+        assert main(["status", url]) == 0
+        assert "needs an API key: set REWARDFLEET_API_KEY" in capsys.readouterr().out
+        assert main(["doctor", service]) == 0
+        assert "needs an API key: set REWARDFLEET_API_KEY" in capsys.readouterr().out
+        monkeypatch.setenv("REWARDFLEET_API_KEY", "another")
+        for command in (["status"], ["size", "--rate", "1", "--concurrency", "1", "--seconds"]):
+            main([*command, service])
+            output = capsys.readouterr()
+            assert "REWARDFLEET_API_KEY is wrong" in output.out + output.err, command
+        assert main(["doctor", service]) == 1
+        assert "REWARDFLEET_API_KEY is wrong" in capsys.readouterr().out
+        assert main(["status", "--inflight", url]) == 1
+        assert "it does not accept the API key" in capsys.readouterr().out
+        program = tmp_path / "program.py"
+        program.write_text("print(1)")
+        (tmp_path / "tests.json").write_text('{"kind": "stdio", "cases": [{"stdout": "1"}]}')
+        flags = ["--tests", str(tmp_path / "tests.json"), "--output-dir", str(tmp_path)]
+        assert main(["harbor", str(program), *flags, "--url", url]) == 2
+        error = capsys.readouterr().err
+        assert "is not accepted" in error and "REWARDFLEET_API_KEY" in error
 
 
 def test_a_single_service(serve: Serve, code_url: str, status):

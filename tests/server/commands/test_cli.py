@@ -15,6 +15,7 @@ import pytest
 
 from rewardfleet.commands.main import command as main_command
 from rewardfleet.commands.main import main
+from rewardfleet_server.commands import doctor
 from rewardfleet_server.flags import read_settings, unknown_variable_warnings
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.settings import redact
@@ -552,10 +553,32 @@ def test_doctor_applies_the_environment_and_names_the_service_on_an_occupied_por
     ) in text
 
 
+@pytest.mark.parametrize(
+    ("docker", "status", "what"),
+    [
+        ("", "extra", "docker not installed"),
+        ("echo 2.30.1", "ok", "Docker 2.30.1 with compose 2.30.1"),
+        ("echo v2.20.0", "note", "docker compose v2.20.0 is too old"),
+        ("echo 'unknown flag: --short' >&2; exit 1", "note", "docker compose failed: unknown flag"),
+        ('[ $1 = compose ] && echo 5.0 || { echo "no daemon"; exit 1; }', "note", "no daemon"),
+    ],
+)
+def test_doctor_looks_at_docker_compose(docker, status, what, tmp_path: Path, monkeypatch):
+    if docker:
+        (tmp_path / "docker").write_text(f"#!/bin/sh\n{docker}\n")
+        (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = doctor._check_compose()
+    assert (found.status, what in found.what, bool(found.fix)) == (status, True, status != "ok")
+
+
 @pytest.mark.slow
-def test_doctor_fails_where_a_package_that_decodes_frames_is_missing():
-    done = run_without("cv2", "doctor")
+@pytest.mark.parametrize(
+    ("module", "package"), [("cv2", "OpenCV"), ("av", "PyAV"), ("PIL", "Pillow")]
+)
+def test_doctor_fails_where_a_package_that_decodes_frames_is_missing(module: str, package: str):
+    done = run_without(module, "doctor")
     assert done.returncode == 1
     line, fix = re.findall(r"(?m)^failed  (.*)\n +fix: (.*)$", done.stdout)[0]
-    assert line == "video: decoding with OpenCV: No module named 'cv2'"
+    assert line == f"video: decoding with {package}: No module named '{module}'"
     assert fix.startswith(f"{sys.executable} -m pip install ")

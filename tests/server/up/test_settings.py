@@ -42,6 +42,17 @@ def test_by_default_all_services_start_with_stores_on_disk():
     assert all(each.settings.host == "127.0.0.1" for each in planned.values())
 
 
+def test_flags_of_the_video_service_replace_its_settings(tmp_path: Path):
+    file = tmp_path / "fleet.toml"
+    file.write_text('[video]\nbackend = ["openai"]\nmax_in_flight = 3\n')
+    video = {"video_root": [tmp_path], "backend": ["reference"]}
+    (planned,) = plan(read_config(file, {"only": ["video"], "video": video}))
+    assert planned.settings.backends == ["reference"]
+    assert (planned.settings.video_root, planned.settings.max_in_flight) == ([tmp_path], 3)
+    with pytest.raises(ValueError, match="--video-root and --judge: the video service is not"):
+        read_config(None, {"only": ["code"], "video": video})
+
+
 def test_the_settings_of_a_file_become_flags(file: Path):
     config = read_config(file, {})
     assert (config.port, config.data_dir) == (19000, Path("/data"))

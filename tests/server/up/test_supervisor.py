@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -85,6 +86,8 @@ def test_all_services_start_log_score_and_end_with_ctrl_c(tmp_path: Path):
         wait_until(lambda: "tools-1 | " in fleet.log and "episode-0 | " in fleet.log)
         assert set(fleet.services()) == {"tools", "episode"}
         assert f"{fleet.url}/tools" in fleet.log
+        assert "Starting tools-0, tools-1, episode-0 below" in fleet.log
+        assert re.search(r"(?m)^ *[\d.]+ s  tools-1 is ready$", fleet.log)
         with blocking.RewardFleet(fleet.url) as client:
             assert client.tools.reward(ANSWER, ANSWER) == 1.0
             client.tools.put_budget("run", budget=0.5)

@@ -1,6 +1,7 @@
 """The judge `reference` on real LIBERO rollouts that are not in its library."""
 
 import json
+import re
 from pathlib import Path
 
 import httpx
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from rewardfleet.commands.main import main
+from rewardfleet_server.commands import demo
 from rewardfleet_server.commands.demo import auroc
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
@@ -22,6 +24,7 @@ from rewardfleet_server.video.settings import VideoSettings
 from ...conftest import DATA, client_of
 
 LIBERO = DATA / "libero"
+DEMO = Path(demo.__file__).parent / "rollouts"
 ROLLOUTS = [json.loads(line) for line in (LIBERO / "manifest.jsonl").read_text().splitlines()]
 
 
@@ -45,6 +48,30 @@ def results(client: httpx.Client) -> list[dict[str, object]]:
 def test_no_rollout_of_the_tests_is_in_the_library():
     shipped = {path.name for path in SHIPPED.glob("*.mp4")}
     assert shipped and not shipped & {Path(rollout["file"]).name for rollout in ROLLOUTS}
+
+
+def test_the_rollouts_of_the_demo_are_some_of_these():
+    names = [json.loads(line) for line in (DEMO / "manifest.jsonl").read_text().splitlines()]
+    assert len(names) == len([*DEMO.glob("*.mp4")]) == 11
+    assert sum(path.stat().st_size for path in DEMO.iterdir()) <= 1_000_000
+    known = {Path(each["file"]).name: each for each in ROLLOUTS}
+    for each in names:
+        assert each["task_text"] == known[each["file"]]["task_text"]
+        assert each["success"] == known[each["file"]]["success"]
+        original = LIBERO / known[each["file"]]["file"]
+        assert (DEMO / each["file"]).read_bytes() == original.read_bytes()
+
+
+def test_the_tasks_of_a_library_are_listed_and_an_unknown_one_has_a_neighbor(capsys):
+    assert main(["references", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 14
+    assert any(re.fullmatch(r"put the bowl on the stove +2 +1", line) for line in lines)
+    assert main(["references", "list", str(DATA)]) == 2
+    assert f"library {DATA}: not a library" in capsys.readouterr().err
+    judgment = ReferenceMatcher(load_library(SHIPPED)).compare("Put a bowl on that stove!", [])
+    assert judgment.score is None
+    assert judgment.model_output.endswith("The nearest known task is 'put the bowl on the stove'.")
 
 
 def test_the_library_is_small_and_states_its_license():

@@ -1,0 +1,101 @@
+"""The command as a whole: how it starts, ends by Ctrl-C, and what a shell completes."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.shell_completion import ShellComplete
+
+from rewardfleet import __version__
+from rewardfleet.commands.main import command, main
+from rewardfleet_server.testing import FakeJudge
+
+from ...conftest import LONG_CLIP, Serve
+from ...gateways import fleet_of
+
+#: How the command is started.
+STARTS = {
+    "script": ["-c", "import sys; from rewardfleet_command import main; sys.exit(main())"],
+    "client": ["-m", "rewardfleet"],
+    "server": ["-m", "rewardfleet_server"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+@pytest.mark.parametrize("arguments", [["-V"], ["--version"]])
+def test_the_command_has_several_names(start: list[str], arguments: list[str]):
+    started = [sys.executable, *start, *arguments]
+    done = subprocess.run(started, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == f"rewardfleet {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["status"], ["score"], ["serve", "code"]], ids=" ".join)
+def test_h_is_help(arguments: list[str], capsys):
+    assert main([*arguments, "-h"]) == 0
+    shown = capsys.readouterr().out
+    assert "-h, --help" in shown
+    assert main([*arguments, "--help"]) == 0
+    assert capsys.readouterr().out == shown
+
+
+#: A library whose import does not end.
+SLOW = "import sys\nprint('importing', flush=True)\nsys.stdin.read()\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+@pytest.mark.parametrize(
+    ("library", "arguments"),
+    [("httpx", ["status"]), ("click", ["-h"]), ("uvicorn", ["serve", "tools"])],
+)
+def test_ctrl_c_during_an_import_prints_no_traceback(
+    start: list[str], library: str, arguments: list[str], tmp_path: Path, monkeypatch
+):
+    (tmp_path / f"{library}.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    with subprocess.Popen(
+        [sys.executable, *start, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout.readline() == b"importing\n"
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(60), process.stderr.read()) == (130, b"")
+
+
+def completions(line: str) -> list[str]:
+    *words, incomplete = line.split(" ")[1:]
+    shell = ShellComplete(command, {}, "rewardfleet", "_REWARDFLEET_COMPLETE")
+    return [each.value for each in shell.get_completions(words, incomplete)]
+
+
+def test_a_shell_completes_judges_and_their_settings():
+    assert completions("rewardfleet sta") == ["status"]
+    assert completions("rewardfleet up --judge ro") == ["robometer", "roboreward"]
+    assert completions("rewardfleet serve video --judge PR") == ["PRIMO-R1"]
+    assert completions("rewardfleet serve video --judge openai --set readout=") == [
+        "readout=probability",
+        "readout=text",
+    ]
+    assert "readout=rubric" in completions("rewardfleet serve video --set read")
+    assert completions("rewardfleet serve video --set openai.readout=p") == [
+        "openai.readout=probability"
+    ]
+    assert completions("rewardfleet serve code --isolation b") == []
+    assert completions("rewardfleet serve code --log-level w") == ["warning"]
+    assert completions("rewardfleet sco") == ["score"]
+
+
+def test_a_clip_is_scored_by_a_service_and_by_a_fleet(serve: Serve, capsys, monkeypatch):
+    service = str(serve(FakeJudge(0.25)).base_url)
+    with fleet_of(video=service) as fleet:
+        for url in (service, fleet, f"{fleet}/", f"{fleet}/video"):
+            arguments = ["score", "video", str(LONG_CLIP), "a task", "--url", url]
+            assert main(arguments) == 0
+            assert json.loads(capsys.readouterr().out)["score"] == 0.25
