@@ -1,17 +1,25 @@
 """The client of the code service."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from typing_extensions import Unpack
 
 from .service import BatchClient
-from .wire.code import CodeRequest, CodeScore, DatasetTests, Limits, PlainTests
+from .wire.code import CodeRequest, CodeScore, DatasetTests, Limits, PlainTests, as_tests
+from .wire.errors import InvalidRequest
 from .wire.policy_text import POLICY_FIELDS, UNUSABLE
 from .wire.validation import validate
 
-#: Tests as a model, or as a mapping with the same fields.
-TestsLike = PlainTests | DatasetTests | Mapping[str, Any]
+#: Tests as a model, or as a mapping with the same fields; or what adapters take: a row of a data
+#: set, a list of tests, a script of asserts, the JSON of one of these.
+TestsLike = PlainTests | DatasetTests | Mapping[str, Any] | Sequence[Any] | str
+
+#: What `tests` may be, for messages.
+_ACCEPTED = (
+    "give {'kind': 'stdio', 'functional' or 'asserts', 'cases': …}, {'kind': 'dataset', 'row': …}, "
+    "a row of a data set, a list of asserts, or the JSON of one of these; see docs/code-service.md"
+)
 
 
 class CodeOptions(TypedDict, total=False):
@@ -64,11 +72,20 @@ def code_request(revision: str, tests: TestsLike, **options: Unpack[CodeOptions]
 
     Args:
         revision: The program, plain or in a fenced block of a text.
-        tests: 1 to 1000 tests of one kind.
+        tests: 1 to 1000 tests of one kind; or a row of a data set, a list of asserts, or the JSON
+            of one of these, in which the service finds the tests.
         options: `critique`, `original_program`, `original_passed`, `mode`, `limits` and
             `language`; see `CodeRequest`.
 
     Raises:
         InvalidRequest: The request is invalid; the message is the service's.
     """
-    return validate(CodeRequest, {"revision": revision, "tests": tests, **options})
+    found = as_tests([*tests] if isinstance(tests, tuple) else tests)
+    row = found.get("row") if isinstance(found, Mapping) else None
+    if isinstance(row, Mapping) and row.keys() == {"ground_truth"}:
+        content = row["ground_truth"]
+        # A row has no `kind` or `cases`: these are tests of a request, with a mistake.
+        is_request = isinstance(content, Mapping) and {"kind", "cases"} & content.keys()
+        if is_request or not (isinstance(content, str | list | Mapping) and content):
+            raise InvalidRequest(f"tests {repr(tests)[:100]}: {_ACCEPTED}")
+    return validate(CodeRequest, {"revision": revision, "tests": found, **options})

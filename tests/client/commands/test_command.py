@@ -87,7 +87,7 @@ def test_a_shell_completes_judges_and_their_settings():
     assert completions("rewardfleet serve video --set openai.readout=p") == [
         "openai.readout=probability"
     ]
-    assert completions("rewardfleet serve code --isolation b") == []
+    assert completions("rewardfleet serve code --isolation b") == ["bubblewrap"]
     assert completions("rewardfleet serve code --log-level w") == ["warning"]
     assert completions("rewardfleet sco") == ["score"]
 

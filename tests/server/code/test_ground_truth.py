@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
+from rewardfleet import code_request
 from rewardfleet.wire.code import CodeRequest, DatasetTests, as_tests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate
@@ -30,6 +31,38 @@ def read(ground_truth: object):
     if not isinstance(request.tests, DatasetTests):
         return request.tests
     return read_row(request.tests)[0]
+
+
+ASSERTS = ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ASSERTS,
+        tuple(ASSERTS),
+        np.array(ASSERTS),
+        "\n".join(ASSERTS),
+        json.dumps(ASSERTS),
+        {"test_list": ASSERTS},
+        json.dumps({"test_list": ASSERTS}),
+        {"kind": "asserts", "cases": ASSERTS},
+        json.dumps({"kind": "asserts", "cases": ASSERTS}),
+    ],
+    ids=lambda value: f"{type(value).__name__}-{str(value)[:12]}",
+)
+def test_the_client_takes_what_adapters_take(tests: object):
+    request = code_request("", tests).tests
+    found = read_row(request)[0] if isinstance(request, DatasetTests) else request
+    assert "\n".join(found.cases) == "\n".join(ASSERTS)
+
+
+@pytest.mark.parametrize(
+    "tests", [None, 3, True, [], {}, "", {"cases": ASSERTS}, {"kind": "assert", "cases": ASSERTS}]
+)
+def test_a_wrong_value_of_tests_names_the_accepted_ones_and_the_page(tests: object):
+    with pytest.raises(InvalidRequest, match=r"'stdio', 'functional' or 'asserts'.*code-service"):
+        code_request("", tests)
 
 
 @pytest.mark.parametrize("as_text", [False, True])

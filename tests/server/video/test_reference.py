@@ -71,7 +71,7 @@ def test_the_tasks_of_a_library_are_listed_and_an_unknown_one_has_a_neighbor(cap
     assert f"library {DATA}: not a library" in capsys.readouterr().err
     judgment = ReferenceMatcher(load_library(SHIPPED)).compare("Put a bowl on that stove!", [])
     assert judgment.score is None
-    assert judgment.model_output.endswith("The nearest known task is 'put the bowl on the stove'.")
+    assert judgment.text.endswith("The nearest known task is 'put the bowl on the stove'.")
 
 
 def test_the_library_is_small_and_states_its_license():
