@@ -71,6 +71,7 @@ ALL = [
     Gate("test", 7200, _SERVERS),
     Gate("test-full", 7200, _SERVERS),
     Gate("test-interpreters", 14400, _SERVERS),
+    Gate("release", 7200),
     Gate("test-ray", 3600, _SERVERS),
     Gate("test-trainers", 7200),
     Gate("test-engines", 7200),
