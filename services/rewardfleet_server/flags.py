@@ -23,8 +23,11 @@ from .settings import (
 
 _Settings = TypeVar("_Settings", bound=ServerSettings)
 
+#: Larger limits only keep sums and squares finite; openapi.json has them.
+_NO_LIMIT = 10**30
+
 #: Columns of help, and of the flags in it.
-_MAX_WIDTH, _MAX_COLUMN = 100, 36
+MAX_WIDTH, _MAX_COLUMN = 100, 30
 
 #: The name of a setting's value in help, by the last word of the setting's name.
 _UNITS = {"mb": "MIB", "kb": "KIB", "gb": "GIB", "s": "SECONDS"}
@@ -65,7 +68,7 @@ class ServiceCommand(click.Command):
         super().__init__(name, params=params, help=description, callback=self._callback)
         self._settings_type = settings_type
         self._run = run
-        self.context_settings = {"max_content_width": _MAX_WIDTH}
+        self.context_settings = {"max_content_width": MAX_WIDTH, "help_option_names": ["--help"]}
 
     def _callback(self, **values: object) -> int:
         given = {name: value for name, value in values.items() if value not in (None, ())}
@@ -139,6 +142,22 @@ def metavar_of(name: str, info: FieldInfo) -> str:
     if get_origin(annotation) is Literal:
         return "|".join(map(str, get_args(annotation)))
     return _UNITS.get(last_word) or _TYPES.get(annotation) or last_word.upper()
+
+
+def range_text(field: Mapping[str, Any], of: str = "imum") -> str:
+    """Return the limits of a number, of the `Length` of a text or of the `Items` of a list."""
+    low, high, above = (
+        limit if limit is None or abs(limit) < _NO_LIMIT else None
+        for limit in (field.get(f"min{of}"), field.get(f"max{of}"), field.get("exclusiveMinimum"))
+    )
+    if above is not None:
+        text = f"above {above}" if high is None else f"above {above}, up to {high}"
+    elif low is None:
+        text = "" if high is None else f"up to {high}"
+    else:
+        text = f"{low} or more" if high is None else f"{low} to {high}" if low < high else f"{low}"
+    unit = {"imum": "", "Length": " characters", "Items": " items"}[of]
+    return f" ({text}{unit})" if text else ""
 
 
 def _plain_type(annotation: Any) -> Any:

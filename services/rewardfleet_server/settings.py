@@ -106,12 +106,12 @@ class ServerSettings(BaseSettings):
 
     # One line per setting.
     # fmt: off
-    host: str = setting("127.0.0.1", "Address to listen on. One beyond loopback needs --api-key-file.", group="Network")
+    host: str = setting("127.0.0.1", "Address; one beyond loopback needs --api-key-file.", group="Network")
     port: int = setting(18080, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
     api_key_file: FilePath | None = setting(None, "Accepted API keys, one per line; read again when it changes.", group="Network")
     allow_unauthenticated: bool = setting(False, "Listen beyond loopback without API keys.", group="Network")
     open_metrics: bool = setting(False, "Serve GET /metrics without an API key.", group="Network")
-    allowed_host: NameList = setting([], "Name by which callers may address the service (`Host`), besides loopback names and, beyond loopback, IP addresses; repeatable; `*` is any, the default with --api-key-file.", group="Network", metavar="NAME")
+    allowed_host: NameList = setting([], "Accepted `Host`, besides loopback names and, beyond loopback, IP addresses; repeatable. `*`: any, the default with --api-key-file.", group="Network", metavar="NAME")
     max_in_flight: PositiveInt = setting(64, "Items at the backend at the same time.", group="Limits")
     max_queue_depth: PositiveInt = setting(512, "Items that wait for it. Others get 429.", group="Limits")
     max_body_mb: PositiveInt = setting(64, "Of one request body, or of one video file.", group="Limits")

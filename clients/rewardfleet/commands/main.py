@@ -24,7 +24,8 @@ _COMMANDS = {
     "load": (_CLIENT, "Send requests at a given rate."),
     "score": (_CLIENT, "Score one item with a running service."),
     "harbor": (_CLIENT, "Write the reward of a Harbor task."),
-    "references": (_SERVER, "Show or change the library of the judge `reference`."),
+    "judges": (_SERVER, "List the judges of the video service, and their options."),
+    "references": (_SERVER, "Change the library of the judge `reference`."),
     "packages": (_SERVER, "Install packages that scored programs can import."),
     "doctor": (_CLIENT, "Report what works on this machine, and how to fix the rest."),
 }

@@ -99,17 +99,17 @@ class CodeSettings(CacheSettings):
     # fmt: off
     port: int = setting(18081, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
     cache: Store = setting(help_text="Stored verdicts: a SQLite file, or redis://HOST:6379/0 for replicas; empty for none.", default_factory=lambda: str(_default_cache_file()), shown="~/.cache/rewardfleet/code.sqlite", metavar="FILE|URL", group="Cache")
-    fusion_url: HttpUrl | None = setting(None, "Run programs on a SandboxFusion server, e.g. http://127.0.0.1:8080, and not in jails on this machine.", group="Sandbox")
-    workers: PositiveInt = setting(help_text="Programs that use a core at the same time. While programs sleep or are paused, up to four times as many have begun.", default_factory=_default_workers, shown="one per core; 32 on a SandboxFusion server", group="Sandbox")
-    isolation: Literal["auto", "bubblewrap", "landlock", "none-unsafe"] = setting("auto", "Isolation of programs: the best level that works here, or this one. none-unsafe: programs can read this user's files.", group="Sandbox")
-    python: FilePath | None = setting(None, "Interpreter that runs the programs. Without --packages, they can import the packages of its environment.", shown="this service's interpreter, without its environment's packages", group="Sandbox")
-    packages: Annotated[list[str], NoDecode, BeforeValidator(_parse_requirements)] = setting([], "Packages that programs can import, e.g. numpy,scipy>=1.14. They are installed once, when the service starts, into an environment of the interpreter. `rewardfleet packages build` does it beforehand.", shown="numpy,pytest,sortedcontainers if that command has installed them", metavar="PACKAGES", group="Sandbox")
-    preload: NameList = setting([], "Module to import before the first program, e.g. numpy. Repeat it for several. Any other module is imported by each run.", metavar="MODULE", group="Sandbox")
-    testlib_path: FilePath | None = setting(None, "testlib.h for checkers in C++.", shown="this service's own, with the functions that checkers use", group="Sandbox")
-    max_cpu_s: PositiveFloat = setting(60.0, "Largest limits.cpu_s of a request.", group="Ceilings")
-    max_wall_s: PositiveFloat = setting(60.0, "Largest limits.wall_s of a request.", group="Ceilings")
-    max_memory_mb: PositiveInt = setting(help_text="Largest limits.memory_mb of a request. If it is given, the service starts only where there is this much for each worker. The process of a program's tests may use twice as much. Programs wait for memory as for a core.", default_factory=_default_memory_mb, shown="4096, or what one program and its tests can have here", group="Ceilings")
-    max_submission_s: PositiveFloat = setting(60.0, "Seconds of CPU for all tests of a submission, and 1.5 times as many of wall time; at most half of the caller's timeout. Further tests are skipped.", group="Ceilings")
+    fusion_url: HttpUrl | None = setting(None, "Run programs on SandboxFusion, e.g. http://127.0.0.1:8080, not in jails.", group="Sandbox")
+    workers: PositiveInt = setting(help_text="Programs that use a core at the same time; up to four times as many while some sleep.", default_factory=_default_workers, shown="one per core; 32 on a SandboxFusion server", group="Sandbox")
+    isolation: Literal["auto", "bubblewrap", "landlock", "none-unsafe"] = setting("auto", "auto (the best one that works here), bubblewrap, landlock, or none-unsafe: programs can read this user's files.", metavar="LEVEL", group="Sandbox")
+    python: FilePath | None = setting(None, "Interpreter of programs, with its packages unless --packages is given.", shown="that of this service, without its packages", group="Sandbox")
+    packages: Annotated[list[str], NoDecode, BeforeValidator(_parse_requirements)] = setting([], "Packages that programs can import, e.g. numpy,scipy>=1.14. The first start installs them, or `rewardfleet packages build` does it beforehand.", shown="numpy,pytest,sortedcontainers if that command has installed them", metavar="PACKAGES", group="Sandbox")
+    preload: NameList = setting([], "Module to import once for all programs, e.g. numpy; repeatable.", metavar="MODULE", group="Sandbox")
+    testlib_path: FilePath | None = setting(None, "testlib.h for checkers in C++.", shown="this service's own", group="Sandbox")
+    max_cpu_s: PositiveFloat = setting(60.0, "Largest limits.cpu_s of a request.", group="Sandbox")
+    max_wall_s: PositiveFloat = setting(60.0, "Largest limits.wall_s of a request.", group="Sandbox")
+    max_memory_mb: PositiveInt = setting(help_text="Largest limits.memory_mb of a request; the process of its tests may use twice as much. If it is given, there must be this much for each worker.", default_factory=_default_memory_mb, shown="4096, or what one program and its tests can have", group="Sandbox")
+    max_submission_s: PositiveFloat = setting(60.0, "CPU time for all tests of a submission, and 1.5 times as much wall time; at most half the caller's timeout. The rest is skipped.", group="Sandbox")
     # fmt: on
 
     @property

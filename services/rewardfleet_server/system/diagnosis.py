@@ -1,12 +1,11 @@
 """What the checks of `rewardfleet doctor` and `rewardfleet up` find; packages and Redis."""
 
-import importlib.util
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from rewardfleet_server.settings import ENV_PREFIX, ServerSettings, is_url, redact
 
-from .optional_imports import install_command
+from .optional_imports import install_command, missing_modules
 from .redis_server import unreachable_reason
 
 #: Seconds to wait for Redis.
@@ -35,7 +34,7 @@ def check_extra(extra: str, purpose: str, *modules: str, required: bool = False)
         purpose: What needs it.
         required: Whether the settings need it.
     """
-    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    missing = missing_modules(*modules)
     if not missing:
         return Diagnosis("ok", f"{purpose}: {', '.join(modules)}")
     what = f"{purpose}: {', '.join(missing)} not installed"

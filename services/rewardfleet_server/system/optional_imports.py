@@ -29,14 +29,18 @@ def install_command(extra: str) -> str:
     return shlex.join([*command, *(missing or ["--force-reinstall", *requirements])])
 
 
+def missing_modules(*modules: str) -> list[str]:
+    """Return the modules that are not installed."""
+    return [module for module in modules if importlib.util.find_spec(module) is None]
+
+
 def require(extra: str, what: str, *modules: str) -> None:
     """Check that the modules of an extra can be imported.
 
     Raises:
         ValueError: One is missing. The message says what needs it and how to install it.
     """
-    missing = [module for module in modules if importlib.util.find_spec(module) is None]
-    if missing:
+    if missing := missing_modules(*modules):
         raise ValueError(
             f"{what} needs {', '.join(missing)}, not installed here: {install_command(extra)}"
         )

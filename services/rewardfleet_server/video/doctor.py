@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from rewardfleet_server.system.diagnosis import Diagnosis, check_extra
 from rewardfleet_server.system.optional_imports import install_command
 
-from .judges.settings import built_in
+from .judges.settings import ENGINES, built_in
 from .settings import VideoSettings, gpu_count
 
 #: The modules that decode frames, and their packages.
@@ -25,13 +25,9 @@ def checks(settings: VideoSettings) -> Iterator[Diagnosis]:
             yield Diagnosis("ok", f"video: decoding with {package}")
     yield Diagnosis("ok", "video: judges reference and openai")
     engines = _engines(settings)
-    yield check_extra("vllm", "video: judges on vLLM", "vllm", required="vllm" in engines)
-    yield check_extra(
-        "transformers",
-        "video: judges on transformers",
-        *("torch", "torchvision", "transformers"),
-        required="transformers" in engines,
-    )
+    for engine, modules in ENGINES.items():
+        what = f"video: judges on {engine}"
+        yield check_extra(engine, what, *modules, required=engine in engines)
     count = gpu_count()
     if count:
         yield Diagnosis("ok", f"video: {count} GPUs")

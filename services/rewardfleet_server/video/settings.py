@@ -122,15 +122,15 @@ class VideoSettings(OriginalFlags):
     # fmt: off
     video_root: PathList = setting([], "Folder of the files that video_path may name; repeatable.", group="Video")
     video_url_host: NameList = setting([], "Host of video_url, which is fetched by https; repeatable.", group="Video")
-    backend: NameList = setting([], "Judge to load; repeatable. The first is the default of requests.", metavar="JUDGE", shown="reference, or that of a flag below", group="Video")
-    model_path: str | None = setting(None, "Vision-language model: a folder, or a name on a hub. Selects qwen2_5_vl_vllm.", metavar="MODEL", group="Video")
+    backend: NameList = setting([], "Judge to load, see `rewardfleet judges`; repeatable. The first is the default of requests.", metavar="JUDGE", shown="reference, or that of a flag below", group="Video")
+    model_path: str | None = setting(None, "Checkpoint: a folder, or a name on a hub. Selects qwen2_5_vl_vllm.", metavar="MODEL", group="Video")
     gpu_ids: str = setting("0,1", "GPUs for all judges, e.g. 0,1.", shown="those that CUDA shows", group="Video")
-    openai_url: HttpUrl | None = setting(None, "OpenAI-compatible endpoint, e.g. http://127.0.0.1:8000/v1. Selects openai.", group="Video")
+    openai_url: HttpUrl | None = setting(None, "Endpoint such as http://127.0.0.1:8000/v1. Selects the judge openai.", group="Video")
     openai_model: str | None = setting(None, "Model to request there.", group="Video")
-    custom_backend_factory: str | None = setting(None, "Function pkg.mod:function that builds your own judge, `custom` or named by --backend.", metavar="FUNCTION", group="Video")
-    judge_config: FilePath | None = setting(None, "TOML file with a table of settings for each judge, such as [PRIMO-R1].", group="Video")
-    set: Annotated[list[str], NoDecode, BeforeValidator(_split_pairs)] = setting([], "One setting of a judge, e.g. PRIMO-R1.top_p=0.9, or top_p=0.9 for the only judge; repeatable. docs/reference/settings.md lists them all.", metavar="NAME=VALUE", group="Video")
-    abstention: Annotated[Literal["null", "error"] | float, BeforeValidator(_read_abstention)] = setting("null", "null: a response whose score is null. error: the HTTP error `abstained`. A number in [0, 1]: null, and opens /rlinf/score, where it is the score.", metavar="null|error|NUMBER", group="Video")
+    custom_backend_factory: str | None = setting(None, "pkg.mod:function that builds your own judge, named by --backend.", metavar="FUNCTION", group="Video")
+    judge_config: FilePath | None = setting(None, "TOML file with a table of options for each judge.", group="Video")
+    set: Annotated[list[str], NoDecode, BeforeValidator(_split_pairs)] = setting([], "Option of the judge: top_p=0.9, or JUDGE.top_p=0.9 of several; repeatable. `rewardfleet judges JUDGE` lists them.", metavar="NAME=VALUE", group="Video")
+    abstention: Annotated[Literal["null", "error"] | float, BeforeValidator(_read_abstention)] = setting("null", "null: a score of null. error: the HTTP error `abstained`. A number in [0, 1]: null, and on /rlinf/score, which it opens, the number.", metavar="null|error|NUMBER", group="Video")
     profile: Literal["rlinf-rlaif"] | None = setting(None, "Defaults of the original LIBERO server; flags win over them.", group="Video")
     # fmt: on
 

@@ -375,12 +375,17 @@ def test_there_are_few_settings():
     assert sum(map(len, visible.values())) <= 86
 
 
-def test_the_help_of_video_fits_on_a_page(capsys, monkeypatch):
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_help_of_a_service_fits_on_a_page(service, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
+    assert main(["serve", service, "--help"]) == 0
+    assert capsys.readouterr().out.count("\n") <= 60
+
+
+def test_the_help_of_video_leaves_the_options_of_judges_to_their_own_command(capsys):
     assert main(["serve", "video", "--help"]) == 0
     text = capsys.readouterr().out
-    assert text.count("\n") <= 60
-    assert "--judge-config FILE" in text and "docs/reference/settings.md" in text
+    assert "--judge-config FILE" in text and "`rewardfleet judges JUDGE`" in " ".join(text.split())
     assert "primo" not in text and "--temperature" not in text
 
 

@@ -174,7 +174,7 @@ from rewardfleet_server.video.judges.vlm.settings import VllmSettings
 class NewSettings(VllmSettings):
     tiles: int = own(12, "Tiles per frame.")
 
-JUDGE = BuiltInJudge("New-VL", NewSettings, lambda own, service: FakeJudge(own.tiles / 100))
+JUDGE = BuiltInJudge("New-VL", NewSettings, lambda own, service: FakeJudge(own.tiles / 100), "New.")
 """
 
 

@@ -225,4 +225,17 @@ def yes_interval(tokens: Sequence[Token]) -> tuple[float, float]:
     return low, high
 
 
-JUDGE = BuiltInJudge("openai", OpenAISettings, build)
+JUDGE = BuiltInJudge(
+    "openai",
+    OpenAISettings,
+    build,
+    "A model behind any OpenAI-compatible endpoint: vLLM, SGLang, Ollama, a cloud.",
+    {
+        "text": "The number or the verdict that the answer states.",
+        "probability": "P(yes) / (P(yes) + P(no)) of the first token.",
+    },
+    (
+        *("--openai-url", "http://127.0.0.1:8000/v1"),
+        *("--openai-model", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    ),
+)

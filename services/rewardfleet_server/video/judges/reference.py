@@ -85,4 +85,9 @@ class ReferenceJudge:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-JUDGE = BuiltInJudge("reference", ReferenceSettings, build)
+JUDGE = BuiltInJudge(
+    "reference",
+    ReferenceSettings,
+    build,
+    "Compares the end of a clip with labeled rollouts of the same task. No model.",
+)

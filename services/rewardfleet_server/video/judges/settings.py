@@ -8,9 +8,9 @@ import pkgutil
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 #: The packages with the modules of judges.
 _PACKAGES = ("rewardfleet_server.video.judges", "rewardfleet_server.video.judges.vlm.families")
 
+#: The modules that each engine of models needs, which the extra of its name installs.
+ENGINES = {"vllm": ("vllm",), "transformers": ("torch", "torchvision", "transformers")}
 
 #: Alternative names of judges that requests and settings may use.
 ALIASES: dict[str, str] = {"primo_r1_vllm": "PRIMO-R1"}
@@ -77,11 +79,24 @@ class BuiltInJudge:
     settings: type[JudgeSettings]
     #: Checks the settings and returns the judge; may raise ValueError.
     build: "Callable[[Any, VideoSettings], Judge | DeferredJudge]"
+    summary: str  #: one sentence, for `rewardfleet judges`
+    #: How its answer becomes a score, by the name of the readout; the first is the default.
+    readouts: Mapping[str, str] = field(default_factory=dict)
+    #: The flags, besides `--judge`, that it needs or that most users give it.
+    example: tuple[str, ...] = ()
 
     @property
     def has_model(self) -> bool:
         """Whether it loads a model in this process."""
         return "model_path" in self.settings.model_fields
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engines that can run its model in this process, the default one first."""
+        if "engine" in self.settings.model_fields:
+            return get_args(self.settings.model_fields["engine"].annotation)
+        engine = self.settings().runs_on
+        return (engine,) if engine else ()
 
     def reads(self, key: str, values: Mapping[str, Any]) -> bool:
         """Return whether it reads a setting, if it has other ones with these values."""

@@ -9,6 +9,7 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.system.optional_imports import require
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge
+from rewardfleet_server.video.judges.settings import ENGINES
 from rewardfleet_server.video.settings import VideoSettings, check_gpu_count
 
 from . import InferenceEngine
@@ -37,7 +38,7 @@ def build(
     check_fits(spec, checkpoint)
     shares = {}
     if isinstance(own, VllmSettings) and own.runs_on == "vllm":
-        require("vllm", f"the judge {spec.name}", "vllm")
+        require("vllm", f"the judge {spec.name}", *ENGINES["vllm"])
         check_gpu_count(service, own.gpus)
         # With the judge's name, as several judges have the setting.
         shares[f"{spec.name}.gpu_memory_utilization"] = own.gpu_memory_utilization
@@ -52,7 +53,7 @@ def require_transformers(judge: str) -> None:
     Raises:
         ValueError: They are not.
     """
-    require("transformers", f"the judge {judge}", "torch", "torchvision", "transformers")
+    require("transformers", f"the judge {judge}", *ENGINES["transformers"])
 
 
 def _engine(own: ModelSettings, checkpoint: Checkpoint) -> InferenceEngine:

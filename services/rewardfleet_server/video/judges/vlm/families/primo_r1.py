@@ -95,4 +95,11 @@ def _escaped(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-JUDGE = BuiltInJudge("PRIMO-R1", PrimoSettings, build)
+JUDGE = BuiltInJudge(
+    "PRIMO-R1",
+    PrimoSettings,
+    build,
+    "Reasons about the clip, then states the progress (arXiv 2603.15600).",
+    {"text": "The number in <answer>, after a closed <think>."},
+    ("--model-path", "LeonOverload/PRIMO-R1-7B"),
+)

@@ -12,7 +12,7 @@ from rewardfleet_server.video.judges.vlm.settings import (
 )
 from rewardfleet_server.video.settings import VideoSettings
 
-from .qwen import judge_spec, load_checkpoint
+from .qwen import READOUTS, judge_spec, load_checkpoint
 
 _NAME = "qwen2_5_vl_vllm"
 
@@ -29,4 +29,11 @@ def build(settings: QwenVllmSettings, service: VideoSettings) -> DeferredJudge:
     return factory.build(settings, service, checkpoint, judge_spec(_NAME, settings, checkpoint))
 
 
-JUDGE = BuiltInJudge(_NAME, QwenVllmSettings, build)
+JUDGE = BuiltInJudge(
+    _NAME,
+    QwenVllmSettings,
+    build,
+    "Asks any Qwen-VL (2.5, 3), by vLLM in this process.",
+    READOUTS,
+    ("--model-path", "Qwen/Qwen2.5-VL-7B-Instruct", "--set", "tensor_parallel_size=1"),
+)

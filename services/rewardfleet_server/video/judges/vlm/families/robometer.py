@@ -216,4 +216,14 @@ def _checked_prompt(checkpoint: RobometerCheckpoint, conversation: Conversation)
     return prompt
 
 
-JUDGE = BuiltInJudge(_NAME, RobometerSettings, build)
+JUDGE = BuiltInJudge(
+    _NAME,
+    RobometerSettings,
+    build,
+    "Reads the progress from a head of its own, without text (arXiv 2603.02115).",
+    {
+        "progress": "The progress at the last frame.",
+        "success": "The probability that the task is done at the last frame, for requests with "
+        "backend_kwargs.readout.",
+    },
+)

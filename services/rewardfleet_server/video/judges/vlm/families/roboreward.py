@@ -86,4 +86,10 @@ class GradeReadout:
         return Judgment((grade - 1) / 4, text, {"grade": float(grade)})
 
 
-JUDGE = BuiltInJudge(_NAME, RoboRewardSettings, build)
+JUDGE = BuiltInJudge(
+    _NAME,
+    RoboRewardSettings,
+    build,
+    "Grades the end of a clip from 1 to 5 (arXiv 2601.00675).",
+    {"grade": "The grade after ANSWER: in the answer; the score is (grade - 1) / 4."},
+)

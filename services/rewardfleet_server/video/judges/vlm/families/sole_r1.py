@@ -159,4 +159,10 @@ class SoleJudge(VlmJudge):
         return judgments
 
 
-JUDGE = BuiltInJudge(_NAME, SoleSettings, build)
+JUDGE = BuiltInJudge(
+    _NAME,
+    SoleSettings,
+    build,
+    "Reasons about one frame after another (arXiv 2603.28730).",
+    {"progress": "The percentage in <answer> at the last frame; 0 if it is negative."},
+)

@@ -102,4 +102,10 @@ def _find_text(texts: Texts) -> str:
     )
 
 
-JUDGE = BuiltInJudge(_NAME, TopRewardSettings, build)
+JUDGE = BuiltInJudge(
+    _NAME,
+    TopRewardSettings,
+    build,
+    "How likely any Qwen-VL finds that the task was done (arXiv 2602.19313).",
+    {"true_logprob": "P(True) / (P(True) + P(False)) of the next word."},
+)

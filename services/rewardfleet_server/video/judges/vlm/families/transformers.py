@@ -12,7 +12,7 @@ from rewardfleet_server.video.judges.vlm.settings import (
 )
 from rewardfleet_server.video.settings import VideoSettings
 
-from .qwen import judge_spec, load_checkpoint
+from .qwen import READOUTS, judge_spec, load_checkpoint
 
 _NAME = "transformers"
 
@@ -36,4 +36,10 @@ def build(settings: QwenTransformersSettings, service: VideoSettings) -> Deferre
     return factory.build(settings, service, checkpoint, judge_spec(_NAME, settings, checkpoint))
 
 
-JUDGE = BuiltInJudge(_NAME, QwenTransformersSettings, build)
+JUDGE = BuiltInJudge(
+    _NAME,
+    QwenTransformersSettings,
+    build,
+    "Asks any Qwen-VL (2.5, 3), on any device of transformers.",
+    READOUTS,
+)

@@ -1,0 +1,170 @@
+"""`rewardfleet judges`: the judges of the video service, what they need, and their options."""
+
+import difflib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import click
+
+from rewardfleet_server.flags import MAX_WIDTH, metavar_of, range_text, shown_default
+from rewardfleet_server.system.optional_imports import install_command, missing_modules
+from rewardfleet_server.video.judges.settings import (
+    ALIASES,
+    ENGINES,
+    BuiltInJudge,
+    all_built_in,
+    built_in,
+)
+from rewardfleet_server.video.settings import gpu_count
+
+_OWN_JUDGE = "A judge of your own: --custom-backend-factory, see docs/judges.md."
+
+
+class JudgeOption(NamedTuple):
+    """A setting of a judge, as documentation shows it."""
+
+    name: str
+    value: str  #: its type and its range
+    default: str
+    text: str  #: what it is, and when it is read
+
+
+def options_of(judge: BuiltInJudge) -> Iterator[JudgeOption]:
+    """Return the settings of a judge."""
+    schemas = judge.settings.model_json_schema()["properties"]
+    for name, info in judge.settings.model_fields.items():
+        is_switch = info.annotation is bool
+        value = "true|false" if is_switch else metavar_of(name, info) + range_text(schemas[name])
+        _, _, condition = judge.label(name).partition(" with ")
+        text = f"{info.description}{f' Read with `{condition}`.' if condition else ''}"
+        yield JudgeOption(name, value, shown_default(info), text)
+
+
+@click.command(
+    name="judges",
+    help="List the judges of the video service: what each needs, and whether it can be loaded "
+    "here. With NAME, print the options of one.",
+    context_settings={"max_content_width": MAX_WIDTH},
+)
+@click.argument("name", required=False)
+@click.pass_context
+def command(context: click.Context, name: str | None) -> None:
+    """Print all judges, or one."""
+    formatter = context.make_formatter()
+    if name is None:
+        _write_all(formatter)
+    else:
+        judge = built_in(name)
+        if judge is None:
+            raise click.UsageError(_unknown(name))
+        _write_one(formatter, judge)
+    print(formatter.getvalue(), end="")
+
+
+def _write_all(formatter: click.HelpFormatter) -> None:
+    judges, here = all_built_in(), _engines_here()
+    with formatter.section("Judges for `rewardfleet serve video --judge NAME`"):
+        rows: list[tuple[str, str]] = []
+        for judge in judges:
+            facts = [judge.summary, *_facts(judge, here)]
+            rows += zip([judge.name, *[""] * (len(facts) - 1)], facts, strict=True)
+        formatter.write_dl(rows)
+    formatter.write_paragraph()
+    formatter.write_text("`rewardfleet judges NAME` prints the options of a judge.")
+    formatter.write_text(_OWN_JUDGE)
+    _write_install_commands(formatter, judges)
+
+
+def _write_one(formatter: click.HelpFormatter, judge: BuiltInJudge) -> None:
+    here = _engines_here()
+    formatter.write_text(f"{judge.name}: {judge.summary}")
+    for fact in _facts(judge, here):
+        formatter.write_text(fact)
+    options = [
+        # With spaces, at which long lines are wrapped.
+        (each.name, f"{each.text}  [{each.value.replace('|', ' | ')}; default: {each.default}]")
+        for each in options_of(judge)
+    ]
+    with formatter.section("Options, by --set NAME=VALUE or --judge-config FILE"):
+        formatter.write_dl(options)
+    if judge.readouts:
+        with formatter.section("Readouts; the first is the default"):
+            formatter.write_dl([*judge.readouts.items()])
+    with formatter.section("Example"):
+        _write_command(formatter, example_of(judge, here))
+    _write_install_commands(formatter, [judge])
+
+
+def example_of(judge: BuiltInJudge, here: Mapping[str, str | None]) -> list[str]:
+    """Return a command that loads a judge, on an engine that is installed if there is one.
+
+    Args:
+        here: Why an engine cannot be used here, or None; by engine.
+    """
+    engine = next((each for each in judge.engines if here[each] is None), None)
+    other = ["--set", f"engine={engine}"] if engine in judge.engines[1:] else []
+    return ["rewardfleet", "serve", "video", "--judge", judge.name, *judge.example, *other]
+
+
+def _engines_here() -> dict[str, str | None]:
+    """Return why each engine cannot be used here, or None."""
+    reasons: dict[str, str | None] = {}
+    for engine, modules in ENGINES.items():
+        missing = missing_modules(*modules)
+        reasons[engine] = f"{', '.join(missing)} not installed" if missing else None
+    if reasons["vllm"] is None and not gpu_count():
+        reasons["vllm"] = "no GPU found, and vLLM needs one unless it is built for CPUs"
+    return reasons
+
+
+def _facts(judge: BuiltInJudge, here: Mapping[str, str | None]) -> Iterator[str]:
+    """Return what a judge needs, and whether it can be loaded here."""
+    yield f"Needs {_needs(judge)}."
+    usable = [engine for engine in judge.engines if here[engine] is None]
+    if judge.engines and not usable:
+        reasons = dict.fromkeys(f"{here[engine]}" for engine in judge.engines)
+        yield f"Cannot be loaded here: {'; '.join(reasons)}."
+    else:
+        yield f"Can be loaded here{f' by {usable[0]}' if usable else ''}."
+
+
+def _needs(judge: BuiltInJudge) -> str:
+    if "url" in judge.settings.model_fields:
+        return "--openai-url and --openai-model"
+    if not judge.engines:
+        return "neither a GPU nor further packages"
+    engines = {"vllm": "vllm with a GPU", "transformers": "transformers (slow without a GPU)"}
+    default = judge.settings.model_fields["model_path"].default
+    checkpoint = f"the checkpoint {default}" if default else "a checkpoint (--model-path)"
+    return f"{' or '.join(engines[each] for each in judge.engines)}, and {checkpoint}"
+
+
+def _write_install_commands(formatter: click.HelpFormatter, judges: Sequence[BuiltInJudge]) -> None:
+    """Write how to install the engines that judges need and that are missing."""
+    for engine, modules in ENGINES.items():
+        if any(engine in judge.engines for judge in judges) and missing_modules(*modules):
+            with formatter.section(f"To install {engine}"):
+                _write_command(formatter, shlex.split(install_command(engine)))
+
+
+def _write_command(formatter: click.HelpFormatter, words: Sequence[str]) -> None:
+    """Write a shell command, which can be copied if it takes several lines as well."""
+    indent = " " * formatter.current_indent
+    lines = [""]
+    for word in map(shlex.quote, words):
+        line = f"{lines[-1]} {word}".lstrip()
+        if len(indent) + len(line) + len(" \\") <= formatter.width:
+            lines[-1] = line
+        else:
+            lines.append(word)
+    formatter.write(f" \\\n{indent}".join([f"{indent}{lines[0]}", *lines[1:]]) + "\n")
+
+
+def _unknown(name: str) -> str:
+    names = {each.casefold(): each for each in [*(j.name for j in all_built_in()), *ALIASES]}
+    word = name.casefold()
+    near = [known for known in names if word in known]
+    near += difflib.get_close_matches(word, names, 1, cutoff=0.3)
+    known = f"no such judge: {name}; known: {', '.join(names.values())}"
+    return f"{known}\ndid you mean {names[near[0]]}?" if near else known
