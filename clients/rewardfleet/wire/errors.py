@@ -157,7 +157,7 @@ class BackendFailed(RewardFleetError, kind=ErrorKind.BACKEND_FAILED, status=502,
 
 
 class Unavailable(RewardFleetError, kind=ErrorKind.UNAVAILABLE, status=503, retryable=True):
-    """The service cannot score now: it is shutting down, or what it needs has failed."""
+    """The service cannot score now: it ends, is too busy, or what it needs has failed."""
 
 
 class DeadlineExceeded(RewardFleetError, kind=ErrorKind.DEADLINE_EXCEEDED, status=504):

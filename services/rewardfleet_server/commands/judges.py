@@ -126,7 +126,8 @@ def _facts(judge: BuiltInJudge, here: Mapping[str, str | None]) -> Iterator[str]
         reasons = dict.fromkeys(f"{here[engine]}" for engine in judge.engines)
         yield f"Cannot be loaded here: {'; '.join(reasons)}."
     else:
-        yield f"Can be loaded here{f' by {usable[0]}' if usable else ''}."
+        by = f" by {usable[0]}; a checkpoint of a hub is downloaded first" if usable else ""
+        yield f"Can be loaded here{by}."
 
 
 def _needs(judge: BuiltInJudge) -> str:

@@ -435,6 +435,7 @@ def run_without(modules: str, *arguments: str) -> subprocess.CompletedProcess[st
         (["score", "video", "/none.mp4", "task"], 2, "/none.mp4: No such file"),
         (["serve", "video", "--help"], 2, "install the packages of the server: "),
         (["references", "add", "x", "a.mp4", "t", "--success"], 2, "install the packages"),
+        (["judges"], 2, "install the packages of the server: "),
         (["doctor"], 0, "extra   the client only: the server's package"),
         (["doctor", "http://127.0.0.1:1"], 1, "failed  ? at http://127.0.0.1:1: unreachable"),
         (["status", "http://127.0.0.1:1"], 1, "unreachable"),
