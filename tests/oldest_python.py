@@ -134,6 +134,8 @@ def test_the_services_say_that_they_need_a_newer_python():
 
 def test_commands_of_the_client_work_and_others_say_what_they_need(capsys):
     assert main(["status", URLS["code"]]) == 0
+    clip = next((Path(__file__).parent / "data/libero/videos").glob("*_stove__success__*.mp4"))
+    assert main(["score", "video", str(clip), "no such task", "--url", URLS["video"]]) in {0, 3}
     assert main(["doctor", URLS["code"]]) == 0
     assert "the client only: the services" in capsys.readouterr().out
     assert main(["serve", "code"]) == 2
