@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from rewardfleet.wire.errors import Unauthorized
+from rewardfleet_server.system.log_throttle import LogThrottle
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class ApiKeys:
         self._content: bytes | None = None
         self._digests: list[bytes] = []
         self._read_at = time.monotonic()
+        self._warning = LogThrottle(log)
         if path is not None:
             self._content = path.read_bytes()
             self._digests = _digests(path, self._content)
@@ -45,6 +47,14 @@ class ApiKeys:
         if self._path is None:
             return
         self._reload(self._path)
+        try:
+            self._check(authorization)
+        except Unauthorized as error:
+            # A trainer may go on without these rewards, and nothing else would show it.
+            self._warning("REQUESTS ARE REFUSED (401, --api-key-file): %s", error.detail)
+            raise
+
+    def _check(self, authorization: str | None) -> None:
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() == "basic":  # of trainers that take a URL only: http://any:KEY@host
             scheme, key = "bearer", _password(key)

@@ -36,6 +36,16 @@ def test_only_listed_keys_are_accepted(serve: Serve, frames_request, key_file):
             assert "first-key" not in answer.text
 
 
+def test_refused_requests_are_reported_but_not_each_of_them(
+    serve: Serve, frames_request, key_file, caplog: pytest.LogCaptureFixture
+):
+    client = serve(api_key_file=key_file)
+    for _ in range(3):
+        client.post("/score", json=frames_request, headers=bearer("a-wrong-key"))
+    [message] = [each for each in caplog.messages if "REQUESTS ARE REFUSED" in each]
+    assert "--api-key-file" in message and "a-wrong-key" not in message
+
+
 def test_health_needs_no_key_and_metrics_do_unless_opened(serve: Serve, key_file):
     client = serve(api_key_file=key_file)
     for path in ("/healthz", "/readyz", "/health"):
