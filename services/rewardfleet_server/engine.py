@@ -56,6 +56,8 @@ RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 ScoreT = TypeVar("ScoreT", bound=Score)
 #: The share of time that audits take at most. Where a score takes long, fewer hits are audited.
 _AUDIT_SHARE = 0.02
+#: Seconds until the next audit, at most: one may have waited until its deadline.
+_MAX_AUDIT_PAUSE = 60.0
 #: The fields of a score by name, at least `score` and `status`; others have their defaults.
 ScoreFields = Mapping[str, Any]
 
@@ -477,7 +479,8 @@ class Engine(Generic[RequestT, ScoreT]):
             return
         finally:
             now = time.monotonic()
-            self._next_audit = max(now, self._next_audit) + (now - started) / _AUDIT_SHARE
+            pause = min((now - started) / _AUDIT_SHARE, _MAX_AUDIT_PAUSE)
+            self._next_audit = max(now, self._next_audit) + pause
         agrees = expected == policy.audit_fields(computed)
         if not agrees:
             for key in policy.lookup_keys:
