@@ -71,7 +71,7 @@ def required(program: str) -> str:
 @pytest.fixture(autouse=True)
 def _no_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
-        if name.startswith(("REWARDFLEET_", "OTEL_")):
+        if name.startswith(("REWARDFLEET_", "OTEL_")) or name == "COLUMNS":
             monkeypatch.delenv(name)
 
 

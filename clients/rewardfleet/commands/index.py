@@ -19,7 +19,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 #: Seconds that a request may take; a gateway asks its replicas meanwhile.
 _TIMEOUT_SECONDS = 5.0
 #: How many characters of a text from a service are shown.
-_MAX_SHOWN = 300
+_MAX_SHOWN = 200
 
 
 class IndexedReplica(BaseModel):
@@ -141,6 +141,6 @@ def is_loopback(url: str) -> bool:
         return False
 
 
-def printable(text: str) -> str:
+def printable(text: str, limit: int = _MAX_SHOWN) -> str:
     """Return a text that a service sent, on one line and without control characters."""
-    return "".join(each if each.isprintable() else " " for each in text[:_MAX_SHOWN])
+    return "".join(each if each.isprintable() else " " for each in text[:limit])
