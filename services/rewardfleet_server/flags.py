@@ -68,7 +68,7 @@ class ServiceCommand(click.Command):
         super().__init__(name, params=params, help=description, callback=self._callback)
         self._settings_type = settings_type
         self._run = run
-        self.context_settings = {"max_content_width": MAX_WIDTH, "help_option_names": ["--help"]}
+        self.context_settings = {"max_content_width": MAX_WIDTH}
 
     def _callback(self, **values: object) -> int:
         given = {name: value for name, value in values.items() if value not in (None, ())}

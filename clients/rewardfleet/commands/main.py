@@ -22,10 +22,10 @@ _COMMANDS = {
     "status": (_CLIENT, "Show the replicas of a fleet."),
     "size": (_SERVER, "Predict how many replicas a load needs."),
     "load": (_CLIENT, "Send requests at a given rate."),
-    "score": (_CLIENT, "Score one item with a running service."),
+    "score": (_CLIENT, "Score clips, programs, answers or episodes."),
     "harbor": (_CLIENT, "Write the reward of a Harbor task."),
     "judges": (_SERVER, "List the judges of the video service, and their options."),
-    "references": (_SERVER, "Change the library of the judge `reference`."),
+    "references": (_SERVER, "Show or change the library of the judge `reference`."),
     "packages": (_SERVER, "Install packages that scored programs can import."),
     "doctor": (_CLIENT, "Report what works on this machine, and how to fix the rest."),
 }

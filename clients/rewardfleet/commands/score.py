@@ -1,6 +1,15 @@
 """`rewardfleet score`: score a clip, or whole data sets."""
 
 import asyncio
+import contextlib
+import dataclasses
+import itertools
+import json
+import random
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +26,16 @@ from rewardfleet.bulk.run import MOST_IN_FLIGHT, Run, score_type_of
 from rewardfleet.client import SERVICES, RewardFleet
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 
-from .index import base_url, find_services, http_client
-from .options import API_KEY, TIMEOUT, CommandGroup, grouped, number
+from .index import base_url, find_services, http_client, printable, redact
+from .local_service import local_service
+from .options import API_KEY, TIMEOUT, CommandGroup
+
+RecordT = TypeVar("RecordT")
+
+#: Of a service that runs alone.
+_DEFAULT_URL = "http://127.0.0.1:18080"
+#: How many items `--dry-run` shows, and how many characters of each.
+_SHOWN, _SHOWN_CHARACTERS = 3, 2000
 
 
 @dataclass(frozen=True)
@@ -41,17 +58,26 @@ class Fields:
     by_path: bool = False
 
 
-@command.command(name="video", help="Send the video file CLIP; print the response as JSON.")
-@click.argument("clip", type=click.Path(path_type=Path))
-@click.argument("task")
-@click.option(
-    "--url",
-    default="http://127.0.0.1:18080",
-    envvar="REWARDFLEET_VIDEO_URL",
-    show_default=True,
-    show_envvar=True,
-    metavar="URL",
-    help="Base URL of the video service, or of a fleet.",
+@dataclass(frozen=True)
+class Selection:
+    """Which items are scored."""
+
+    limit: int | None
+    sample: int | None
+    retry_failed: bool
+    dry_run: bool
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where the scores go."""
+
+    output: Path | None
+    format: Any
+
+
+@click.group(
+    cls=CommandGroup, name="score", help="Score clips, programs, answers or episodes of data sets."
 )
 def command() -> None:
     """Group the commands, one for each service."""
@@ -365,16 +391,9 @@ def _show(builder: RequestBuilder, items: Iterator[Item], count: int) -> int:
 
 async def _score_one(fleet: RewardFleet, request: Any) -> int:
     """Score one clip and print the response; return 3 if it has no score."""
-    content = clip.read_bytes()
-    url = asyncio.run(_video_url(base_url(url), api_key))
-    with RewardFleet(video=url, api_key=api_key, timeout_s=options.timeout) as fleet:
-        # The content is sent: the service need not see this machine's files.
-        result = fleet.video.score(task, content, nframes=options.nframes, backend=options.backend)
-    print(result.model_dump_json(indent=2))
-    return 0 if result.score is not None else 3
-
-
-async def _video_url(url: str, api_key: str) -> str:
-    """Return the base URL of the video service at or below a URL; if there is none, the URL."""
-    async with http_client(api_key) as http:
-        return (await find_services(http, url)).services.get("video", url)
+    async with fleet:
+        [score] = await fleet.video.score_batch([request])
+    if score.error is not None:
+        raise RewardFleetError.from_problem(score.error)
+    click.echo(score.model_dump_json(indent=2))
+    return 0 if score.score is not None else 3
