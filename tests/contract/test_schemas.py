@@ -50,6 +50,7 @@ NOT_EXPRESSIBLE = re.compile(
     r"|tests\.row|provided_data\.test|not valid Python|give one assert|looks into"
     r"|without the program|prove nothing|an import fails|checker program|tests\.prompt"
     r"|ground_truth: |\"action: |its prompt|per query"
+    r"|a time after start_s|no frame from"
 )
 
 

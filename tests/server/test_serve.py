@@ -158,7 +158,7 @@ def test_the_command_scores_a_clip_for_the_shell_and_logs_json(tmp_path: Path):
     answer = json.loads(score.stdout)
     assert (answer["score"], answer["status"]) == (None, "abstained")
     line = next(line for line in log if line["message"] == "request")
-    assert (line["path"], line["status"], line["level"]) == ("/score", 200, "INFO")
+    assert (line["path"], line["status"], line["level"]) == ("/score/batch", 200, "INFO")
     assert line["request_id"] and line["time"] and line["total_ms"] > 0
     assert "libpng warning: sRGB: duplicate" in [line["message"] for line in log]
 

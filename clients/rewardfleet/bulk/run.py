@@ -12,11 +12,14 @@ from rewardfleet.client import SERVICES, RewardFleet
 from rewardfleet.wire.episode import MAX_EPISODES, EpisodeScore
 from rewardfleet.wire.errors import ErrorKind, InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import MAX_BATCH_ITEMS, Request, Score, Status
+from rewardfleet.wire.video import VideoRequest
 
 from .requests import Item, RequestBuilder, item_id
 
 #: Items in flight at first, and at most for each replica.
 _FIRST, MOST_IN_FLIGHT = 8, 1024
+#: Bytes of clips that are in flight, and of those that are read at a time, after which no more are.
+_MOST_BYTES, _CHUNK_BYTES = 256 * 2**20, 32 * 2**20
 #: Seconds over which a rate is measured, at least.
 _ROUND_SECONDS = 0.2
 #: Rounds without a try, at most.
@@ -88,6 +91,14 @@ class _Built:
     request: Request | None
     error: str = ""
 
+    @property
+    def size(self) -> int:
+        """The bytes of its clip."""
+        if not isinstance(self.request, VideoRequest):
+            return 0
+        images = self.request.frames_base64 or ()
+        return len(self.request.video_base64 or b"") + sum(map(len, images))
+
 
 class Run:
     """Scores items with a service of a fleet.
@@ -119,19 +130,20 @@ class Run:
         Raises:
             Unauthorized: The service does not accept the API key.
         """
-        tasks: dict[asyncio.Task[list[Scored]], int] = {}
+        tasks: dict[asyncio.Task[list[Scored]], list[_Built]] = {}
         is_read = False
         try:
             while True:
                 while not is_read and (not tasks or may_read()):
-                    free = self._limit.now - sum(tasks.values())
-                    if free < 1:
+                    free = self._limit.now - sum(map(len, tasks.values()))
+                    sent = sum(each.size for chunk in tasks.values() for each in chunk)
+                    if free < 1 or sent >= _MOST_BYTES:
                         break
                     size = min(free, max(self._limit.now // 4, 1), MAX_BATCH_ITEMS)
                     chunk = await self._read(items, size)
                     is_read = not chunk
                     if chunk:
-                        tasks[asyncio.create_task(self._scored(chunk))] = len(chunk)
+                        tasks[asyncio.create_task(self._scored(chunk))] = chunk
                 if not tasks:
                     return
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -152,8 +164,8 @@ class Run:
     async def _read(self, items: Iterator[Item], size: int) -> list[_Built]:
         """Read items and build their requests."""
         chunk = itertools.islice(items, size)
-        if self._builder.service == "video":  # it reads files
-            return await asyncio.to_thread(lambda: [self._built(item) for item in chunk])
+        if self._builder.service == "video":
+            return await asyncio.to_thread(self._read_clips, chunk)
         built = [self._built(item) for item in [*self._next, *chunk]]
         self._next = []
         is_episode = built and self._builder.service == "episode"
@@ -163,6 +175,14 @@ class Run:
             if not self._next or self._next[0].row.fields.get("group") != group:
                 break
             built.append(self._built(self._next.pop()))
+        return built
+
+    def _read_clips(self, items: Iterable[Item]) -> list[_Built]:
+        built: list[_Built] = []
+        for item in items:
+            built.append(self._built(item))
+            if sum(each.size for each in built) >= _CHUNK_BYTES:
+                break
         return built
 
     def _built(self, item: Item) -> _Built:

@@ -365,9 +365,14 @@ async def _find(service: str, urls: Sequence[str], api_key: str) -> list[str]:
     async with http_client(api_key) as http:
         for url in map(base_url, urls):
             site = await find_services(http, url)
+            if service not in site.services and site.services:
+                others = " and ".join(site.services)
+                raise ValueError(
+                    f"{redact(url)} is the {others} service, not the {service} service; check the "
+                    "URL"
+                )
             if service not in site.services:
-                reason = ", ".join(site.services) or site.reason
-                raise ValueError(f"there is no service {service} at {redact(url)}: {reason}")
+                raise ValueError(f"there is no service {service} at {redact(url)}: {site.reason}")
             found.append(site.services[service])
     return found
 

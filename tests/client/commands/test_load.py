@@ -119,7 +119,7 @@ def test_requests_that_are_due_while_the_service_hangs_are_slow():
     assert results.kinds["tools"] == {"scored": len(results.latencies["tools"])}
     assert found["p50"] > 0.1
     assert found["max"] > 0.3
-    assert results.most_in_flight > 30
+    assert results.most_in_flight > 5
 
 
 @pytest.mark.parametrize(

@@ -780,6 +780,7 @@ def test_the_gateway_does_not_read_ahead_of_a_slow_service(front: Front):
             while sent < 64 * MIB:
                 sent += connection.send(b"x" * 65536)
     done.set()
+    wait_until(lambda: client.replicas[0].outstanding == 0)
     assert 0 < sent < 32 * MIB
 
 
