@@ -238,7 +238,7 @@ class Admission:
     async def permit(
         self,
         timing: Timing,
-        request_id: str | None = None,
+        request: object | None = None,
         *,
         is_large: bool = False,
         is_patient: bool = False,
@@ -247,14 +247,15 @@ class Admission:
 
         Args:
             timing: The wait is added to its `queue`.
-            request_id: The request of the item; None if it has no other items.
+            request: The request of the item, not the id that its caller may choose; None if it
+                has no other items.
             is_large: Whether the item takes much longer than most.
             is_patient: Whether its request has waited in line: then it is never refused.
 
         Raises:
             Overloaded: The queue is full.
         """
-        key = request_id or object()
+        key = request or object()
         share = self._shares.get(key) or _Share()
         if not is_patient:
             self._check_queue(share, is_large=is_large)

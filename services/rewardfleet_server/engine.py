@@ -313,7 +313,7 @@ class Engine(Generic[RequestT, ScoreT]):
         limit = asyncio.timeout_at(context.deadline)
         try:
             permit = self._admission.permit(
-                timing or Timing(), context.request_id, is_patient=context.is_patient
+                timing or Timing(), context, is_patient=context.is_patient
             )
             async with limit, permit:
                 yield
@@ -407,7 +407,7 @@ class Engine(Generic[RequestT, ScoreT]):
         """Permit → compute → store."""
         waited = Timing()
         async with self._admission.permit(
-            waited, context.request_id, is_large=plan.is_large, is_patient=context.is_patient
+            waited, context, is_large=plan.is_large, is_patient=context.is_patient
         ):
             score = await plan.compute(context.call_timeout_s)
         score.timing_ms.queue = round(score.timing_ms.queue + waited.queue, 3)

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -23,7 +24,7 @@ from rewardfleet_server.http import app as http_app
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Route, Service
 from rewardfleet_server.observe.logs import add_request_id
-from rewardfleet_server.observe.telemetry import REQUEST_ID, RequestContext, Telemetry
+from rewardfleet_server.observe.telemetry import REQUEST, RequestContext, Telemetry
 from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.settings import CacheSettings
 from rewardfleet_server.system.threads import run_in_thread
@@ -155,6 +156,34 @@ async def test_another_request_comes_before_the_items_of_a_batch_that_are_not_pl
         group.create_task(scripted.score_item(Item(behavior="scores", key="single")))
     assert planned.index("single") <= 8
     assert sorted(planned) == sorted([*(each.key for each in batch), "single"])
+
+
+async def test_requests_with_the_same_id_take_turns(telemetry: Telemetry):
+    order: list[str] = []
+    begun = asyncio.Event()
+
+    class Recorder(ScriptedScorer):
+        async def plan(self, request: Item, upload: object = None) -> ScoringPlan[Score]:
+            plan = await super().plan(request, upload)
+
+            async def compute(timeout_s: float | None) -> Score:
+                order.append(request.key)
+                begun.set()
+                return await plan.compute(timeout_s)
+
+            return replace(plan, compute=compute, cache=None)
+
+    one_at_a_time = Admission(max_in_flight=1, max_queue_depth=8, max_total_body_bytes=1000)
+    scripted = Engine(
+        Recorder(), Score, cache=MemoryCache(0), admission=one_at_a_time, telemetry=telemetry
+    )
+    batch = [Item(behavior="scores", key=f"batch {number}") for number in range(6)]
+    async with asyncio.TaskGroup() as group:
+        group.create_task(scripted.score_batch(batch, RequestContext(request_id="chosen")))
+        await begun.wait()
+        single = Item(behavior="scores", key="single")
+        group.create_task(scripted.score_item(single, RequestContext(request_id="chosen")))
+    assert order.index("single") <= 3
 
 
 async def test_a_failure_keeps_nothing_of_its_request_alive(telemetry: Telemetry):
@@ -368,7 +397,7 @@ def test_in_flight_items_are_those_that_hold_a_permit(serve_scripted):
 
 
 async def test_log_lines_of_threads_keep_the_request_id(caplog: pytest.LogCaptureFixture):
-    REQUEST_ID.set("the-request")
+    REQUEST.set(RequestContext(request_id="the-request"))
     record = logging.LogRecord("x", logging.INFO, "", 0, "message", None, None)
     with ThreadPoolExecutor(1) as pool:
         await run_in_thread(pool, lambda: add_request_id(record))

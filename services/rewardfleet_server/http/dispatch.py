@@ -26,7 +26,7 @@ from rewardfleet.wire.waiting import RESERVED_SECONDS, Waits, waits_at
 from rewardfleet_server.admission import Admission
 from rewardfleet_server.engine import as_failure
 from rewardfleet_server.observe.telemetry import (
-    REQUEST_ID,
+    REQUEST,
     RequestContext,
     Telemetry,
     new_request_id,
@@ -84,7 +84,7 @@ class Dispatcher:
         context = RequestContext(
             route.path, new_request_id(headers.get(REQUEST_ID_HEADER)), parameters=parameters
         )
-        REQUEST_ID.set(context.request_id)
+        REQUEST.set(context)
         if self._tracer is not None:
             name = f"{request.method} {route.path}"
             context.span = self._tracer.begin_request(name, headers)
@@ -208,7 +208,7 @@ class Dispatcher:
         headers = request.headers
         # The path of a caller is no label of metrics, which must not grow without limit.
         context = RequestContext("", new_request_id(headers.get(REQUEST_ID_HEADER)))
-        REQUEST_ID.set(context.request_id)
+        REQUEST.set(context)
         if self._tracer is not None:
             context.span = self._tracer.begin_request(request.method, headers)
         self._telemetry.record_response(context, error.status, error.kind, error.detail)

@@ -11,7 +11,7 @@ from pythonjsonlogger.core import RESERVED_ATTRS
 
 from rewardfleet_server.system.optional_imports import require
 
-from .telemetry import REQUEST_ID
+from .telemetry import REQUEST
 
 #: What is written to standard error outside of Python. It is logged at any `--log-level`.
 _native = logging.getLogger(f"{__name__}.stderr")
@@ -22,9 +22,9 @@ _FLUSH_SECONDS = 0.2
 
 def add_request_id(record: logging.LogRecord) -> bool:
     """Add its id to a line that is written while a request is handled; keep every line."""
-    request_id = REQUEST_ID.get(None)
-    if request_id is not None:
-        record.request_id = request_id
+    request = REQUEST.get(None)
+    if request is not None:
+        record.request_id = request.request_id
     return True
 
 

@@ -63,9 +63,6 @@ _SCORE_BOUNDS = tuple(tenth / 10 for tenth in range(11))
 #: Request ids that are taken over from callers; any other is replaced.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
-#: The request being answered, for every log line that is written on its behalf.
-REQUEST_ID: ContextVar[str] = ContextVar("request_id")
-
 #: Request ids are unique: a random name for this process, and a number.
 _PROCESS_ID = uuid.uuid4().hex[:16]
 _NUMBERS = count(1)
@@ -78,7 +75,7 @@ def new_request_id(header: str | None = None) -> str:
     return f"{_PROCESS_ID}-{next(_NUMBERS)}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestContext:
     """One request: its identity, its deadline, and what its log line reports."""
 
@@ -132,6 +129,10 @@ class RequestContext:
     def elapsed_ms(self) -> float:
         """Milliseconds since the request's headers arrived."""
         return (time.monotonic() - self.started) * 1000
+
+
+#: The request being answered: whose log lines these are, and whose turn it is.
+REQUEST: ContextVar[RequestContext] = ContextVar("request")
 
 
 class Metric(NamedTuple):

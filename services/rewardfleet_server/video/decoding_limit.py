@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from rewardfleet.wire.errors import TooLarge
-from rewardfleet_server.observe.telemetry import REQUEST_ID
+from rewardfleet_server.observe.telemetry import REQUEST
 
 #: The most that a small request takes: the bytes of 16 frames of an H.264 clip of 1280x720 pixels,
 #: and the pixels of a clip that is decoded in a fifth of a second.
@@ -77,9 +77,9 @@ class DecodingLimit:
                 f"{self.CAPACITY / 2**30:g} GiB are available: send smaller or fewer frames, or "
                 "another codec"
             )
-        request = REQUEST_ID.get(None) or object()
+        request = REQUEST.get(None) or object()
         now = time.monotonic()
-        last = max((each.due for each in self._waiting if each.request == request), default=now)
+        last = max((each.due for each in self._waiting if each.request is request), default=now)
         due = min(max(now, last), now + _MAX_BATCH_SECONDS) + pixels * _SECONDS_PER_PIXEL
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         own = _Reservation(size, is_large(size, pixels), due, granted, request)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from rewardfleet.wire.errors import Overloaded
 from rewardfleet.wire.score import Timing
 from rewardfleet_server.admission import Admission
-from rewardfleet_server.observe.telemetry import REQUEST_ID
+from rewardfleet_server.observe.telemetry import REQUEST, RequestContext
 from rewardfleet_server.system.anonymous_file import spool_bytes
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.video.decoding_limit import DecodingLimit
@@ -86,9 +87,10 @@ async def start_order(limiter: DecodingLimit, clips: dict[str, int]) -> list[str
     The name of each starts with that of its request.
     """
     order = []
+    requests: dict[str, RequestContext] = defaultdict(RequestContext)
 
     async def decode(name: str, pixels: int) -> None:
-        REQUEST_ID.set(name.split(maxsplit=1)[0])
+        REQUEST.set(requests[name.split(maxsplit=1)[0]])
         async with limiter.reserve(1, 0, pixels):
             order.append(name)
             await asyncio.sleep(0)
