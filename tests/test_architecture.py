@@ -160,7 +160,11 @@ def test_packages_of_the_server_import_in_one_direction():
         imported = rest.partition(".")[0]
         if top == "rewardfleet" and str(place) not in CLIENT_USERS:
             # Their arithmetic is shared by the service, the adapters and notebooks.
-            shared = {"wire", {"episode": "episodes", "tools": "tool_use"}.get(package, "wire")}
+            shared = {
+                "wire",
+                "score_log",
+                {"episode": "episodes", "tools": "tool_use"}.get(package, "wire"),
+            }
             return name in {"rewardfleet", "rewardfleet.__version__"} or imported in shared
         if top != "rewardfleet_server" or not imported:
             return True

@@ -31,6 +31,9 @@ class CodeOptions(TypedDict, total=False):
     mode: Literal["pass_rate", "all_pass"]
     limits: Limits | Mapping[str, float]
     language: Literal["python"]
+    run: str | None
+    step: int | None
+    uid: str | None
 
 
 class CodeClient(BatchClient[CodeRequest, CodeScore]):

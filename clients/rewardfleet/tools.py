@@ -32,6 +32,7 @@ class ToolsFields(TypedDict, total=False):
 
     step: int | None
     run: str | None
+    uid: str | None
     options: ToolsOptions | Mapping[str, Any]
     tools: Sequence[ToolDescription | Mapping[str, str]]
     tool_families: Mapping[str, Family]

@@ -57,6 +57,9 @@ class VideoOptions(TypedDict, total=False):
     max_pixels: int
     backend: str | None
     backend_kwargs: Mapping[str, JsonValue] | None
+    run: str | None
+    step: int | None
+    uid: str | None
 
 
 class VideoClient(BatchClient[VideoRequest, VideoScore]):

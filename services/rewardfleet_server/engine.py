@@ -17,7 +17,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import JsonValue, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError
 
 from rewardfleet.wire.errors import (
     DeadlineExceeded,
@@ -39,6 +39,7 @@ from rewardfleet.wire.score import Score, Status, Timing, abstained
 from .admission import Admission
 from .cache import Cache
 from .cache.single_flight import SingleFlight
+from .observe.score_log import BatchHeader, Seen, ServiceLog
 from .observe.telemetry import RequestContext, Telemetry
 from .observe.tracing import SAMPLE, stage
 from .system.anonymous_file import AnonymousFile
@@ -51,8 +52,8 @@ log = logging.getLogger(__name__)
 #: the same threads and the same event loop, do not wait for all of them.
 _PLANNED_AT_ONCE = 8
 
-RequestT = TypeVar("RequestT")
-RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
+RequestT = TypeVar("RequestT", bound=BaseModel)
+RequestT_contra = TypeVar("RequestT_contra", bound=BaseModel, contravariant=True)
 ScoreT = TypeVar("ScoreT", bound=Score)
 #: The share of time that audits take at most. Where a score takes long, fewer hits are audited.
 _AUDIT_SHARE = 0.02
@@ -96,6 +97,7 @@ class ScoringPlan(Generic[ScoreT]):
     is_large: bool = False  #: whether it takes much longer than most items; see `Admission.permit`
     #: Returns the failure if the deadline passes first. Default: `DeadlineExceeded`.
     overdue: Callable[[], RewardFleetError] | None = None
+    seen: Seen | None = None  #: filled in by `compute`, for the score log
 
 
 class BulkScorer(Protocol[RequestT_contra]):
@@ -148,6 +150,8 @@ class ScoredBatch:
     content: bytes
     statuses: Mapping[Status, int]  #: how many items have each status, for metrics
     scores: NDArray[np.float64]  #: the scores of the items that are `ok`, `[N]`, for metrics
+    #: Returns its items, each with the fields of its score, for the score log; None for nothing.
+    logged: Callable[[], Iterable[tuple[BaseModel, ScoreFields]]] | None = None
 
 
 class Engine(Generic[RequestT, ScoreT]):
@@ -159,6 +163,7 @@ class Engine(Generic[RequestT, ScoreT]):
             that takes too much time.
         abstention_fails: Whether an abstention is the failure `Abstained`. It is counted as an
             abstention in any case.
+        score_log: Keeps what was scored; None if nothing does.
     """
 
     def __init__(
@@ -171,8 +176,10 @@ class Engine(Generic[RequestT, ScoreT]):
         telemetry: Telemetry,
         audit_rate: float = 0.0,
         abstention_fails: bool = False,
+        score_log: ServiceLog | None = None,
     ) -> None:
         self.scorer = scorer
+        self._score_log = score_log
         self._score_type = score_type
         self._cache = cache
         self._admission = admission
@@ -224,7 +231,7 @@ class Engine(Generic[RequestT, ScoreT]):
         async with asyncio.TaskGroup() as group:
             for item in items:
                 await begun.acquire()
-                result = self._result(item, context, on_planned=begun.release)
+                result = self._result(item, context, on_planned=begun.release, share=1 / len(items))
                 results.append(group.create_task(result))
         return [each.result()[0] for each in results]
 
@@ -260,6 +267,19 @@ class Engine(Generic[RequestT, ScoreT]):
         scores = np.array([each["score"] for each in results if each["score"] is not None], float)
         statuses = Counter(each["status"] for each in results)
         self._telemetry.record_batch(context, scorer.backend, statuses, scores, timing)
+        if self._score_log is not None:
+            shares = {"queue": timing.queue, "backend": timing.backend / max(len(items), 1)}
+            of_each = {"timing_ms": {**shares, "total": timing.total}}
+            self._score_log.add_batch(
+                lambda: (
+                    (item, {**of_each, **fields})
+                    for item, fields in zip(items, results, strict=True)
+                    if not isinstance(item, RewardFleetError)
+                ),
+                context,
+                count=len(items),
+                provenance=self.scorer.provenance(scorer.backend),
+            )
         return results
 
     async def score_together(
@@ -269,6 +289,7 @@ class Engine(Generic[RequestT, ScoreT]):
         compute: Callable[[Timing], Awaitable[ScoredBatch]],
         *,
         items: int = 1,
+        header: BatchHeader | None = None,
     ) -> ScoredBatch:
         """Score a batch whose items depend on each other: one permit, one computation, no cache.
 
@@ -277,6 +298,7 @@ class Engine(Generic[RequestT, ScoreT]):
         Args:
             compute: Scores it, and fills in the stages of a `Timing` except `queue` and `total`.
             items: How many items it has.
+            header: What of it is no part of its items, for the score log.
         """
         timing = Timing()
         try:
@@ -287,6 +309,14 @@ class Engine(Generic[RequestT, ScoreT]):
             raise
         timing.total = round(context.elapsed_ms, 3)
         self._telemetry.record_batch(context, backend, batch.statuses, batch.scores, timing)
+        if self._score_log is not None and batch.logged is not None and header is not None:
+            self._score_log.add_batch(
+                batch.logged,
+                context,
+                count=items,
+                provenance=self.scorer.provenance(backend),
+                header=header,
+            )
         return batch
 
     @asynccontextmanager
@@ -333,11 +363,13 @@ class Engine(Generic[RequestT, ScoreT]):
         context: RequestContext,
         upload: AnonymousFile | None = None,
         on_planned: Callable[[], object] = lambda: None,
+        share: float = 1.0,
     ) -> tuple[ScoreT, RewardFleetError | None]:
         """Score one item and count its result; return the score, and the failure if it failed.
 
         Args:
             on_planned: Called when it is known how the item will be scored, or that it cannot be.
+            share: The item's share of the request's body.
         """
         failure = plan = None
         sample = context.begin()
@@ -367,6 +399,16 @@ class Engine(Generic[RequestT, ScoreT]):
                 )
             score.timing_ms.total = round(context.elapsed_ms, 3)
             self._telemetry.record_score(context, score, sample.root)
+            if self._score_log is not None and not isinstance(item, RewardFleetError):
+                backend = plan.backend if plan else None
+                self._score_log.add(
+                    item,
+                    score,
+                    context,
+                    seen=plan.seen if plan else None,
+                    provenance=lambda: self.scorer.provenance(backend) if backend else {},
+                    share=share,
+                )
             if self._abstention_fails and score.status is Status.ABSTAINED:
                 failure = abstained(score)
                 problem = failure.problem(context.request_id)

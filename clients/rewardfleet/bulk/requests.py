@@ -11,7 +11,7 @@ from typing import Any
 from rewardfleet.adapters._rows import ServiceName, requests_of
 from rewardfleet.episode import episode_request
 from rewardfleet.video import VideoOptions
-from rewardfleet.wire.digest import request_id
+from rewardfleet.wire.digest import LABELS, request_id
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.score import Request
 from rewardfleet.wire.validation import validate
@@ -24,7 +24,7 @@ _COMPLETION = ("revision", "response", "completion", "completions", "responses",
 _TRUTH = ("tests", "ground_truth")
 _TASK = ("task_text", "task", "instruction")
 _CLIP = ("clip", "video", "file", "file_name", "path")
-_OPTIONS = VideoOptions.__optional_keys__ - {"fps"}
+_OPTIONS = VideoOptions.__optional_keys__ - {"fps", *LABELS}
 #: The largest video that is sent; a larger one is given by path.
 _MAX_SENT_BYTES = 48 * 2**20
 

@@ -17,7 +17,18 @@ from pydantic import (
 )
 
 from .policy_text import PolicyText
-from .score import FiniteJson, JsonSchema, Request, Response, Score, Timing
+from .score import (
+    RUN_LABEL,
+    STEP_LABEL,
+    UID_LABEL,
+    FiniteJson,
+    JsonSchema,
+    Request,
+    Response,
+    Score,
+    Step,
+    Timing,
+)
 from .string_enum import StrEnum
 
 #: Maximum number of characters of an assert or a setup.
@@ -361,6 +372,9 @@ class CodeRequest(Request):
     )
     limits: Limits = Field(Limits(), description="Limits of each run of the program.")
     language: Literal["python"] = Field("python", description="The language of the program.")
+    run: str | None = RUN_LABEL
+    step: Step | None = STEP_LABEL
+    uid: str | None = UID_LABEL
 
 
 #: The overall judgment of a critique on the program that it judges.

@@ -2,23 +2,60 @@
 
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from .score import Request
+from pydantic import BaseModel
+
+from .frames import Buffer, Frames
 from .video import JSON_INPUTS
 
-#: The fields whose content is that of `sha256`, where it is given.
-_CONTENT = set(JSON_INPUTS)
+#: The fields that say what a request is part of, and not what is scored.
+LABELS = frozenset({"run", "step", "uid"})
+#: The fields whose content counts by its SHA-256.
+_CONTENT = frozenset({"video_base64", "frames_base64"})
+#: Where the pixels are in the body is no part of the frames.
+_EXCLUDED: Any = {**dict.fromkeys(LABELS | _CONTENT, True), "frames": {"offset"}}
 
 
-def request_id(request: Request) -> str:
+def request_id(request: BaseModel) -> str:
     """Return the SHA-256 of a request, in hex.
 
     It is that of the JSON of all fields that differ from their defaults, with sorted keys and
-    without white space. The content of a video counts by its `sha256`, if that is given.
+    without white space. `run`, `step` and `uid` are no part of it. A video counts by its `sha256`,
+    if that is given or its content is part of the request, and else by its path or URL.
     """
-    has_digest = getattr(request, "sha256", None) is not None
-    fields = request.model_dump(
-        mode="json", exclude=_CONTENT if has_digest else None, exclude_defaults=True
-    )
+    return id_of(fields_of(request))
+
+
+def fields_of(request: BaseModel) -> dict[str, Any]:
+    """Return the fields of a request that differ from their defaults, as JSON.
+
+    There are no `LABELS`, and a content counts by its `sha256`.
+    """
+    fields = request.model_dump(mode="json", exclude=_EXCLUDED, exclude_defaults=True)
+    if (digest := fields.get("sha256")) is not None:
+        fields["sha256"] = digest.lower()
+    elif parts := _content_of(request):
+        content = hashlib.sha256()
+        for part in parts:
+            content.update(part)
+        fields["sha256"] = content.hexdigest()
+    return fields
+
+
+def id_of(fields: Mapping[str, Any]) -> str:
+    """Return the id of a request, given what `fields_of` returns for it."""
+    if "sha256" in fields:
+        fields = {name: each for name, each in fields.items() if name not in JSON_INPUTS}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def _content_of(request: BaseModel) -> Iterable[Buffer]:
+    """Return the content of a video whose digest counts, in parts; nothing if there is none."""
+    frames = getattr(request, "frames", None)
+    if isinstance(frames, Frames):
+        return frames.pixels
+    video = getattr(request, "video_base64", None)
+    return getattr(request, "frames_base64", None) or (() if video is None else [video])

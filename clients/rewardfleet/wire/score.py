@@ -1,7 +1,7 @@
 """What every service answers: a score, or the reason why there is none."""
 
 import json
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -29,6 +29,16 @@ JsonSchema = dict[str, JsonValue]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 #: Steps of a training run, counted by the trainer.
 Step = Annotated[int, Field(ge=0, le=2**53)]
+
+
+# Of items, for the score log: what they are part of.
+RUN_LABEL: Any = Field(
+    None, min_length=1, max_length=MAX_NAME, description="Training run, for the score log."
+)
+STEP_LABEL: Any = Field(None, description="Step of the training run, for the score log.")
+UID_LABEL: Any = Field(
+    None, min_length=1, max_length=MAX_NAME, description="Name of the item, for the score log."
+)
 
 
 def of_types(**types: str) -> JsonSchema:

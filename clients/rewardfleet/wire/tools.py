@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, StringConstraints, model_va
 from typing_extensions import Self
 
 from .policy_text import PolicyText
-from .score import Name, Request, Response, Score, Step, having, of_types
+from .score import UID_LABEL, Name, Request, Response, Score, Step, having, of_types
 
 #: Maximum number of characters of a ground truth.
 MAX_GROUND_TRUTH = 100_000
@@ -166,6 +166,7 @@ class ToolsRequest(Request):
     tool_families: dict[ToolName, Family] = Field(
         {}, max_length=10_000, description="Labels of this row: families of tools by name."
     )
+    uid: str | None = UID_LABEL
 
     @model_validator(mode="after")
     def _has_a_step(self) -> Self:

@@ -7,7 +7,17 @@ from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import Self
 
 from .frames import FRAMES_TYPE, MAX_FRAMES_SENT, Frames
-from .score import FiniteJson, JsonSchema, Request, Response, Score
+from .score import (
+    RUN_LABEL,
+    STEP_LABEL,
+    UID_LABEL,
+    FiniteJson,
+    JsonSchema,
+    Request,
+    Response,
+    Score,
+    Step,
+)
 
 #: The fields of a JSON body that provide the video.
 JSON_INPUTS = ("video_path", "video_base64", "video_url", "frames_base64")
@@ -141,6 +151,10 @@ class VideoRequest(Request):
     backend_kwargs: dict[str, FiniteJson] = Field(
         default_factory=dict, description="Options of the judge, e.g. `score_mode`."
     )
+    # A text, not `Name`, as forms have any other type as JSON.
+    run: str | None = RUN_LABEL
+    step: Step | None = STEP_LABEL
+    uid: str | None = UID_LABEL
 
     @model_validator(mode="after")
     def _exactly_one_input(self, info: ValidationInfo) -> Self:

@@ -53,6 +53,19 @@ class VideoFlags:
     metavar="FOLDER",
     help="Caches, run state and logs.  [default: ~/.local/state/rewardfleet]",
 )
+@click.option(
+    "--score-log",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Keep what was scored: requests and scores, with small pictures.",
+)
+@click.option(
+    "--score-log-sample",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Share of requests of which cached scores, episodes and answers with tools are kept.  "
+    "[default: 0.1]",
+)
 @click.option("--logs", is_flag=True, help="Print the logs of all services, with their names.")
 @grouped(video=VideoFlags)
 def command(

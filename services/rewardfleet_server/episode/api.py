@@ -5,6 +5,7 @@ A batch flows in one direction: decode → validate → compute rewards → aggr
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,13 +36,14 @@ from rewardfleet.wire.episode import (
 from rewardfleet.wire.score import Status, Timing
 from rewardfleet_server.engine import Engine, ScoredBatch
 from rewardfleet_server.http.routes import Route
+from rewardfleet_server.observe.score_log import BatchHeader
 from rewardfleet_server.observe.telemetry import RequestContext
 from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.run_state import RunState
 from rewardfleet_server.system.threads import run_in_thread
 
 from . import encode
-from .decode import DecodedBatch, decode_batch
+from .decode import DecodedBatch, decode_batch, logged_items
 from .group_collector import GroupCollector
 from .running_stats import count_rewards
 from .temperature_schedule import sample_temperatures
@@ -143,6 +145,7 @@ class EpisodeApi:
             context,
             lambda timing: self._score(batch, context, timing),
             items=len(batch.items),
+            header=BatchHeader(batch.header.run, batch.header.step, batch.header.options),
         )
         return scored.content
 
@@ -159,7 +162,8 @@ class EpisodeApi:
             timing.total = round(context.elapsed_ms, 3)
             content = encode.encode_batch(result, bins, running, context.request_id, timing)
             scores = result.scores[np.isfinite(result.scores)]
-            return ScoredBatch(content, encode.statuses(result), scores)
+            logged = partial(logged_items, batch, content)
+            return ScoredBatch(content, encode.statuses(result), scores, logged)
 
         def compute() -> Rewards:
             with stage(timing, "backend"):
@@ -185,9 +189,16 @@ class EpisodeApi:
                 result = response["result"]
                 statuses = {Status(result["status"]): 1}
                 scores = [] if result["score"] is None else [result["score"]]
-            return ScoredBatch(msgspec.json.encode(response), statuses, np.array(scores, float))
+            fields = response["result"] if response["released"] else None
+            return ScoredBatch(
+                msgspec.json.encode(response),
+                statuses,
+                np.array(scores, float),
+                None if fields is None else lambda: [(request.item, fields)],
+            )
 
-        scored = await self._engine.score_together(encode.BACKEND, context, add)
+        header = BatchHeader(request.run, request.step, request.options)
+        scored = await self._engine.score_together(encode.BACKEND, context, add, header=header)
         return scored.content
 
     async def _temperatures(

@@ -6,6 +6,7 @@ wrong with each item. So the models alone decide what is valid.
 """
 
 import json
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -139,3 +140,24 @@ def _decode_leniently(body: bytes, is_small: bool) -> DecodedBatch:
     items = [Item(item.uid) if isinstance(item, _InvalidItem) else item for item in decoded]
     header = EpisodeBatchHeader(options=batch.options, run=batch.run, step=batch.step)
     return DecodedBatch(header, items, invalid, is_small)
+
+
+def logged_items(
+    batch: DecodedBatch, response: bytes
+) -> Iterator[tuple[EpisodeRequest, Mapping[str, Any]]]:
+    """Yield the valid items of a batch, each with the fields of its score, for the score log."""
+    results = msgspec.json.decode(response)["results"]
+    for index, (item, fields) in enumerate(zip(batch.items, results, strict=True)):
+        if index not in batch.invalid:
+            yield _as_request(item), fields
+
+
+def _as_request(item: Any) -> EpisodeRequest:
+    """Return an item as it was sent, without arrays."""
+    given = {name: getattr(item, name) for name in EpisodeRequest.model_fields}
+    fields = {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    return EpisodeRequest.model_validate(fields)

@@ -1,5 +1,6 @@
 """Assembly: a service's parts become one ASGI application."""
 
+import asyncio
 import re
 import resource
 from collections.abc import AsyncIterator
@@ -25,6 +26,7 @@ from rewardfleet_server.admission import Admission, fitting_line
 from rewardfleet_server.cache import open_cache
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.observe.samples_in_flight import list_samples
+from rewardfleet_server.observe.score_log import open_score_log
 from rewardfleet_server.observe.telemetry import Telemetry, new_request_id
 from rewardfleet_server.settings import ServerSettings
 
@@ -89,11 +91,13 @@ class RewardApp:
             max_total_body_bytes=_LARGEST_BODIES * max_body_bytes,
             max_waiting=most_waiting(settings, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         )
+        opened = open_score_log(service.name, settings)
+        self._score_log = opened[0] if opened else None
         #: Its metrics.
         self.telemetry = Telemetry(
             service.name,
             self._admission,
-            service.collectors,
+            (*service.collectors, *(opened[1:] if opened else ())),
             deadline_s=settings.deadline_s,
             log_sample_rate=settings.log_sample_rate,
         )
@@ -105,6 +109,7 @@ class RewardApp:
             admission=self._admission,
             telemetry=self.telemetry,
             audit_rate=_AUDIT_RATE,
+            score_log=self._score_log,
             abstention_fails=service.abstention_fails,
         )
         self.routes = Routes(service, engine)  #: the routes that are dispatched
@@ -145,6 +150,8 @@ class RewardApp:
         finally:
             await self._cache.aclose()
             await self._dispatcher.aclose()
+            if self._score_log is not None:
+                await asyncio.to_thread(self._score_log.close)
 
     def _add_pages(self, metrics_keys: ApiKeys | None) -> None:
         """Add the routes that only read."""

@@ -140,6 +140,7 @@ class Dispatcher:
         deadline = context.deadline
         has_body = route.request_model is not None
         announced = self._bodies.announced_bytes(headers, route) if has_body else 0
+        context.body_bytes = announced
         try:
             place = await self._admit(announced, waits, context)
         except (Overloaded, Unavailable) as error:
@@ -148,9 +149,14 @@ class Dispatcher:
             self._telemetry.record_failure(context)
             return await self._refuse_in_full(route, request, headers, error)
         with place as resize:
+
+            def sized(size: int) -> None:
+                context.body_bytes = size
+                resize(size)
+
             try:
                 decoded = has_body and await self._bodies.read(
-                    request, headers, route, deadline, resize
+                    request, headers, route, deadline, sized
                 )
             except InvalidRequest:
                 if route.scores:

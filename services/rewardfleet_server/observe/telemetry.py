@@ -98,6 +98,8 @@ class RequestContext:
     is_patient: bool = False  #: whether it waits in line rather than being refused
     samples: dict[ItemSpan, None] = field(default_factory=dict)  #: its samples in flight, in order
     begun: int = 0  #: how many samples have begun
+    body_bytes: int = 0  #: the bytes of its body
+    draw: float | None = None  #: what decides, in [0, 1), whether its items are in a sample
     fallback_rewards: int = 0  #: how many rewards its client replaced since it last reported them
     #: Its span; None without traces.
     span: "Span | None" = None

@@ -38,6 +38,8 @@ class FleetConfig(BaseModel):
     only: list[str] = list(SERVICES)
     #: Folder with caches, run state and logs.
     data_dir: Path = Path(os.environ.get("XDG_STATE_HOME", "~/.local/state")) / "rewardfleet"
+    score_log: Path | None = None  #: folder that keeps what all services have scored
+    score_log_sample: float | None = None  #: as of the services
     api_key_file: Path | None = None  #: file of the API keys that all services accept
     #: Names by which callers may address the gateway, besides loopback names; if there are none,
     #: any with an API key, and without one, IP addresses beyond loopback.
@@ -189,6 +191,10 @@ def _defaults(config: FleetConfig, service: str, count: int) -> dict[str, Any]:
     given: dict[str, Any] = {}
     if config.api_key_file is not None:
         given["api_key_file"] = config.api_key_file
+    if config.score_log is not None:
+        given["score_log"] = config.score_log
+    if config.score_log_sample is not None:
+        given["score_log_sample"] = config.score_log_sample
     if "run_state" in SERVICES[service].load_settings().model_fields:
         given = {**given, "replicas": count, "run_state": folder / "run-state.sqlite"}
     else:

@@ -26,6 +26,7 @@ from rewardfleet.wire.errors import (
 from rewardfleet.wire.score import Status, Timing
 from rewardfleet.wire.video import MAX_SECONDS, VideoRequest, VideoScore, sample_indices
 from rewardfleet_server.engine import CachePolicy, ScoringPlan
+from rewardfleet_server.observe.score_log import Seen
 from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.system.anonymous_file import AnonymousFile, spool_bytes
 from rewardfleet_server.system.threads import run_in_thread
@@ -45,6 +46,7 @@ from .sources import (
     Source,
     VideoFiles,
 )
+from .strip import small_strip
 from .video_reader import TimeRange
 
 T = TypeVar("T")
@@ -173,12 +175,14 @@ class VideoScorer:
                 *(part or ()),
             )
             policy = CachePolicy((_digest([*judged, request.backend_kwargs]),))
+        seen = Seen(digest if upload is not None else None, strip=small_strip)
         return ScoringPlan(
             name,
-            lambda _: self._score(name, request, source, digest, cost),
+            lambda _: self._score(name, request, source, digest, cost=cost, seen=seen),
             policy,
             # Otherwise those that wait for memory would hold the permits of small ones.
             is_large=is_large(_frame_bytes(request) + cost.memory, cost.pixels),
+            seen=seen,
         )
 
     @property
@@ -235,7 +239,14 @@ class VideoScorer:
         return self._costs[key]
 
     async def _score(
-        self, name: str, request: VideoRequest, source: Source, digest: str, cost: Cost
+        self,
+        name: str,
+        request: VideoRequest,
+        source: Source,
+        digest: str,
+        *,
+        cost: Cost,
+        seen: Seen,
     ) -> VideoScore:
         judge, timing, stop = self._judges[name], Timing(), threading.Event()
         spec = DecodeSpec(
@@ -282,6 +293,7 @@ class VideoScorer:
                     else:
                         clip = await decode(partial(source.clip, spec))
                         provenance["frames"] = _frame_metadata(clip)
+                        seen.frames = clip.frames
                         judging = judge.judge(request.task_text, clip, request.backend_kwargs)
                 close_decoder()
                 with stage(timing, "backend"):

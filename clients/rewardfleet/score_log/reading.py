@@ -1,0 +1,158 @@
+"""Reading score logs, and the outputs of `rewardfleet score`, as one table, by DuckDB."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rewardfleet.bulk.records import columns_of
+from rewardfleet.bulk.run import score_type_of
+from rewardfleet.client import SERVICES
+
+from .record import COLUMNS, MAX_RECORD_BYTES
+from .segments import OPEN, reading, segments
+
+if TYPE_CHECKING:
+    import duckdb
+
+#: The types of columns in DuckDB. JSON is text, as in Parquet files.
+_TYPES = {
+    "string": "VARCHAR",
+    "json": "VARCHAR",
+    "float64": "DOUBLE",
+    "int64": "BIGINT",
+    "bool": "BOOLEAN",
+    "binary": "BLOB",
+    "map": "MAP(VARCHAR, DOUBLE)",
+}
+#: What outputs of `rewardfleet score` have besides, and no detail.
+_OF_OUTPUTS = ("row", "place", "completion")
+#: Bytes of a line with a record, at most, with what JSON adds.
+_MAX_LINE = 2 * MAX_RECORD_BYTES
+
+
+@contextlib.contextmanager
+def open_log(folders: Sequence[Path]) -> "Iterator[duckdb.DuckDBPyConnection]":
+    """Give the block a connection to DuckDB with the view `scores`: `COLUMNS` of all records.
+
+    The view also has `source`, the file, and of outputs of `rewardfleet score` `row`, `place` and
+    `completion`. Records are in no order. No file is replaced meanwhile.
+
+    Args:
+        folders: Score logs, and outputs of `rewardfleet score`.
+
+    Raises:
+        ValueError: A folder is none of these, or DuckDB is not installed.
+    """
+    with contextlib.ExitStack() as stack:
+        parts = []
+        for folder in folders:
+            if not folder.is_dir():
+                raise ValueError(f"{folder}: no such folder")
+            if (folder / "input.json").exists():
+                parts += _of_output(folder)
+            else:
+                parts += _of_log(folder, stack)
+        # Nothing is fetched from the network.
+        config = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+        connection = stack.enter_context(_duckdb().connect(config=config))
+        connection.execute(f"CREATE VIEW scores AS {' UNION ALL BY NAME '.join([_EMPTY, *parts])}")
+        yield connection
+
+
+def _duckdb() -> Any:
+    try:
+        import duckdb  # noqa: PLC0415 - optional
+    except ModuleNotFoundError:
+        raise ValueError(
+            "reading a score log needs DuckDB: pip install 'rewardfleet[log]'"
+        ) from None
+    return duckdb
+
+
+def _of_log(folder: Path, stack: contextlib.ExitStack) -> list[str]:
+    """Return the queries for the segments of a log."""
+    stack.enter_context(reading(folder))
+    found = segments(folder)
+    if not found and not (folder / ".lock").exists():
+        raise ValueError(f"{folder}: neither a score log nor an output of `rewardfleet score`")
+    lines = [path for path in found if path.suffix == OPEN]
+    tables = [path for path in found if path.suffix != OPEN]
+    queries = []
+    if lines:
+        names = ", ".join(
+            "from_base64(frames) AS frames" if name == "frames" else f'"{name}"' for name in COLUMNS
+        )
+        types = {name: _TYPES[kind] for name, kind in COLUMNS.items()} | {"frames": "VARCHAR"}
+        # The last line may be incomplete, as it is being written or its process was killed.
+        queries.append(
+            f"SELECT {names}, filename AS source FROM {_json(lines, types)} WHERE id IS NOT NULL"
+        )
+    if tables:
+        queries.append(f"SELECT * EXCLUDE (filename), filename AS source FROM {_parquet(tables)}")
+    return queries
+
+
+def _of_output(folder: Path) -> list[str]:
+    """Return the queries for an output of `rewardfleet score`."""
+    key = json.loads((folder / "input.json").read_text())
+    service = key.get("service")
+    if service not in SERVICES:
+        raise ValueError(f"{folder}: an output of a service {service!r}, which there is not")
+    columns = columns_of(score_type_of(service))
+    base = [name for name in columns if name in COLUMNS and name != "service"]
+    casts = {True: """'{0}', CAST("{0}" AS JSON)""", False: """'{0}', "{0}\""""}
+    details = ", ".join(
+        casts[kind == "json"].format(name)
+        for name, kind in columns.items()
+        if name not in COLUMNS and name not in _OF_OUTPUTS
+    )
+    shown = ", ".join(f'"{name}"' for name in [*base, *_OF_OUTPUTS])
+    select = (
+        f"SELECT {shown}, '{service}' AS service, 1.0 AS sample_rate, filename AS source, "
+        f"CAST(json_object({details}) AS VARCHAR) AS details FROM "
+    )
+    parts = sorted(folder.glob("part-*.parquet"))
+    lines = [*sorted(folder.glob("part-*.jsonl")), *folder.glob("journal.jsonl")]
+    queries = []
+    if parts:
+        queries.append(select + _parquet(parts))
+    if lines:
+        types = {name: _duck_type(kind) for name, kind in columns.items()}
+        queries.append(f"{select}{_json(lines, types)} WHERE id IS NOT NULL")
+    return queries
+
+
+def _duck_type(kind: str) -> str:
+    return f"{_duck_type(kind[5:-1])}[]" if kind.startswith("list<") else _TYPES[kind]
+
+
+def _json(paths: Sequence[Path], types: dict[str, str]) -> str:
+    columns = ", ".join(f"\"{name}\": '{kind}'" for name, kind in types.items())
+    return (
+        f"read_json({_names(paths)}, format = 'newline_delimited', columns = {{{columns}}}, "
+        f"filename = true, ignore_errors = true, maximum_object_size = {_MAX_LINE})"
+    )
+
+
+def _parquet(paths: Sequence[Path]) -> str:
+    return f"read_parquet({_names(paths)}, union_by_name = true, filename = true)"
+
+
+def _names(paths: Sequence[Path]) -> str:
+    """Return paths as a list in SQL. A `*` in a folder's name is no pattern."""
+    quoted = (str(path).replace("'", "''") for path in paths)
+    return "[" + ", ".join(f"'{each}'" for each in quoted) + "]"
+
+
+_EMPTY = "SELECT {} WHERE false".format(
+    ", ".join(
+        f'NULL::{kind} AS "{name}"'
+        for name, kind in {
+            **{name: _TYPES[kind] for name, kind in COLUMNS.items()},
+            **dict(zip(_OF_OUTPUTS, ("BIGINT", "VARCHAR", "BIGINT"), strict=True)),
+            "source": "VARCHAR",
+        }.items()
+    )
+)

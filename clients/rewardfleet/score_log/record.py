@@ -1,0 +1,183 @@
+"""The record of a scored item: a flat row, the same for all services."""
+
+import functools
+import json
+import re
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError, to_json
+
+from rewardfleet.flat_columns import model_columns
+from rewardfleet.wire.digest import fields_of, id_of
+from rewardfleet.wire.errors import Problem
+from rewardfleet.wire.score import Score, Timing
+
+#: A record: columns by name, as JSON.
+Record = dict[str, Any]
+
+_BEFORE = {
+    "id": "string",
+    "time": "float64",
+    "service": "string",
+    "run": "string",
+    "step": "int64",
+    "uid": "string",
+    "call": "string",
+    "request": "string",
+    "frames": "binary",
+}
+#: The columns of a record and their types; see `flat_columns.model_columns`. The score of all
+#: services has `cause`, which is a text.
+COLUMNS = {
+    **_BEFORE,
+    **model_columns(Score),
+    "cause": "string",
+    "details": "string",
+    "sample_rate": "float64",
+}
+
+#: A record of more bytes is not kept.
+MAX_RECORD_BYTES = 16 * 2**20
+#: Fields that are columns of their own.
+_BASE = frozenset({*Score.model_fields, "cause"})
+#: Names of options that a caller may have given a key as, by mistake.
+_SECRET = re.compile(r"(^|[_-])(api_?key|key|token|secret|password|authorization)$", re.IGNORECASE)
+
+
+class RecordTooLarge(Exception):
+    """A record has more than `MAX_RECORD_BYTES`."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """An item and its score, as the log keeps it."""
+
+    service: str
+    time: float  #: unix seconds when it was answered
+    request: BaseModel
+    score: Score | Mapping[str, Any]  #: or the fields of one
+    call: str | None = None  #: the id of the HTTP request
+    run: str | None = None  #: where the request does not have it
+    step: int | None = None  #: likewise
+    provenance: Mapping[str, Any] = field(
+        default_factory=dict
+    )  #: what its score shares with others
+    sample_rate: float = 1.0  #: the share of such items that the log keeps
+    sha256: str | None = None  #: of the content, if it is not part of the request
+    strip: Callable[[], bytes | None] = lambda: None  #: returns a JPEG of its frames
+    options: BaseModel | None = None  #: of its batch, where they are no part of the item
+
+
+def line_of(scored: Scored) -> bytes:
+    """Return the record of an item as a line of JSON.
+
+    Raises:
+        RecordTooLarge: It has too many bytes.
+    """
+    record = record_of(scored)
+    try:
+        line = to_json(record)
+    except PydanticSerializationError:  # a lone surrogate, which JSON can have as an escape only
+        line = json.dumps(record).encode()
+    if len(line) > MAX_RECORD_BYTES:
+        raise RecordTooLarge
+    return line + b"\n"
+
+
+def record_of(scored: Scored) -> Record:
+    """Return the record of an item."""
+    request = scored.request
+    fields = fields_of(request)
+    if scored.sha256 is not None:
+        fields["sha256"] = scored.sha256
+    strip = None if "video_path" in fields else scored.strip()
+    identity = id_of(fields)
+    limits = getattr(request, "limits", None)
+    if isinstance(limits, BaseModel) and limits.model_fields_set:
+        # A limit that is given counts more than that of a row, also if it is the default.
+        fields["limits"] = limits.model_dump(mode="json", exclude_unset=True)
+    if scored.options is not None and scored.options.model_fields_set:
+        fields["options"] = scored.options.model_dump(mode="json", exclude_defaults=True)
+    return {
+        "id": identity,
+        "time": scored.time,
+        "service": scored.service,
+        "run": getattr(request, "run", None) or scored.run,
+        "step": getattr(request, "step", None) if scored.step is None else scored.step,
+        "uid": getattr(request, "uid", None),
+        "call": scored.call,
+        "request": json.dumps(_without_keys(fields)),  # ASCII, also with lone surrogates
+        "frames": None if strip is None else b64encode(strip).decode(),
+        **_score_columns(scored, fields.get("video_url")),
+        "sample_rate": scored.sample_rate,
+    }
+
+
+def _score_columns(scored: Scored, url: str | None) -> Record:
+    score = scored.score
+    if isinstance(score, Score):
+        given: Mapping[str, Any] = {name: getattr(score, name, None) for name in _BASE}
+        details = _details_of(score)
+    else:
+        given = score
+        rest = {name: value for name, value in score.items() if name not in _BASE}
+        details = json.dumps(rest)
+    timing = given.get("timing_ms")
+    timing = vars(timing) if isinstance(timing, Timing) else timing or {}
+    problem = given.get("error")
+    problem = problem.model_dump(mode="json") if isinstance(problem, Problem) else problem or {}
+    if url is not None and problem:
+        problem["detail"] = problem["detail"].replace(url, _redacted(url))
+    return {
+        "score": given.get("score"),
+        "status": str(given["status"]),
+        "components": given.get("components") or {},
+        "backend": given.get("backend") or "",
+        "cached": bool(given.get("cached")),
+        **{f"timing_ms_{name}": timing.get(name, 0.0) for name in Timing.model_fields},
+        "provenance": {**scored.provenance, **(given.get("provenance") or {})},
+        **{f"error_{name}": problem.get(name) for name in Problem.model_fields},
+        "cause": given.get("cause"),
+        "details": details,
+    }
+
+
+def _details_of(score: Score) -> str:
+    excluded = _excluded(type(score))
+    try:
+        return score.model_dump_json(exclude=excluded, exclude_defaults=True)
+    except PydanticSerializationError:  # a lone surrogate
+        return json.dumps(score.model_dump(exclude=excluded, exclude_defaults=True))
+
+
+@functools.cache
+def _excluded(score_type: type[Score]) -> Any:
+    """Return what of a score is no detail: of the timing, the stages of all services."""
+    timing = score_type.model_fields["timing_ms"].annotation
+    excluded: dict[str, Any] = dict.fromkeys(_BASE & score_type.model_fields.keys(), True)
+    return excluded if timing is Timing else {**excluded, "timing_ms": {*Timing.model_fields}}
+
+
+def _without_keys(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request without what may give access to something."""
+    if (url := fields.get("video_url")) is not None:
+        fields = {**fields, "video_url": _redacted(url)}
+    if options := fields.get("backend_kwargs"):
+        shown = {name: "***" if _SECRET.search(name) else each for name, each in options.items()}
+        fields = {**fields, "backend_kwargs": shown}
+    return fields
+
+
+def _redacted(url: str) -> str:
+    """Return a URL without its user, password, query and fragment."""
+    try:
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+    except ValueError:
+        return "***"
+    return f"{parts.scheme}://{host}{parts.path}" + ("?***" if parts.query else "")

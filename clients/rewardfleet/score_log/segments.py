@@ -1,0 +1,187 @@
+"""The files of a score log: segments of JSON lines, which become Parquet files once closed.
+
+`TIME-PID-RANDOM.jsonl` is written by one process, which has a lock on it. A segment without a lock
+is closed: the process that notices it first rewrites it as `TIME-PID-RANDOM.parquet`. Where both
+files exist, the Parquet file counts: the process that rewrote the other one was killed.
+
+Who replaces or reads files has a lock on `.lock`, so that no file vanishes while it is read.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+OPEN, CLOSED = ".jsonl", ".parquet"
+#: Tells writers, when it changes, to close their segments; see `ask_to_close`.
+_CLOSE = ".close"
+#: Ends the name of a file that is not complete, and seconds after which it never will be.
+_NEW, _ABANDONED_SECONDS = ".new", 3600
+
+
+def prepare_folder(folder: Path) -> None:
+    """Create the folder of a log, for its owner only, if it does not exist.
+
+    Raises:
+        ValueError: It cannot be written, or others may write to it.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = folder.stat().st_mode
+    except OSError as error:
+        raise ValueError(f"{folder}: no folder for a score log: {error.strerror}") from None
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ValueError(
+            f"{folder}: other users may write to this folder, so it cannot have a score log: name "
+            "a folder in it that does not exist yet, or `chmod go-w` it"
+        )
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise ValueError(f"{folder}: this process may not write to it")
+
+
+class Segment:
+    """An open segment, of which this process is the only writer.
+
+    Raises:
+        OSError: It cannot be created.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        self.path = folder / f"{stamp}-{os.getpid()}-{secrets.token_hex(4)}{OPEN}"
+        unlocked = self.path.with_name(f".{self.path.name}")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC
+        self._fd = os.open(unlocked, flags, 0o600)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        unlocked.rename(self.path)  # now that nobody can take it for closed
+        self.size = 0
+        self.opened = time.monotonic()
+
+    def append(self, lines: bytes) -> None:
+        """Append lines, all of them or none.
+
+        Raises:
+            OSError: The disk does not take them.
+        """
+        rest = memoryview(lines)
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError:
+            os.ftruncate(self._fd, self.size)  # else the next line would follow a part of one
+            raise
+        self.size += len(lines)
+
+    def close(self) -> None:
+        """Close it, and release its lock."""
+        os.close(self._fd)
+
+
+def segments(folder: Path) -> list[Path]:
+    """Return the segments of a log, each once, the oldest first."""
+    found = {path.stem: path for path in folder.glob(f"[!.]*{OPEN}")}
+    found |= {path.stem: path for path in folder.glob(f"[!.]*{CLOSED}")}
+    return [found[name] for name in sorted(found)]
+
+
+def open_segments(folder: Path) -> list[Path]:
+    """Return the segments that are not rewritten, the oldest first."""
+    return sorted(folder.glob(f"[!.]*{OPEN}"))
+
+
+@contextlib.contextmanager
+def if_closed(path: Path) -> Iterator[bool]:
+    """Give the block whether an open segment has no writer any more, and keep others from it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:  # another process has rewritten it
+        yield False
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield path.exists()
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Keep the files of a log from being replaced for the block."""
+    with _lock(folder, fcntl.LOCK_SH):
+        yield
+
+
+@contextlib.contextmanager
+def replacing(folder: Path, *, waits: bool = True) -> Iterator[None]:
+    """Let nobody read or replace files of a log for the block.
+
+    Raises:
+        BlockingIOError: Somebody does now, and `waits` is False.
+    """
+    with _lock(folder, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB)):
+        yield
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, operation: int) -> Iterator[None]:
+    fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, operation)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def new_file(target: Path) -> Iterator[IO[bytes]]:
+    """Give the block a file that replaces `target` once the block has written it."""
+    temporary = target.with_name(f".{target.name}{_NEW}")
+    temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(target)
+
+
+def ask_to_close(folder: Path) -> None:
+    """Ask the writers of a log to close their segments, which they do within a second."""
+    with new_file(folder / _CLOSE) as file:
+        file.write(secrets.token_hex(8).encode())
+
+
+def close_request(folder: Path) -> str:
+    """Return what changes when writers are to close their segments."""
+    try:
+        return (folder / _CLOSE).read_text()
+    except OSError:
+        return ""
+
+
+def enforce_limits(folder: Path, max_bytes: int, max_age_s: float) -> None:
+    """Delete the oldest closed segments of a log that is too large, and those that are too old."""
+    now, total = time.time(), 0
+    for path in folder.glob(f".*{_NEW}"):
+        with contextlib.suppress(FileNotFoundError):
+            if now - path.stat().st_mtime > _ABANDONED_SECONDS:
+                path.unlink()
+    for path in reversed(segments(folder)):
+        with contextlib.suppress(FileNotFoundError):  # another process has done it
+            status = path.stat()
+            total += status.st_size
+            if total <= max_bytes and now - status.st_mtime <= max_age_s:
+                continue
+            if path.suffix == CLOSED:
+                path.unlink()
+                continue
+            with if_closed(path) as closed:
+                if closed:
+                    path.unlink()

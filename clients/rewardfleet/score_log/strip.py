@@ -1,0 +1,55 @@
+"""Strips: some frames of a clip side by side, small, as one JPEG."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rewardfleet.wire.video import sample_indices
+
+#: The most frames of a strip, and the most pixels of a frame's side.
+MAX_FRAMES, MAX_SIDE = 8, 128
+_QUALITY = 75
+
+#: An RGB frame, `[H, W, 3]`, uint8.
+Frame = NDArray[np.uint8]
+
+
+def strip_of(
+    frames: Sequence[Frame],
+    shrink: Callable[[Frame, int], Frame] = lambda frame, by: frame[::by, ::by],
+) -> bytes | None:
+    """Return frames as a strip; None if there are none, or `simplejpeg` is not installed.
+
+    Of more than `MAX_FRAMES`, those of `sample_indices` are taken.
+
+    Args:
+        frames: Frames of one size, in order.
+        shrink: Returns a frame whose sides are divided by a number.
+    """
+    if not frames:
+        return None
+    try:
+        import simplejpeg  # noqa: PLC0415 - optional
+    except ModuleNotFoundError:
+        return None
+    by = -(-max(frames[0].shape[:2]) // MAX_SIDE)
+    chosen = [frames[index] for index in sample_indices(len(frames), MAX_FRAMES)]
+    small = [shrink(frame, by) if by > 1 else frame for frame in chosen]
+    strip: bytes = simplejpeg.encode_jpeg(
+        np.ascontiguousarray(np.concatenate(small, axis=1)), quality=_QUALITY
+    )
+    return strip
+
+
+def frames_of(strip: bytes, count: int) -> list[Any]:
+    """Return the frames of a strip.
+
+    Args:
+        count: How many frames the clip had.
+    """
+    import simplejpeg  # noqa: PLC0415 - optional
+
+    pixels = simplejpeg.decode_jpeg(strip, colorspace="RGB")
+    return np.split(pixels, min(count, MAX_FRAMES), axis=1)

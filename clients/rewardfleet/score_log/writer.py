@@ -1,0 +1,232 @@
+"""Writing a score log off the path of requests: a bounded queue, and a thread that empties it."""
+
+import logging
+import os
+import subprocess
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from .record import RecordTooLarge, Scored, line_of
+from .rewrite import can_rewrite, start_rewriting
+from .segments import (
+    Segment,
+    close_request,
+    enforce_limits,
+    if_closed,
+    open_segments,
+    prepare_folder,
+)
+
+log = logging.getLogger(__name__)
+
+#: Items that wait for the thread, and bytes of what they hold, beyond which others are dropped.
+_MAX_ITEMS, _MAX_BYTES = 20_000, 128 * 2**20
+#: Seconds between two writes, and bytes of lines after which there is one.
+_WRITE_SECONDS, _WRITE_BYTES = 0.25, 2**20
+#: Bytes and seconds after which a segment is closed.
+_SEGMENT_BYTES, _SEGMENT_SECONDS = 64 * 2**20, 3600.0
+#: Seconds between two looks at what others have left in the folder.
+_LOOK_SECONDS = 10.0
+#: Seconds between two warnings.
+_WARNING_SECONDS = 60.0
+#: Seconds for the last records at the end.
+_CLOSE_SECONDS = 2.0
+
+#: Why records are not in the log.
+DROPPED = ("queue_full", "disk", "too_large", "failed")
+
+
+class ScoreLog:
+    """Writes what was scored to a folder, which several processes may do at the same time.
+
+    A record is dropped and counted rather than that a score waits for it: if the thread is behind,
+    e.g. as the disk is slow, or if the disk is full. What was added a second ago is in a file.
+
+    Args:
+        folder: Is created if it does not exist, and only its owner can read what is in it.
+        max_mb: MiB of all segments; beyond them, the oldest are deleted.
+        max_days: Days after which a segment is deleted.
+
+    Raises:
+        ValueError: The folder cannot be written, or others may write to it.
+    """
+
+    def __init__(self, folder: Path | str, *, max_mb: int = 4096, max_days: float = 30.0) -> None:
+        self.folder = Path(folder)
+        prepare_folder(self.folder)
+        self._max_bytes, self._max_age_s = max_mb * 2**20, max_days * 86_400
+        # Several segments, so that the oldest can be deleted.
+        self._segment_bytes = min(_SEGMENT_BYTES, self._max_bytes // 4)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin anew, also in a forked process, which has no thread."""
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._queue: deque[tuple[Callable[[], Iterable[Scored]], int, int]] = deque()
+        self._items = self._bytes = 0  # in the queue
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._segment: Segment | None = None
+        self._rewriting: subprocess.Popen[bytes] | None = None
+        self._not_rewritten: set[Path] = set()  # which failed
+        self._close_request = close_request(self.folder)
+        self._next_look = self._next_warning = 0.0
+        self.written = 0  #: records in files
+        self.dropped: Counter[str] = Counter(
+            dict.fromkeys(DROPPED, 0)
+        )  #: records that are not, by reason
+        self._reported, self._reason = 0, ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs to write to the same folder."""
+        return {
+            name: getattr(self, name)
+            for name in ("folder", "_max_bytes", "_max_age_s", "_segment_bytes")
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    def add(self, scored: Callable[[], Iterable[Scored]], *, items: int = 1, size: int = 0) -> None:
+        """Add what was scored. It takes microseconds and never fails.
+
+        Args:
+            scored: Returns it; called by the thread.
+            items: How many items it has.
+            size: The bytes that it keeps in memory.
+        """
+        if self._pid != os.getpid():
+            self._begin()
+        with self._lock:
+            if self._items + items > _MAX_ITEMS or self._bytes + size > _MAX_BYTES:
+                self.dropped["queue_full"] += items
+                return
+            self._items += items
+            self._bytes += size
+            self._queue.append((scored, items, size))
+            if self._thread is None and not self._closing.is_set():
+                self._thread = threading.Thread(target=self._run, name="score-log", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Write what is left, for at most two seconds."""
+        self._closing.set()
+        if self._thread is not None and self._pid == os.getpid():
+            self._thread.join(_CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        while True:
+            closing = self._closing.wait(_WRITE_SECONDS)
+            try:
+                self._write_queue()
+                self._look_after_segments(closing=closing)
+            except Exception:  # the thread must go on
+                log.exception("the score log %s", self.folder)
+            self._warn()
+            if closing and not self._queue:
+                return
+
+    def _write_queue(self) -> None:
+        lines: list[bytes] = []
+        size, until = 0, time.monotonic() + _WRITE_SECONDS
+        while self._queue:
+            scored, items, held = self._queue.popleft()
+            new = self._lines_of(scored, items)
+            del scored
+            with self._lock:
+                self._items -= items
+                self._bytes -= held
+            lines += new
+            size += sum(map(len, new))
+            if size >= _WRITE_BYTES or time.monotonic() > until:
+                self._write(lines)
+                lines, size, until = [], 0, time.monotonic() + _WRITE_SECONDS
+        if lines:
+            self._write(lines)
+
+    def _lines_of(self, scored: Callable[[], Iterable[Scored]], items: int) -> list[bytes]:
+        lines: list[bytes] = []
+        try:
+            for each in scored():
+                try:
+                    lines.append(line_of(each))
+                except RecordTooLarge:
+                    self.dropped["too_large"] += 1
+        except Exception:  # of an item that is unlike all that were tested
+            log.exception("a record of the score log cannot be made")
+            self.dropped["failed"] += items - len(lines)
+        return lines
+
+    def _write(self, lines: list[bytes]) -> None:
+        try:
+            if self._segment is None:
+                self._segment = Segment(self.folder)
+            self._segment.append(b"".join(lines))
+        except OSError as error:
+            self.dropped["disk"] += len(lines)
+            self._reason = f": {error}"
+            self._close_segment()
+            return
+        self.written += len(lines)
+        if self._segment.size >= self._segment_bytes:
+            self._close_segment()
+
+    def _close_segment(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+            self._next_look = 0.0
+
+    def _look_after_segments(self, *, closing: bool) -> None:
+        """Close a segment in time; rewrite closed ones, and delete the oldest."""
+        request = close_request(self.folder)
+        segment = self._segment
+        is_over = segment is not None and (
+            time.monotonic() - segment.opened > _SEGMENT_SECONDS or not segment.path.exists()
+        )
+        if closing or is_over or request != self._close_request:
+            self._close_request = request
+            self._close_segment()
+        if closing:
+            if self._rewriting is not None:
+                self._rewriting.kill()  # the next process will rewrite it
+                self._rewriting.wait()
+            return
+        if self._rewriting is not None:
+            if self._rewriting.poll() is None:
+                return
+            if self._rewriting.returncode == 0:
+                self._not_rewritten.clear()
+            self._rewriting, self._next_look = None, 0.0
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            enforce_limits(self.folder, self._max_bytes, self._max_age_s)
+            self._rewrite_next()
+
+    def _rewrite_next(self) -> None:
+        for path in open_segments(self.folder) if can_rewrite() else ():
+            if path in self._not_rewritten:
+                continue
+            with if_closed(path) as closed:
+                pass
+            if closed:
+                self._not_rewritten.add(path)  # it is tried once
+                self._rewriting = start_rewriting(path)
+                return
+
+    def _warn(self) -> None:
+        """Say at most once a minute how many records were dropped."""
+        dropped = sum(self.dropped.values())
+        if dropped == self._reported or time.monotonic() < self._next_warning:
+            return
+        self._next_warning = time.monotonic() + _WARNING_SECONDS
+        reasons = ", ".join(f"{name} {count}" for name, count in self.dropped.items() if count)
+        message = "%d records are not in the score log %s since the last warning (in all: %s)%s"
+        log.warning(message, dropped - self._reported, self.folder, reasons, self._reason)
+        self._reported = dropped

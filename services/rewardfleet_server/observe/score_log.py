@@ -1,0 +1,179 @@
+"""What a service writes to its score log."""
+
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+from pydantic import BaseModel
+
+from rewardfleet.score_log import Scored, ScoreLog
+from rewardfleet.score_log.strip import Frame, strip_of
+from rewardfleet.score_log.writer import DROPPED
+from rewardfleet.wire.score import Score
+from rewardfleet_server.settings import ServerSettings
+
+from .telemetry import RequestContext
+
+#: Services whose scores take microseconds to compute.
+_FAST = {"episode", "tools"}
+
+
+@dataclass
+class Seen:
+    """What the backend saw of an item, besides its request."""
+
+    sha256: str | None = None  #: of a content that is not part of the request
+    frames: Sequence[Frame] = ()  #: in order; none before they are decoded
+    strip: Callable[[Sequence[Frame]], bytes | None] = strip_of  #: makes a small picture of them
+
+
+@dataclass(frozen=True)
+class BatchHeader:
+    """What of a batch is no part of its items."""
+
+    run: str | None = None
+    step: int | None = None
+    options: BaseModel | None = None
+
+
+class ServiceLog:
+    """The score log of a service.
+
+    Args:
+        service: Its name.
+        log: Where it is written.
+        sample: The share of requests of which it keeps scores that take microseconds.
+    """
+
+    def __init__(self, service: str, log: ScoreLog, sample: float) -> None:
+        self._service = service
+        self._log = log
+        self._sample = sample
+        self.close = log.close
+
+    def add(
+        self,
+        request: BaseModel,
+        score: Score,
+        context: RequestContext,
+        *,
+        seen: Seen | None,
+        provenance: Callable[[], Mapping[str, Any]],
+        share: float = 1.0,
+    ) -> None:
+        """Add an item and its score.
+
+        Args:
+            seen: What the backend saw; None if nothing.
+            provenance: Returns what all scores of its backend share.
+            share: The item's share of the body of its request.
+        """
+        is_fast = score.cached or self._service in _FAST
+        if is_fast and not self._is_drawn(context):
+            return
+        seen, now = seen or Seen(), time.time()
+        frames = () if score.cached else seen.frames
+
+        def scored() -> Iterable[Scored]:
+            yield Scored(
+                self._service,
+                now,
+                request,
+                score,
+                context.request_id,
+                provenance=provenance(),
+                sample_rate=self._sample if is_fast else 1.0,
+                sha256=seen.sha256,
+                strip=partial(seen.strip, frames),
+            )
+
+        held = sum(frame.nbytes for frame in frames)
+        self._log.add(scored, size=held + int(share * context.body_bytes))
+
+    def add_batch(
+        self,
+        items: Callable[[], Iterable[tuple[BaseModel, Mapping[str, Any]]]],
+        context: RequestContext,
+        *,
+        count: int,
+        provenance: Mapping[str, Any],
+        header: BatchHeader | None = None,
+    ) -> None:
+        """Add the items of a batch that was scored in one computation, all or none of them.
+
+        Args:
+            items: Returns the items, each with the fields of its score.
+            count: How many there are.
+            header: What of the batch is no part of its items.
+        """
+        if not self._is_drawn(context):
+            return
+        now, of_batch = time.time(), header or BatchHeader()
+
+        def scored() -> Iterable[Scored]:
+            for request, fields in items():
+                yield Scored(
+                    self._service,
+                    now,
+                    request,
+                    fields,
+                    context.request_id,
+                    provenance=provenance,
+                    sample_rate=self._sample,
+                    **vars(of_batch),
+                )
+
+        self._log.add(scored, items=count, size=context.body_bytes)
+
+    def _is_drawn(self, context: RequestContext) -> bool:
+        """Return whether the fast items of a request are kept: together, as groups are."""
+        if self._sample >= 1:
+            return True
+        if context.draw is None:
+            context.draw = random.random()  # noqa: S311 - no secret
+        return context.draw < self._sample
+
+
+class ScoreLogMetrics(Collector):
+    """How many records are in the log, and how many are not."""
+
+    def __init__(self, service: str, log: ScoreLog) -> None:
+        self._service = service
+        self._log = log
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        written = CounterMetricFamily(
+            "rewardfleet_score_log_records", "Records in the score log.", labels=["service"]
+        )
+        written.add_metric([self._service], self._log.written)
+        yield written
+        dropped = CounterMetricFamily(
+            "rewardfleet_score_log_dropped",
+            f"Records that are not in the score log, by reason: {', '.join(DROPPED)}.",
+            labels=["service", "reason"],
+        )
+        for reason, count in self._log.dropped.items():
+            dropped.add_metric([self._service, reason], count)
+        yield dropped
+
+
+def open_score_log(service: str, settings: ServerSettings) -> tuple[ServiceLog, Collector] | None:
+    """Open the score log of a service, with its metrics; None if it keeps none.
+
+    Raises:
+        ValueError: Its folder cannot be used.
+    """
+    if settings.score_log is None:
+        return None
+    try:
+        log = ScoreLog(
+            settings.score_log, max_mb=settings.score_log_mb, max_days=settings.score_log_days
+        )
+    except ValueError as error:
+        raise ValueError(f"--score-log {error}") from None
+    return ServiceLog(service, log, settings.score_log_sample), ScoreLogMetrics(service, log)
