@@ -1,8 +1,11 @@
 """The async client of all services."""
 
+import asyncio
 import math
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, get_type_hints
 from urllib.parse import urlsplit
 
@@ -11,10 +14,13 @@ from typing_extensions import Self
 from .code import CodeClient
 from .episode import EpisodeClient
 from .pending import PendingCalls
+from .score_log import ScoreLog
+from .score_log.of_client import ClientLog
 from .service import OnFailure, RewardPolicy, ServiceClient
 from .tools import ToolsClient
 from .transport import ServiceTransport
 from .video import VideoClient
+from .wire.score import MAX_NAME
 
 
 class RewardFleet:
@@ -47,6 +53,9 @@ class RewardFleet:
         binary_reward: Whether rewards of the video service are 1.0 for a score of at least
             `success_threshold`, else 0.0. If False, they are the scores. Rewards of the other
             services are always the scores.
+        run: The training run of requests to the video and the code service that do not name one,
+            for score logs.
+        score_log: A folder that keeps what was scored; see `rewardfleet log`.
         success_threshold: The least score of a success, in [0, 1].
         urls: The base URL of a service (`video`, `code`, `episode`, `tools`), or those of its
             replicas. It replaces the one below `url`.
@@ -74,6 +83,8 @@ class RewardFleet:
         on_failure: OnFailure = "raise",
         binary_reward: bool = True,
         success_threshold: float = 0.5,
+        run: str | None = None,
+        score_log: str | os.PathLike[str] | None = None,
         **urls: str | Sequence[str] | None,
     ) -> None:
         if not 0 <= success_threshold <= 1:
@@ -97,6 +108,9 @@ class RewardFleet:
             base_urls[name] = _base_urls(name, each, "http://127.0.0.1:18080")
         if not base_urls:
             raise ValueError("give the URL of a fleet, or of a service, e.g. video=... or code=...")
+        if run is not None and not 1 <= len(run) <= MAX_NAME:
+            raise ValueError(f"run: give a name of 1 to {MAX_NAME} characters")
+        self._score_log = None if score_log is None else ScoreLog(Path(score_log))
         self._pending = PendingCalls()
         for name, service_urls in base_urls.items():
             client_type = SERVICES[name]
@@ -113,7 +127,11 @@ class RewardFleet:
             policy = RewardPolicy(
                 on_failure, is_binary, success_threshold, transport.count_fallback
             )
-            setattr(self, name, client_type(transport, policy, coalesce_s=coalesce_s))
+            log = None
+            if self._score_log is not None:
+                log = ClientLog(self._score_log, name, run)
+            client = client_type(transport, policy, coalesce_s=coalesce_s, run=run, log=log)
+            setattr(self, name, client)
 
     if not TYPE_CHECKING:  # else any attribute would be accepted
 
@@ -131,6 +149,8 @@ class RewardFleet:
         self._pending.close()
         for name in SERVICES.keys() & vars(self).keys():
             await getattr(self, name).aclose()
+        if self._score_log is not None:
+            await asyncio.to_thread(self._score_log.close)
 
     async def __aenter__(self) -> Self:
         return self

@@ -40,6 +40,7 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
     """The client of the code service. `RewardFleet` creates it."""
 
     score_type = CodeScore
+    has_run_label = True
 
     async def score(
         self, revision: str, tests: TestsLike, **options: Unpack[CodeOptions]

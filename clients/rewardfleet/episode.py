@@ -55,7 +55,10 @@ class EpisodeClient(ServiceClient):
         Raises:
             RewardFleetError: The request failed; see `rewardfleet.wire.errors`.
         """
-        return await self._transport.call("POST", "/score", EpisodeScore, item)
+        score = await self._transport.call("POST", "/score", EpisodeScore, item)
+        if self._log is not None:
+            self._log.add([item], [score])
+        return score
 
     async def score_batch(
         self,
@@ -81,7 +84,10 @@ class EpisodeClient(ServiceClient):
         batch = EpisodeBatchRequest.model_construct(
             {*header.model_fields_set, "items"}, items=list(items), **dict(header)
         )
-        return await self._transport.call("POST", "/score/batch", EpisodeBatchResponse, batch)
+        response = await self._transport.call("POST", "/score/batch", EpisodeBatchResponse, batch)
+        if self._log is not None and len(response.results) == len(batch.items):
+            self._log.add(batch.items, response.results, run=run, step=step, options=header.options)
+        return response
 
     async def rewards(
         self,
@@ -134,6 +140,10 @@ class EpisodeClient(ServiceClient):
                 "POST", "/groups/members", GroupMemberResponse, request, deadline=deadline
             )
             if response.result is not None:
+                if self._log is not None:
+                    self._log.add(
+                        [item], [response.result], run=run, step=step, options=request.options
+                    )
                 problem = response.result.error
                 if problem is not None:
                     raise RewardFleetError.from_problem(problem)

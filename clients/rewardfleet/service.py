@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from .coalesce import Coalescer
 from .replicas import rest_seconds, retry_wait
+from .score_log.of_client import ClientLog
 from .tracing import span
 from .transport import MAX_BATCH_BYTES, ServiceTransport
 from .wire.errors import (
@@ -119,6 +120,8 @@ class ServiceClient:
         transport: Sends its requests.
         policy: Turns scores into rewards.
         coalesce_s: Seconds in which a `BatchClient` collects single calls; 0 for none.
+        run: The training run of its requests.
+        log: Keeps what was scored; None if nothing does.
     """
 
     #: Whether `binary_reward` and `success_threshold` apply to its scores.
@@ -130,9 +133,13 @@ class ServiceClient:
         policy: RewardPolicy,
         *,
         coalesce_s: float = 0.0,  # noqa: ARG002 - for subclasses
+        run: str | None = None,
+        log: ClientLog | None = None,
     ) -> None:
         self._transport = transport
         self.policy = policy
+        self._run = run
+        self._log = log
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
@@ -143,11 +150,19 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
     """A client of a service whose items are independent, so that batches may be split."""
 
     score_type: type[ScoreT]  #: the model of an item's score
+    #: Whether the run of an item is for the score log only, and changes no score.
+    has_run_label: ClassVar[bool] = False
 
     def __init__(
-        self, transport: ServiceTransport, policy: RewardPolicy, *, coalesce_s: float = 0.0
+        self,
+        transport: ServiceTransport,
+        policy: RewardPolicy,
+        *,
+        coalesce_s: float = 0.0,
+        run: str | None = None,
+        log: ClientLog | None = None,
     ) -> None:
-        super().__init__(transport, policy)
+        super().__init__(transport, policy, run=run, log=log)
         self._coalescer: Coalescer[RequestT, ScoreT] | None = None
         if coalesce_s:
             self._coalescer = Coalescer(self._send, window_s=coalesce_s, max_items=MAX_BATCH_ITEMS)
@@ -175,10 +190,13 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         """
         if not requests:
             raise InvalidRequest("items: a batch has 1 item or more")
-        parts = self._split(list(requests))
+        items = [self._labeled(request) for request in requests]
+        parts = self._split(items)
         service = self._transport.service
         with span(f"{service}.score_batch", service, len(requests), is_request=False):
             answers = await self._send_parts(parts, self._transport.deadline())
+        if self._log is not None:
+            self._log.add(items, _join(parts, answers))
         failures = [answer for answer in answers if isinstance(answer, RewardFleetError)]
         if len(failures) == len(answers):
             raise failures[0]
@@ -203,12 +221,25 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
 
     async def _score_one(self, request: RequestT, deadline: float | None = None) -> ScoreT:
         deadline = self._transport.deadline() if deadline is None else deadline
-        if self._coalescer is not None:
-            return await self._coalescer.submit(request, deadline)
-        answer = await self._post_one(request, deadline)
+        request = self._labeled(request)
+        if self._coalescer is None:
+            answer = await self._post_one(request, deadline)
+        else:
+            try:
+                answer = await self._coalescer.submit(request, deadline)
+            except RewardFleetError as error:
+                answer = error
+        if self._log is not None:
+            self._log.add([request], [answer])
         if isinstance(answer, RewardFleetError):
             raise answer
         return answer
+
+    def _labeled(self, request: RequestT) -> RequestT:
+        """Return a request with the run of this client, if it has none."""
+        if self._run is None or not self.has_run_label or getattr(request, "run", None):
+            return request
+        return request.model_copy(update={"run": self._run})
 
     async def _send(
         self, requests: list[RequestT], deadline: float

@@ -66,6 +66,7 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
     """The client of the video service. `RewardFleet` creates it."""
 
     score_type = VideoScore
+    has_run_label = True
     has_threshold = True
 
     async def score(

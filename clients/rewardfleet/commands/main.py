@@ -23,6 +23,7 @@ _COMMANDS = {
     "size": (_SERVER, "Predict how many replicas a load needs."),
     "load": (_CLIENT, "Send requests at a given rate."),
     "score": (_CLIENT, "Score clips, programs, answers or episodes."),
+    "log": (_CLIENT, "List, count and delete what a score log has."),
     "harbor": (_CLIENT, "Write the reward of a Harbor task."),
     "judges": (_SERVER, "List the judges of the video service, and their options."),
     "references": (_SERVER, "Show or change the library of the judge `reference`."),

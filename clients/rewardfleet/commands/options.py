@@ -164,6 +164,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: boo
     )
 
 
+def escaped(text: str, limit: int) -> str:
+    """Return a text that a policy wrote on one line, with its control characters as escapes."""
+    shown = "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode()
+        for each in text[:limit]
+    )
+    return f"{shown}…" if len(text) > limit else shown
+
+
 def key_hint(api_key: str) -> str:
     """Return what to do about a request that was refused for its API key, or for having none."""
     if api_key:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,66 @@ def open_log(folders: Sequence[Path]) -> "Iterator[duckdb.DuckDBPyConnection]":
         yield connection
 
 
+@dataclass(frozen=True)
+class Filters:
+    """Which records are read."""
+
+    service: str | None = None
+    run: str | None = None
+    step: int | None = None
+    status: str | None = None
+    id: str | None = None  #: how it begins
+    where: str | None = None  #: a condition in SQL
+
+    def sql(self) -> tuple[str, list[Any]]:
+        """Return a condition in SQL, and the values of its parameters."""
+        given = {name: getattr(self, name) for name in ("service", "run", "step", "status")}
+        given = {name: value for name, value in given.items() if value is not None}
+        parts, values = [f"{name} = ?" for name in given], [*given.values()]
+        if self.id is not None:
+            parts, values = [*parts, "starts_with(id, ?)"], [*values, self.id]
+        if self.where is not None:
+            parts.append(f"({self.where}\n)")  # a comment at its end ends there
+        return " AND ".join(parts) or "true", values
+
+
+def select(
+    connection: "duckdb.DuckDBPyConnection",
+    filters: Filters,
+    *,
+    order: str = "time",
+    limit: int | None = None,
+) -> list[dict[str, Any]]:
+    """Return records as mappings.
+
+    Raises:
+        ValueError: The condition of the filters is not SQL, or the data is damaged.
+    """
+    condition, values = filters.sql()
+    rows = query(
+        connection,
+        f"SELECT * FROM scores WHERE {condition} ORDER BY {order}"
+        + ("" if limit is None else f" LIMIT {limit}"),
+        values,
+    )
+    names = [each[0] for each in connection.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def query(
+    connection: "duckdb.DuckDBPyConnection", sql: str, values: Sequence[Any] = ()
+) -> list[tuple[Any, ...]]:
+    """Return the rows of a query.
+
+    Raises:
+        ValueError: It is not SQL, or the data is damaged.
+    """
+    try:
+        return connection.execute(sql, values).fetchall()
+    except _duckdb().Error as error:
+        raise ValueError(str(error)) from None
+
+
 def _duckdb() -> Any:
     try:
         import duckdb  # noqa: PLC0415 - optional
@@ -73,10 +134,10 @@ def _duckdb() -> Any:
 
 def _of_log(folder: Path, stack: contextlib.ExitStack) -> list[str]:
     """Return the queries for the segments of a log."""
+    if not segments(folder) and not (folder / ".lock").exists():
+        raise ValueError(f"{folder}: no score log, and no output of `rewardfleet score`")
     stack.enter_context(reading(folder))
     found = segments(folder)
-    if not found and not (folder / ".lock").exists():
-        raise ValueError(f"{folder}: neither a score log nor an output of `rewardfleet score`")
     lines = [path for path in found if path.suffix == OPEN]
     tables = [path for path in found if path.suffix != OPEN]
     queries = []

@@ -82,8 +82,8 @@ def line_of(scored: Scored) -> bytes:
     record = record_of(scored)
     try:
         line = to_json(record)
-    except PydanticSerializationError:  # a lone surrogate, which JSON can have as an escape only
-        line = json.dumps(record).encode()
+    except PydanticSerializationError:  # a lone surrogate, which is no part of a text in UTF-8
+        line = json.dumps(record, ensure_ascii=False).encode(errors="replace")
     if len(line) > MAX_RECORD_BYTES:
         raise RecordTooLarge
     return line + b"\n"

@@ -113,8 +113,10 @@ def if_closed(path: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Keep the files of a log from being replaced for the block."""
-    with _lock(folder, fcntl.LOCK_SH):
+    """Keep files of a log from being replaced for the block, if this process may write there."""
+    with contextlib.ExitStack() as stack:
+        if os.access(folder, os.W_OK):
+            stack.enter_context(_lock(folder, fcntl.LOCK_SH))
         yield
 
 

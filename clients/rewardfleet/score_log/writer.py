@@ -1,5 +1,6 @@
 """Writing a score log off the path of requests: a bounded queue, and a thread that empties it."""
 
+import atexit
 import logging
 import os
 import subprocess
@@ -110,19 +111,34 @@ class ScoreLog:
             self._items += items
             self._bytes += size
             self._queue.append((scored, items, size))
-            if self._thread is None and not self._closing.is_set():
-                self._thread = threading.Thread(target=self._run, name="score-log", daemon=True)
-                self._thread.start()
+            if self._thread is None:
+                self._start()
+
+    def _start(self) -> None:
+        self._closing = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(self._closing,), name="score-log", daemon=True
+        )
+        self._thread.start()
+        atexit.register(self.close)
 
     def close(self) -> None:
-        """Write what is left, for at most two seconds."""
+        """Write what is left, for at most two seconds. What is added later begins it anew."""
+        thread = self._thread
+        if thread is None or self._pid != os.getpid():
+            return
         self._closing.set()
-        if self._thread is not None and self._pid == os.getpid():
-            self._thread.join(_CLOSE_SECONDS)
+        thread.join(_CLOSE_SECONDS)
+        atexit.unregister(self.close)
+        with self._lock:
+            if not thread.is_alive() and thread is self._thread:
+                self._thread = None
+                if self._queue:  # added when it had ended
+                    self._start()
 
-    def _run(self) -> None:
+    def _run(self, closed: threading.Event) -> None:
         while True:
-            closing = self._closing.wait(_WRITE_SECONDS)
+            closing = closed.wait(_WRITE_SECONDS)
             try:
                 self._write_queue()
                 self._look_after_segments(closing=closing)

@@ -1,0 +1,132 @@
+"""`rewardfleet log`: list, count and delete what score logs have."""
+
+import base64
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from rewardfleet.score_log.deleting import delete_run
+from rewardfleet.score_log.reading import Filters, open_log, query, select
+
+from .options import AS_JSON, CommandGroup, escaped, table
+
+T = TypeVar("T")
+
+_SHOWN = ("time", "service", "run", "step", "uid", "backend", "status", "score", "cause", "id")
+#: Characters of a cell.
+_MAX_CELL = 60
+
+_FOLDERS = click.argument(
+    "folders", nargs=-1, required=True, metavar="FOLDER...", type=click.Path(path_type=Path)
+)
+
+
+def filters(function: Callable[..., T]) -> Callable[..., T]:
+    """Add the options that select records, which are the fields of `Filters`."""
+    options = [
+        click.option("--service", metavar="NAME", help="Of a service."),
+        click.option("--run", metavar="NAME", help="Of a training run."),
+        click.option("--step", type=int, metavar="N", help="Of a step of it."),
+        click.option("--status", type=click.Choice(["ok", "abstained", "error"])),
+        click.option("--id", metavar="PREFIX", help="Of requests whose id begins with it."),
+        click.option(
+            "--where", metavar="SQL", help="A condition in DuckDB's SQL, e.g. 'score < 0.5'."
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@click.group(cls=CommandGroup, name="log", help="List, count and delete what a score log has.")
+def command() -> None:
+    """Group the commands."""
+
+
+@command.command(name="list", help="List records of score logs and outputs, the newest first.")
+@_FOLDERS
+@filters
+@click.option(
+    "--limit", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="At most."
+)
+@AS_JSON
+def list_records(folders: Sequence[Path], limit: int, as_json: bool, **given: Any) -> int:
+    """Print a line for each record; return 1 if there is none."""
+    with open_log(folders) as connection:
+        records = select(connection, Filters(**given), order="time DESC NULLS LAST", limit=limit)
+        if as_json:
+            for record in records:
+                click.echo(json.dumps(_as_json(record)))  # ASCII: control characters are escaped
+        else:
+            click.echo(
+                table(_SHOWN, [[_cell(name, each[name]) for name in _SHOWN] for each in records])
+            )
+    return int(not records)
+
+
+@command.command(help="Count records of score logs and outputs.")
+@_FOLDERS
+@filters
+@click.option(
+    "--by",
+    multiple=True,
+    default=("service", "run", "status"),
+    show_default=True,
+    type=click.Choice(["service", "run", "step", "status", "backend", "cause", "error_kind"]),
+    help="A column by which to count. Can be repeated.",
+)
+def count(folders: Sequence[Path], by: Sequence[str], **given: Any) -> None:
+    """Print the number of records by columns, and their mean score."""
+    names = ", ".join(by)
+    with open_log(folders) as connection:
+        condition, values = Filters(**given).sql()
+        rows = query(
+            connection,
+            f"SELECT {names}, count(*), avg(score), min(sample_rate) FROM scores "  # noqa: S608 - names of columns
+            f"WHERE {condition} GROUP BY {names} ORDER BY {names}",
+            values,
+        )
+    head = [*by, "records", "mean score", "kept"]
+    click.echo(
+        table(
+            head,
+            [[_cell(name, cell) for name, cell in zip(head, row, strict=True)] for row in rows],
+        )
+    )
+
+
+@command.command(help="Delete records of a score log, also while a service writes it.")
+@click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path, exists=True))
+@click.option("--run", required=True, metavar="NAME", help="The training run whose records go.")
+def delete(folder: Path, run: str) -> int:
+    """Delete the records of a run; return 1 if some may be left."""
+    if (folder / "input.json").exists():
+        raise ValueError(f"{folder} is an output of `rewardfleet score`, which has no runs")
+    deleted = delete_run(folder, run)
+    click.echo(f"{deleted.records:,} records deleted")
+    for path, reason in deleted.left.items():
+        click.echo(f"{path} may have more: {reason}; run the command again", err=True)
+    return int(bool(deleted.left))
+
+
+def _as_json(record: Mapping[str, Any]) -> dict[str, Any]:
+    frames = record["frames"]
+    encoded = None if frames is None else base64.b64encode(frames).decode()
+    texts = {
+        name: json.loads(record[name] or "null") for name in ("request", "details", "provenance")
+    }
+    return {**record, **texts, "frames": encoded}
+
+
+def _cell(name: str, value: object) -> str:
+    if value is None:
+        return ""
+    if name == "time":
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(str(value))))
+    if name == "id":
+        return str(value)[:12]
+    return escaped(f"{value:.4g}" if isinstance(value, float) else str(value), _MAX_CELL)
