@@ -28,7 +28,7 @@ from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 
 from .index import base_url, find_services, http_client, printable, redact
 from .local_service import local_service
-from .options import API_KEY, TIMEOUT, CommandGroup
+from .options import API_KEY, TIMEOUT, CommandGroup, load_attribute
 
 RecordT = TypeVar("RecordT")
 
@@ -76,8 +76,21 @@ class Destination:
     format: Any
 
 
+class _Commands(CommandGroup):
+    """The services, and `replay`, which is imported when it is named, as it uses this module."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), "replay"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name != "replay":
+            return super().get_command(ctx, cmd_name)
+        replay: click.Command = load_attribute("rewardfleet.commands.replay:command")
+        return replay
+
+
 @click.group(
-    cls=CommandGroup, name="score", help="Score clips, programs, answers or episodes of data sets."
+    cls=_Commands, name="score", help="Score clips, programs, answers or episodes of data sets."
 )
 def command() -> None:
     """Group the commands, one for each service."""
@@ -218,7 +231,7 @@ class _ScoreCommand:
             self._columns,
             task=task,
             by_path=self._fields.by_path or self._scorer.start is not None,
-            changes=_changes(self._fields),
+            changes=changes_of(self._fields),
         )
         rows, expected = _selected(sources, count, self._selection)
         items = builder.items(rows)
@@ -226,7 +239,7 @@ class _ScoreCommand:
             return _show(builder, items, expected)
         is_single = self._destination.output is None and sources[0].is_clip and count == 1
         with self._urls(paths) as urls:
-            found = asyncio.run(_find(self._service, urls, self._scorer.api_key))
+            found = asyncio.run(find(self._service, urls, self._scorer.api_key))
             given: Any = {self._service: found}
             fleet = RewardFleet(
                 api_key=self._scorer.api_key,
@@ -325,7 +338,7 @@ def _inputs_of(inputs: Sequence[str], task: str | None) -> tuple[list[Path], str
     return paths, task
 
 
-def _changes(fields: Fields) -> dict[str, Any]:
+def changes_of(fields: Fields) -> dict[str, Any]:
     """Return the fields that all requests get.
 
     Raises:
@@ -355,7 +368,7 @@ def _selected(
     return itertools.islice(rows, selection.limit), min(count, selection.limit or count)
 
 
-async def _find(service: str, urls: Sequence[str], api_key: str) -> list[str]:
+async def find(service: str, urls: Sequence[str], api_key: str) -> list[str]:
     """Return the base URLs of a service, given its own ones or those of fleets.
 
     Raises:

@@ -122,6 +122,16 @@ def query(
         raise ValueError(str(error)) from None
 
 
+def rows_of(
+    connection: "duckdb.DuckDBPyConnection", sql: str, values: Sequence[Any] = ()
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a query, of which few are in memory. Other queries may run meanwhile."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+        while rows := cursor.fetchmany(100):
+            yield from rows
+
+
 def _duckdb() -> Any:
     try:
         import duckdb  # noqa: PLC0415 - optional

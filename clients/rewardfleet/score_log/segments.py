@@ -14,6 +14,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
 
@@ -52,7 +53,7 @@ class Segment:
     """
 
     def __init__(self, folder: Path) -> None:
-        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S%f")
         self.path = folder / f"{stamp}-{os.getpid()}-{secrets.token_hex(4)}{OPEN}"
         unlocked = self.path.with_name(f".{self.path.name}")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC

@@ -1,0 +1,245 @@
+"""`rewardfleet score replay`: score again what a score log has, and compare."""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rewardfleet.bulk.job import Job
+from rewardfleet.bulk.output import Output
+from rewardfleet.bulk.records import columns_of
+from rewardfleet.bulk.run import MOST_IN_FLIGHT, Run, score_type_of
+from rewardfleet.client import RewardFleet
+from rewardfleet.score_log.reading import Filters, open_log
+from rewardfleet.score_log.replaying import (
+    Comparison,
+    ReplayBuilder,
+    Selected,
+    compare,
+    replay_episodes,
+    select_records,
+)
+
+from .local_service import local_service
+from .log import filters
+from .options import API_KEY, TIMEOUT, escaped, grouped, table
+from .score import Fields, changes_of, find
+
+#: How many changes are shown, and in how many characters a reason.
+_SHOWN, _SHOWN_CHARACTERS = 20, 60
+_COLUMNS = ("id", "run", "step", "uid", "reward", "now", "advantage", "now ", "problem")
+
+
+class Share(click.ParamType[float]):
+    """A share in percent, e.g. `0.5%`."""
+
+    name = "percent"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            share = float(str(value).removesuffix("%")) / 100
+        except ValueError:
+            share = -1.0
+        if not (str(value).endswith("%") and 0 <= share <= 1):
+            self.fail(f"give a share such as 0.5%, not {value!r}", param, ctx)
+        return share
+
+
+@dataclass(frozen=True)
+class Service:
+    """What scores the records, and how long it may take."""
+
+    url: Sequence[str]
+    start: str | None
+    timeout: float
+    api_key: str
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The least scores of a reward of 1."""
+
+    threshold_before: float | None
+    threshold: float | None
+
+    def rewards(self) -> list[Callable[[float | None], float | None]]:
+        """Return what makes rewards of the scores before, and of those now."""
+        after = self.threshold
+        before = after if self.threshold_before is None else self.threshold_before
+        return [_at_least(before), _at_least(after)]
+
+
+def _at_least(threshold: float | None) -> Callable[[float | None], float | None]:
+    if threshold is None:
+        return lambda score: score
+    return lambda score: None if score is None else float(score >= threshold)
+
+
+@click.command(
+    name="replay",
+    help="Score again what score logs have, with another judge, checker, rule or version, and "
+    "show what changes.",
+)
+@click.argument(
+    "folders", nargs=-1, required=True, metavar="LOG...", type=click.Path(path_type=Path)
+)
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Gets the new scores, and changes.jsonl; the same command goes on with what is there.",
+)
+@click.option("--url", multiple=True, metavar="URL", help="Of a fleet or of the service.")
+@click.option(
+    "--start",
+    metavar="OPTIONS",
+    help="Start the service for this command, with options of `rewardfleet serve`; '' for none.",
+)
+@click.option("--judge", metavar="JUDGE", help="Judge of the video service.")
+@click.option(
+    "--set",
+    "set_field",
+    multiple=True,
+    metavar="FIELD=JSON",
+    help="A new value of a field of all requests, e.g. `tests.checker=exact`. Can be repeated.",
+)
+@click.option(
+    "--threshold", type=float, metavar="SCORE", help="Rewards are 1 from this score on, else 0."
+)
+@click.option(
+    "--threshold-before",
+    type=float,
+    metavar="SCORE",
+    help="The threshold of the rewards before.  [default: that of --threshold]",
+)
+@click.option(
+    "--fail-if-changed",
+    type=Share(),
+    metavar="PERCENT",
+    help="Return 1 if more rewards than this change, e.g. 0.5%.",
+)
+@filters
+@TIMEOUT
+@API_KEY
+@grouped(used=Service, thresholds=Thresholds, selection=Filters)
+def command(
+    folders: Sequence[Path],
+    output: Path,
+    judge: str | None,
+    set_field: Sequence[str],
+    fail_if_changed: float | None,
+    *,
+    used: Service,
+    thresholds: Thresholds,
+    selection: Filters,
+) -> int:
+    """Score records again.
+
+    Returns:
+        0; 1 if too many rewards changed, or a record with a score has none now; 130 if it was
+        interrupted.
+    """
+    changes = changes_of(Fields(set_field, judge=judge))
+    with open_log(folders) as connection:
+        selected = select_records(connection, selection)
+        if selected.service == "episode":
+            output.mkdir(parents=True, exist_ok=True)
+            replay_episodes(connection, selected, changes)
+        else:
+            builder = ReplayBuilder(selected.service, changes=changes)
+            items = builder.recorded_items(connection, selected)
+            if not _score(items, builder, selected, used, output):
+                click.echo("interrupted; the same command goes on from here", err=True)
+                return 130
+            if builder.small:
+                click.echo(
+                    f"{builder.small:,} clips are not in the log: their small frames were scored",
+                    err=True,
+                )
+    found = compare(selected.records, *thresholds.rewards())
+    with (output / "changes.jsonl").open("w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in found.lines)
+    _show(found)
+    limit = 1.0 if fail_if_changed is None else fail_if_changed
+    return int(found.share > limit or found.missing > 0)
+
+
+def _score(
+    items: Iterator[Any], builder: ReplayBuilder, selected: Selected, used: Service, output: Path
+) -> bool:
+    """Score the requests of records with a service; return False if that was interrupted."""
+    key = {"service": builder.service, "replay": selected.digest, "fields": builder.changes}
+    columns = columns_of(score_type_of(builder.service))
+    requests = len({each.id for each in selected.records})
+    with contextlib.ExitStack() as stack:
+        urls = used.url or ["http://127.0.0.1:18000"]
+        if used.start is not None:
+            urls = [stack.enter_context(local_service(builder.service, used.start))]
+        found = asyncio.run(find(builder.service, urls, used.api_key))
+        given: Any = {builder.service: found}
+        fleet = RewardFleet(
+            api_key=used.api_key, timeout_s=used.timeout, max_concurrency=MOST_IN_FLIGHT, **given
+        )
+        kept = stack.enter_context(Output(output, columns, key, "jsonl"))
+        bar = stack.enter_context(
+            click.progressbar(length=requests, label="scored", show_pos=True, file=sys.stderr)
+        )
+        job = Job(Run(fleet, builder, len(found)), kept, bar.update)
+        job.load(retry_failed=True)
+        if not job.score(items):
+            return False
+        _take(selected, kept)
+    return True
+
+
+def _take(selected: Selected, kept: Output) -> None:
+    """Give records their new scores."""
+    new = {each["uid"]: each for each in kept.records()}
+    for record in selected.records:
+        found = new[record.id]
+        record.after = found["score"]
+        record.problem = found["error_detail"]
+        price = record.components.get("lambda")
+        if price and record.after is not None:
+            # The run's budget is not asked: the price is the one that the record had.
+            record.after = found["components"]["task"] - price * found["components"]["cost"]
+
+
+def _show(found: Comparison) -> None:
+    rows = [
+        [
+            each["id"][:12],
+            *(escaped(str(each[name] or ""), _SHOWN_CHARACTERS) for name in ("run", "step", "uid")),
+            *(
+                "none" if each[name] is None else f"{each[name]:.4g}"
+                for name in (
+                    "reward_before",
+                    "reward_after",
+                    "advantage_before",
+                    "advantage_after",
+                )
+            ),
+            escaped(each["problem"] or "", _SHOWN_CHARACTERS),
+        ]
+        for each in found.lines
+        if each["changed"]
+    ]
+    if rows:
+        click.echo(table(_COLUMNS, rows[:_SHOWN]))
+    if len(rows) > _SHOWN:
+        click.echo(f"… and {len(rows) - _SHOWN:,} more, in changes.jsonl")
+    groups, changed = found.groups
+    click.echo(
+        f"{found.records:,} records: {found.changed:,} rewards changed ({found.share:.2%}), "
+        f"{found.missing:,} have no score now; {changed:,} of {groups:,} groups changed"
+    )

@@ -1,0 +1,316 @@
+"""Scoring what a log has again: its requests, and what changes in scores, groups and advantages."""
+
+import hashlib
+import itertools
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rewardfleet.bulk.requests import Item, RequestBuilder
+from rewardfleet.bulk.rows import Row
+from rewardfleet.episodes import score_episodes
+from rewardfleet.png import encode_png
+from rewardfleet.wire.code import CodeRequest
+from rewardfleet.wire.episode import EpisodeOptions, EpisodeRequest
+from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
+from rewardfleet.wire.score import Request
+from rewardfleet.wire.tools import ToolsRequest
+from rewardfleet.wire.validation import validate
+from rewardfleet.wire.video import VideoRequest
+
+from .reading import Filters, query, rows_of
+from .strip import frames_of
+
+if TYPE_CHECKING:
+    import duckdb
+
+_REQUESTS: dict[str, type[Request]] = {
+    "video": VideoRequest, "code": CodeRequest, "episode": EpisodeRequest, "tools": ToolsRequest
+}  # fmt: skip
+#: What the samples of a prompt differ in; by the other fields of a request, groups are formed.
+_OF_SAMPLE = {
+    "video": {*VideoRequest.model_fields} - {"task_text"},
+    "code": {*CodeRequest.model_fields} - {"tests"},
+    "tools": {"response"},
+    "episode": {*EpisodeRequest.model_fields} - {"group"},
+}
+_ORDER = "time, call, id, uid"
+#: Rewards that differ by less are equal.
+_TOLERANCE = 1e-9
+#: Added to the standard deviation of a group, as trainers do.
+_EPSILON = 1e-6
+
+
+@dataclass
+class Recorded:
+    """A record of a log, and what became of it."""
+
+    id: str
+    run: str | None
+    step: int | None
+    uid: str | None
+    batch: tuple[float, str | None]  #: what was scored together has the same one
+    before: float | None  #: its score
+    components: Mapping[str, float]
+    prompt: str = ""  #: a digest of what its group has in common
+    after: float | None = None
+    problem: str | None = None  #: why there is no score now
+
+
+@dataclass
+class Selected:
+    """The records that are scored again, the oldest first."""
+
+    service: str
+    records: list[Recorded]
+    condition: str  #: which they are, in SQL
+    values: list[Any]  #: of its parameters
+
+    @property
+    def digest(self) -> str:
+        """What changes if other records are selected."""
+        ids = "\n".join(each.id for each in self.records)
+        return hashlib.sha256(ids.encode()).hexdigest()
+
+
+def select_records(connection: "duckdb.DuckDBPyConnection", filters: Filters) -> Selected:
+    """Return the records with a score or an abstention, and with a request.
+
+    Raises:
+        ValueError: There is none, or they are of several services.
+    """
+    condition, values = filters.sql()
+    condition = f"status <> 'error' AND request IS NOT NULL AND {condition}"
+    names = "service, id, run, step, uid, call, time, score, components"
+    rows = query(
+        connection, f"SELECT {names} FROM scores WHERE {condition} ORDER BY {_ORDER}", values
+    )
+    services = sorted({row[0] for row in rows})
+    if not services:
+        raise ValueError(
+            "the log has no records with a score and a request; of an output of `rewardfleet "
+            "score`, score the input again"
+        )
+    if len(services) > 1:
+        found = " and ".join(services)
+        raise ValueError(f"the log has records of {found}: select one service with --service")
+    records = [
+        Recorded(id_, run, step, uid, (time, call), score, components or {})
+        for _, id_, run, step, uid, call, time, score, components in rows
+    ]
+    return Selected(services[0], records, condition, values)
+
+
+@dataclass
+class ReplayBuilder(RequestBuilder):
+    """Builds the requests of records.
+
+    Args:
+        changes: New values of fields; `tests.checker` is a field of a field.
+    """
+
+    #: How many requests have small frames of the log in place of the clip.
+    small: int = 0
+
+    def recorded_items(
+        self, connection: "duckdb.DuckDBPyConnection", selected: Selected
+    ) -> Iterator[Item]:
+        """Yield one item for each request, and note the prompts of its records."""
+        by_id: dict[str, list[Recorded]] = defaultdict(list)
+        for record in selected.records:
+            by_id[record.id].append(record)
+        names = ", ".join(f"any_value({name})" for name in ("request", "frames", "provenance"))
+        sql = f"SELECT id, {names} FROM scores WHERE {selected.condition} GROUP BY id"
+        rows = rows_of(connection, f"{sql} ORDER BY min(time), id", selected.values)
+        for index, (id_, request, frames, provenance) in enumerate(rows):
+            fields = json.loads(request)
+            prompt = prompt_of(self.service, fields)
+            for record in by_id[id_]:
+                record.prompt = prompt
+            seen = json.loads(provenance or "{}").get("frames") or {}
+            given = {
+                "request": fields,
+                "frames": frames,
+                "count": len(seen.get("indices", ())),
+                "step": by_id[id_][0].step,
+            }
+            yield Item(index, Row(f"record {id_}", given), uid=id_)
+
+    def build(self, item: Item) -> Request:
+        """Return the request of an item.
+
+        Raises:
+            InvalidRequest: The log does not have all of it, or it is not valid with the changes.
+        """
+        fields = dict(item.row.fields["request"])
+        if self.service == "video":
+            fields = self._video(fields, item.row.fields)
+        if self.service == "tools" and item.row.fields["step"] is not None:
+            fields["step"] = item.row.fields["step"]
+        return validate(_REQUESTS[self.service], changed(fields, self.changes))
+
+    def _video(self, fields: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        if "video_path" in fields:
+            return fields
+        if "video_url" in fields and not fields["video_url"].endswith("?***"):
+            return fields
+        if given["frames"] is None:
+            raise InvalidRequest("neither the clip nor its frames are in the log")
+        self.small += 1
+        content = {"frames", "fps", "sha256", "video_url", "start_s", "end_s"}
+        left = {name: value for name, value in fields.items() if name not in content}
+        frames = frames_of(given["frames"], given["count"])
+        return {**left, "frames_base64": [encode_png(frame) for frame in frames]}
+
+
+def changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields with new values; a name with dots is that of a field of a field."""
+    new = dict(fields)
+    for name, value in changes.items():
+        outer, dot, inner = name.partition(".")
+        if dot:
+            found = new.get(outer)
+            new[outer] = changed(found if isinstance(found, dict) else {}, {inner: value})
+        else:
+            new[name] = value
+    return new
+
+
+def prompt_of(service: str, fields: Mapping[str, Any]) -> str:
+    """Return a digest of what the samples of a prompt have in common."""
+    common = {name: each for name, each in fields.items() if name not in _OF_SAMPLE[service]}
+    return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
+
+
+def replay_episodes(
+    connection: "duckdb.DuckDBPyConnection", selected: Selected, changes: Mapping[str, Any]
+) -> None:
+    """Score batches of episodes again, in this process, as they depend on nothing else."""
+    sql = f"SELECT request FROM scores WHERE {selected.condition} ORDER BY {_ORDER}"
+    requests = (json.loads(row[0]) for row in rows_of(connection, sql, selected.values))
+    pairs = zip(selected.records, requests, strict=True)
+    for _, batch in itertools.groupby(pairs, key=lambda pair: pair[0].batch):
+        records, fields = zip(*batch, strict=True)
+        for record, each in zip(records, fields, strict=True):
+            record.prompt = prompt_of("episode", each)
+        try:
+            _replay_batch(records, fields, changes)
+        except RewardFleetError as error:
+            for record in records:
+                record.problem = error.detail
+
+
+def _replay_batch(
+    records: Sequence[Recorded], fields: Sequence[dict[str, Any]], changes: Mapping[str, Any]
+) -> None:
+    given = [each.pop("options", {}) for each in fields]  # those of the batch
+    options = validate(EpisodeOptions, changed(given[0], changes))
+    if options.normalize == "running":
+        raise InvalidRequest("normalize: running depends on the state of the run")
+    items = [
+        validate(EpisodeRequest, {**each, "uid": record.uid or str(index)})
+        for index, (record, each) in enumerate(zip(records, fields, strict=True))
+    ]
+    result = score_episodes(items, options)
+    for index, record in enumerate(records):
+        score = float(result.scores[index])
+        record.after = None if math.isnan(score) else score
+        if (reason := result.batch.reasons.get(index)) is not None:
+            record.problem = reason.detail
+
+
+@dataclass
+class Comparison:
+    """What has changed.
+
+    Attributes:
+        lines: A line for each record of a group with a change.
+        records: How many records there are.
+        changed: How many of them have another reward.
+        missing: How many had a score and have none.
+        groups: How many groups there are, and in how many something changed.
+    """
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    records: int = 0
+    changed: int = 0
+    missing: int = 0
+    groups: tuple[int, int] = (0, 0)
+
+    @property
+    def share(self) -> float:
+        """The share of records with another reward."""
+        return self.changed / max(self.records, 1)
+
+
+def compare(
+    records: Sequence[Recorded],
+    before: Callable[[float | None], float | None],
+    after: Callable[[float | None], float | None],
+) -> Comparison:
+    """Compare rewards, group by group: the records of a prompt, in a step of a run.
+
+    Args:
+        before, after: Return the reward of a score.
+    """
+    groups: dict[tuple[Any, ...], list[Recorded]] = defaultdict(list)
+    for record in records:
+        groups[record.run, record.step, record.prompt].append(record)
+    found = Comparison(records=len(records))
+    changed_groups = 0
+    for (_, _, prompt), members in groups.items():
+        old = [before(each.before) for each in members]
+        new = [after(each.after) for each in members]
+        changes = [_differ(*pair) for pair in zip(old, new, strict=True)]
+        found.changed += sum(changes)
+        found.missing += sum(a is not None and b is None for a, b in zip(old, new, strict=True))
+        if not any(changes):
+            continue
+        changed_groups += 1
+        advantages = zip(_advantages(old), _advantages(new), strict=True)
+        means = {"group_reward_before": _mean(old), "group_reward_after": _mean(new)}
+        for each, is_changed, rewards, (first, second) in zip(
+            members, changes, zip(old, new, strict=True), advantages, strict=True
+        ):
+            found.lines.append(
+                {
+                    "id": each.id,
+                    "run": each.run,
+                    "step": each.step,
+                    "uid": each.uid,
+                    "group": prompt[:16],
+                    "changed": is_changed,
+                    "reward_before": rewards[0],
+                    "reward_after": rewards[1],
+                    "advantage_before": first,
+                    "advantage_after": second,
+                    **means,
+                    "problem": each.problem,
+                }
+            )
+    found.groups = len(groups), changed_groups
+    return found
+
+
+def _differ(before: float | None, after: float | None) -> bool:
+    if before is None or after is None:
+        return before is not after
+    return abs(before - after) > _TOLERANCE
+
+
+def _mean(rewards: Sequence[float | None]) -> float | None:
+    given = [each for each in rewards if each is not None]
+    return float(np.mean(given)) if given else None
+
+
+def _advantages(rewards: Sequence[float | None]) -> list[float | None]:
+    """Return (reward - mean) / standard deviation; 0 in a group of one, None without a reward."""
+    given = [each for each in rewards if each is not None]
+    mean = float(np.mean(given)) if given else 0.0
+    std = float(np.std(given, ddof=1)) if len(given) > 1 else 0.0
+    return [None if each is None else (each - mean) / (std + _EPSILON) for each in rewards]
