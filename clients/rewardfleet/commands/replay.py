@@ -146,8 +146,8 @@ def command(
     """Score records again.
 
     Returns:
-        0; 1 if too many rewards changed, or a record with a score has none now; 130 if it was
-        interrupted.
+        0; 1 if too many rewards changed, or a record with a score has none now; 2 if none has one;
+        130 if it was interrupted.
     """
     changes = changes_of(Fields(set_field, judge=judge))
     with open_log(folders) as connection:
@@ -170,6 +170,8 @@ def command(
     with (output / "changes.jsonl").open("w") as file:
         file.writelines(json.dumps(line) + "\n" for line in found.lines)
     _show(found)
+    if all(each.after is None for each in selected.records):
+        return 2
     limit = 1.0 if fail_if_changed is None else fail_if_changed
     return int(found.share > limit or found.missing > 0)
 

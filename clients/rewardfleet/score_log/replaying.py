@@ -39,6 +39,8 @@ _OF_SAMPLE = {
     "tools": {"response"},
     "episode": {*EpisodeRequest.model_fields} - {"group"},
 }
+#: The run of requests of a replay, by which they are told apart in the log of their service.
+REPLAY = "replay"
 _ORDER = "time, call, id, uid"
 #: Rewards that differ by less are equal.
 _TOLERANCE = 1e-9
@@ -86,6 +88,8 @@ def select_records(connection: "duckdb.DuckDBPyConnection", filters: Filters) ->
     """
     condition, values = filters.sql()
     condition = f"status <> 'error' AND request IS NOT NULL AND {condition}"
+    if filters.run is None:
+        condition += f" AND run IS DISTINCT FROM '{REPLAY}'"
     names = "service, id, run, step, uid, call, time, score, components"
     rows = query(
         connection, f"SELECT {names} FROM scores WHERE {condition} ORDER BY {_ORDER}", values
@@ -149,12 +153,14 @@ class ReplayBuilder(RequestBuilder):
         """
         fields = dict(item.row.fields["request"])
         if self.service == "video":
-            fields = self._video(fields, item.row.fields)
-        if self.service == "tools" and item.row.fields["step"] is not None:
+            fields = self._with_clip(fields, item.row.fields)
+        if self.service != "tools":
+            fields["run"] = REPLAY
+        elif item.row.fields["step"] is not None:  # for schedules; a run would name a budget
             fields["step"] = item.row.fields["step"]
         return validate(_REQUESTS[self.service], changed(fields, self.changes))
 
-    def _video(self, fields: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def _with_clip(self, fields: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         if "video_path" in fields:
             return fields
         if "video_url" in fields and not fields["video_url"].endswith("?***"):
