@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
 .PHONY: help release install install-server jail servers packages demo test test-fast test-full test-interpreters check check-all mutations docs fuzz-normal-form
-.PHONY: bench bench-client bench-code bench-episode bench-tools bench-gateway bench-growth bench-tail example-episode example-router example-learning serve lock
+.PHONY: bench bench-client bench-code bench-episode bench-tools bench-gateway bench-growth bench-score-log bench-tail example-episode example-router example-learning serve lock
 .PHONY: up down secrets test-deploy test-k8s test-chaos chaos
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 .PHONY: install-ray test-ray bench-ray bench-size
@@ -125,6 +125,9 @@ bench-tools: install  ## speed of the tools service, next to its pure function
 
 bench-gateway: install  ## what the gateway of `rewardfleet up` adds to a call
 	$(BIN)/python tests/bench/gateway.py
+
+bench-score-log: install  ## what a score log adds to the CPU time and the latency of scores
+	$(BIN)/python tests/bench/score_log_cost.py
 
 bench-tail: install  ## small requests beside the largest allowed ones
 	$(BIN)/python tests/bench/tail.py

@@ -84,7 +84,7 @@ def write_parquet(records: Iterable[tuple[Record, int]], target: Path) -> None:
     size = 0
     with (
         new_file(target) as file,
-        pa.parquet.ParquetWriter(file, schema, compression="zstd") as writer,
+        pa.parquet.ParquetWriter(file, schema, compression="zstd", use_dictionary=False) as writer,
     ):
         for record, length in records:
             rows.append(record)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from rewardfleet.wire.video import sample_indices
 
 #: The most frames of a strip, and the most pixels of a frame's side.
-MAX_FRAMES, MAX_SIDE = 8, 128
+MAX_FRAMES, MAX_SIDE = 4, 96
 _QUALITY = 75
 
 #: An RGB frame, `[H, W, 3]`, uint8.
@@ -37,9 +37,8 @@ def strip_of(
     by = -(-max(frames[0].shape[:2]) // MAX_SIDE)
     chosen = [frames[index] for index in sample_indices(len(frames), MAX_FRAMES)]
     small = [shrink(frame, by) if by > 1 else frame for frame in chosen]
-    strip: bytes = simplejpeg.encode_jpeg(
-        np.ascontiguousarray(np.concatenate(small, axis=1)), quality=_QUALITY
-    )
+    pixels = np.ascontiguousarray(np.concatenate(small, axis=1))
+    strip: bytes = simplejpeg.encode_jpeg(pixels, quality=_QUALITY, colorsubsampling="420")
     return strip
 
 

@@ -29,7 +29,7 @@ _MAX_ITEMS, _MAX_BYTES = 20_000, 128 * 2**20
 #: Seconds between two writes, and bytes of lines after which there is one.
 _WRITE_SECONDS, _WRITE_BYTES = 0.25, 2**20
 #: Bytes and seconds after which a segment is closed.
-_SEGMENT_BYTES, _SEGMENT_SECONDS = 64 * 2**20, 3600.0
+_SEGMENT_BYTES, _SEGMENT_SECONDS = 256 * 2**20, 3600.0
 #: Seconds between two looks at what others have left in the folder.
 _LOOK_SECONDS = 10.0
 #: Seconds between two warnings.

@@ -175,7 +175,8 @@ class VideoScorer:
                 *(part or ()),
             )
             policy = CachePolicy((_digest([*judged, request.backend_kwargs]),))
-        seen = Seen(digest if upload is not None else None, strip=small_strip)
+        is_sent = isinstance(source, AnonymousSource) and request.video_url is None
+        seen = Seen(digest if is_sent else None, strip=small_strip)
         return ScoringPlan(
             name,
             lambda _: self._score(name, request, source, digest, cost=cost, seen=seen),

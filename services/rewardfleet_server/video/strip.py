@@ -17,4 +17,5 @@ def small_strip(frames: Sequence[Frame]) -> bytes | None:
 def _shrink(frame: Frame, by: int) -> Frame:
     height, width = frame.shape[:2]
     size = max(width // by, 1), max(height // by, 1)
-    return cv2.resize(frame, size, interpolation=cv2.INTER_AREA)  # type: ignore[return-value] # of its type
+    # By area takes three times as long.
+    return cv2.resize(frame, size, interpolation=cv2.INTER_LINEAR)  # type: ignore[return-value] # of its type
