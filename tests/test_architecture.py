@@ -57,6 +57,7 @@ LAZY = {
     CLIENT / "bulk" / "arrow.py": {"pyarrow"},
     CLIENT / "episodes" / "clustering.py": {"dtaidistance"},
     CLIENT / "score_log" / "reading.py": {"duckdb"},
+    CLIENT / "score_log" / "replaying.py": {"duckdb"},
     CLIENT / "score_log" / "strip.py": {"simplejpeg"},
     CLIENT / "tool_use" / "correctness.py": {"scipy"},
     CLIENT / "tracing.py": {"opentelemetry"},

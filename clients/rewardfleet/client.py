@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,7 +83,7 @@ class RewardFleet:
         binary_reward: bool = True,
         success_threshold: float = 0.5,
         run: str | None = None,
-        score_log: str | os.PathLike[str] | None = None,
+        score_log: str | Path | None = None,
         **urls: str | Sequence[str] | None,
     ) -> None:
         if not 0 <= success_threshold <= 1:

@@ -100,10 +100,12 @@ def count(folders: Sequence[Path], by: Sequence[str], **given: Any) -> None:
 
 
 @command.command(help="Delete records of a score log, also while a service writes it.")
-@click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path, exists=True))
+@click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
 @click.option("--run", required=True, metavar="NAME", help="The training run whose records go.")
 def delete(folder: Path, run: str) -> int:
     """Delete the records of a run; return 1 if some may be left."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder")
     if (folder / "input.json").exists():
         raise ValueError(f"{folder} is an output of `rewardfleet score`, which has no runs")
     deleted = delete_run(folder, run)
