@@ -121,7 +121,7 @@ class ServerSettings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "debug, info, warning (no line per request) or error.", group="Logging", metavar="LEVEL")
     log_sample_rate: float = setting(1.0, "Share of the lines about requests without a failure.", ge=0, le=1, group="Logging")
     score_log: Path | None = setting(None, "Folder that keeps what was scored: requests and scores, with small pictures.", group="Score log", metavar="FOLDER")
-    score_log_sample: float = setting(0.1, "Share of requests of which cached scores, episodes and answers with tools are kept.", ge=0, le=1, group="Score log", metavar="SHARE")
+    score_log_sample: float = setting(0.05, "Share of requests of which cached scores, episodes and answers with tools are kept.", ge=0, le=1, group="Score log", metavar="SHARE")
     score_log_mb: PositiveInt = setting(4096, "Of the folder; the oldest records are deleted.", group="Score log")
     score_log_days: float = setting(30.0, "After which records are deleted.", gt=0, group="Score log", metavar="DAYS")
     # fmt: on

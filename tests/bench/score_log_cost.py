@@ -79,7 +79,7 @@ def loads() -> tuple[list[Load], list[Load]]:
     decoded = decode_video(str(CLIP), count=16, max_pixels=200_704, stop=stop)
     pixels = np.stack(decoded.frames)
     of_video, of_code = (video.create_app, VideoSettings), (code.create_app, CodeSettings)
-    same_clip = post("/score", json.dumps({"task_text": TASK, "video_base64": clip}).encode())
+    same_clip = post("/score", json.dumps({"task_text": TASK, "video_path": CLIP.name}).encode())
     same_program = score_request(submission(0))
     answer = '<think>I look it up.</think>\n<tool_call>\n{"name": "search"}\n</tool_call>'
     answers = [{"response": f"{answer} {n}", "ground_truth": answer} for n in range(64)]
@@ -92,12 +92,18 @@ def loads() -> tuple[list[Load], list[Load]]:
     options = {"normalize": "group_std"}
     groups = post("/score/batch", json.dumps({"items": rollouts, "options": options}).encode())
     computed = [
-        Load("clip", of_video, lambda: video_request(video_base64=clip), 20),
+        Load("clip", of_video, lambda: video_request(video_base64=clip), 60),
         Load("raw frames", of_video, lambda: raw_frames(pixels), 100),
         Load("program", of_code, lambda: score_request(submission(next(_numbers))), 60),
     ]
     fast = [
-        Load("cached clip", of_video, lambda: same_clip, 200),
+        Load(
+            "cached clip",
+            of_video,
+            lambda: same_clip,
+            1000,
+            settings={"video_root": [CLIP.parent]},
+        ),
         Load("cached program", of_code, lambda: same_program, 2000),
         Load("answer with tools", (tools.create_app, ToolsSettings), lambda: batch, 60, 64),
         Load("episode", (episode.create_app, EpisodeSettings), lambda: groups, 200, 256),
@@ -113,7 +119,7 @@ def pair(load: Load, **with_log: Any) -> Iterator[list[tuple[int, int]]]:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         log = {"score_log": Path(folder) / "log", **with_log}
         yield [
-            stack.enter_context(serving(create_app, settings_type(port=0, **more)))
+            stack.enter_context(serving(create_app, settings_type(port=0, **load.settings, **more)))
             for more in ({}, log)
         ]
 

@@ -180,10 +180,8 @@ def test_a_log_is_scored_again_and_what_changes_is_shown(
 
     assert run("same", "--fail-if-changed", "0%") == 0
     assert "4 records: 0 rewards changed (0.00%)" in capsys.readouterr().out
-    assert (
-        run("other", "--set", "ground_truth=<response>a</response>", "--fail-if-changed", "0.5%")
-        == 1
-    )
+    other = "ground_truth=<response>a</response>"
+    assert run("other", "--set", other, "--fail-if-changed", "0.5%") == 1
     assert run("bad", "--set", "options.none=1") == 2
     assert "unknown field 'options.none'" in capsys.readouterr().out
     assert run("limit", "--threshold", "-5", "--threshold-before", "0", "--fail-if-changed", "49%")

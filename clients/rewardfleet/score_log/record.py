@@ -68,7 +68,7 @@ class Scored:
         default_factory=dict
     )  #: what its score shares with others
     sample_rate: float = 1.0  #: the share of such items that the log keeps
-    sha256: str | None = None  #: of the content, if it is not part of the request
+    sha256: str | None = None  #: of the content, if it is known
     strip: Callable[[], bytes | None] = lambda: None  #: returns a JPEG of its frames
     options: BaseModel | None = None  #: of its batch, where they are no part of the item
 
@@ -92,9 +92,7 @@ def line_of(scored: Scored) -> bytes:
 def record_of(scored: Scored) -> Record:
     """Return the record of an item."""
     request = scored.request
-    fields = fields_of(request)
-    if scored.sha256 is not None:
-        fields["sha256"] = scored.sha256
+    fields = fields_of(request, scored.sha256)
     strip = None if "video_path" in fields else scored.strip()
     identity = id_of(fields)
     limits = getattr(request, "limits", None)

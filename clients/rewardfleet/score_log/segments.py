@@ -79,7 +79,9 @@ class Segment:
         self.size += len(lines)
 
     def close(self) -> None:
-        """Close it, and release its lock."""
+        """Close it, and release its lock. If nothing was written, it is no more."""
+        if not self.size:
+            self.path.unlink(missing_ok=True)
         os.close(self._fd)
 
 

@@ -187,7 +187,6 @@ class ScoreLog:
         except OSError as error:
             self.dropped["disk"] += len(lines)
             self._reason = f": {error}"
-            self._close_segment()
             return
         self.written += len(lines)
         if self._segment.size >= self._segment_bytes:

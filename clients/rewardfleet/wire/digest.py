@@ -28,14 +28,19 @@ def request_id(request: BaseModel) -> str:
     return id_of(fields_of(request))
 
 
-def fields_of(request: BaseModel) -> dict[str, Any]:
+def fields_of(request: BaseModel, sha256: str | None = None) -> dict[str, Any]:
     """Return the fields of a request that differ from their defaults, as JSON.
 
     There are no `LABELS`, and a content counts by its `sha256`.
+
+    Args:
+        sha256: That of the content, if it is known.
     """
     fields = request.model_dump(mode="json", exclude=_EXCLUDED, exclude_defaults=True)
     if (digest := fields.get("sha256")) is not None:
         fields["sha256"] = digest.lower()
+    elif sha256 is not None:
+        fields["sha256"] = sha256
     elif parts := _content_of(request):
         content = hashlib.sha256()
         for part in parts:

@@ -64,7 +64,7 @@ class VideoFlags:
     type=click.FloatRange(0, 1),
     metavar="SHARE",
     help="Share of requests of which cached scores, episodes and answers with tools are kept.  "
-    "[default: 0.1]",
+    "[default: 0.05]",
 )
 @click.option("--logs", is_flag=True, help="Print the logs of all services, with their names.")
 @grouped(video=VideoFlags)

@@ -27,7 +27,7 @@ _FAST = {"episode", "tools"}
 class Seen:
     """What the backend saw of an item, besides its request."""
 
-    sha256: str | None = None  #: of a content that is not part of the request
+    sha256: str | None = None  #: of the content, if it is known
     frames: Sequence[Frame] = ()  #: in order; none before they are decoded
     strip: Callable[[Sequence[Frame]], bytes | None] = strip_of  #: makes a small picture of them
 
