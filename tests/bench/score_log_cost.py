@@ -205,6 +205,8 @@ def fast_cost(name: str, add: Callable[[ServiceLog], int], sample: float) -> flo
         started = time.process_time()
         while items < FAST_ITEMS:
             items += add(service)
+        while log._items:
+            time.sleep(0.01)
         log.close()
         cpu_s = time.process_time() - started
         assert not sum(log.dropped.values())

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
 from rewardfleet.flat_columns import model_columns
-from rewardfleet.wire.digest import fields_of, id_of
+from rewardfleet.wire.digest import digest_of, fields_of, text_of
 from rewardfleet.wire.errors import Problem
 from rewardfleet.wire.score import Score, Timing
 
@@ -94,22 +94,20 @@ def record_of(scored: Scored) -> Record:
     request = scored.request
     fields = fields_of(request, scored.sha256)
     strip = None if "video_path" in fields else scored.strip()
-    identity = id_of(fields)
-    limits = getattr(request, "limits", None)
-    if isinstance(limits, BaseModel) and limits.model_fields_set:
-        # A limit that is given counts more than that of a row, also if it is the default.
-        fields["limits"] = limits.model_dump(mode="json", exclude_unset=True)
-    if scored.options is not None and scored.options.model_fields_set:
-        fields["options"] = scored.options.model_dump(mode="json", exclude_defaults=True)
+    text = text_of(fields)
+    shown = _shown(fields, scored)
+    # ASCII, also with lone surrogates. For most requests, both texts are the same.
+    is_same = shown is fields and "sha256" not in fields and text.isascii()
+    given = text if is_same else json.dumps(shown)
     return {
-        "id": identity,
+        "id": digest_of(text),
         "time": scored.time,
         "service": scored.service,
         "run": getattr(request, "run", None) or scored.run,
         "step": getattr(request, "step", None) if scored.step is None else scored.step,
         "uid": getattr(request, "uid", None),
         "call": scored.call,
-        "request": json.dumps(_without_keys(fields)),  # ASCII, also with lone surrogates
+        "request": given,
         "frames": None if strip is None else b64encode(strip).decode(),
         **_score_columns(scored, fields.get("video_url")),
         "sample_rate": scored.sample_rate,
@@ -161,14 +159,22 @@ def _excluded(score_type: type[Score]) -> Any:
     return excluded if timing is Timing else {**excluded, "timing_ms": {*Timing.model_fields}}
 
 
-def _without_keys(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a request without what may give access to something."""
+def _shown(fields: dict[str, Any], scored: Scored) -> dict[str, Any]:
+    """Return the fields of a request as the log has them, which give no access to anything."""
+    more: dict[str, Any] = {}
     if (url := fields.get("video_url")) is not None:
-        fields = {**fields, "video_url": _redacted(url)}
+        more["video_url"] = _redacted(url)
     if options := fields.get("backend_kwargs"):
-        shown = {name: "***" if _SECRET.search(name) else each for name, each in options.items()}
-        fields = {**fields, "backend_kwargs": shown}
-    return fields
+        more["backend_kwargs"] = {
+            name: "***" if _SECRET.search(name) else each for name, each in options.items()
+        }
+    limits = getattr(scored.request, "limits", None)
+    if isinstance(limits, BaseModel) and limits.model_fields_set:
+        # A limit that is given counts more than that of a row, also if it is the default.
+        more["limits"] = limits.model_dump(mode="json", exclude_unset=True)
+    if scored.options is not None and scored.options.model_fields_set:
+        more["options"] = scored.options.model_dump(mode="json", exclude_defaults=True)
+    return {**fields, **more} if more else fields
 
 
 def _redacted(url: str) -> str:

@@ -25,7 +25,7 @@ def request_id(request: BaseModel) -> str:
     without white space. `run`, `step` and `uid` are no part of it. A video counts by its `sha256`,
     if that is given or its content is part of the request, and else by its path or URL.
     """
-    return id_of(fields_of(request))
+    return digest_of(text_of(fields_of(request)))
 
 
 def fields_of(request: BaseModel, sha256: str | None = None) -> dict[str, Any]:
@@ -49,11 +49,15 @@ def fields_of(request: BaseModel, sha256: str | None = None) -> dict[str, Any]:
     return fields
 
 
-def id_of(fields: Mapping[str, Any]) -> str:
-    """Return the id of a request, given what `fields_of` returns for it."""
+def text_of(fields: Mapping[str, Any]) -> str:
+    """Return the text whose digest is the id of a request, given what `fields_of` returns."""
     if "sha256" in fields:
         fields = {name: each for name, each in fields.items() if name not in JSON_INPUTS}
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def digest_of(text: str) -> str:
+    """Return the SHA-256 of a text, in hex."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
