@@ -53,6 +53,12 @@ def test_flags_of_the_video_service_replace_its_settings(tmp_path: Path):
         read_config(None, {"only": ["code"], "video": video})
 
 
+def test_all_services_keep_what_they_scored_in_one_log(tmp_path: Path):
+    config = read_config(None, {"score_log": tmp_path / "log", "score_log_sample": 0.5})
+    found = {(each.settings.score_log, each.settings.score_log_sample) for each in plan(config)}
+    assert found == {(tmp_path / "log", 0.5)}
+
+
 def test_the_settings_of_a_file_become_flags(file: Path):
     config = read_config(file, {})
     assert (config.port, config.data_dir) == (19000, Path("/data"))
