@@ -146,7 +146,9 @@ def pair(load: Load) -> Iterator[list[tuple[int, int]]]:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         log = {"score_log": Path(folder) / "log"}
         yield [
-            stack.enter_context(serving(create_app, settings_type(port=0, **more)))
+            stack.enter_context(
+                serving(create_app, settings_type(port=0, cache="", cache_mb=0, **more))
+            )
             for more in ({}, log)
         ]
 
@@ -156,6 +158,7 @@ def measure(load: Load, port: int, pid: int) -> Cost:
     started = cpu_seconds(pid)
     answers, _ = send(port, requests, callers=2)
     cpu_us = (cpu_seconds(pid) - started) * 1e6 / load.requests
+    assert not any(json.loads(answer.body)["cached"] for answer in answers)
     milliseconds = sorted(answer.seconds * 1000 for answer in answers)
     return Cost(cpu_us, milliseconds[int(0.99 * (len(milliseconds) - 1))])
 
