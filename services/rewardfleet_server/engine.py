@@ -59,7 +59,7 @@ ScoreT = TypeVar("ScoreT", bound=Score)
 _AUDIT_SHARE = 0.02
 #: Seconds until the next audit, at most: one may have waited until its deadline.
 _MAX_AUDIT_PAUSE = 60.0
-#: The fields of a score by name, at least `score` and `status`; others have their defaults.
+#: The fields of a score by name, at least `score`, `status` and `cause`. Others have defaults.
 ScoreFields = Mapping[str, Any]
 
 
@@ -150,6 +150,7 @@ class ScoredBatch:
     content: bytes
     statuses: Mapping[Status, int]  #: how many items have each status, for metrics
     scores: NDArray[np.float64]  #: the scores of the items that are `ok`, `[N]`, for metrics
+    causes: Mapping[str, int]  #: how many items have each cause, for metrics
     #: Returns its items, each with the fields of its score, for the score log; None for nothing.
     logged: Callable[[], Iterable[tuple[BaseModel, ScoreFields]]] | None = None
 
@@ -194,6 +195,11 @@ class Engine(Generic[RequestT, ScoreT]):
         schema = json.dumps(score_type.model_json_schema(), sort_keys=True)
         version = hashlib.sha256(schema.encode()).hexdigest()[:12]
         self._key_prefix = f"{telemetry.service}:{version}:"
+
+    @property
+    def service(self) -> str:
+        """The name of the service."""
+        return self._telemetry.service
 
     async def score_item(
         self,
@@ -266,7 +272,10 @@ class Engine(Generic[RequestT, ScoreT]):
         timing.total = round(context.elapsed_ms, 3)
         scores = np.array([each["score"] for each in results if each["score"] is not None], float)
         statuses = Counter(each["status"] for each in results)
-        self._telemetry.record_batch(context, scorer.backend, statuses, scores, timing)
+        causes = Counter(each["cause"] for each in results if each["cause"] is not None)
+        self._telemetry.record_batch(
+            context, scorer.backend, statuses, scores, causes=causes, timing=timing
+        )
         if self._score_log is not None:
             shares = {"queue": timing.queue, "backend": timing.backend / max(len(items), 1)}
             of_each = {"timing_ms": {**shares, "total": timing.total}}
@@ -304,11 +313,13 @@ class Engine(Generic[RequestT, ScoreT]):
         try:
             async with self.permit(context, timing, items=items, backend=backend):
                 batch = await compute(timing)
-        except RewardFleetError:
-            self._telemetry.record_failure(context, backend)
+        except RewardFleetError as error:
+            self._telemetry.record_failure(context, error.kind, backend)
             raise
         timing.total = round(context.elapsed_ms, 3)
-        self._telemetry.record_batch(context, backend, batch.statuses, batch.scores, timing)
+        self._telemetry.record_batch(
+            context, backend, batch.statuses, batch.scores, causes=batch.causes, timing=timing
+        )
         if self._score_log is not None and batch.logged is not None and header is not None:
             self._score_log.add_batch(
                 batch.logged,
@@ -554,7 +565,7 @@ def _score_in_turn(
 def _failed(failure: RewardFleetError, context: RequestContext) -> ScoreFields:
     """Return the fields of the score of an item that has none."""
     problem = failure.problem(context.request_id).model_dump(mode="json")
-    return {"score": None, "status": Status.ERROR, "error": problem}
+    return {"score": None, "status": Status.ERROR, "cause": failure.kind, "error": problem}
 
 
 def _overdue(context: RequestContext) -> DeadlineExceeded:

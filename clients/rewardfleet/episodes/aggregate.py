@@ -6,16 +6,19 @@ from typing import Any
 
 import numpy as np
 
+from rewardfleet.wire.causes import EpisodeCause
 from rewardfleet.wire.episode import DropReason, EpisodeOptions, FilterOptions
+from rewardfleet.wire.errors import ErrorKind
 
 from . import groups
 from .arrays import Bools, Floats, Indices
 from .batch import Batch
+from .causes import causes_of
 from .clustering import Clusters, cluster_batch
 from .kinds import Rewards, compute_rewards
 from .rewards import by_length
 from .running import RunningMeanStd
-from .validation import validate_batch
+from .validation import WITHIN_GROUP, validate_batch
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class BatchResult:
     step_rewards: Mapping[int, Floats]  #: by index: [T]
     keep: Bools  #: [N], whether to train on an episode; False where there is no score
     drop_reasons: Mapping[int, DropReason]  #: by index: the filter rule that dropped an episode
+    #: N of them: why a score is below 1, or missing.
+    causes: Sequence[EpisodeCause | ErrorKind | None]
     groups: GroupColumns  #: statistics of the groups
     clusters: Clusters | None  #: None unless requested
 
@@ -91,7 +96,15 @@ def aggregate(
     scores = np.where(batch.ok, _normalized(batch, values, options, running), np.nan)
     keep, drop_reasons = _filter(batch, statistics, clusters, options.filter)
     return BatchResult(
-        batch, scores, components, rewards.step_rewards, keep, drop_reasons, statistics, clusters
+        batch=batch,
+        scores=scores,
+        components=components,
+        step_rewards=rewards.step_rewards,
+        keep=keep,
+        drop_reasons=drop_reasons,
+        causes=causes_of(rewards, scores, _in_equal_group(batch, statistics, options), options),
+        groups=statistics,
+        clusters=clusters,
     )
 
 
@@ -115,6 +128,14 @@ def _normalized(
         by_std = options.normalize == "group_std"
         scores = groups.normalize(values, batch.grouping, by_std=by_std, mask=mask)
     return np.where(batch.columns.is_kind("reward_model"), values, scores)
+
+
+def _in_equal_group(batch: Batch, statistics: GroupColumns, options: EpisodeOptions) -> Bools:
+    """Return whether a score is compared within a group whose rewards are all equal, [N]."""
+    if options.normalize not in WITHIN_GROUP:
+        return np.zeros(len(batch), bool)
+    is_equal: Bools = batch.grouping.broadcast(statistics.all_equal.astype(float)) > 0
+    return is_equal & batch.is_normalizable
 
 
 def _filter(

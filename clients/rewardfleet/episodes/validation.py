@@ -23,7 +23,7 @@ _NUMBER = "a number between -1e100 and 1e100"
 #: The dimensions of list fields.
 _DIMENSIONS = {"step_rewards": 1, "progress": 1, "actions": 2, "path": 2}
 #: Normalizations that compare an episode with the others of its group.
-_WITHIN_GROUP = {"group_mean", "group_std", "leave_one_out"}
+WITHIN_GROUP = {"group_mean", "group_std", "leave_one_out"}
 
 
 def validate_batch(
@@ -71,7 +71,7 @@ def check_episode(item: Any, options: EpisodeOptions) -> None:
     Raises:
         InvalidRequest: It is invalid, whatever the other members are.
     """
-    alone = {"normalize": "none"} if options.normalize in _WITHIN_GROUP else {}
+    alone = {"normalize": "none"} if options.normalize in WITHIN_GROUP else {}
     if options.combine == "normalized":
         alone["combine"] = "sum"
     batch = validate_batch([item], options.model_copy(update=alone) if alone else options)
@@ -153,7 +153,7 @@ def _requirements(kind: RewardKind, options: EpisodeOptions) -> Iterator[tuple[s
     if kind != "reward_model":
         if options.normalize == "length":
             yield "normalize: length", "steps"
-        elif options.normalize in _WITHIN_GROUP:
+        elif options.normalize in WITHIN_GROUP:
             yield f"normalize: {options.normalize}", "group"
     if options.filter.select == "efficient":
         for field in ("steps", "max_steps", "success"):
@@ -290,5 +290,5 @@ def _comparisons(columns: Columns, options: EpisodeOptions) -> Iterator[Bools]:
     """Yield each set of episodes that are compared within their groups, [N]."""
     if options.combine == "normalized":  # first: an episode it refuses leaves the next set
         yield columns.is_kind("objectives")
-    if options.normalize in _WITHIN_GROUP:
+    if options.normalize in WITHIN_GROUP:
         yield ~columns.is_kind("reward_model")

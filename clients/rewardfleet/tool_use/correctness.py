@@ -8,7 +8,7 @@ import numpy as np
 from .answer import GroundTruth, ParsedAnswer, ToolCall
 
 #: The range of the correctness.
-_MAX_CORRECTNESS = 3.0
+MAX_CORRECTNESS = 3.0
 #: What a superfluous call costs, as a share of its weight.
 _SUPERFLUOUS_SHARE = 0.5
 #: Of calls with the same similarity, the heaviest is matched, whatever their order.
@@ -39,7 +39,7 @@ def strict_correctness(calls: Sequence[ToolCall], truth: Sequence[ToolCall]) -> 
     weight = sum(call.weight for call in truth)
     total = sum(call.weight for call in calls)
     if not truth:
-        return _MAX_CORRECTNESS * (1 / (1 + _SUPERFLUOUS_SHARE * total) - 1)
+        return MAX_CORRECTNESS * (1 / (1 + _SUPERFLUOUS_SHARE * total) - 1)
     similarity, matched = 0.0, 0
     for name in dict.fromkeys(call.name for call in truth):
         wanted = [call for call in truth if call.name == name]
@@ -49,7 +49,7 @@ def strict_correctness(calls: Sequence[ToolCall], truth: Sequence[ToolCall]) -> 
             similarity += similarity_of_name
             matched += matched_of_name
     share = similarity / (weight + _SUPERFLUOUS_SHARE * (total - matched))
-    return -_MAX_CORRECTNESS + 2 * _MAX_CORRECTNESS * share
+    return -MAX_CORRECTNESS + 2 * MAX_CORRECTNESS * share
 
 
 def _best_matching(wanted: list[ToolCall], given: list[ToolCall]) -> tuple[float, int]:

@@ -3,12 +3,24 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from rewardfleet.wire.causes import ToolsCause
 from rewardfleet.wire.tools import Family, ToolDescription, ToolsOptions
 
 from .answer import parse_answer, parse_ground_truth
-from .correctness import strict_correctness, strict_format
-from .toolrl import think_length, toolrl_correctness, toolrl_format, toolrl_think
+from .cause import cause_of
+from .correctness import MAX_CORRECTNESS, strict_correctness, strict_format
+from .toolrl import (
+    correctness_range,
+    format_range,
+    think_length,
+    toolrl_correctness,
+    toolrl_format,
+    toolrl_think,
+)
 from .usage import Usage, cost_of, usage_of
+
+#: A scheduled reward may be below its maximum by rounding.
+_ROUNDING = 1e-9
 
 
 class ToolUseReward(NamedTuple):
@@ -19,6 +31,7 @@ class ToolUseReward(NamedTuple):
     length: float  #: in [0, 1]; 0 without `with_length`
     cost: float  #: what the tools that it used cost, 0 or more
     usage: Usage  #: these tools
+    cause: ToolsCause | None = None  #: why `task` is below its maximum, if it is
 
     @property
     def task(self) -> float:
@@ -56,11 +69,21 @@ def score_answer(
         think = answer.think
         format_reward = strict_format(answer, truth)
         correctness = strict_correctness(answer.calls, truth.calls)
+        max_format, max_correctness = 1.0, MAX_CORRECTNESS
     else:
         text = response.strip()
         think = toolrl_think(text)
         format_reward = toolrl_format(text, truth, options, step)
         correctness = toolrl_correctness(text, truth, options, step)
+        _, max_format = format_range(options, step)
+        _, max_correctness = correctness_range(options, step)
     length = think_length(think, options, step) if options.with_length else 0.0
+    cause = cause_of(
+        answer,
+        truth,
+        right_format=format_reward > max_format - _ROUNDING,
+        right_calls=correctness > (max_correctness if truth.calls else 0.0) - _ROUNDING,
+        full_length=length == 1.0 or not options.with_length,
+    )
     usage = usage_of(answer.calls, options, labels or {}, tools, default_labels or {})
-    return ToolUseReward(format_reward, correctness, length, cost_of(usage, options), usage)
+    return ToolUseReward(format_reward, correctness, length, cost_of(usage, options), usage, cause)

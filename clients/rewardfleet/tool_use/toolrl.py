@@ -34,16 +34,22 @@ def toolrl_format(text: str, truth: GroundTruth, options: ToolsOptions, step: in
     The range is [0, 1]; with `schedule_reward` it narrows from [-2, 2] to [-1, 1] over 150 steps,
     and `max1_step30_max3` halves it from step 30 on.
     """
+    low, high = format_range(options, step)
+    tags = tuple(sorted({"response", "tool_call"} & set(truth.blocks)))
+    # Counted first: then the expression takes linear time.
+    is_expected = all(text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1 for tag in tags)
+    return high if is_expected and _FORMATS[tags].fullmatch(text) else low
+
+
+def format_range(options: ToolsOptions, step: int) -> tuple[float, float]:
+    """Return the lowest and the highest reward of the format."""
     low, high = 0.0, 1.0
     if options.max1_step30_max3 and step >= _STEP_OF_MAX3:
         low, high = low / 2, high / 2
     if options.schedule_reward:
         high = max(2 - (2 - high) * step / _REWARD_STEPS, 1.0)
         low = min(-2 + (2 + low) * step / _REWARD_STEPS, -1.0)
-    tags = tuple(sorted({"response", "tool_call"} & set(truth.blocks)))
-    # Counted first: then the expression takes linear time.
-    is_expected = all(text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1 for tag in tags)
-    return high if is_expected and _FORMATS[tags].fullmatch(text) else low
+    return low, high
 
 
 def toolrl_correctness(text: str, truth: GroundTruth, options: ToolsOptions, step: int) -> float:
@@ -54,6 +60,16 @@ def toolrl_correctness(text: str, truth: GroundTruth, options: ToolsOptions, ste
     """
     if "tool_call" not in truth.blocks:
         return 0.0
+    low, high = correctness_range(options, step)
+    try:
+        points, maximum = _points(truth.raw_calls, _calls(text), options)
+        return (high - low) * points / maximum + low
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
+        return low  # as published: whatever is malformed
+
+
+def correctness_range(options: ToolsOptions, step: int) -> tuple[float, float]:
+    """Return the lowest and the highest reward of the tool calls."""
     high = 1.0 if options.correct_max1 else 3.0
     if options.max1_step30_max3 and step < _STEP_OF_MAX3:
         high /= 3
@@ -61,11 +77,7 @@ def toolrl_correctness(text: str, truth: GroundTruth, options: ToolsOptions, ste
     if options.schedule_reward:
         low = max((low + 2) * step / _REWARD_STEPS - 2, -3.0)
         high = min((high - 2) * step / _REWARD_STEPS + 2, 3.0)
-    try:
-        points, maximum = _points(truth.raw_calls, _calls(text), options)
-        return (high - low) * points / maximum + low
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
-        return low  # as published: whatever is malformed
+    return low, high
 
 
 def _calls(text: str) -> list[Any]:

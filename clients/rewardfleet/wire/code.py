@@ -16,6 +16,8 @@ from pydantic import (
     model_validator,
 )
 
+from .causes import CodeCause
+from .errors import ErrorKind
 from .policy_text import PolicyText
 from .score import (
     RUN_LABEL,
@@ -450,6 +452,9 @@ class CodeScore(Score):
 
     score: FiniteFloat | None = Field(
         ge=0, le=1, description="In [0, 1], or null if there is none."
+    )
+    cause: CodeCause | ErrorKind | None = Field(
+        None, description="Why the score is below 1, or missing. Of an error, its kind."
     )
     pass_rate: FiniteFloat | None = Field(
         None, ge=0, le=1, description="The share of tests passed, in [0, 1]."

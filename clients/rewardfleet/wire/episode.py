@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, model_validator
 from typing_extensions import Self
 
+from .causes import EpisodeCause
+from .errors import ErrorKind
 from .score import JsonSchema, Name, Request, Response, Score, Step, Timing, of_types
 
 #: Limit on the episodes of one batch.
@@ -273,6 +275,9 @@ class EpisodeBatchRequest(EpisodeBatchHeader):
 class EpisodeScore(Score):
     """The score of one episode, and how to train on it."""
 
+    cause: EpisodeCause | ErrorKind | None = Field(
+        None, description="Why the score is below 1, or missing. Of an error, its kind."
+    )
     uid: str = Field("", description="The `uid` of the request.")
     keep: bool = Field(True, description="Train on this episode.")
     drop_reason: DropReason | None = Field(

@@ -2,6 +2,7 @@
 
 from pydantic import Field, FiniteFloat
 
+from .causes import VideoCause
 from .score import FiniteJson, ForeignRequest, Response
 from .video import FrameCount, MaxPixels, TaskText, VideoPath
 
@@ -31,4 +32,7 @@ class RlinfScore(Response):
     backend: str = Field(description="The judge that answered.")
     abstained: bool = Field(
         description="Whether the judge abstained, so that `score` is no judgment."
+    )
+    cause: VideoCause | None = Field(
+        None, description="Why the judge's score is below 1, or why it abstained."
     )

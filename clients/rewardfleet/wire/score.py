@@ -149,6 +149,11 @@ class Score(Response):
         "In a batch, provenance that all items of a backend share is reported once, next to "
         "`results`.",
     )
+    cause: str | None = Field(
+        None,
+        description="Why the score is below its maximum, or missing; see docs/reference/causes.md. "
+        "Of an error, its kind. Null: there is nothing to explain.",
+    )
     error: Problem | None = Field(None, description="Why there is no score (`status: error`).")
 
     @model_validator(mode="after")
@@ -157,6 +162,8 @@ class Score(Response):
             raise ValueError("`score` is a number if and only if `status` is `ok`")
         if (self.error is not None) != (self.status is Status.ERROR):
             raise ValueError("`error` is given if and only if `status` is `error`")
+        if self.error is not None and self.cause is None:
+            self.cause = self.error.kind
         return self
 
 

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
 from typing_extensions import Self
 
+from .causes import ToolsCause
+from .errors import ErrorKind
 from .policy_text import PolicyText
 from .score import UID_LABEL, Name, Request, Response, Score, Step, having, of_types
 
@@ -182,6 +184,11 @@ class ToolsScore(Score):
     `cost`, `lambda` and `violation` (the cost minus the budget; 0 without a run).
     """
 
+    cause: ToolsCause | ErrorKind | None = Field(
+        None,
+        description="Why the score is below what the options allow, or missing. Of an error, its "
+        "kind.",
+    )
     used_any_tool: bool = Field(False, description="Whether the answer calls a tool.")
     used_search: bool = Field(False, description="Whether it calls a search tool.")
     used_calculate: bool = Field(False, description="Whether it calls a calculation tool.")

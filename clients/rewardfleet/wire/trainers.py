@@ -36,8 +36,8 @@ GYM_FAILURE_KINDS: dict[ErrorKind, str] = {
 #: The fields of an earlier verification, which a request to verify again contains.
 GYM_RESULT_FIELDS = frozenset(
     {
-        "reward", "reward_components", "mask_sample", "failure_kind", "failure_reason",
-        "_ng_failure_class", "_ng_failure_judge_error",
+        "reward", "reward_components", "reward_cause", "mask_sample", "failure_kind",
+        "failure_reason", "_ng_failure_class", "_ng_failure_judge_error",
     }
 )  # fmt: skip
 
@@ -71,7 +71,8 @@ class OpenRlhfResponse(Response):
     rewards: list[FiniteFloat] = Field(description="The scores.")
     scores: list[FiniteFloat] = Field(description="The same, which OpenRLHF filters by.")
     extra_logs: dict[str, list[FiniteFloat]] = Field(
-        description="The components that all scores have, by name, for OpenRLHF's log."
+        description="By name, for OpenRLHF's log: the components that all scores have, and for "
+        "each cause of the service whether it is a score's (1 or 0), as `cause/wrong_answer`."
     )
 
 
@@ -137,6 +138,9 @@ class GymVerifyResponse(BaseModel, extra="allow"):
     response: dict[str, JsonValue] = Field(description="As in the request.")
     reward: FiniteFloat = Field(description="The score. 0 if the sample is masked.")
     reward_components: dict[str, FiniteFloat] = Field({}, description="Its components, by name.")
+    reward_cause: str | None = Field(
+        None, description="Why the reward is below its maximum; see docs/reference/causes.md."
+    )
     mask_sample: bool = Field(
         False, description="Whether there is no reward; so is `instance_config.mask_sample`."
     )
@@ -204,7 +208,7 @@ class OpenEnvResult(Response):
     """The state after a reset or a step."""
 
     observation: dict[str, JsonValue] = Field(
-        description="Empty after a reset. Else `status` and `components` of the score."
+        description="Empty after a reset. Else `status`, `components` and `cause` of the score."
     )
     reward: FiniteFloat | None = Field(
         None, description="The score; null after a reset, and if the judge abstained."

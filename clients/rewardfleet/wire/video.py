@@ -6,6 +6,8 @@ from pydantic import ConfigDict, Field, FiniteFloat, ValidationInfo, model_valid
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import Self
 
+from .causes import VideoCause
+from .errors import ErrorKind
 from .frames import FRAMES_TYPE, MAX_FRAMES_SENT, Frames
 from .score import (
     RUN_LABEL,
@@ -192,6 +194,9 @@ class VideoScore(Score):
 
     score: FiniteFloat | None = Field(
         ge=0, le=1, description="In [0, 1], or null if there is none."
+    )
+    cause: VideoCause | ErrorKind | None = Field(
+        None, description="Why the score is below 1, or missing. Of an error, its kind."
     )
     model_output: str = Field("", description="The judge's text output.")
     curve: Curve | None = Field(

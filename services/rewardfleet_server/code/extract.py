@@ -24,6 +24,7 @@ from functools import cached_property
 _THINKING_START = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
 _THINKING_END = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
 _THINKING_END_OF_LINE = re.compile(r"</think(?:ing)?>[ \t]*$", re.IGNORECASE | re.MULTILINE)
+_ENDS_OF_THINKING = ("</think>", "</thinking>")
 _PYTHON = re.compile(r"[{.\s]*(?:i?python|py)[\d.]*(?![\w+#-])", re.IGNORECASE)
 #: Python ignores it at the beginning of a file.
 _BYTE_ORDER_MARK = "\ufeff"
@@ -45,6 +46,17 @@ def extract_program(text: str) -> str:
     return _extract(text.removeprefix(_BYTE_ORDER_MARK)).removeprefix(_BYTE_ORDER_MARK)
 
 
+def is_whole_answer(program: str, text: str) -> bool:
+    """Return whether an extracted program is all of a text, or all after its thinking.
+
+    That is, whether no code block was found in it.
+    """
+    text = _with_plain_line_ends(text.removeprefix(_BYTE_ORDER_MARK))
+    before = text.removesuffix(program)
+    is_end = len(before) == len(text) - len(program)
+    return is_end and (not before or before[-20:].rstrip().lower().endswith(_ENDS_OF_THINKING))
+
+
 def has_fence(text: str) -> bool:
     """Return whether a text may have a fence: without one, it is a program as a whole."""
     # One character is sought much faster than three, and most texts without a fence have none.
@@ -52,7 +64,7 @@ def has_fence(text: str) -> bool:
 
 
 def _extract(text: str) -> str:
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = _with_plain_line_ends(text)
     answer = _after_thinking(text)
     if answer is None or not has_fence(answer):
         return text if answer is None else answer
@@ -68,6 +80,10 @@ def _extract(text: str) -> str:
     if not blocks:
         return answer
     return max(enumerate(blocks), key=lambda numbered: numbered[1].rank(numbered[0]))[1].program()
+
+
+def _with_plain_line_ends(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _after_thinking(text: str) -> str | None:

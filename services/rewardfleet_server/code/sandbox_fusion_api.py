@@ -137,7 +137,11 @@ class SandboxFusionApi:
             extracted_code=score.code,
             full_code=None if _is_oj(request) else score.code,
             tests=results,
-            extra={"isolation": score.isolation, "suspicions": list(score.suspicions)},
+            extra={
+                "isolation": score.isolation,
+                "suspicions": list(score.suspicions),
+                "cause": score.cause,
+            },
         )
 
     def _limits(self, seconds: float, memory_mb: int = -1) -> Limits:

@@ -8,6 +8,7 @@ from functools import partial
 from pydantic import JsonValue
 
 from rewardfleet import __version__
+from rewardfleet.wire.causes import CodeCause
 from rewardfleet.wire.code import (
     CodeRequest,
     CodeScore,
@@ -25,6 +26,7 @@ from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 from .cache_key import CacheKeys, lookup_keys, store_policy
+from .cause import cause_of
 from .checkers.runner import Checker, Checkers
 from .completion import complete, with_setup
 from .datasets.rows import DatasetRow, read_row
@@ -163,6 +165,7 @@ class CodeScorer:
                 verdicts=[Verdict(verdict=Outcome.SKIPPED)] * len(tests.cases),
                 code=submission.program,
                 critique_valid=False,
+                cause=CodeCause.NO_JUDGMENT,
                 isolation=self.isolation,
             )
         # A program that uses up its budget must get its score before the call ends. How much of the
@@ -188,6 +191,7 @@ class CodeScorer:
             score.verdicts.insert(index, Verdict(verdict=Outcome.LEFT_OUT))
             score.left_out.append(f"test {index + 1}: {reason}")
         score.code = submission.program
+        score.cause = cause_of(score, submission)
         if submission.judgment is not None:
             score.critique_valid, score.judgment = True, submission.judgment
             passed = request.original_passed
@@ -377,6 +381,7 @@ def _from_cached(request: CodeRequest, submission: Submission, score: CodeScore)
             "pass_rate": rate,
             "components": components,
             "code": submission.program,
+            "cause": cause_of(score, submission),
             "judgment": submission.judgment,
             "critique_valid": None if request.critique is None else True,
         }

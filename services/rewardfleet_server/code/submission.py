@@ -11,10 +11,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rewardfleet.wire.causes import CodeCause
 from rewardfleet.wire.code import CodeRequest, CodeTiming, CritiqueJudgment, Outcome, Verdict
 from rewardfleet.wire.policy_text import MAX_CHARACTERS, UNUSABLE
 
 from .checkers.decision import Decision
+from .extract import is_whole_answer
 from .sandboxes import ProgramRun, RunLimits, RunResult
 from .text_parser import TextParser
 from .verdict import CheckerFiles, TestRun
@@ -43,6 +45,7 @@ class Submission:
     critique_invalid: bool
     #: Whether the original program must be run to determine whether the judgment is right.
     needs_original_run: bool
+    revision: str  #: the text that the program was extracted from
 
     @classmethod
     async def of(cls, request: CodeRequest, parser: TextParser) -> "Submission":
@@ -59,7 +62,17 @@ class Submission:
             needs_original_run=judgment is not None
             and original is not None
             and request.original_passed is None,
+            revision=request.revision,
         )
+
+    @property
+    def cause_of_compile_error(self) -> CodeCause:
+        """Why the score is 0, given that the program does not compile or that there is none."""
+        if UNUSABLE in self.program:
+            return CodeCause.UNUSABLE_TEXT
+        if not _STATEMENT.match(self.program) or is_whole_answer(self.program, self.revision):
+            return CodeCause.NO_CODE_BLOCK
+        return CodeCause.COMPILE_ERROR
 
 
 def why_no_program(program: str) -> str | None:

@@ -29,6 +29,8 @@ from .values import Equality, Tolerance, is_plain
 
 #: The suspicion of a run that ended together with its jail.
 SANDBOX_DIED = "its sandbox died"
+#: How the suspicion of a pass ends that the program could decide, and that is none with `strict`.
+REJECTED_BY_STRICT = ", which `strict` rejects"
 
 #: Checks of one test that a verdict counts.
 _MAX_CHECKS = 10**9
@@ -231,7 +233,7 @@ class CallRun:
                 outcome = Outcome.WRONG_ANSWER
                 suspicions.append("no check was evaluated")
             if inside and outcome is Outcome.ACCEPTED:
-                rejected = ", which `strict` rejects" if self.strict else ""
+                rejected = REJECTED_BY_STRICT if self.strict else ""
                 outcome = Outcome.WRONG_ANSWER if self.strict else outcome
                 suspicions.append(f"decided by {inside}{rejected}")
             by: Literal["service", "jail"] = "jail" if inside else "service"

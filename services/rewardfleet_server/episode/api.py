@@ -3,6 +3,7 @@
 A batch flows in one direction: decode → validate → compute rewards → aggregate by group → encode.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,7 +11,8 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from prometheus_client import Counter, Gauge
+import prometheus_client
+from prometheus_client import Gauge
 
 from rewardfleet.episodes import (
     Rewards,
@@ -62,7 +64,9 @@ class TemperatureMetrics:
     def __init__(self) -> None:
         label = ("temperature",)
         # registry=None: each service has its own registry, not the global one.
-        self.episodes = Counter("rewardfleet_episodes", "Episodes scored.", label, registry=None)
+        self.episodes = prometheus_client.Counter(
+            "rewardfleet_episodes", "Episodes scored.", label, registry=None
+        )
         self._gauges = {
             name: Gauge(f"rewardfleet_episode_{name}", documentation, label, registry=None)
             for name, documentation in (
@@ -162,8 +166,9 @@ class EpisodeApi:
             timing.total = round(context.elapsed_ms, 3)
             content = encode.encode_batch(result, bins, running, context.request_id, timing)
             scores = result.scores[np.isfinite(result.scores)]
+            causes: Counter[str] = Counter(filter(None, result.causes))
             logged = partial(logged_items, batch, content)
-            return ScoredBatch(content, encode.statuses(result), scores, logged)
+            return ScoredBatch(content, encode.statuses(result), scores, causes, logged)
 
         def compute() -> Rewards:
             with stage(timing, "backend"):
@@ -184,16 +189,18 @@ class EpisodeApi:
             with stage(timing, "backend"):
                 check_episode(request.item, request.options)
                 response = await self._groups.add_member(request, context.request_id)
-            statuses, scores = {}, []
+            statuses, scores, causes = {}, [], {}
             if response["released"]:
                 result = response["result"]
                 statuses = {Status(result["status"]): 1}
                 scores = [] if result["score"] is None else [result["score"]]
+                causes = {} if result.get("cause") is None else {result["cause"]: 1}
             fields = response["result"] if response["released"] else None
             return ScoredBatch(
                 msgspec.json.encode(response),
                 statuses,
                 np.array(scores, float),
+                causes,
                 None if fields is None else lambda: [(request.item, fields)],
             )
 

@@ -30,6 +30,7 @@ class Result(msgspec.Struct, gc=False, omit_defaults=True):
     status: Status
     keep: bool
     backend: str
+    cause: str | None = None
     components: dict[str, float] = {}
     drop_reason: str | None = None
     cluster: int | None = None
@@ -66,9 +67,14 @@ def results(result: BatchResult, request_id: str | None) -> list[Result]:
     """Return one result per item, in order."""
     items, ok = result.batch.columns.items, Status.OK
     encoded = [
-        Result(item.uid, score, ok, keep, BACKEND, components)
-        for item, score, components, keep in zip(
-            items, result.scores.tolist(), _components(result), result.keep.tolist(), strict=True
+        Result(item.uid, score, ok, keep, BACKEND, cause, components)
+        for item, score, components, keep, cause in zip(
+            items,
+            result.scores.tolist(),
+            _components(result),
+            result.keep.tolist(),
+            result.causes,
+            strict=True,
         )
     ]
     for index, reason in result.drop_reasons.items():
@@ -83,7 +89,8 @@ def results(result: BatchResult, request_id: str | None) -> list[Result]:
                 each.cluster, each.pseudo_label = label, int(vote)
     for index, error in result.batch.reasons.items():
         status = Status.ABSTAINED if error is None else Status.ERROR
-        encoded[index] = Result(items[index].uid, None, status, False, BACKEND)
+        cause = result.causes[index]
+        encoded[index] = Result(items[index].uid, None, status, False, BACKEND, cause)
         if error is not None:
             encoded[index].error = error.problem(request_id).model_dump(mode="json")
     return encoded

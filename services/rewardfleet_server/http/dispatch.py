@@ -146,7 +146,7 @@ class Dispatcher:
         except (Overloaded, Unavailable) as error:
             if route.refuse is None or PREFIX_HEADER in headers:
                 raise
-            self._telemetry.record_failure(context)
+            self._telemetry.record_failure(context, error.kind)
             return await self._refuse_in_full(route, request, headers, error)
         with place as resize:
 
@@ -158,9 +158,9 @@ class Dispatcher:
                 decoded = has_body and await self._bodies.read(
                     request, headers, route, deadline, sized
                 )
-            except InvalidRequest:
+            except InvalidRequest as error:
                 if route.scores:
-                    self._telemetry.record_failure(context)
+                    self._telemetry.record_failure(context, error.kind)
                 raise
             context.stage = "response"
             response = await guarded(request, deadline, route.handler(decoded, context))

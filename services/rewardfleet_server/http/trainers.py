@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, JsonValue
 
+from rewardfleet.wire.causes import CAUSES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.query import completion_text, response_of
 from rewardfleet.wire.score import Score, Status, abstained
@@ -107,6 +108,8 @@ class TrainerApi(Generic[RequestT, ScoreT]):
             if all(name in each.components for each in scores)
         ]
         logs = {name: [score.components[name] for score in scores] for name in names}
+        for cause in CAUSES[self.engine.service]:  # OpenRLHF needs the same names in each answer
+            logs[f"cause/{cause}"] = [float(score.cause == cause) for score in scores]
         return OpenRlhfResponse(rewards=rewards, scores=rewards, extra_logs=logs)
 
     async def _slime(self, request: SlimeRequest, context: RequestContext) -> SlimeReward:
@@ -136,7 +139,12 @@ class TrainerApi(Generic[RequestT, ScoreT]):
                 raise  # the caller's fault
             return self._refuse_verify(request, error)
         return _gym_response(
-            request, {"reward": _number(score), "reward_components": score.components}
+            request,
+            {
+                "reward": _number(score),
+                "reward_components": score.components,
+                "reward_cause": score.cause,
+            },
         )
 
     @staticmethod
@@ -160,7 +168,11 @@ class TrainerApi(Generic[RequestT, ScoreT]):
             row = {key: value for key, value in step.action.items() if key != name}
             item = await self._item((step.action[name], _ground_truth(row)))
         score = await self.engine.score_item(item, context)
-        seen: dict[str, JsonValue] = {"status": score.status, "components": {**score.components}}
+        seen: dict[str, JsonValue] = {
+            "status": score.status,
+            "components": {**score.components},
+            "cause": score.cause,
+        }
         return OpenEnvResult(observation=seen, reward=score.score, done=True)
 
     async def _scores(

@@ -254,6 +254,11 @@ class Telemetry:
             "Items with a result: ok, abstained or error. A single request is one item.",
             *("backend", "status"),
         )
+        self._causes = self._counter(
+            "causes_total",
+            "Items whose score is below its maximum or missing, by cause; of an error, its kind.",
+            *("backend", "cause"),
+        )
         self._scores = self._histogram(
             "score", "Scores, in tenths from 0 to 1.", _SCORE_BOUNDS, "backend"
         )
@@ -336,6 +341,8 @@ class Telemetry:
         if score.backend:
             context.backends.add(score.backend)
         self._results[score.backend, score.status].inc()
+        if score.cause is not None:
+            self._causes[score.backend, score.cause].inc()
         if score.score is not None:
             self._scores.observe(score.score, score.backend)
         is_computed = not score.cached and score.status is not Status.ERROR
@@ -355,7 +362,7 @@ class Telemetry:
             span.add_event("gen_ai.evaluation.result", {**name, **label, **value})
         span.end(None if score.error is None else score.error.kind)
 
-    def record_failure(self, context: RequestContext, backend: str = "") -> None:
+    def record_failure(self, context: RequestContext, kind: ErrorKind, backend: str = "") -> None:
         """Count one item, or a batch that is scored as a whole, that failed.
 
         Args:
@@ -364,6 +371,7 @@ class Telemetry:
         context.items += 1
         context.failed += 1
         self._results[backend, Status.ERROR].inc()
+        self._causes[backend, kind].inc()
         self._observe_stages(Timing(total=context.elapsed_ms), ("total",))
 
     def _observe_stages(self, timing: Timing, names: Sequence[str]) -> None:
@@ -376,6 +384,8 @@ class Telemetry:
         backend: str,
         statuses: Mapping[Status, int],
         scores: NDArray[np.float64],
+        *,
+        causes: Mapping[str, int],
         timing: Timing,
     ) -> None:
         """Count the items of a batch that was scored in one computation, and their stages.
@@ -386,6 +396,7 @@ class Telemetry:
         Args:
             statuses: How many items have each status.
             scores: The scores of those that are `ok`, `[N]`.
+            causes: How many items have each cause.
         """
         items = sum(statuses.values())
         failed = statuses.get(Status.ERROR, 0)
@@ -395,6 +406,8 @@ class Telemetry:
         context.backends.add(backend)
         for status, count_of in statuses.items():
             self._results[backend, status].inc(count_of)
+        for cause, count_of in causes.items():
+            self._causes[backend, cause].inc(count_of)
         self._scores.observe_all(scores, backend)
         if items:
             self._stages.observe(timing.total / 1000, "total", items=items)

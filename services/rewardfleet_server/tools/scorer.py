@@ -7,6 +7,7 @@ from pydantic import JsonValue
 
 from rewardfleet import __version__
 from rewardfleet.tool_use import score_answer
+from rewardfleet.wire.causes import ToolsCause
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.score import Status, Timing
 from rewardfleet.wire.tools import Family, ToolsRequest, ToolsScore
@@ -97,9 +98,13 @@ class ToolsScorer:
         )
         multiplier = 0.0 if price is None else price.multiplier
         usage = reward.usage
+        cause = reward.cause
+        if cause is None and multiplier * reward.cost > 0:
+            cause = ToolsCause.TOOL_COST
         return {
             "score": reward.task - multiplier * reward.cost,
             "status": Status.OK,
+            "cause": cause,
             "components": {
                 "task": reward.task,
                 "format": reward.format,

@@ -10,6 +10,7 @@ from typing import Any
 
 from prometheus_client import Counter
 
+from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.errors import NotFound
 from rewardfleet.wire.rlinf import RlinfRequest, RlinfScore
 from rewardfleet.wire.validation import validate, validate_json
@@ -79,6 +80,7 @@ class RlinfApi:
             model_output=found.model_output,
             backend=found.backend,
             abstained=found.score is None,
+            cause=found.cause if isinstance(found.cause, VideoCause) else None,
         )
 
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 from pydantic import JsonValue
 
 from rewardfleet import __version__
+from rewardfleet.wire.causes import SUCCESS_THRESHOLD, VideoCause
 from rewardfleet.wire.errors import (
     BackendFailed,
     ErrorKind,
@@ -369,11 +370,21 @@ def _score_of(
         status=Status.ABSTAINED if judgment.score is None else Status.OK,
         components=dict(judgment.components),
         backend=name,
+        cause=_cause_of(judgment),
         timing_ms=timing,
         provenance={**provenance, **judgment.provenance},
         model_output=judgment.text,
         curve=judgment.curve,
     )
+
+
+def _cause_of(judgment: Judgment) -> VideoCause | None:
+    """Return why a judgment is not a score of 1."""
+    if judgment.score is None:
+        return judgment.cause or VideoCause.NO_VERDICT
+    if judgment.score < SUCCESS_THRESHOLD:
+        return VideoCause.JUDGE_SAYS_NO
+    return VideoCause.NOT_FINISHED if judgment.score < 1 else None
 
 
 def _is_valid(judgment: object) -> bool:

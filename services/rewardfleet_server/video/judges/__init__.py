@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pydantic import JsonValue
 
+from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.video import Curve
 
 if TYPE_CHECKING:  # the settings are read where frames cannot be decoded, too
@@ -30,6 +31,8 @@ class Judgment:
     #: Values after prefixes of the clip, if the request has `backend_kwargs.curve` or the judge
     #: always reports them.
     curve: Curve | None = None
+    #: Why it abstains. None: its answer has no score that can be read.
+    cause: VideoCause | None = None
     #: What the request's `backend_kwargs` replaced in the judge's own provenance.
     provenance: Mapping[str, JsonValue] = field(default_factory=dict)
 

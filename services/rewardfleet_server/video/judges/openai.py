@@ -21,6 +21,7 @@ from typing import ClassVar, Literal
 import cv2
 from pydantic import FilePath, HttpUrl, JsonValue, PositiveInt
 
+from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.errors import BackendFailed
 from rewardfleet_server.video.frames import Clip, as_mp4
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
@@ -184,10 +185,12 @@ def _data_url(media_type: str, content: bytes) -> str:
 
 def _text(choice: Choice, mode: ScoreMode) -> Judgment:
     text = choice.message.content or ""
-    parsed = parse_score(text, mode=mode, truncated=choice.finish_reason == "length")
-    return Judgment(
-        parsed.score, text if parsed.score is not None else f"{text}\n[{parsed.reason}]"
-    )
+    is_cut = choice.finish_reason == "length"
+    parsed = parse_score(text, mode=mode, truncated=is_cut)
+    if parsed.score is not None:
+        return Judgment(parsed.score, text)
+    cause = VideoCause.ANSWER_CUT if is_cut else None
+    return Judgment(None, f"{text}\n[{parsed.reason}]", cause=cause)
 
 
 def _probability(choice: Choice) -> Judgment:

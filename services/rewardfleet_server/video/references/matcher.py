@@ -41,6 +41,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.video.frames import Frame
 from rewardfleet_server.video.judges import Judgment
 
@@ -167,9 +168,9 @@ class ReferenceMatcher:
         """
         task = self._tasks.get(normalize_task(task_text))
         if task is None:
-            return Judgment(None, self._unknown(task_text))
+            return Judgment(None, self._unknown(task_text), cause=VideoCause.NO_REFERENCE)
         if len(frames) == 0:
-            return Judgment(None, "The clip has no frames.")
+            return Judgment(None, "The clip has no frames.", cause=VideoCause.TOO_FEW_FRAMES)
         return task.compare(frames)
 
     def _unknown(self, task_text: str) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.prompts import PERCENTAGE, RUBRIC, YES_OR_NO, Prompt
 from rewardfleet_server.video.score_parser import PARSER_VERSION, ScoreMode, parse_score
@@ -93,7 +94,7 @@ class TextReadout:
         scores = [score for score, _ in readings if score is not None]
         output = "\n---\n".join(text for _, text in readings)
         if 2 * len(scores) < len(readings) or not scores:
-            return Judgment(None, output)
+            return Judgment(None, output, cause=cause_of_abstention(completions))
         mean = math.fsum(scores) / len(scores)
         components = {self.component: mean} if self.component else {}
         if len(completions) > 1:
@@ -144,6 +145,11 @@ class LabelReadout:
         if self.component and math.isfinite(logprobs[1.0]):
             components[self.component] = logprobs[1.0]
         return Judgment(min(max(score, 0.0), 1.0), completion.text, components)
+
+
+def cause_of_abstention(completions: Sequence[Completion]) -> VideoCause | None:
+    """Return why no score can be read: the token limit, if it cut one of the completions."""
+    return VideoCause.ANSWER_CUT if any(each.truncated for each in completions) else None
 
 
 def readouts(checkpoint: Checkpoint, percentage: Prompt = PERCENTAGE) -> dict[str, Readout]:

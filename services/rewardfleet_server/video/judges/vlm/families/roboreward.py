@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.video.judges import DeferredJudge, Judgment
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Completion, GenerationParams, factory
@@ -79,7 +80,8 @@ class GradeReadout:
         text = completion.text
         grades = set(_ANSWER.findall(text))
         if completion.truncated:
-            return Judgment(None, f"{text}\n[cut by the token limit]")
+            cause = VideoCause.ANSWER_CUT
+            return Judgment(None, f"{text}\n[cut by the token limit]", cause=cause)
         if len(grades) != 1 or len(_ANNOUNCED.findall(text)) != len(_ANSWER.findall(text)):
             return Judgment(None, f"{text}\n[not one grade from 1 to 5 after ANSWER:]")
         grade = int(grades.pop())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment
 from rewardfleet_server.video.judges.options import JudgeOptions
@@ -21,7 +22,7 @@ from rewardfleet_server.video.judges.vlm.judge import (
     with_curve,
 )
 from rewardfleet_server.video.judges.vlm.prompt_layouts import FirstPreviousCurrent
-from rewardfleet_server.video.judges.vlm.readouts import TextSampling
+from rewardfleet_server.video.judges.vlm.readouts import TextSampling, cause_of_abstention
 from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, EitherEngineSettings
 from rewardfleet_server.video.prompts import Prompt
 from rewardfleet_server.video.prompts.authors import (
@@ -108,7 +109,8 @@ class ProgressReadout:
         answer = _ANSWER.search(text)
         number = _PERCENTAGE.fullmatch(answer[1]) if answer else None
         if number is None:
-            return Judgment(None, f"{text}\n[no whole number of percent in <answer>]")
+            reason = f"{text}\n[no whole number of percent in <answer>]"
+            return Judgment(None, reason, cause=cause_of_abstention(completions))
         progress = min(max(int(number[1]), -100), 100) / 100
         return Judgment(max(progress, 0.0), text, {"progress": progress})
 
@@ -128,7 +130,8 @@ class SoleJudge(VlmJudge):
         del backend_kwargs  # they have no effect
         judgments = await self._judge_frames(task_text, clip)
         if not judgments:
-            return Judgment(None, "[there is no frame after the first one]")
+            reason = "[there is no frame after the first one]"
+            return Judgment(None, reason, cause=VideoCause.TOO_FEW_FRAMES)
         unreadable = sum(judgment.score is None for judgment in judgments)
         text = "\n".join(
             f"[frame {index}] {judgment.text}"

@@ -1,0 +1,49 @@
+"""Why the reward of an answer is below what the options allow."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rewardfleet.wire.causes import ToolsCause
+
+from .answer import MALFORMED, GroundTruth, ParsedAnswer, ToolCall
+
+
+def cause_of(
+    answer: ParsedAnswer,
+    truth: GroundTruth,
+    *,
+    right_format: bool,
+    right_calls: bool,
+    full_length: bool,
+) -> ToolsCause | None:
+    """Return why a reward is not the highest; None if it is.
+
+    Args:
+        right_format: Whether the reward of the format is the highest.
+        right_calls: Whether the correctness is the highest.
+        full_length: Whether the reward of the length is, or there is none.
+    """
+    if right_format and right_calls:
+        return None if full_length else ToolsCause.SHORT_THINKING
+    if MALFORMED in answer.calls:
+        return ToolsCause.MALFORMED_CALL
+    if not right_format:
+        # The tags of a call are missing or superfluous because the call is.
+        if answer.is_clean and bool(answer.calls) != bool(truth.calls):
+            return ToolsCause.EXTRA_CALL if answer.calls else ToolsCause.MISSING_CALL
+        return ToolsCause.FORMAT
+    return _cause_of_calls(answer.calls, truth.calls)
+
+
+def _cause_of_calls(calls: Sequence[ToolCall], truth: Sequence[ToolCall]) -> ToolsCause:
+    given, wanted = [call.name for call in calls], [call.name for call in truth]
+    if len(given) == len(wanted):
+        if given != wanted and Counter(given) != Counter(wanted):
+            return ToolsCause.WRONG_TOOL
+        if Counter(calls) != Counter(truth):
+            return ToolsCause.WRONG_ARGUMENTS
+        return ToolsCause.CALL_FORM
+    fewer, more = sorted((Counter(given), Counter(wanted)), key=Counter.total)
+    if not fewer <= more:
+        return ToolsCause.WRONG_TOOL
+    return ToolsCause.EXTRA_CALL if len(given) > len(wanted) else ToolsCause.MISSING_CALL

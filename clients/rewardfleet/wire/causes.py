@@ -1,0 +1,309 @@
+"""Why a score is below its maximum, or missing: one closed list of causes per service.
+
+The names are stable: programs may branch on them. The cause of an error is its `ErrorKind`.
+docs/reference/causes.md is generated from these lists.
+"""
+
+from typing_extensions import Self
+
+from .string_enum import StrEnum
+
+#: A video's score below it means that the judge finds that the task was not done.
+SUCCESS_THRESHOLD = 0.5
+
+
+class Cause(StrEnum):
+    """The base of the lists: a member has its name, its meaning, and what would change the score.
+
+    Of several causes, the first one in its list that applies is reported, unless the list says how
+    it is chosen.
+    """
+
+    meaning: str  #: why the score is what it is: a sentence
+    remedy: str  #: what would have to change for another score: a sentence
+
+    def __new__(cls, name: str, meaning: str, remedy: str) -> Self:
+        """Make a member, which is a string: its name."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.meaning = meaning
+        member.remedy = remedy
+        return member
+
+
+class CodeCause(Cause):
+    """Causes of the code service; of a program that ran, that of the first test that failed."""
+
+    NO_JUDGMENT = (
+        "no_judgment",
+        "The critique does not have exactly one overall judgment, so nothing was run.",
+        "The critique must state `Overall judgment: Correct` or `Incorrect`, once.",
+    )
+    NO_CODE_BLOCK = (
+        "no_code_block",
+        "The text has no program: no code block, and is not Python as a whole; or no statement.",
+        (
+            "The policy must write its program in a code block. Look at the end of the text: "
+            "a text that is cut off needs a larger token limit."
+        ),
+    )
+    UNUSABLE_TEXT = (
+        "unusable_text",
+        "The program has a NUL, a lone surrogate, or more than 1,000,000 characters.",
+        "The program must be text of at most that length.",
+    )
+    COMPILE_ERROR = (
+        "compile_error",
+        "The program is not valid Python.",
+        "The program must compile; `stderr` of the test has the line.",
+    )
+    MISSING_MODULE = (
+        "missing_module",
+        "The program imports a module that is not installed in the sandbox.",
+        "Install the module for the sandbox, or tell the policy which modules there are.",
+    )
+    SANDBOX_DIED = (
+        "sandbox_died",
+        "The sandbox died while the program ran; programs that attack it do that.",
+        (
+            "Read the program and `suspicions`. If harmless programs end so, the machine "
+            "lacks memory or processes."
+        ),
+    )
+    DECIDED_BY_PROGRAM = (
+        "decided_by_program",
+        "The test passed, but the program could decide it, and the tests are `strict`.",
+        "Write the test so that it compares plain values, or do not set `strict`.",
+    )
+    WRONG_ANSWER = (
+        "wrong_answer",
+        "The program ended well, with another output or value than expected.",
+        "The program must give what the test expects, as `checker` or `tolerance` compare it.",
+    )
+    RUNTIME_ERROR = (
+        "runtime_error",
+        "The program raised an exception, or a signal ended it.",
+        "The program must not fail; `stderr` of the test has the exception.",
+    )
+    TIME_LIMIT = (
+        "time_limit",
+        (
+            "A run took more than `limits.cpu_s` or `limits.wall_s`, or all runs together "
+            "took too long."
+        ),
+        "A faster program; or a larger `limits.cpu_s`, `limits.wall_s` or `--max-submission-s`.",
+    )
+    MEMORY_LIMIT = (
+        "memory_limit",
+        "The program needed more than `limits.memory_mb`.",
+        "A program that needs less memory, or a larger `limits.memory_mb`.",
+    )
+    OUTPUT_LIMIT = (
+        "output_limit",
+        "The program wrote more than `limits.output_kb`, or too many files.",
+        "A program that writes less, or a larger `limits.output_kb`.",
+    )
+    ANSWER_TOO_LARGE = (
+        "answer_too_large",
+        "The value that the program returned is too large to be compared.",
+        "The program must return a smaller value.",
+    )
+    EXITED_EARLY = (
+        "exited_early",
+        "The program ended before it had answered the test, e.g. by `sys.exit`.",
+        "The program must not exit while it is imported or called.",
+    )
+
+
+class VideoCause(Cause):
+    """Causes of the video service."""
+
+    JUDGE_SAYS_NO = (
+        "judge_says_no",
+        f"The judge gives less than {SUCCESS_THRESHOLD}: it finds that the task was not done.",
+        (
+            "A rollout that does the task. If this one did, look at the frames: the camera, "
+            "`task_text`, `start_s` and `end_s`; or use another judge."
+        ),
+    )
+    NOT_FINISHED = (
+        "not_finished",
+        (
+            f"The judge gives at least {SUCCESS_THRESHOLD} and less than 1: it finds the task "
+            "partly done, or is not certain that it was done."
+        ),
+        (
+            "A rollout that shows the finished task until its end. Many judges never give 1: "
+            f"compare with a threshold, such as {SUCCESS_THRESHOLD}."
+        ),
+    )
+    ANSWER_CUT = (
+        "answer_cut",
+        "The judge's answer reached its token limit before it stated a score.",
+        "A larger `max_tokens` of the judge.",
+    )
+    NO_REFERENCE = (
+        "no_reference",
+        "The judge `reference` has no labeled rollout of this task.",
+        "Add one to its library, spell `task_text` as in the library, or use another judge.",
+    )
+    TOO_FEW_FRAMES = (
+        "too_few_frames",
+        "The clip has fewer frames than the judge needs.",
+        "A longer clip, or a larger `nframes`.",
+    )
+    NO_VERDICT = (
+        "no_verdict",
+        "The judge answered, and its answer has no score that can be read.",
+        (
+            "Read `model_output`, whose last line says what was not understood; change the "
+            "prompt, `score_mode` or the judge."
+        ),
+    )
+
+
+class ToolsCause(Cause):
+    """Causes of the tools service."""
+
+    MALFORMED_CALL = (
+        "malformed_call",
+        "A tool call is not a JSON object with a name and parameters, or is not closed.",
+        "The policy must write its calls as JSON objects in `<tool_call>`.",
+    )
+    FORMAT = (
+        "format",
+        "The answer does not have the tags of the correct one, in order, with nothing around them.",
+        (
+            "The policy must write `<think>`, `<tool_call>` and `<response>` as the correct "
+            "answer does."
+        ),
+    )
+    MISSING_CALL = (
+        "missing_call",
+        "The correct answer has further tool calls.",
+        "The policy must make all calls of the correct answer.",
+    )
+    EXTRA_CALL = (
+        "extra_call",
+        "The answer has further tool calls than the correct one.",
+        "The policy must make no other calls.",
+    )
+    WRONG_TOOL = (
+        "wrong_tool",
+        "The answer calls other tools than the correct one.",
+        "The policy must call the tools of the correct answer.",
+    )
+    WRONG_ARGUMENTS = (
+        "wrong_arguments",
+        "The answer calls the right tools with other parameters.",
+        "The policy must give the names and values of the correct answer's parameters.",
+    )
+    CALL_FORM = (
+        "call_form",
+        "The calls are right, in a form or order that `variant: toolrl` does not count.",
+        "One JSON object per line, in the order of the correct answer; or `variant: strict`.",
+    )
+    SHORT_THINKING = (
+        "short_thinking",
+        "`<think>` is shorter than what `with_length` rewards in full.",
+        "A longer `<think>`, or no `with_length`.",
+    )
+    TOOL_COST = (
+        "tool_cost",
+        "The answer is right; the price of the tools that it used is subtracted.",
+        "Fewer or cheaper tools, or a larger budget of the run.",
+    )
+
+
+class EpisodeCause(Cause):
+    """Causes of the episode service: why a score is below 1.
+
+    It is the cause of the reward before normalization; if that is 1 or more, `normalized`.
+    """
+
+    NO_VARIANCE = (
+        "no_variance",
+        "All rewards of its group are equal, so a score that compares within the group is 0.",
+        (
+            "Prompts of which the policy solves some and not all, more samples per group, or "
+            "a higher temperature."
+        ),
+    )
+    TRUNCATED = (
+        "truncated",
+        "The episode did not succeed within `max_steps`.",
+        "A policy that needs fewer steps, or a larger step limit.",
+    )
+    FAILED = (
+        "failed",
+        "The episode did not succeed.",
+        "An episode with `success: true`.",
+    )
+    JUDGE_SAYS_NO = (
+        "judge_says_no",
+        (
+            f"`visual_success` is below {SUCCESS_THRESHOLD}: the judge of the video finds that "
+            "the task was not done."
+        ),
+        "As for the video service's `judge_says_no`.",
+    )
+    LOW_REWARD = (
+        "low_reward",
+        (
+            "The reward that the request brings (`episode_reward`, `step_rewards`, "
+            "`reward_model_score`) is below 1."
+        ),
+        "A higher reward of the environment, the reward model, or another scale of it.",
+    )
+    NOT_FINISHED = (
+        "not_finished",
+        f"`visual_success` is at least {SUCCESS_THRESHOLD} and below 1.",
+        "As for the video service's `not_finished`.",
+    )
+    STEPS_TAKEN = (
+        "steps_taken",
+        (
+            "The episode succeeded; the steps that it took lower its efficiency or its "
+            "discounted reward."
+        ),
+        "Fewer steps, or another kind of reward.",
+    )
+    LOW_OBJECTIVES = (
+        "low_objectives",
+        "The weighted sum of the objectives is below 1; `components` has each of them.",
+        "Better objectives, or other `weights`.",
+    )
+    SHAPING = (
+        "shaping",
+        "The reward is 1 or more; the shaping by `progress` lowers it.",
+        "None is needed: shaping shifts all rewards of the same start.",
+    )
+    NORMALIZED = (
+        "normalized",
+        "The reward is 1 or more; normalization made a lower score of it.",
+        "None is needed: the score says how much better it is than others.",
+    )
+    MASKED = (
+        "masked",
+        "The request says that the rollout has no valid outcome.",
+        "A rollout without `masked`.",
+    )
+    VIDEO_ABSTAINED = (
+        "video_abstained",
+        "The judge of its video abstained.",
+        "As for the causes of abstentions of the video service.",
+    )
+    ALONE = (
+        "alone",
+        "No other member of its group has a score to compare it with.",
+        "Further members of the group with a score.",
+    )
+
+
+#: The causes of each service, besides the kinds of errors.
+CAUSES: dict[str, type[Cause]] = {
+    "video": VideoCause,
+    "code": CodeCause,
+    "episode": EpisodeCause,
+    "tools": ToolsCause,
+}
