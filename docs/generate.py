@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from blocking_stub import blocking_stub
+from causes_page import causes_page
 from deployment_files import OF_SERVICES, WITH_REGIONS, with_regions
 from grafana_dashboards import dashboard, names
 from kubernetes_copies import prometheus_rule
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 #: Each generated file, relative to the root, and the function that returns its text.
 GENERATED: list[tuple[str, Callable[[], str]]] = [
     ("clients/rewardfleet/blocking.pyi", blocking_stub),
+    ("docs/reference/causes.md", causes_page),
     ("docs/reference/errors.md", errors_page),
     ("docs/reference/http.md", http_page),
     ("docs/reference/metrics.md", metrics_page),

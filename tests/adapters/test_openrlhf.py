@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rewardfleet import InvalidRequest
+from rewardfleet.wire.causes import CodeCause
 
 from .conftest import ECHO, TESTS, UNREACHABLE, requests_to
 
@@ -81,10 +82,15 @@ def test_it_reports_to_the_log_of_the_trainer(load, code_url: str, unused_tcp_po
     """OpenRLHF logs the first element of each tensor in `extra_logs`."""
     sample = ([f"{PROMPT}{ECHO}"], [PROMPT], [json.dumps(TESTS)])
     logs = load(code_url)(*sample)["extra_logs"]
-    assert set(logs) == {"reward/failed", "reward/abstained", "reward/cached"}
+    causes = {f"reward/cause/{each}" for each in CodeCause}
+    assert set(logs) == {"reward/failed", "reward/abstained", "reward/cached"} | causes
+    assert [logs[name].tolist() for name in causes].count([1.0]) == 1
+    assert logs["reward/cause/wrong_answer"].tolist() == [1.0]
     assert logs["reward/failed"].tolist() == logs["reward/abstained"].tolist() == [0.0]
     dead = load(f"http://127.0.0.1:{unused_tcp_port}", timeout_s=0.3, on_failure=-1.0)
-    assert dead(*sample)["extra_logs"]["reward/failed"].tolist() == [1.0]
+    logs = dead(*sample)["extra_logs"]
+    assert logs["reward/failed"].tolist() == [1.0]
+    assert not any(logs[name].item() for name in causes)
 
 
 def test_a_failure_is_raised_and_shown_because_openrlhf_hides_it(

@@ -13,12 +13,15 @@ import pytest
 
 from rewardfleet import InvalidRequest, RewardFleet
 from rewardfleet.adapters.trl import reward_function
+from rewardfleet.wire.causes import CodeCause
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.tools.app import create_app as create_tools_app
 from rewardfleet_server.tools.settings import ToolsSettings
 
 from ..conftest import client_of
 from .conftest import ECHO, SUM, TESTS, UNREACHABLE
+
+NO_CAUSES = {f"reward/cause/{each}": 0.0 for each in CodeCause}
 
 
 def call(function, completions: list, **columns: object) -> list[float]:
@@ -102,11 +105,13 @@ def test_metrics_of_a_batch_are_logged_and_never_nan(code_url: str, unused_tcp_p
     assert logged == {
         "reward/failed": 0.0, "reward/abstained": 0.0, "reward/p0": 0.0, "reward/p25": 0.0,
         "reward/p50": 0.25, "reward/p75": 0.625, "reward/p100": 1.0,
+        **NO_CAUSES, "reward/cause/wrong_answer": 0.5, "reward/cause/no_code_block": 0.25,
     }  # fmt: skip
     logged.clear()
     dead = f"http://127.0.0.1:{unused_tcp_port}"
     call(reward_function("code", dead, timeout_s=0.3), [SUM] * 4, **given)
-    assert logged == {"reward/failed": 1.0, "reward/abstained": 0.0, "reward/cached": 0.0}
+    shares = {"reward/failed": 1.0, "reward/abstained": 0.0, "reward/cached": 0.0}
+    assert logged == shares | NO_CAUSES
 
 
 def test_what_the_caller_wrote_can_be_invalid(reward):

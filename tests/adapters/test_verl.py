@@ -25,12 +25,14 @@ from rewardfleet.adapters.verl import (
     compute_score_prime,
     compute_scores,
 )
+from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.testing import FakeJudge
 
 from .conftest import ECHO, SUM, TESTS, UNREACHABLE
 
 pytestmark = pytest.mark.slow
 
+VIDEO_CAUSES = {f"reward/cause/{each}": 0.0 for each in VideoCause}
 MARKS = {"reward/failed": 0.0, "reward/abstained": 0.0, "reward/cached": 0.0}
 
 T = TypeVar("T")
@@ -219,7 +221,7 @@ def test_clips_are_scored_for_the_task_in_the_ground_truth(score, make, serve):
     options = {"url": str(service.base_url), "service": "video"}
     task, clip = "put the bowl on the plate", make(np.zeros((4, 32, 32, 3), np.uint8))
     result = score("robot", "", task, {"clip": clip, "index": 3}, **options, binary_reward=False)
-    assert result == {"score": 0.7, **MARKS}
+    assert result == {"score": 0.7, **MARKS, **VIDEO_CAUSES, "reward/cause/not_finished": 1.0}
     binary = score("robot", "", task, {"clip": clip, "nframes": 2}, **options)
     assert binary["score"] == 1.0
     with pytest.raises(InvalidRequest, match="no 'clip'"):
@@ -233,7 +235,8 @@ def test_an_abstention_is_a_failure_that_is_marked(score, serve):
     given = ("robot", "", "put the bowl on the plate", {"clip": clip})
     options = {"url": str(service.base_url), "service": "video"}
     result = score(*given, **options, on_failure=-1.0)
-    assert result == {"score": -1.0, **MARKS, "reward/abstained": 1.0}
+    abstained = {"reward/abstained": 1.0, "reward/cause/no_verdict": 1.0}
+    assert result == {"score": -1.0, **MARKS, **VIDEO_CAUSES, **abstained}
     with pytest.raises(Abstained):
         score(*given, **options)
 

@@ -15,6 +15,7 @@ from rewardfleet.code import CodeOptions, code_request
 from rewardfleet.service import BatchClient, OnFailure, ScoreT
 from rewardfleet.tools import ToolsFields, tools_request
 from rewardfleet.video import VideoOptions, video_request
+from rewardfleet.wire.causes import CAUSES
 from rewardfleet.wire.code import as_tests
 from rewardfleet.wire.digest import LABELS
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
@@ -207,7 +208,8 @@ class DatasetReward(_ServiceReward):
         requests = await asyncio.to_thread(requests_of, self.service, samples)
         scores = await scores_of(self.client, requests)
         if log_metric is not None:
-            for name, value in metrics_of(scores).items():
+            causes = [cause_marks(self.service, score) for score in scores]
+            for name, value in {**metrics_of(scores), **_means(causes)}.items():
                 log_metric(name, value)
         return [self.client.policy.reward(score) for score in scores]
 
@@ -229,10 +231,26 @@ def metrics_of(scores: Sequence[Score]) -> dict[str, float]:
     The shares of samples that failed, on which the judge abstained, and whose score was cached; and
     the quartiles of the scores there are, `reward/p0` to `reward/p100`. None of them is NaN.
     """
-    marks = [marks_of(score) for score in scores]
-    names = marks[0] if marks else ()
-    shares = {name: float(np.mean([each[name] for each in marks])) for name in names}
+    shares = _means([marks_of(score) for score in scores])
     return shares | quartiles_of([score.score for score in scores if score.score is not None])
+
+
+def _means(marks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = marks[0] if marks else ()
+    return {name: float(np.mean([each[name] for each in marks])) for name in names}
+
+
+def cause_marks(service: ServiceName, score: Score | None) -> dict[str, float]:
+    """Return what a trainer logs of the cause of a sample: `reward/cause/wrong_answer`, ….
+
+    Each is 1.0 or 0.0, so that their means are shares. All samples have the same names, as trainers
+    need that average over processes. Errors are in `reward/failed` alone.
+
+    Args:
+        score: The score of the sample; None if the call failed.
+    """
+    own = None if score is None else score.cause
+    return {f"reward/cause/{each}": float(each == own) for each in CAUSES[service]}
 
 
 def marks_of(score: Score | None) -> dict[str, float]:

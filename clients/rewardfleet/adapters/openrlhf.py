@@ -10,7 +10,7 @@ from rewardfleet.service import OnFailure
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.query import response_of
 
-from ._rows import SampleReward, ServiceName, marks_of
+from ._rows import SampleReward, ServiceName, cause_marks, marks_of
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def reward_function(
         if response is None:
             raise InvalidRequest(f"the query does not begin with its prompt (got {query[:60]!r})")
         value, score = await scorer.score(response, {scorer.truth: label})
-        return value, marks_of(score)
+        return value, {**marks_of(score), **cause_marks(service, score)}
 
     async def rewards(samples: Iterable[tuple[str, str, Any]]) -> list[Any]:
         return await asyncio.gather(*(reward(*each) for each in samples))
@@ -56,7 +56,8 @@ def reward_function(
             log.error("no reward: %s", error)  # noqa: TRY400 - it is raised
             raise
         values = torch.tensor([value for value, _ in scored])
-        logs = {name: torch.tensor([marks[name] for _, marks in scored]) for name in marks_of(None)}
+        names = scored[0][1] if scored else ()
+        logs = {name: torch.tensor([marks[name] for _, marks in scored]) for name in names}
         return {"rewards": values, "scores": values, "extra_logs": logs}
 
     return reward_func

@@ -13,6 +13,7 @@ from rewardfleet.adapters._rows import (
     MissingReward,
     SampleRow,
     ServiceName,
+    cause_marks,
     fields_of,
     is_before,
     marks_of,
@@ -74,9 +75,10 @@ async def compute_score_async(
     Returns:
         `score`; `reward/failed`, 1.0 where the service failed, else 0.0; `reward/abstained`, 1.0
         where the judge answered without a verdict; `reward/cached`, 1.0 for a score from the cache;
-        and for code `reward/pass_rate`, `reward/critique_valid` and `reward/judgment_correct`, for
-        tools `reward/cost`. These are None where there is none, which verl's validation leaves out;
-        NaN before verl 0.9.
+        `reward/cause/NAME` for each cause of the service, 1.0 for that of the sample; and for code
+        `reward/pass_rate`, `reward/critique_valid` and `reward/judgment_correct`, for tools
+        `reward/cost`. These are None where there is none, which verl's validation leaves out; NaN
+        before verl 0.9.
 
     Raises:
         RewardFleetError: There is no score, and `on_failure` is "raise".
@@ -182,10 +184,11 @@ def _result(
     client: BatchClient[Any, Any], service: ServiceName, score: Score | RewardFleetError
 ) -> dict[str, Any]:
     if isinstance(score, RewardFleetError):
-        reward, fields, marks = client.policy.failed(score), {}, marks_of(None)
+        reward, fields, found = client.policy.failed(score), {}, None
     else:
-        reward, marks = client.policy.reward(score), marks_of(score)
+        reward, found = client.policy.reward(score), score
         fields = {**score.model_dump(include=set(_REPORTED[service])), **score.components}
     values = {f"reward/{name}": fields.get(name) for name in _REPORTED[service]}
     reported = {name: _NO_VALUE if each is None else float(each) for name, each in values.items()}
+    marks = {**marks_of(found), **cause_marks(service, found)}
     return _SampleResult({"score": reward, **marks, **reported})

@@ -15,8 +15,7 @@ SUCCESS_THRESHOLD = 0.5
 class Cause(StrEnum):
     """The base of the lists: a member has its name, its meaning, and what would change the score.
 
-    Of several causes, the first one in its list that applies is reported, unless the list says how
-    it is chosen.
+    Of several causes, the first one in its list that applies is reported.
     """
 
     meaning: str  #: why the score is what it is: a sentence
@@ -32,7 +31,10 @@ class Cause(StrEnum):
 
 
 class CodeCause(Cause):
-    """Causes of the code service; of a program that ran, that of the first test that failed."""
+    """Causes of the code service.
+
+    If tests were run, it is the cause of the first one that failed.
+    """
 
     NO_JUDGMENT = (
         "no_judgment",
@@ -216,9 +218,10 @@ class ToolsCause(Cause):
 
 
 class EpisodeCause(Cause):
-    """Causes of the episode service: why a score is below 1.
+    """Causes of the episode service.
 
-    It is the cause of the reward before normalization; if that is 1 or more, `normalized`.
+    A score has a cause if it is below 1. Except for `no_variance` and `normalized`, it is that of
+    the reward before normalization.
     """
 
     NO_VARIANCE = (

@@ -108,8 +108,9 @@ class TrainerApi(Generic[RequestT, ScoreT]):
             if all(name in each.components for each in scores)
         ]
         logs = {name: [score.components[name] for score in scores] for name in names}
-        for cause in CAUSES[self.engine.service]:  # OpenRLHF needs the same names in each answer
-            logs[f"cause/{cause}"] = [float(score.cause == cause) for score in scores]
+        if scores:  # the same names in each answer: OpenRLHF joins those of a batch
+            for cause in CAUSES[self.engine.service]:
+                logs[f"cause/{cause}"] = [float(score.cause == cause) for score in scores]
         return OpenRlhfResponse(rewards=rewards, scores=rewards, extra_logs=logs)
 
     async def _slime(self, request: SlimeRequest, context: RequestContext) -> SlimeReward:

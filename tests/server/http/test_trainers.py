@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from rewardfleet.wire.causes import CodeCause
 from rewardfleet.wire.errors import Abstained, BackendFailed, Unavailable
 from rewardfleet.wire.query import completion_text, response_of
 from rewardfleet_server.testing import FakeJudge, FakeSandbox
@@ -73,11 +74,10 @@ def test_openrlhf_sends_prompt_and_special_tokens(code: httpx.Client):
         rb'"labels": ["{\"inputs\": [\"\"], \"outputs\": [\"5\"]}"]}'
     )
     response = code.post("/get_reward", content=body, headers={"Content-Type": "application/json"})
-    assert response.json() == {
-        "rewards": [1.0],
-        "scores": [1.0],
-        "extra_logs": {"pass_rate": [1.0]},
-    }
+    found = response.json()
+    logs = found.pop("extra_logs")
+    assert found == {"rewards": [1.0], "scores": [1.0]}
+    assert logs == {"pass_rate": [1.0]} | {f"cause/{each}": [0.0] for each in CodeCause}
 
 
 @pytest.mark.parametrize(
@@ -159,6 +159,7 @@ def test_openrlhf_several_samples_keep_their_order(code: httpx.Client):
             "labels": [FIVE] * 3}  # fmt: skip
     found = answer(code, "/get_reward", body)
     assert found["rewards"] == found["scores"] == found["extra_logs"]["pass_rate"] == [1, 0, 1]
+    assert found["extra_logs"]["cause/wrong_answer"] == [0, 1, 0]
 
 
 def test_openrlhf_an_empty_list_has_no_rewards(code: httpx.Client):
@@ -250,6 +251,7 @@ def test_gym_gets_its_row_back_with_the_reward(code: httpx.Client, row: dict[str
         **body,
         "reward": 1.0,
         "reward_components": {"pass_rate": 1.0},
+        "reward_cause": None,
         "mask_sample": False,
         "failure_kind": None,
         "failure_reason": None,
@@ -348,7 +350,7 @@ def test_openenv_reset_and_step(code: httpx.Client):
     assert reset == {"observation": {}, "reward": None, "done": False}
     step = {"action": {"code": "print(5)", "ground_truth": FIVE}, "timeout_s": 15}
     assert answer(code, "/step", step) == {
-        "observation": {"status": "ok", "components": {"pass_rate": 1.0}},
+        "observation": {"status": "ok", "components": {"pass_rate": 1.0}, "cause": None},
         "reward": 1.0,
         "done": True,
     }

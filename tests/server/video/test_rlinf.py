@@ -71,6 +71,7 @@ def test_an_abstention_is_the_number_there_and_null_elsewhere(
             "model_output": "fake judgment of 16 frames",
             "backend": "fake",
             "abstained": True,
+            "cause": "no_verdict",
         },
     )
     assert replaced(client) == 1
