@@ -36,14 +36,13 @@ def cause_of(
 
 
 def _cause_of_calls(calls: Sequence[ToolCall], truth: Sequence[ToolCall]) -> ToolsCause:
-    given, wanted = [call.name for call in calls], [call.name for call in truth]
-    if len(given) == len(wanted):
-        if given != wanted and Counter(given) != Counter(wanted):
-            return ToolsCause.WRONG_TOOL
-        if Counter(calls) != Counter(truth):
-            return ToolsCause.WRONG_ARGUMENTS
-        return ToolsCause.CALL_FORM
-    fewer, more = sorted((Counter(given), Counter(wanted)), key=Counter.total)
-    if not fewer <= more:
-        return ToolsCause.WRONG_TOOL
-    return ToolsCause.EXTRA_CALL if len(given) > len(wanted) else ToolsCause.MISSING_CALL
+    # Sets, as counting takes longer than the rest of an item.
+    given, wanted = {call.name for call in calls}, {call.name for call in truth}
+    if given == wanted:
+        if len(calls) == len(truth):
+            is_same = set(calls) == set(truth) and Counter(calls) == Counter(truth)
+            return ToolsCause.CALL_FORM if is_same else ToolsCause.WRONG_ARGUMENTS
+        return ToolsCause.EXTRA_CALL if len(calls) > len(truth) else ToolsCause.MISSING_CALL
+    if given > wanted:
+        return ToolsCause.EXTRA_CALL
+    return ToolsCause.MISSING_CALL if given < wanted else ToolsCause.WRONG_TOOL
