@@ -45,12 +45,20 @@ def nested_models(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
 def _plain(annotation: Any) -> Any:
     """Return a type without `| None` and `Annotated`."""
     while True:
-        parts = [each for each in get_args(annotation) if each is not type(None)]
-        is_optional = get_origin(annotation) in {Union, type(int | str)} and len(parts) == 1
-        if hasattr(annotation, "__metadata__") or is_optional:
-            annotation = parts[0]
+        parts = _parts(annotation)
+        if hasattr(annotation, "__metadata__"):
+            annotation = get_args(annotation)[0]
+        elif len(parts) == 1:
+            (annotation,) = parts
         else:
             return annotation
+
+
+def _parts(annotation: Any) -> list[Any]:
+    """Return the types of a union, without None; empty if it is none."""
+    if get_origin(annotation) not in {Union, type(int | str)}:
+        return []
+    return [each for each in get_args(annotation) if each is not type(None)]
 
 
 def _type_of(annotation: Any) -> str:
@@ -60,7 +68,8 @@ def _type_of(annotation: Any) -> str:
         return f"list<{item}>" if item in _TYPES.values() else "json"
     if get_origin(kind) is dict:
         return "map" if _type_of(get_args(kind)[1]) == "float64" else "json"
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
+    kinds = _parts(kind) or [kind]
+    if all(isinstance(each, type) and issubclass(each, StrEnum) for each in kinds):
         return "string"
     literals = {type(each) for each in get_args(kind)}
     if len(literals) == 1 and get_origin(kind) is not Union:

@@ -419,6 +419,11 @@ class Verdict(Response):
         description="The first 200 characters that the `checker_program` printed. They may tell "
         "the expected output.",
     )
+    returned: str = Field(
+        "",
+        description="Of a wrong answer, the value that the program gave: the first 200 characters "
+        "of its JSON, where a tuple is an object with `tuple`, and so on.",
+    )
     checks: int = Field(0, ge=0, description="How many checks were evaluated.")
     missing_module: str = Field(
         "",

@@ -36,6 +36,8 @@ REJECTED_BY_STRICT = ", which `strict` rejects"
 _MAX_CHECKS = 10**9
 #: Bytes of standard output and standard error that a verdict shows.
 _MAX_SHOWN = 1000
+#: Characters of a wrong value that a verdict shows.
+_MAX_RETURNED = 200
 
 #: Outcomes of programs that failed before any check, by the `failed` field of the report.
 _FAILURES = {
@@ -237,7 +239,10 @@ class CallRun:
                 outcome = Outcome.WRONG_ANSWER if self.strict else outcome
                 suspicions.append(f"decided by {inside}{rejected}")
             by: Literal["service", "jail"] = "jail" if inside else "service"
-            verdicts.append(_verdict(outcome, result, by=by, checks=checks))
+            verdict = _verdict(outcome, result, by=by, checks=checks)
+            if outcome is Outcome.WRONG_ANSWER and answer is not None and "value" in answer:
+                verdict.returned = json.dumps(answer["value"])[:_MAX_RETURNED]
+            verdicts.append(verdict)
             if answer is not None and not is_plain(answer.get("value")):
                 kind = str(answer["value"]["other"])[:60]
                 suspicions.append(f"answered with {kind!r}, which is not a plain value")

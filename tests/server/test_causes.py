@@ -1,0 +1,405 @@
+"""The cause of each score, by requests over real HTTP."""
+
+import json
+import re
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rewardfleet.wire.causes import CAUSES, CodeCause, EpisodeCause, ToolsCause, VideoCause
+from rewardfleet.wire.errors import ErrorKind
+from rewardfleet_server.code.sandboxes import RunResult
+from rewardfleet_server.testing import FakeJudge, FakeSandbox
+from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.settings import VideoSettings
+
+from ..conftest import image_base64, served, served_with
+from ..observability.conftest import ALERTS
+from .code.conftest import Service, asserts, functional, served_code, stdio
+from .episode.conftest import post_batch, served_episodes
+from .tools.conftest import TRUTH, answer, call, served_tools
+from .video.test_openai import Endpoint, serving_judge
+
+ONE = stdio(("", "1"))
+
+
+def cause_of(response: httpx.Response) -> str | None:
+    assert response.status_code == 200, response.text
+    found = response.json()
+    assert found["score"] is None or found["score"] < 1 or found["cause"] is None
+    return found["cause"]
+
+
+# Code
+
+LOOKS_INSIDE = "import inspect\nassert inspect.getsource(f)"
+CODE = [
+    ("print(1)", ONE, {}, None),
+    ("print(2)", ONE, {}, "wrong_answer"),
+    ("```python\nprint(2)\n```", ONE, {}, "wrong_answer"),
+    ("print(1)", stdio(("", "1"), ("", "2")), {}, "wrong_answer"),
+    ("", ONE, {}, "no_code_block"),
+    ("I cannot do this.", ONE, {}, "no_code_block"),
+    ("<think>```python\nprint(1)\n```</think>\nI cannot do this.", ONE, {}, "no_code_block"),
+    ("<think>It must print 1, so", ONE, {}, "no_code_block"),
+    ("Here:\n```python\n# nothing\n```", ONE, {}, "no_code_block"),
+    ("```python\nprint(1\n```", ONE, {}, "compile_error"),
+    ("So:\n```python\nprint(1", ONE, {}, "compile_error"),  # cut, in its block
+    ("<think>?</think>\n```python\nprint(1", ONE, {}, "compile_error"),
+    ("print('\0')", ONE, {}, "unusable_text"),
+    ("x" * 1_000_001, ONE, {}, "unusable_text"),
+    ("import no_such_module", ONE, {}, "missing_module"),
+    ("1 / 0", ONE, {}, "runtime_error"),
+    ("while True: pass", ONE, {"limits": {"cpu_s": 0.2}}, "time_limit"),
+    ("x = bytearray(4 << 30)", ONE, {"limits": {"memory_mb": 256}}, "memory_limit"),
+    ("while True: print('x' * 1000)", ONE, {"limits": {"output_kb": 1}}, "output_limit"),
+    ("def f(): return 'x' * 10**8", functional("f", ([], 1)), {}, "answer_too_large"),
+    ("raise SystemExit", functional("f", ([], 1)), {}, "exited_early"),
+    ("def f(): return 1", asserts(LOOKS_INSIDE, strict=True), {}, "decided_by_program"),
+    ("def f(): return 1", asserts(LOOKS_INSIDE), {}, None),
+    ("print(1)", ONE, {"critique": "It is right."}, "no_judgment"),
+]
+
+
+@pytest.fixture(scope="module")
+def code() -> Iterator[Service]:
+    with served_code(cache_mb=16) as service:
+        yield service
+
+
+@pytest.mark.parametrize("mode", ["pass_rate", "all_pass"])
+@pytest.mark.parametrize(("revision", "tests", "fields", "cause"), CODE)
+def test_causes_of_programs(
+    code: Service, revision: str, tests: dict, fields: dict, cause: str | None, *, mode: str
+):
+    """Also of scores from the cache, e.g. those of the other mode."""
+    assert cause_of(code.post(revision, tests, mode=mode, **fields)) == cause
+
+
+def test_a_program_that_ends_its_sandbox():
+    with served_code(sandbox=FakeSandbox(RunResult(stopped="died"))) as service:
+        assert cause_of(service.post("print(1)", ONE)) == "sandbox_died"
+
+
+def test_tests_for_which_no_time_was_left():
+    with served_code(max_submission_s=0.2) as service:
+        sleeper = "import time\ntime.sleep(0.4)\nprint(1)"
+        found = service.post(sleeper, stdio(("", "1"), ("", "1")))
+        assert cause_of(found) == "time_limit"
+
+
+def test_equal_programs_have_the_causes_of_their_own_texts(code: Service):
+    """The cache has the score of the program, which was in a block or not."""
+    program = "equal programs :"
+    for text, cause in [
+        (f"```python\n{program}\n```", "compile_error"),
+        (program, "no_code_block"),
+        (f"```python\n{program}\n```", "compile_error"),
+    ]:
+        assert cause_of(code.post(text, ONE)) == cause
+    assert code.score(program, ONE)["cached"]
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=30)
+@given(
+    text=st.text(max_size=60) | st.sampled_from(["print(1)", "```\nprint(1)\n```", "1"]),
+    mode=st.sampled_from(["pass_rate", "all_pass"]),
+)
+def test_any_text_has_a_cause_unless_it_scores_1(code: Service, text: str, mode: str):
+    found = code.score(text, stdio(("", "1"), ("", "")), mode=mode)
+    assert (found["score"] == 1) == (found["cause"] is None)
+
+
+# Video
+
+
+class Abstaining(FakeJudge):
+    """A judge that abstains for the reason of `sole-r1`, which needs a model."""
+
+    async def judge(self, *given: object) -> Judgment:
+        judgment = await super().judge(*given)
+        return Judgment(None, judgment.text, cause=VideoCause.TOO_FEW_FRAMES)
+
+
+@pytest.mark.parametrize(
+    ("judge", "cause"),
+    [
+        (FakeJudge(1.0), None),
+        (FakeJudge(0.999), "not_finished"),
+        (FakeJudge(0.5), "not_finished"),
+        (FakeJudge(0.49), "judge_says_no"),
+        (FakeJudge(0.0), "judge_says_no"),
+        (FakeJudge(None), "no_verdict"),
+        (Abstaining(None), "too_few_frames"),
+    ],
+)
+def test_causes_of_judgments(judge: FakeJudge, cause: str | None, frames_request: dict):
+    with served(judge) as client:
+        for _ in range(2):  # the second one may be from the cache
+            assert cause_of(client.post("/score", json=frames_request)) == cause
+        body = {"items": [frames_request, {**frames_request, "backend": "none"}]}
+        first, second = client.post("/score/batch", json=body).json()["results"]
+        assert (first["cause"], second["cause"]) == (cause, "invalid")
+        assert f'cause="{cause}"' in client.get("/metrics").text or cause is None
+    with served(judge, abstention="error") as client:
+        (item,) = client.post("/score/batch", json={"items": [frames_request]}).json()["results"]
+        assert item["cause"] == cause
+
+
+def test_the_judge_reference_has_no_reference(frames_request: dict):
+    with served_with(VideoSettings()) as client:
+        body = {**frames_request, "task_text": "juggle five balls"}
+        assert cause_of(client.post("/score", json=body)) == "no_reference"
+
+
+@pytest.mark.slow
+def test_an_answer_that_was_cut():
+    endpoint = Endpoint()
+    endpoint.answers = ["<think>The robot"]
+    with serving_judge(endpoint) as post_score:
+        assert cause_of(post_score()) == "no_verdict"
+        endpoint.finish_reason = "length"
+        assert cause_of(post_score()) == "answer_cut"
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(score=st.floats(0, 1) | st.none())
+def test_any_judgment_has_a_cause_unless_it_is_1(video: tuple, score: float | None):
+    judge, client = video
+    judge.score = score
+    body = {"task_text": "x", "frames_base64": [image_base64()]}
+    found = client.post("/score", json=body).json()
+    assert (found["score"] == 1) == (found["cause"] is None)
+
+
+@pytest.fixture(scope="module")
+def video() -> Iterator[tuple[FakeJudge, httpx.Client]]:
+    judge = FakeJudge(deterministic=False)
+    with served(judge) as client:
+        yield judge, client
+
+
+# Tools
+
+SEARCH = call(query="x", limit=3)
+PLAIN = "<think>plan</think>\n<response>4</response>"
+TOOLRL = {"options": {"variant": "toolrl"}}
+LONG = {"options": {"with_length": True}}
+TOOLS = [
+    (TRUTH, {}, None),
+    (TRUTH, TOOLRL, None),
+    (TRUTH, {"options": {"variant": "toolrl", "schedule_reward": True}, "step": 7}, None),
+    ("", {}, "format"),
+    (f"So: {TRUTH}", {}, "format"),
+    (answer(SEARCH).replace("</think>", ""), {}, "format"),
+    (answer("{"), {}, "malformed_call"),
+    (answer('{"name": 5}'), {}, "malformed_call"),
+    (answer(SEARCH).removesuffix("</tool_call>"), {}, "malformed_call"),
+    (PLAIN, {}, "missing_call"),
+    (answer(SEARCH), {"ground_truth": answer(SEARCH, call("calc"))}, "missing_call"),
+    (answer(SEARCH), {"ground_truth": answer(SEARCH, call(query="y"))}, "missing_call"),
+    (answer(SEARCH), {"ground_truth": PLAIN}, "extra_call"),
+    (answer(SEARCH, call("calc")), {}, "extra_call"),
+    (answer(SEARCH, SEARCH), {}, "extra_call"),
+    (answer(call("calc", query="x", limit=3)), {}, "wrong_tool"),
+    (answer(call(query="y", limit=3)), {}, "wrong_arguments"),
+    (answer(call(query="x")), {}, "wrong_arguments"),
+    (answer(call(query="x")), TOOLRL, "wrong_arguments"),
+    (answer(call(query="x", limit="3")), TOOLRL, "call_form"),
+    (TRUTH, LONG, "short_thinking"),
+    (answer(SEARCH, think="plan " * 600), LONG, None),
+    (TRUTH, {"run": "expensive"}, "tool_cost"),
+    (PLAIN, {"run": "expensive", "ground_truth": PLAIN}, None),
+    (PLAIN, {"run": "expensive"}, "missing_call"),
+]
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[httpx.Client]:
+    with served_tools() as client:
+        client.put("/budgets/expensive", json={"initial_lambda": 1.0}).raise_for_status()
+        yield client
+
+
+@pytest.mark.parametrize(("response", "fields", "cause"), TOOLS)
+def test_causes_of_answers(tools: httpx.Client, response: str, fields: dict, cause: str | None):
+    body = {"response": response, "ground_truth": TRUTH, **fields}
+    single = tools.post("/score", json=body).json()
+    (item,) = tools.post("/score/batch", json={"items": [body]}).json()["results"]
+    assert (single["cause"], item.get("cause")) == (cause, cause)
+
+
+CALLS = st.lists(st.sampled_from([SEARCH, call(query="x", limit="3"), call("calc"), "{"]))
+OPTIONS = st.fixed_dictionaries(
+    {"variant": st.just("toolrl")},
+    optional={
+        name: st.booleans()
+        for name in ("with_length", "refined_reward", "coarse_reward", "intermediate_reward",
+                     "correct_max1", "max1_step30_max3", "schedule_reward")
+    },
+) | st.fixed_dictionaries({}, optional={"with_length": st.booleans()})  # fmt: skip
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+@given(given=CALLS, wanted=CALLS, options=OPTIONS, step=st.integers(0, 200))
+def test_any_answer_has_a_cause_unless_its_score_is_that_of_the_truth(
+    tools: httpx.Client, given: list[str], wanted: list[str], options: dict, step: int
+):
+    truth = answer(*[each for each in wanted if each != "{"]) if wanted else PLAIN
+    if truth == answer():
+        truth = PLAIN
+    body = {"ground_truth": truth, "options": options, "step": step}
+    responses = [answer(*given) if given else PLAIN, truth]
+    items = [{"response": each, **body} for each in responses]
+    found, best = tools.post("/score/batch", json={"items": items}).json()["results"]
+    if found["score"] < best["score"] - 1e-9:
+        assert found.get("cause") is not None, (found, best)
+    assert best.get("cause") in {None, "short_thinking"}
+
+
+# Episodes
+
+WON = {"success": True, "steps": 100, "max_steps": 500}
+LOST = {**WON, "success": False}
+NO_VIDEO = {"score": None, "status": "abstained"}
+BROKEN_VIDEO = {
+    "score": None, "status": "error",
+    "error": {"title": "x", "status": 503, "detail": "x", "kind": "unavailable", "retryable": True},
+}  # fmt: skip
+
+
+def visual(reward: float, video: object) -> dict[str, object]:
+    return {"kind": "visual", "episode_reward": reward, "visual_success": video}
+
+
+EPISODES = [
+    (WON, None),
+    (LOST, "failed"),
+    ({**LOST, "steps": 500}, "truncated"),
+    ({**LOST, "kind": "efficiency", "steps": 512}, "truncated"),
+    ({**WON, "kind": "efficiency"}, "steps_taken"),
+    ({"kind": "return", "episode_reward": 0.5}, "low_reward"),
+    ({"kind": "return", "episode_reward": 1.0}, None),
+    ({"kind": "return", "episode_reward": 0.0, "success": False}, "low_reward"),
+    ({"kind": "reward_model", "reward_model_score": -3}, "low_reward"),
+    ({"kind": "hybrid", "step_rewards": [0.1], "step_token_ends": [3], "episode_reward": 0},
+     "low_reward"),
+    (visual(1, 1.0), None),
+    (visual(1, 0.4), "judge_says_no"),
+    (visual(1, 0.5), "not_finished"),
+    (visual(0, 0.9), "low_reward"),
+    (visual(1, {"score": 0.2, "status": "ok"}), "judge_says_no"),
+    (visual(1, NO_VIDEO), "video_abstained"),
+    (visual(1, BROKEN_VIDEO), "unavailable"),
+    ({"kind": "discounted", "steps": 9, "success": True}, "steps_taken"),
+    ({"kind": "discounted", "steps": 9, "success": False}, "failed"),
+    ({"kind": "discounted", "steps": 9, "episode_reward": 0, "success": False}, "low_reward"),
+    ({"kind": "shaped", "progress": [0.5, 1.0], "success": True}, "shaping"),
+    ({"kind": "shaped", "progress": [0.0, 0.5], "episode_reward": 0.1}, "low_reward"),
+    ({"masked": True}, "masked"),
+    ({"kind": "success"}, "invalid"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def episodes() -> Iterator[httpx.Client]:
+    with served_episodes() as client:
+        yield client
+
+
+@pytest.mark.parametrize(("fields", "cause"), EPISODES)
+def test_causes_of_episodes(episodes: httpx.Client, fields: dict, cause: str | None):
+    item = {"uid": "a", **fields}
+    (found,) = post_batch(episodes, [item])["results"]
+    assert found.get("cause") == cause
+    single = episodes.post("/score", json=item).json()
+    assert single.get("cause", single.get("kind")) == cause
+
+
+@pytest.mark.parametrize(
+    ("options", "items", "causes"),
+    [
+        ({"weights": {"smoothness": 1}}, [{"actions": [[0.0], [1.0], [0.0]]}], ["low_objectives"]),
+        ({"weights": {"success": 1}}, [LOST, WON], ["failed", None]),
+        ({"weights": {"progress": 1}, "combine": "gated"},
+         [{**LOST, "progress": [1.0]}], ["failed"]),
+        ({"normalize": "group_mean"}, [LOST, LOST], ["no_variance"] * 2),
+        ({"normalize": "group_std"}, [WON, WON], ["no_variance"] * 2),
+        ({"normalize": "leave_one_out"}, [WON, LOST], [None, "failed"]),
+        ({"normalize": "group_std"}, [WON, LOST], ["normalized", "failed"]),
+        ({"normalize": "length"}, [WON, {**LOST, "steps": 500}], ["normalized", "truncated"]),
+        ({"normalize": "group_mean"}, [WON, {"masked": True}], ["alone", "masked"]),
+    ],
+)  # fmt: skip
+def test_causes_in_groups(episodes: httpx.Client, options: dict, items: list, causes: list):
+    kind = "objectives" if "weights" in options else "success"
+    sent = [{"uid": str(n), "group": "g", "kind": kind, **each} for n, each in enumerate(items)]
+    batch = post_batch(episodes, sent, options=options)
+    assert [each.get("cause") for each in batch["results"]] == causes
+
+
+NUMBERS = st.floats(-2, 2)
+ANY_EPISODE = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(["success", "return", "reward_model", "efficiency", "hybrid",
+                                 "visual", "objectives", "shaped", "discounted"]),
+        "group": st.sampled_from(["a", "b"]),
+        "success": st.booleans(), "steps": st.integers(1, 9), "max_steps": st.just(5),
+        "episode_reward": NUMBERS, "reward_model_score": NUMBERS,
+        "step_rewards": st.just([0.5]), "step_token_ends": st.just([1]),
+        "progress": st.just([0.5]), "visual_success": st.floats(0, 1),
+    },
+    optional={"masked": st.booleans()},
+)  # fmt: skip
+NORMALIZED = st.sampled_from(["none", "length", "group_mean", "group_std", "leave_one_out"])
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+@given(items=st.lists(ANY_EPISODE, min_size=1, max_size=6), normalize=NORMALIZED)
+def test_any_episode_has_a_cause_unless_its_score_is_1_or_more(
+    episodes: httpx.Client, items: list[dict], normalize: str
+):
+    sent = [{"uid": str(number), **each} for number, each in enumerate(items)]
+    batch = post_batch(episodes, sent, options={"normalize": normalize})
+    for each in batch["results"]:
+        is_full = each["score"] is not None and each["score"] >= 1
+        assert is_full == (each.get("cause") is None), each
+
+
+# All
+
+
+def test_the_tables_have_every_cause():
+    """Those that have a test of their own are named here."""
+    own = {"sandbox_died", "no_reference", "answer_cut"}
+    groups = {"low_objectives", "no_variance", "normalized", "alone"}
+    text = json.dumps([row[-1] for table in (CODE, TOOLS, EPISODES) for row in table])
+    judgments = {"judge_says_no", "not_finished", "no_verdict", "too_few_frames"}
+    tested = {*re.findall(r"\w+", text)} | own | groups | judgments
+    for causes in (CodeCause, EpisodeCause, ToolsCause, VideoCause):
+        assert set(causes) <= tested, set(causes) - tested
+        assert not set(map(str, causes)) & set(map(str, ErrorKind))
+    assert set(CAUSES) == {"video", "code", "episode", "tools"}
+
+
+def test_the_alert_leaves_out_causes_that_there_are():
+    left_out = re.findall(r'cause!~"([\w|]+)"', ALERTS.read_text())
+    known = {str(each) for causes in CAUSES.values() for each in causes}
+    assert len(left_out) == 2 and set("|".join(left_out).split("|")) < known
+
+
+def test_causes_are_counted_for_each_item(tools: httpx.Client, episodes: httpx.Client):
+    def count(client: httpx.Client, cause: str) -> float:
+        line = rf'(?m)^rewardfleet_causes_total\{{.*cause="{cause}".*\}} (\S+)$'
+        return sum(map(float, re.findall(line, client.get("/metrics").text)))
+
+    before = count(tools, "format"), count(tools, "invalid"), count(episodes, "failed")
+    items = [{"response": "no", "ground_truth": TRUTH}] * 3 + [{"response": 1}]
+    tools.post("/score/batch", json={"items": items}).raise_for_status()
+    assert tools.post("/score", json={}).status_code == 422
+    post_batch(episodes, [{"uid": str(n), **LOST} for n in range(5)])
+    after = count(tools, "format"), count(tools, "invalid"), count(episodes, "failed")
+    assert [now - then for now, then in zip(after, before, strict=True)] == [3, 2, 5]
