@@ -23,6 +23,8 @@ _COMMANDS = {
     "size": (_SERVER, "Predict how many replicas a load needs."),
     "load": (_CLIENT, "Send requests at a given rate."),
     "score": (_CLIENT, "Score clips, programs, answers or episodes."),
+    "explain": (_CLIENT, "Tell why a score is what it is."),
+    "report": (_CLIENT, "Report what happened in a run, from its score log."),
     "log": (_CLIENT, "List, count and delete what a score log has."),
     "harbor": (_CLIENT, "Write the reward of a Harbor task."),
     "judges": (_SERVER, "List the judges of the video service, and their options."),

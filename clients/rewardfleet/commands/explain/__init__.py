@@ -1,0 +1,166 @@
+"""`rewardfleet explain`: the story of one score, of a request or of a record of a score log."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rewardfleet.client import RewardFleet
+from rewardfleet.commands.score import find
+from rewardfleet.commands.options import API_KEY, TIMEOUT, escaped
+from rewardfleet.score_log.reading import Filters, open_log, select
+from rewardfleet.wire.code import CodeRequest
+from rewardfleet.wire.episode import EpisodeRequest
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.score import MAX_BATCH_ITEMS, Request, Score, Status
+from rewardfleet.wire.tools import ToolsRequest
+from rewardfleet.wire.validation import validate_json
+from rewardfleet.wire.video import VideoRequest
+
+from .story import Fields, story_of
+
+_DEFAULT_URL = "http://127.0.0.1:18000"
+#: The services: a field that only their requests have, and the model of a request.
+_REQUESTS: dict[str, tuple[str, type[Request]]] = {
+    "video": ("task_text", VideoRequest),
+    "code": ("revision", CodeRequest),
+    "tools": ("response", ToolsRequest),
+    "episode": ("uid", EpisodeRequest),
+}
+#: Bytes of a file with a request.
+_MAX_REQUEST_BYTES = 256 * 2**20
+_EXIT_ABSTAINED = 3
+
+
+@click.command(name="explain")
+@click.argument("source", metavar="REQUEST|LOG", type=click.Path(path_type=Path, allow_dash=True))
+@click.option("--id", metavar="PREFIX", help="The record of LOG whose id begins with it.")
+@click.option(
+    "--url",
+    envvar="REWARDFLEET_URL",
+    default=_DEFAULT_URL,
+    show_default=True,
+    metavar="URL",
+    help="Of a fleet or a service, which scores REQUEST.",
+)
+@TIMEOUT
+@API_KEY
+def command(source: Path, id: str | None, url: str, timeout: float, api_key: str) -> int:  # noqa: A002 - click's
+    """Tell why a score is what it is.
+
+    REQUEST is a file with the JSON of a request of `POST /score`, or `-` for standard input. LOG is
+    the folder of a score log or an output of `rewardfleet score`.
+    """
+    if source.is_dir():
+        if id is None:
+            raise ValueError(f"{source} is a folder: give --id, as `rewardfleet log list` shows it")
+        _print_record(source, id)
+        return 0
+    if id is not None:
+        raise ValueError("--id goes with the folder of a score log")
+    service, fields, request, options = _read(source)
+    score = asyncio.run(_score(service, request, options, (url, timeout, api_key)))
+    given = {**fields, **({"options": options} if options is not None else {})}
+    _print(story_of(service, given, score.model_dump(mode="json")))
+    if score.status is Status.ERROR:
+        return 2
+    return _EXIT_ABSTAINED if score.status is Status.ABSTAINED else 0
+
+
+def _read(source: Path) -> tuple[str, Fields, Request, Any]:
+    """Return the service of a request, its fields, itself, and the options of its batch.
+
+    Raises:
+        ValueError: The file has no request.
+    """
+    with click.open_file(str(source), "rb") as file:
+        body: bytes = file.read(_MAX_REQUEST_BYTES + 1)
+    if len(body) > _MAX_REQUEST_BYTES:
+        raise ValueError(f"{source}: more than {_MAX_REQUEST_BYTES:,} bytes")
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{source}: not JSON: {escaped(str(error), 200)}") from None
+    given = fields if isinstance(fields, dict) else {}
+    # Those of the other services may have a `uid` as well, so that of episodes comes last.
+    service = next((name for name, (field, _) in _REQUESTS.items() if field in given), None)
+    if service is None:
+        known = ", ".join(f"{field} ({name})" for name, (field, _) in _REQUESTS.items())
+        raise ValueError(f"{source}: give one request, an object with one of the fields {known}")
+    options = fields.pop("options", None) if service == "episode" else None
+    try:
+        request = validate_json(_REQUESTS[service][1], json.dumps(fields).encode())
+    except InvalidRequest as error:
+        raise ValueError(f"{source}: {error.detail}") from None
+    return service, fields, request, options
+
+
+async def _score(
+    service: str, request: Request, options: Any, connection: tuple[str, float, str]
+) -> Score:
+    """Score one item; its failure is part of the score."""
+    url, timeout_s, api_key = connection
+    (found,) = await find(service, [url], api_key)
+    given: Any = {service: found}
+    async with RewardFleet(api_key=api_key, timeout_s=timeout_s, **given) as fleet:
+        if isinstance(request, EpisodeRequest):
+            response = await fleet.episode.score_batch([request], options)
+            provenance, (score,) = response.provenance, response.results
+            return score.model_copy(update={"provenance": provenance.get(score.backend, {})})
+        (score,) = await getattr(fleet, service).score_batch([request])
+    return score  # type: ignore[no-any-return] # of a client by name
+
+
+def _print_record(folder: Path, prefix: str) -> None:
+    with open_log([folder]) as log:
+        filters = Filters(id=prefix)
+        records = select(log, filters, order="time DESC NULLS LAST", limit=MAX_BATCH_ITEMS)
+    ids = {record["id"] for record in records}
+    if not ids:
+        raise ValueError(f"{folder} has no record whose id begins with {escaped(prefix, 70)}")
+    if len(ids) > 1:
+        shown = ", ".join(sorted(ids)[:3])
+        raise ValueError(f"several ids begin with {escaped(prefix, 70)}, e.g. {shown}")
+    record = records[0]
+    click.echo("\n".join(_of_log(record, len(records))))
+    request = json.loads(record["request"] or "{}")
+    _print(story_of(record["service"], request, _score_of(record)))
+
+
+def _of_log(record: Mapping[str, Any], count: int) -> Iterator[str]:
+    """Yield what a record says besides the request and the score."""
+    parts = [
+        f"{name} {record[name]}" for name in ("run", "step", "uid") if record[name] is not None
+    ]
+    if record["time"] is not None:
+        at = time.localtime(record["time"])
+        parts.append(f"answered {time.strftime('%Y-%m-%d %H:%M:%S', at)}")
+    yield escaped(f"Record {record['id'][:12]}: {', '.join(parts) or 'no labels'}", 1000)
+    if count > 1:
+        yield f"The log has {count} records of this request; this is the newest one."
+
+
+def _score_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the score of a record."""
+    error = {
+        name.removeprefix("error_"): value
+        for name, value in record.items()
+        if name.startswith("error_")
+    }
+    own = ("status", "score", "components", "backend", "cached", "cause")
+    return {
+        **json.loads(record["details"] or "{}"),
+        **{name: record[name] for name in own},
+        "components": record["components"] or {},
+        "provenance": json.loads(record["provenance"] or "{}"),
+        "error": error if error["kind"] is not None else None,
+    }
+
+
+def _print(lines: Iterator[str]) -> None:
+    for line in lines:
+        click.echo(line)

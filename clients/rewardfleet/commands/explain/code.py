@@ -1,0 +1,134 @@
+"""The story of a program's score."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .texts import block, number, quoted
+
+#: What decided a verdict.
+_BY = {
+    "service": "by the service, outside of the program's process",
+    "jail": "where the program could tamper with it",
+    "checker": "by the request's checker program",
+}
+#: How deep a ground truth is in a row, at most.
+_MAX_DEPTH = 5
+
+
+def story_of_program(request: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what was extracted, which test failed first and how, and what decided the score."""
+    yield from _extracted(request, score)
+    verdicts = score.get("verdicts") or []
+    counts = Counter(str(each["verdict"]) for each in verdicts)
+    shown = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    yield f"Tests: {len(verdicts)} ({shown})"
+    failed = next(
+        (n for n, each in enumerate(verdicts) if each["verdict"] not in {"accepted", "left_out"}),
+        None,
+    )
+    if failed is not None and score.get("critique_valid") is not False:
+        yield from _failure(request, verdicts, failed)
+    yield _threshold(request, score)
+    for suspicion in score.get("suspicions") or []:
+        yield f"Suspicion: {quoted(suspicion)}"
+
+
+def _extracted(request: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator[str]:
+    if score.get("critique_valid") is False:
+        yield f"Critique without an overall judgment: {quoted(request.get('critique') or '')}"
+        return
+    if score.get("judgment"):
+        yield f"The critique says that the original program is {score['judgment']}."
+    code = score.get("code") or ""
+    text = request.get("revision")
+    where = "all of it" if text == code else "from a code block, or after the thinking"
+    of = "" if text is None else f" of a text of {len(text):,} characters, {where}"
+    yield f"Extracted: {len(code):,} characters{of}"
+    yield from block(code.strip("\n"))
+
+
+def _failure(
+    request: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]], index: int
+) -> Iterator[str]:
+    verdict = verdicts[index]
+    by = _BY[verdict.get("verdict_by") or "service"]
+    yield f"Test {index + 1} failed first: {verdict['verdict']}, decided {by}"
+    tests = request.get("tests") or {}
+    case = _case(tests, index, len(verdicts))
+    yield from case or ["  the row has its input and expected output"]
+    if verdict.get("returned"):
+        yield f"  actual value:    {quoted(verdict['returned'])}"
+    if verdict.get("stdout") or tests.get("kind") == "stdio":
+        yield f"  actual output:   {quoted(verdict.get('stdout') or '')}"
+    if verdict.get("checker_message"):
+        yield f"  checker:         {quoted(verdict['checker_message'])}"
+    if verdict.get("missing_module"):
+        yield f"  missing module:  {quoted(verdict['missing_module'])}"
+    times = [f"{verdict[name] / 1000:.3g} s" for name in ("cpu_ms", "wall_ms") if name in verdict]
+    if len(times) == 2:
+        yield f"  time:            {times[0]} of CPU, {times[1]} in all"
+    if verdict.get("stderr"):
+        yield "  standard error:"
+        yield from (f"  {line}" for line in block(verdict["stderr"].strip("\n")))
+
+
+def _case(tests: Mapping[str, Any], index: int, count: int) -> list[str]:
+    """Return the input and the expected output of a test; nothing if a row hides them."""
+    case: Any = None
+    if tests.get("kind") == "dataset":
+        case = _case_of_row(tests.get("row"), index, count)
+    elif index < len(tests.get("cases") or []):
+        case = tests["cases"][index]
+    if isinstance(case, str):
+        return [f"  test:            {quoted(case)}"]
+    if not isinstance(case, dict):
+        return []
+    given = case.get("stdin", case.get("args", case.get("input", "")))
+    expected = case.get("stdout", case.get("expected", case.get("output", "")))
+    return [f"  input:           {_shown(given)}", f"  expected:        {_shown(expected)}"]
+
+
+def _shown(value: Any) -> str:
+    return quoted(value if isinstance(value, str) else json.dumps(value))
+
+
+def _case_of_row(row: Any, index: int, count: int, depth: int = _MAX_DEPTH) -> Any:
+    """Return a case of a row with as many tests as there are verdicts, or None."""
+    if isinstance(row, str) and row.lstrip()[:1] in {"{", "["}:
+        try:
+            row = json.loads(row)
+        except (ValueError, RecursionError):
+            return None
+    if isinstance(row, dict):
+        for names in (("inputs", "outputs"), ("input", "output")):
+            lists = [row.get(name) for name in names]
+            if all(isinstance(each, list) and len(each) == count for each in lists):
+                return {"input": lists[0][index], "output": lists[1][index]}  # type: ignore[index] # lists
+    if isinstance(row, list) and len(row) == count:
+        case = row[index]
+        if isinstance(case, str) or (isinstance(case, dict) and {"input", "output"} <= case.keys()):
+            return case
+    if depth == 0 or not isinstance(row, dict):
+        return None
+    found = (_case_of_row(each, index, count, depth - 1) for each in row.values())
+    return next((each for each in found if each is not None), None)
+
+
+def _threshold(request: Mapping[str, Any], score: Mapping[str, Any]) -> str:
+    rate = score.get("pass_rate")
+    passes = "no test was run" if rate is None else f"{number(100 * rate)} % of the tests pass"
+    if request.get("mode") == "all_pass":
+        return f"Decided by: mode all_pass, in which all tests must pass; {passes}."
+    tests = request.get("tests") or {}
+    rule = ""
+    if tests.get("kind") == "stdio":
+        program = tests.get("checker_program")
+        checker = (
+            "its checker program" if program else f"the checker {tests.get('checker', 'tokens')}"
+        )
+        rule = f" Outputs are compared by {checker}."
+    elif tests.get("tolerance"):
+        rule = f" Numbers may differ by {number(tests['tolerance'])}."
+    return f"Decided by: the share of tests that pass; {passes}.{rule}"

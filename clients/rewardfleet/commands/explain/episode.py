@@ -1,0 +1,40 @@
+"""The story of an episode's score."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .texts import number, quoted
+
+#: Fields that rewards are computed from.
+_NUMBERS = (
+    "success", "steps", "max_steps", "episode_reward", "reward_model_score", "temperature",
+)  # fmt: skip
+
+
+def story_of_episode(request: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the episode brought, the reward of its kind, and what became of it."""
+    kind, group = request.get("kind", "success"), request.get("group")
+    in_group = "" if group is None else f", in the group {quoted(str(group))}"
+    yield f"Episode {quoted(str(request.get('uid', score.get('uid', ''))))}: kind {kind}{in_group}"
+    given = {name: request[name] for name in _NUMBERS if request.get(name) is not None}
+    if steps := request.get("step_rewards"):
+        given["sum of step_rewards"] = number(sum(steps))
+    if request.get("visual_success") is not None:
+        video = request["visual_success"]
+        given["visual_success"] = video.get("score") if isinstance(video, dict) else video
+    if given:
+        yield "It brought: " + quoted(", ".join(f"{name} {value}" for name, value in given.items()))
+    components = dict(score.get("components") or {})
+    reward = components.pop("reward", score.get("score"))
+    parts = ", ".join(f"{name} {number(value)}" for name, value in components.items())
+    if reward is not None:
+        yield f"Reward: {number(reward)}{f' ({quoted(parts)})' if parts else ''}"
+    options = request.get("options") or {}
+    normalize = options.get("normalize", "none")
+    if normalize != "none" and score.get("score") is not None:
+        yield f"Normalized by {normalize}: {number(score['score'])}"
+    if score.get("drop_reason"):
+        yield f"Decided by: the filter rule {score['drop_reason']}; do not train on this episode."
+    elif score.get("score") is not None:
+        side = "below" if score["score"] < 1 else "at least"
+        yield f"Decided by: {number(score['score'])} is {side} 1, the reward of a success."

@@ -1,0 +1,74 @@
+"""What the stories of all services have in common. No line has control characters."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rewardfleet.commands.options import escaped
+from rewardfleet.wire.causes import CAUSES
+from rewardfleet.wire.errors import ERRORS, ErrorKind
+
+from .code import story_of_program
+from .episode import story_of_episode
+from .texts import number
+from .tools import story_of_answer
+from .video import story_of_clip
+
+#: The fields of a request, or of a score, as JSON.
+Fields = Mapping[str, Any]
+
+_STORIES: dict[str, Callable[[Fields, Fields], Iterator[str]]] = {
+    "video": story_of_clip,
+    "code": story_of_program,
+    "tools": story_of_answer,
+    "episode": story_of_episode,
+}
+
+
+def story_of(service: str, request: Fields, score: Fields) -> Iterator[str]:
+    """Yield the lines of the story of a score.
+
+    Args:
+        request: The request, where fields with their defaults may be missing; empty if unknown.
+        score: The score, likewise.
+    """
+    meaning, remedy = _cause_of(service, score)
+    yield _headline(service, score)
+    if meaning:
+        yield f"Why: {meaning}"
+    error = score.get("error")
+    if error is None:
+        yield from _STORIES[service](request, score)
+        yield f"Cached: {'yes' if score.get('cached') else 'no'}."
+    else:
+        yield f"The service says: {escaped(str(error.get('detail')), 2000)}"
+        if error.get("request_id"):
+            yield f"Its log has more under the request id {escaped(error['request_id'], 100)}."
+    if remedy:
+        yield f"What would have to change: {remedy}"
+
+
+def _headline(service: str, score: Fields) -> str:
+    result = "no score" if score.get("score") is None else f"score {number(score['score'])}"
+    backend = score.get("backend") or ""
+    by = f" by {backend}" if backend not in {"", service} else ""
+    parts = [f"{service}: {result}{by}", str(score.get("status"))]
+    if score.get("cause"):
+        parts.append(f"cause {score['cause']}")
+    return escaped(", ".join(parts), 300)
+
+
+def _cause_of(service: str, score: Fields) -> tuple[str, str]:
+    """Return why a score is what it is, and what would change it; empty if nothing lowers it."""
+    name = score.get("cause")
+    found = next((each for each in CAUSES[service] if each == name), None)
+    if found is not None:
+        return found.meaning, found.remedy
+    error = score.get("error") or {}
+    kind = next((each for each in ErrorKind if each in {name, error.get("kind")}), None)
+    if kind is not None:
+        meaning = " ".join((ERRORS[kind].__doc__ or "").split())
+        is_retryable = ERRORS[kind].retryable
+        return meaning, "Nothing: try again later." if is_retryable else "What the service says."
+    if score.get("status") != "ok":
+        return "The record has no cause.", ""
+    return "", ""

@@ -1,0 +1,49 @@
+"""The story of a clip's score."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rewardfleet.wire.causes import SUCCESS_THRESHOLD
+
+from .texts import block, number, quoted
+
+#: Frames whose numbers are shown.
+_MAX_INDICES = 16
+
+
+def story_of_clip(request: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the judge saw, what it said, and which threshold decided."""
+    provenance = score.get("provenance") or {}
+    model = provenance.get("model")
+    of_model = "" if model is None else f", the model {quoted(str(model))}"
+    yield f"Judge: {quoted(str(score.get('backend') or ''))}{of_model}"
+    yield f"Task: {quoted(request.get('task_text') or '')}"
+    if request.get("video_path"):
+        yield f"Clip: {quoted(request['video_path'])}"
+    frames = provenance.get("frames")
+    if frames:
+        indices = frames["indices"]
+        shown = ", ".join(map(str, indices[:_MAX_INDICES]))
+        more = ", …" if len(indices) > _MAX_INDICES else ""
+        yield (
+            f"It saw {len(indices)} of {frames['total']} frames, of {frames['width']} x "
+            f"{frames['height']} pixels: {shown}{more}"
+        )
+    else:
+        yield "It reads the file itself: the service does not know what it saw."
+    if options := request.get("backend_kwargs"):
+        yield f"Options: {quoted(str(options))}"
+    yield "It said:"
+    yield from block(score.get("model_output") or "")
+    components = score.get("components") or {}
+    if components:
+        parts = (f"{name} {number(value)}" for name, value in sorted(components.items()))
+        yield f"Components: {quoted(', '.join(parts))}"
+    value = score.get("score")
+    if value is not None:
+        side = "below" if value < SUCCESS_THRESHOLD else "at least"
+        finds = "not done" if value < SUCCESS_THRESHOLD else "done"
+        yield (
+            f"Decided by: {number(value)} is {side} {SUCCESS_THRESHOLD}: the judge finds the task "
+            f"{finds}. Adapters may compare with another threshold."
+        )

@@ -1,0 +1,278 @@
+"""`rewardfleet report`: what happened in a run, from its score log."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rewardfleet.score_log.reading import Filters, open_log, query
+
+from .log import filters
+from .options import escaped, table
+
+if TYPE_CHECKING:
+    import duckdb
+
+#: Rows of a table, parts of a run, and causes of a part that are shown.
+_MAX_ROWS, _MAX_PARTS, _MAX_CAUSES = 10, 10, 4
+#: Characters of a text from a service or a policy.
+_MAX_SHOWN = 80
+
+#: The records that are reported. A log may keep a share of them only, so each counts for several.
+_SELECTED = """
+CREATE TEMP VIEW selected AS
+SELECT *, 1 / coalesce(sample_rate, 1) AS weight, score <= 0 AS is_zero FROM ({records})
+"""
+#: By service: what the answers to one prompt have in common, besides run and step.
+_GROUPS = {
+    "video": "json_extract_string(request, '$.task_text')",
+    "code": "md5(json_extract_string(request, '$.tests'))",
+    "tools": "md5(json_extract_string(request, '$.ground_truth'))",
+    "episode": "json_extract_string(request, '$.group')",
+}
+
+Log = Callable[..., list[tuple[Any, ...]]]
+
+
+@click.command(name="report")
+@click.argument(
+    "folders", nargs=-1, required=True, metavar="LOG...", type=click.Path(path_type=Path)
+)
+@filters
+def command(folders: Sequence[Path], **given: Any) -> int:
+    """Report zeros by cause and step, groups without variance, failures, and the slowest items.
+
+    LOG is the folder of a score log, or an output of `rewardfleet score`. Returns 1 if it has no
+    record.
+    """
+    with open_log(folders) as connection:
+        _select(connection, Filters(**given))
+
+        def log(sql: str, *values: object) -> list[tuple[Any, ...]]:
+            return query(connection, sql, values)
+
+        (count,) = log("SELECT count(*) FROM selected")[0]
+        if not count:
+            click.echo("no records", err=True)
+            return 1
+        for title, section in _SECTIONS.items():
+            lines = list(section(log))
+            if lines:
+                click.echo(f"\n{title}" if title else "\n".join(lines[:1]))
+                for line in lines[not title :]:
+                    click.echo(line)
+    return 0
+
+
+def _select(connection: "duckdb.DuckDBPyConnection", given: Filters) -> None:
+    """Make a view of the records of some filters."""
+    condition, values = given.sql()
+    # A view has no parameters.
+    query(
+        connection,
+        f"CREATE TEMP TABLE kept AS SELECT * EXCLUDE (frames) FROM scores WHERE {condition}",  # noqa: S608 - of `Filters`
+        values,
+    )
+    query(connection, _SELECTED.format(records="FROM kept"))
+
+
+def _overview(log: Log) -> Iterator[str]:
+    rows = log(
+        """
+        SELECT service, sum(weight), avg(score), sum(weight) FILTER (is_zero),
+               sum(weight) FILTER (status = 'abstained'), sum(weight) FILTER (status = 'error'),
+               sum(weight) FILTER (cached)
+        FROM selected GROUP BY service ORDER BY service
+        """
+    )
+    (runs, first, last, rate) = log(
+        "SELECT count(DISTINCT run), min(step), max(step), min(sample_rate) FROM selected"
+    )[0]
+    steps = "" if first is None else f", steps {first} to {last}"
+    yield f"{sum(row[1] for row in rows):,.0f} records of {runs} runs{steps}"
+    if rate is not None and rate < 1:
+        yield f"The log keeps a share of the records, at least {rate:.0%}: numbers are estimates."
+    head = ("service", "records", "mean score", "zeros", "abstained", "failed", "cached")
+    yield table(
+        head,
+        [
+            (row[0], f"{row[1]:,.0f}", _number(row[2]), *(_share(each, row[1]) for each in row[3:]))
+            for row in rows
+        ],
+    )
+
+
+def _zeros(log: Log) -> Iterator[str]:
+    """Yield a table of the zeros by service and part of the run, with their causes."""
+    rows = log(
+        """
+        WITH range AS (SELECT min(step) AS low, max(step) AS high FROM selected),
+        parts AS (
+            SELECT service, cause, weight, is_zero,
+                   CASE WHEN step IS NULL THEN NULL ELSE
+                       (step - low) * least(?, high - low + 1) // (high - low + 1) END AS part, step
+            FROM selected, range WHERE score IS NOT NULL
+        ),
+        causes AS (
+            SELECT service, part, coalesce(cause, 'no cause') AS cause, sum(weight) AS zeros
+            FROM parts WHERE is_zero GROUP BY ALL
+        ),
+        listed AS (
+            SELECT service, part, list((cause, zeros) ORDER BY zeros DESC) AS causes
+            FROM causes GROUP BY ALL
+        ),
+        totals AS (
+            SELECT service, part, min(step) AS low, max(step) AS high, sum(weight) AS scores,
+                   coalesce(sum(weight) FILTER (is_zero), 0) AS zeros
+            FROM parts GROUP BY ALL
+        )
+        SELECT totals.service, low, high, scores, zeros, causes
+        FROM totals LEFT JOIN listed ON totals.service = listed.service
+             AND totals.part IS NOT DISTINCT FROM listed.part
+        ORDER BY totals.service, low NULLS FIRST
+        """,
+        _MAX_PARTS,
+    )
+    head = ("service", "steps", "scores", "zeros", "causes of zeros")
+    yield table(
+        head,
+        [
+            (
+                service,
+                "" if low is None else str(low) if low == high else f"{low} to {high}",
+                f"{scores:,.0f}",
+                _share(zeros, scores),
+                ", ".join(
+                    f"{escaped(name, _MAX_SHOWN)} {_share(count, zeros)}"
+                    for name, count in (causes or [])[:_MAX_CAUSES]
+                ),
+            )
+            for service, low, high, scores, zeros, causes in rows
+        ],
+    )
+
+
+def _groups(log: Log) -> Iterator[str]:
+    cases = " ".join(f"WHEN '{service}' THEN {key}" for service, key in _GROUPS.items())
+    rows = log(
+        f"""
+        WITH groups AS (
+            SELECT service, run, step, CASE service {cases} END AS prompt,
+                   count(*) AS members, max(score) - min(score) AS spread, max(score) AS best
+            FROM selected WHERE score IS NOT NULL AND coalesce(sample_rate, 1) = 1
+            GROUP BY ALL HAVING members > 1 AND prompt IS NOT NULL
+        )
+        SELECT service, count(*), count(*) FILTER (spread < 1e-9),
+               count(*) FILTER (spread < 1e-9 AND best <= 0)
+        FROM groups GROUP BY service ORDER BY service
+        """  # noqa: S608 - constants
+    )
+    if rows:
+        head = ("service", "groups", "without variance", "of these all zero")
+        yield table(
+            head,
+            [
+                (row[0], f"{row[1]:,}", _share(row[2], row[1]), _share(row[3], row[2]))
+                for row in rows
+            ],
+        )
+
+
+def _without_score(log: Log) -> Iterator[str]:
+    rows = log(
+        """
+        SELECT service, backend, status, cause, sum(weight),
+               arg_max(coalesce(error_detail, json_extract_string(details, '$.model_output'), ''),
+                       time)
+        FROM selected WHERE score IS NULL GROUP BY ALL ORDER BY sum(weight) DESC LIMIT ?
+        """,
+        _MAX_ROWS,
+    )
+    if rows:
+        yield table(
+            ("service", "backend", "status", "cause", "records", "e.g."),
+            [
+                (row[0], row[1] or "", row[2], row[3] or "", f"{row[4]:,.0f}", _text(row[5]))
+                for row in rows
+            ],
+        )
+
+
+def _slowest(log: Log) -> Iterator[str]:
+    rows = log(
+        """
+        SELECT service, id, timing_ms_total, timing_ms_queue, timing_ms_decode, timing_ms_backend,
+               status, cause
+        FROM selected WHERE timing_ms_total IS NOT NULL
+        ORDER BY timing_ms_total DESC, id LIMIT ?
+        """,
+        _MAX_ROWS,
+    )
+    head = ("service", "id", "total s", "queue s", "decode s", "backend s", "status", "cause")
+    yield table(
+        head,
+        [
+            (row[0], row[1][:12], *(f"{(each or 0) / 1000:.3f}" for each in row[2:6]), row[6],
+             row[7] or "")
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+def _tampering(log: Log) -> Iterator[str]:
+    """Yield the share of verdicts that a program could have decided, and the suspicions."""
+    verdicts, by_jail, records, suspected = log(
+        """
+        SELECT sum(weight * json_array_length(details, '$.verdicts')),
+               sum(weight * len(list_filter(
+                   json_extract_string(details, '$.verdicts[*].verdict_by'),
+                   lambda name: name = 'jail'))),
+               sum(weight),
+               sum(weight) FILTER (json_array_length(details, '$.suspicions') > 0)
+        FROM selected WHERE service = 'code' AND status = 'ok'
+        """
+    )[0]
+    if not records:
+        return
+    yield f"{_share(by_jail, verdicts)} of {verdicts or 0:,.0f} verdicts are by `jail`"
+    yield f"{_share(suspected, records)} of {records:,.0f} scores have suspicions"
+    rows = log(
+        """
+        WITH each AS (
+            SELECT unnest(json_extract_string(details, '$.suspicions[*]')) AS text, weight, id
+            FROM selected WHERE service = 'code'
+        )
+        SELECT regexp_replace(text, '^test [0-9]+: ', '') AS kind, sum(weight), min(id)
+        FROM each GROUP BY kind ORDER BY sum(weight) DESC, kind LIMIT ?
+        """,
+        _MAX_ROWS,
+    )
+    if rows:
+        yield table(
+            ("suspicion", "times", "e.g. id"),
+            [(_text(row[0]), f"{row[1]:,.0f}", row[2][:12]) for row in rows],
+        )
+
+
+#: The sections of a report by their titles; the first one has none.
+_SECTIONS: dict[str, Callable[[Log], Iterator[str]]] = {
+    "": _overview,
+    "Zeros (scores of 0 or below) by cause and step": _zeros,
+    "Groups: scores of a step with the same tests, correct answer, task or group": _groups,
+    "Abstentions and failures": _without_score,
+    "Slowest": _slowest,
+    "Verdicts that a program could have decided, and suspicions": _tampering,
+}
+
+
+def _text(text: str) -> str:
+    return escaped(text, _MAX_SHOWN)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _share(part: float | None, whole: float | None) -> str:
+    return f"{(part or 0) / whole:.1%}" if whole else "0.0%"
