@@ -1,0 +1,273 @@
+"""`rewardfleet explain` and `rewardfleet report`, of requests and score logs of real services."""
+
+import asyncio
+import io
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rewardfleet import RewardFleet, code_request, episode_request, tools_request
+from rewardfleet.commands.explain.story import story_of
+from rewardfleet.commands.main import main
+from rewardfleet.wire.causes import CAUSES
+from rewardfleet.wire.errors import ErrorKind
+from rewardfleet_server.testing import FakeJudge
+
+from ...conftest import image_base64, served
+from ...server.code.conftest import asserts, functional, served_code, stdio
+from ...server.episode.conftest import served_episodes
+from ...server.tools.conftest import TRUTH, answer, call, served_tools
+
+FRAMES = [image_base64()]
+TESTS = stdio(("2 3", "5"), ("2 4\n", "6"))
+TRUTH_OF_ROW = json.dumps({"inputs": ["1", "7"], "outputs": ["1", "49"]})
+ROW = {"kind": "dataset", "dataset": "auto", "row": {"ground_truth": TRUTH_OF_ROW}}
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    with ExitStack() as stack:
+        clients = {
+            "video": stack.enter_context(served(FakeJudge(0.4))),
+            "code": stack.enter_context(served_code(cache_mb=16)).client,
+            "tools": stack.enter_context(served_tools()),
+            "episode": stack.enter_context(served_episodes()),
+        }
+        yield {name: str(client.base_url) for name, client in clients.items()}
+
+
+STORIES = {
+    "a test that failed": (
+        "code",
+        {"revision": "So:\n```python\nprint(5)\n```", "tests": TESTS},
+        ["code: score 0.5 by jail, ok, cause wrong_answer", "  | print(5)",
+         "Test 2 failed first: wrong_answer", 'input:           "2 4\\n"', 'expected:        "6"',
+         'actual output:   "5\\n"', "50 % of the tests pass", "the checker tokens",
+         "What would have to change: The program must"],
+    ),
+    "a row of a data set": (
+        "code",
+        {"revision": "print(int(input()))", "tests": ROW, "mode": "all_pass"},
+        ["code: score 0 by jail", 'input:           "7"', 'expected:        "49"',
+         'actual output:   "7\\n"', "all tests must pass; 50 %"],
+    ),
+    "a value, with control characters": (
+        "code",
+        {"revision": "def f(x): return (x, '\x1b[31m')", "tests": functional("f", ([2], 4))},
+        ['input:           "[2]"', 'expected:        "4"', '"{"tuple": [2, "\\u001b[31m"]}"',
+         "  | def f(x): return (x, '\\x1b[31m')"],
+    ),
+    "an assert": (
+        "code",
+        {"revision": "def f(x): return 1 / 0", "tests": asserts("assert f(1) == 2")},
+        ["cause runtime_error", 'test:            "assert f(1) == 2"', "ZeroDivisionError"],
+    ),
+    "no program": (
+        "code",
+        {"revision": "Sorry.", "tests": TESTS},
+        ["cause no_code_block", "of a text of 6 characters, all of it", "token limit"],
+    ),
+    "a critique": (
+        "code",
+        {"revision": "print(5)", "tests": TESTS, "critique": "Fine."},
+        ["cause no_judgment", 'Critique without an overall judgment: "Fine."'],
+    ),
+    "nothing to explain": (
+        "code",
+        {"revision": "print(sum(map(int, input().split())))", "tests": TESTS},
+        ["code: score 1 by jail, ok\n", "Tests: 2 (2 accepted)"],
+    ),
+    "a clip": (
+        "video",
+        {"task_text": "put the \x07bowl", "frames_base64": FRAMES},
+        ["video: score 0.4 by fake, ok, cause judge_says_no", '"put the \\x07bowl"',
+         "It saw 1 of 1 frames, of 32 x 24 pixels: 0", "  | fake judgment of 1 frames",
+         "0.4 is below 0.5"],
+    ),
+    "an answer": (
+        "tools",
+        {"response": answer(call(query="y", limit=[1, None, True, {"a": 2**70}])),
+         "ground_truth": TRUTH},
+        ["cause wrong_arguments", 'missing: "web_search(limit=3, query="x")"',
+         f'limit=[1, null, true, {{a: {hex(2**70)}}}], query="y")', "format 1 + correctness"],
+    ),
+    "an episode": (
+        "episode",
+        {"uid": "e", "kind": "efficiency", "success": True, "steps": 100, "max_steps": 500,
+         "options": {"normalize": "length"}},
+        ["cause steps_taken", "steps 100", "Reward: 0.833333", "Normalized by length: 0.00833333"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("service", "request_", "parts"), STORIES.values(), ids=STORIES)
+def test_the_story_of_a_request(
+    service: str, request_: dict, parts: list, *, urls: dict, capsys, tmp_path: Path
+):
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(request_))
+    assert main(["explain", str(file), "--url", urls[service]]) == 0
+    told = capsys.readouterr().out
+    assert all(line.isprintable() for line in told.splitlines())
+    assert not [part for part in parts if part not in told], told
+
+
+def test_a_request_from_standard_input_and_its_failures(urls, capsys, monkeypatch):
+    def explained(text: str, url: str = urls["video"]) -> tuple[int, str]:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        return main(["explain", "-", "--url", url]), "".join(capsys.readouterr())
+
+    missing = json.dumps({"task_text": "x", "video_path": "missing.mp4"})
+    status, told = explained(missing)
+    assert status == 2 and "no score, error, cause forbidden" in told
+    assert "What would have to change" in told and "under the request id" in told
+    with served(FakeJudge(None)) as client:
+        status, told = explained(
+            json.dumps({"task_text": "x", "frames_base64": FRAMES}), str(client.base_url)
+        )
+        assert status == 3 and "no score by fake, abstained, cause no_verdict" in told
+    for text, reason in [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("5", "give one request"),
+        ('["uid"]', "give one request"),
+        ('{"a": 1}', "task_text (video)"),
+        ('{"uid": 1}', "uid: Input should be a valid string"),
+        ('{"revision": "1", "tests": {}}', "tests"),
+    ]:
+        status, told = explained(text)
+        assert status == 2 and reason in told, told
+    status, told = explained('{"uid": "a"}')
+    assert status == 2 and "is the video service, not the episode service" in told
+
+
+@pytest.fixture(scope="module")
+def log(urls: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A score log with two steps of a run."""
+    folder = tmp_path_factory.mktemp("log")
+
+    async def fill() -> None:
+        async with RewardFleet(**urls, score_log=folder) as fleet:
+            programs = ["print(5)", "Sorry.", "Sorry.", "print(sum(map(int, input().split())))"]
+            for step in range(2):
+                await fleet.code.score_batch(
+                    [code_request(each, TESTS, run="r", step=step) for each in programs[step:]]
+                )
+                inside = asserts("import inspect\nassert inspect.getsource(f)")
+                await fleet.code.score("def f(): 0", inside, run="r", step=step)
+                texts = [tools_request(each, TRUTH, step=step) for each in ("no", TRUTH)]
+                await fleet.tools.score_batch(texts)
+                episodes = [episode_request(f"e{n}", group="g", success=False) for n in range(3)]
+                await fleet.episode.score_batch(episodes, run="r", step=step)
+                await fleet.video.score(
+                    "x\x1b", np.zeros((2, 32, 32, 3), np.uint8), run="r", step=step
+                )
+            (failed,) = await fleet.code.score_batch([code_request("1", asserts("no assert"))])
+            assert failed.error is not None
+
+    asyncio.run(fill())
+    return folder
+
+
+def ids(log: Path, capsys, *given: str) -> list[str]:
+    main(["log", "list", str(log), "--json", "--limit", "1000", *given])
+    return [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_story_of_each_record(log: Path, capsys):
+    found = ids(log, capsys)
+    assert len(found) > 10
+    for each in set(found):
+        assert main(["explain", str(log), "--id", each[:16]]) == 0
+        told = capsys.readouterr().out
+        assert told.startswith(f"Record {each[:12]}: ")
+        assert all(line.isprintable() for line in told.splitlines())
+        assert "What would have to change" in told or " score 1" in told or "score 4" in told, told
+    (wrong,) = set(ids(log, capsys, "--where", "score = 0.5"))
+    main(["explain", str(log), "--id", wrong])
+    told = capsys.readouterr().out
+    assert "run r, step 0" in told and 'actual output:   "5\\n"' in told
+
+
+def test_a_record_must_be_named(log: Path, capsys, tmp_path: Path):
+    for given_, reason in [
+        ([str(log)], "give --id"),
+        ([str(log), "--id", "zz\x1b"], r"no record whose id begins with zz\x1b"),
+        ([str(log), "--id", ""], "several ids begin"),
+        ([str(tmp_path), "--id", "a"], "no score log"),
+        ([str(tmp_path / "none")], "No such file"),
+    ]:
+        assert main(["explain", *given_]) == 2
+        assert reason in capsys.readouterr().err
+
+
+def test_the_output_of_score_has_stories_and_a_report(urls, capsys, tmp_path: Path):
+    """It has no requests."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"completion": text, "tests": TESTS}) + "\n" for text in ("1", "("))
+    )
+    out = tmp_path / "out"
+    main(["score", "code", str(rows), "-o", str(out), "--url", urls["code"]])
+    capsys.readouterr()
+    for each in ids(out, capsys):
+        assert main(["explain", str(out), "--id", each]) == 0
+        assert "Test 1 failed first" in capsys.readouterr().out
+    assert main(["report", str(out)]) == 0
+    assert "wrong_answer 50.0%" in capsys.readouterr().out
+
+
+def test_a_report(log: Path, capsys):
+    assert main(["report", str(log)]) == 0
+    told = capsys.readouterr().out
+    assert all(line.isprintable() for line in told.splitlines())
+    lines = {" ".join(line.split()) for line in told.splitlines()}
+    assert {
+        "22 records of 1 runs, steps 0 to 1",
+        "code 0 5 40.0% no_code_block 100.0%",
+        "episode 0 3 100.0% failed 100.0%",
+        "tools 1 2 50.0% format 100.0%",
+        "episode 2 100.0% 100.0%",  # groups
+        "tools 2 0.0% 0.0%",
+    } <= lines, told
+    assert "code error invalid 1 " in " ".join(told.split())
+    assert "decided by the program's process" in told
+    assert "by `jail`" in told
+    assert main(["report", str(log), "--service", "video", "--step", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "1 records of 1 runs" in told and "Zeros" in told and "Groups" not in told
+    assert main(["report", str(log), "--run", "none"]) == 1
+    assert main(["report", str(log), "--where", "score <"]) == 2
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats(-9, 9) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=9,
+)
+
+
+@settings(deadline=None)
+@given(
+    service=st.sampled_from(sorted(CAUSES)),
+    text=st.text(),
+    tests=JSON,
+    cause=st.sampled_from([*(c for each in CAUSES.values() for c in each), *ErrorKind, None]),
+)
+def test_no_text_breaks_a_story(service: str, text: str, tests: object, cause: str | None):
+    request = {
+        "revision": text, "response": text, "ground_truth": text, "task_text": text, "uid": text,
+        "tests": {"kind": "dataset", "row": tests},
+    }  # fmt: skip
+    verdict = {"verdict": "wrong_answer", "stdout": text, "stderr": text, "returned": text}
+    score = {
+        "score": 0.0, "status": "ok", "cause": cause and str(cause), "code": text,
+        "verdicts": [verdict] * 2, "model_output": text, "suspicions": [text],
+    }  # fmt: skip
+    assert all(line.isprintable() for line in story_of(service, request, score))
