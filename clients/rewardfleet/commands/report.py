@@ -19,11 +19,6 @@ _MAX_ROWS, _MAX_PARTS, _MAX_CAUSES = 10, 10, 4
 #: Characters of a text from a service or a policy.
 _MAX_SHOWN = 80
 
-#: The records that are reported. A log may keep a share of them only, so each counts for several.
-_SELECTED = """
-CREATE TEMP VIEW selected AS
-SELECT *, 1 / coalesce(sample_rate, 1) AS weight, score <= 0 AS is_zero FROM ({records})
-"""
 #: By service: what the answers to one prompt have in common, besides run and step.
 _GROUPS = {
     "video": "json_extract_string(request, '$.task_text')",
@@ -31,6 +26,24 @@ _GROUPS = {
     "tools": "md5(json_extract_string(request, '$.ground_truth'))",
     "episode": "json_extract_string(request, '$.group')",
 }
+
+#: What is needed of records, without the texts of requests, which may not fit into memory. A log
+#: may keep a share of them only, so each has a weight.
+_SELECTED = """
+CREATE TEMP TABLE selected AS
+SELECT service, run, step, id, time, status, score, score <= 0 AS is_zero, backend, cause, cached,
+       timing_ms_total, timing_ms_queue, timing_ms_decode, timing_ms_backend,
+       coalesce(sample_rate, 1) AS sample_rate, 1 / coalesce(sample_rate, 1) AS weight,
+       CASE service {keys} END AS prompt,
+       CASE WHEN score IS NULL THEN
+           left(coalesce(error_detail, json_extract_string(details, '$.model_output')), 200)
+       END AS reason,
+       json_array_length(details, '$.verdicts') AS verdicts,
+       len(list_filter(json_extract_string(details, '$.verdicts[*].verdict_by'),
+                       lambda name: name = 'jail')) AS verdicts_by_jail,
+       json_extract_string(details, '$.suspicions[*]') AS suspicions
+FROM scores WHERE {condition}
+"""
 
 Log = Callable[..., list[tuple[Any, ...]]]
 
@@ -66,15 +79,10 @@ def command(folders: Sequence[Path], **given: Any) -> int:
 
 
 def _select(connection: "duckdb.DuckDBPyConnection", given: Filters) -> None:
-    """Make a view of the records of some filters."""
+    """Make the table of the records of some filters."""
     condition, values = given.sql()
-    # A view has no parameters.
-    query(
-        connection,
-        f"CREATE TEMP TABLE kept AS SELECT * EXCLUDE (frames) FROM scores WHERE {condition}",  # noqa: S608 - of `Filters`
-        values,
-    )
-    query(connection, _SELECTED.format(records="FROM kept"))
+    keys = " ".join(f"WHEN '{service}' THEN {key}" for service, key in _GROUPS.items())
+    query(connection, _SELECTED.format(keys=keys, condition=condition), values)
 
 
 def _overview(log: Log) -> Iterator[str]:
@@ -154,19 +162,18 @@ def _zeros(log: Log) -> Iterator[str]:
 
 
 def _groups(log: Log) -> Iterator[str]:
-    cases = " ".join(f"WHEN '{service}' THEN {key}" for service, key in _GROUPS.items())
     rows = log(
-        f"""
+        """
         WITH groups AS (
-            SELECT service, run, step, CASE service {cases} END AS prompt,
-                   count(*) AS members, max(score) - min(score) AS spread, max(score) AS best
-            FROM selected WHERE score IS NOT NULL AND coalesce(sample_rate, 1) = 1
-            GROUP BY ALL HAVING members > 1 AND prompt IS NOT NULL
+            SELECT service, run, step, prompt, count(*) AS members,
+                   max(score) - min(score) AS spread, max(score) AS best
+            FROM selected WHERE score IS NOT NULL AND prompt IS NOT NULL AND sample_rate = 1
+            GROUP BY ALL HAVING members > 1
         )
         SELECT service, count(*), count(*) FILTER (spread < 1e-9),
                count(*) FILTER (spread < 1e-9 AND best <= 0)
         FROM groups GROUP BY service ORDER BY service
-        """  # noqa: S608 - constants
+        """
     )
     if rows:
         head = ("service", "groups", "without variance", "of these all zero")
@@ -182,9 +189,7 @@ def _groups(log: Log) -> Iterator[str]:
 def _without_score(log: Log) -> Iterator[str]:
     rows = log(
         """
-        SELECT service, backend, status, cause, sum(weight),
-               arg_max(coalesce(error_detail, json_extract_string(details, '$.model_output'), ''),
-                       time)
+        SELECT service, backend, status, cause, sum(weight), coalesce(arg_max(reason, time), '')
         FROM selected WHERE score IS NULL GROUP BY ALL ORDER BY sum(weight) DESC LIMIT ?
         """,
         _MAX_ROWS,
@@ -224,12 +229,8 @@ def _tampering(log: Log) -> Iterator[str]:
     """Yield the share of verdicts that a program could have decided, and the suspicions."""
     verdicts, by_jail, records, suspected = log(
         """
-        SELECT sum(weight * json_array_length(details, '$.verdicts')),
-               sum(weight * len(list_filter(
-                   json_extract_string(details, '$.verdicts[*].verdict_by'),
-                   lambda name: name = 'jail'))),
-               sum(weight),
-               sum(weight) FILTER (json_array_length(details, '$.suspicions') > 0)
+        SELECT sum(weight * verdicts), sum(weight * verdicts_by_jail), sum(weight),
+               sum(weight) FILTER (len(suspicions) > 0)
         FROM selected WHERE service = 'code' AND status = 'ok'
         """
     )[0]
@@ -240,8 +241,7 @@ def _tampering(log: Log) -> Iterator[str]:
     rows = log(
         """
         WITH each AS (
-            SELECT unnest(json_extract_string(details, '$.suspicions[*]')) AS text, weight, id
-            FROM selected WHERE service = 'code'
+            SELECT unnest(suspicions) AS text, weight, id FROM selected WHERE service = 'code'
         )
         SELECT regexp_replace(text, '^test [0-9]+: ', '') AS kind, sum(weight), min(id)
         FROM each GROUP BY kind ORDER BY sum(weight) DESC, kind LIMIT ?

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from rewardfleet.client import RewardFleet
-from rewardfleet.commands.score import find
 from rewardfleet.commands.options import API_KEY, TIMEOUT, escaped
+from rewardfleet.commands.score import find
 from rewardfleet.score_log.reading import Filters, open_log, select
 from rewardfleet.wire.code import CodeRequest
 from rewardfleet.wire.episode import EpisodeRequest

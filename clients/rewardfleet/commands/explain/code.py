@@ -57,10 +57,10 @@ def _failure(
     yield f"Test {index + 1} failed first: {verdict['verdict']}, decided {by}"
     tests = request.get("tests") or {}
     case = _case(tests, index, len(verdicts))
-    yield from case or ["  the row has its input and expected output"]
+    yield from _shown_case(case)
     if verdict.get("returned"):
         yield f"  actual value:    {quoted(verdict['returned'])}"
-    if verdict.get("stdout") or tests.get("kind") == "stdio":
+    elif verdict.get("stdout") or not isinstance(case, str):
         yield f"  actual output:   {quoted(verdict.get('stdout') or '')}"
     if verdict.get("checker_message"):
         yield f"  checker:         {quoted(verdict['checker_message'])}"
@@ -72,48 +72,66 @@ def _failure(
     if verdict.get("stderr"):
         yield "  standard error:"
         yield from (f"  {line}" for line in block(verdict["stderr"].strip("\n")))
+    elif verdict["verdict"] == "runtime_error":
+        yield "  standard error:  nothing: a signal ended the program, or it closed the stream"
 
 
-def _case(tests: Mapping[str, Any], index: int, count: int) -> list[str]:
-    """Return the input and the expected output of a test; nothing if a row hides them."""
-    case: Any = None
+def _case(tests: Mapping[str, Any], index: int, count: int) -> Any:
+    """Return a test as the request or its row has it; None if that is not known."""
+    cases = tests.get("cases") or []
     if tests.get("kind") == "dataset":
-        case = _case_of_row(tests.get("row"), index, count)
-    elif index < len(tests.get("cases") or []):
-        case = tests["cases"][index]
+        cases = list(_cases_of_row(tests.get("row"), _MAX_DEPTH))
+        # Otherwise the tests are others, or there are more than one reading of the row.
+        if not (len(cases) == count or tests.get("first") == count < len(cases)):
+            return None
+    return cases[index] if index < len(cases) else None
+
+
+def _shown_case(case: Any) -> Iterator[str]:
     if isinstance(case, str):
-        return [f"  test:            {quoted(case)}"]
-    if not isinstance(case, dict):
-        return []
-    given = case.get("stdin", case.get("args", case.get("input", "")))
-    expected = case.get("stdout", case.get("expected", case.get("output", "")))
-    return [f"  input:           {_shown(given)}", f"  expected:        {_shown(expected)}"]
+        yield f"  test:            {quoted(case)}"
+    elif isinstance(case, dict):
+        given = case.get("stdin", case.get("args", case.get("input", "")))
+        expected = case.get("stdout", case.get("expected", case.get("output", "")))
+        yield f"  input:           {_shown(given)}"
+        yield f"  expected:        {_shown(expected)}"
+    else:
+        yield "  input:           that of the test in the row"
 
 
 def _shown(value: Any) -> str:
     return quoted(value if isinstance(value, str) else json.dumps(value))
 
 
-def _case_of_row(row: Any, index: int, count: int, depth: int = _MAX_DEPTH) -> Any:
-    """Return a case of a row with as many tests as there are verdicts, or None."""
+def _cases_of_row(row: Any, depth: int) -> Iterator[Any]:
+    """Yield what looks like tests in a row, in order."""
     if isinstance(row, str) and row.lstrip()[:1] in {"{", "["}:
         try:
             row = json.loads(row)
         except (ValueError, RecursionError):
-            return None
+            return
     if isinstance(row, dict):
         for names in (("inputs", "outputs"), ("input", "output")):
-            lists = [row.get(name) for name in names]
-            if all(isinstance(each, list) and len(each) == count for each in lists):
-                return {"input": lists[0][index], "output": lists[1][index]}  # type: ignore[index] # lists
-    if isinstance(row, list) and len(row) == count:
-        case = row[index]
-        if isinstance(case, str) or (isinstance(case, dict) and {"input", "output"} <= case.keys()):
-            return case
-    if depth == 0 or not isinstance(row, dict):
-        return None
-    found = (_case_of_row(each, index, count, depth - 1) for each in row.values())
-    return next((each for each in found if each is not None), None)
+            given, expected = (row.get(name) for name in names)
+            if isinstance(given, list) and isinstance(expected, list):
+                pairs = zip(given, expected, strict=False)
+                yield from ({"input": each[0], "output": each[1]} for each in pairs)
+                return
+        row = list(row.values())
+    elif isinstance(row, list):
+        is_test = [_is_test(each) for each in row]
+        if row and all(is_test):
+            yield from row
+            return
+    if isinstance(row, list) and depth:
+        for each in row:
+            yield from _cases_of_row(each, depth - 1)
+
+
+def _is_test(value: Any) -> bool:
+    if isinstance(value, str):
+        return "assert" in value
+    return isinstance(value, dict) and {"input", "output"} <= value.keys()
 
 
 def _threshold(request: Mapping[str, Any], score: Mapping[str, Any]) -> str:
