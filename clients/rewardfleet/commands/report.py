@@ -165,13 +165,13 @@ def _groups(log: Log) -> Iterator[str]:
     rows = log(
         """
         WITH groups AS (
-            SELECT service, run, step, prompt, count(*) AS members,
+            SELECT service, run, step, prompt, count(*) AS members, avg(weight) AS weight,
                    max(score) - min(score) AS spread, max(score) AS best
-            FROM selected WHERE score IS NOT NULL AND prompt IS NOT NULL AND sample_rate = 1
+            FROM selected WHERE score IS NOT NULL AND prompt IS NOT NULL
             GROUP BY ALL HAVING members > 1
         )
-        SELECT service, count(*), count(*) FILTER (spread < 1e-9),
-               count(*) FILTER (spread < 1e-9 AND best <= 0)
+        SELECT service, sum(weight), sum(weight) FILTER (spread < 1e-9),
+               sum(weight) FILTER (spread < 1e-9 AND best <= 0)
         FROM groups GROUP BY service ORDER BY service
         """
     )
@@ -180,7 +180,7 @@ def _groups(log: Log) -> Iterator[str]:
         yield table(
             head,
             [
-                (row[0], f"{row[1]:,}", _share(row[2], row[1]), _share(row[3], row[2]))
+                (row[0], f"{row[1]:,.0f}", _share(row[2], row[1]), _share(row[3], row[2]))
                 for row in rows
             ],
         )
