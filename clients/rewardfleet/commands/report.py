@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -10,9 +10,6 @@ from rewardfleet.score_log.reading import Filters, open_log, query
 
 from .log import filters
 from .options import escaped, table
-
-if TYPE_CHECKING:
-    import duckdb
 
 #: Rows of a table, parts of a run, and causes of a part that are shown.
 _MAX_ROWS, _MAX_PARTS, _MAX_CAUSES = 10, 10, 4
@@ -78,7 +75,7 @@ def command(folders: Sequence[Path], **given: Any) -> int:
     return 0
 
 
-def _select(connection: "duckdb.DuckDBPyConnection", given: Filters) -> None:
+def _select(connection: Any, given: Filters) -> None:
     """Make the table of the records of some filters."""
     condition, values = given.sql()
     keys = " ".join(f"WHEN '{service}' THEN {key}" for service, key in _GROUPS.items())
