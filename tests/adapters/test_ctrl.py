@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from rewardfleet import DeadlineExceeded, InvalidRequest, RewardFleet, Unavailable
-from rewardfleet.adapters._rows import request_fields
 from rewardfleet.adapters.ctrl import (
     REVISION_SAMPLING,
     CritiqueReward,
@@ -21,6 +20,7 @@ from rewardfleet.adapters.ctrl import (
     build_revision_messages,
     scatter_rewards,
 )
+from rewardfleet.rows import request_fields
 from rewardfleet_server.testing import wait_until
 
 from ..programs import RIGHT as ADD

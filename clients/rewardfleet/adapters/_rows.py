@@ -1,42 +1,23 @@
-"""Code that several adapters share: reading a trainer's rows."""
+"""Code that several adapters share: reward functions over a trainer's rows, and their metrics."""
 
 import asyncio
 import importlib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from rewardfleet.client import RewardFleet
-from rewardfleet.code import CodeOptions, code_request
-from rewardfleet.service import BatchClient, OnFailure, ScoreT
-from rewardfleet.tools import ToolsFields, tools_request
-from rewardfleet.video import VideoOptions, video_request
-from rewardfleet.wire.causes import CAUSES
-from rewardfleet.wire.code import as_tests
-from rewardfleet.wire.digest import LABELS
+from rewardfleet.rows import SampleRow, ServiceName, fields_of, requests_of, scores_of
+from rewardfleet.service import OnFailure
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
-from rewardfleet.wire.policy_text import POLICY_FIELDS
-from rewardfleet.wire.query import completion_text
 from rewardfleet.wire.score import Score, Status
 
-#: A row of a trainer's dataset.
-SampleRow = Mapping[str, Any]
-
-#: Fields of a row that a request has as well; a column `language` may name another one, and `step`
-#: or `uid` something else.
-_OPTIONS = CodeOptions.__optional_keys__ - {"language", *LABELS}
-_TOOLS_FIELDS = ToolsFields.__optional_keys__ - {"uid"}
-_VIDEO_OPTIONS = VideoOptions.__optional_keys__ - LABELS
-
-#: A service whose items are independent.
-ServiceName = Literal["code", "tools", "video"]
 #: The column with what a response is scored by, unless another one is given.
 COLUMNS: dict[ServiceName, str] = {"code": "tests", "tools": "ground_truth", "video": "clip"}
-_BUILDERS = {"code": code_request, "tools": tools_request, "video": video_request}
 
 #: Seconds in which the calls of a trainer that scores one sample per call are collected.
 COALESCE_SECONDS = 0.005
@@ -113,36 +94,6 @@ def rows_of(columns: Mapping[str, Any], names: Sequence[str], count: int) -> lis
     return [{name: columns[name][index] for name in names} for index in range(count)]
 
 
-def fields_of(service: ServiceName, completion: Any, truth: Any, row: SampleRow) -> dict[str, Any]:
-    """Return the fields of a request, as the service's client takes them.
-
-    Args:
-        completion: What the policy wrote; see `completion_text`. The video service ignores it.
-        truth: The tests of the code service, or their JSON as text; the ground truth of the tools
-            service; the clip of the video service.
-        row: Options of the request, taken where they are not None; for video also `task`.
-
-    Raises:
-        InvalidRequest: The completion has no text that can be read, or the tests are invalid.
-    """
-    if service == "code":
-        return request_fields(completion, truth, row)
-    if service == "tools":
-        response = completion_text(completion)
-        return {
-            "response": response,
-            "ground_truth": truth,
-            **_given(row, _TOOLS_FIELDS),
-        }
-    if isinstance(truth, np.ndarray) and truth.dtype == object:
-        truth = list(truth)  # images from a parquet file
-    return {
-        "task_text": row.get("task"),
-        "clip": truth,
-        **_given(row, _VIDEO_OPTIONS),
-    }
-
-
 class _ServiceReward:
     """What both kinds of reward functions have: a service, and a field with the truth of a row.
 
@@ -212,17 +163,6 @@ class DatasetReward(_ServiceReward):
             for name, value in {**metrics_of(scores), **_means(causes)}.items():
                 log_metric(name, value)
         return [self.client.policy.reward(score) for score in scores]
-
-
-async def scores_of(client: BatchClient[Any, ScoreT], requests: Sequence[Any]) -> list[ScoreT]:
-    """Score items, in order. An item that fails has its own `error`, even if all of them fail."""
-    if not requests:
-        return []
-    try:
-        return await client.score_batch(requests)
-    except RewardFleetError as error:
-        failed = client.score_type(score=None, status=Status.ERROR, error=error.problem())
-        return [failed] * len(requests)
 
 
 def metrics_of(scores: Sequence[Score]) -> dict[str, float]:
@@ -307,31 +247,3 @@ class SampleReward(_ServiceReward):
         except RewardFleetError as error:
             return self.client.policy.failed(error), None
         return self.client.policy.reward(score), score
-
-
-def requests_of(service: ServiceName, samples: Iterable[tuple[Any, Any, SampleRow]]) -> list[Any]:
-    """Return the requests of samples. Each has the arguments of `fields_of` after the first.
-
-    Raises:
-        InvalidRequest: What the caller wrote is invalid.
-    """
-    build: Any = _BUILDERS[service]
-    return [build(**fields_of(service, *each)) for each in samples]
-
-
-def request_fields(revision: Any, tests: Any, options: SampleRow) -> dict[str, Any]:
-    """Return the fields of a request, as `rewardfleet.code_request` takes them.
-
-    What a policy wrote (`revision`, `critique`, `original_program`) is read by `completion_text`,
-    and the tests by `as_tests`. Other fields are taken from the options where they are not None.
-
-    Raises:
-        InvalidRequest: One of the texts cannot be read, or the tests are invalid.
-    """
-    fields = {"revision": revision, **_given(options, _OPTIONS)}
-    texts = {name: completion_text(fields[name]) for name in POLICY_FIELDS & fields.keys()}
-    return {**fields, **texts, "tests": as_tests(tests)}
-
-
-def _given(row: SampleRow, names: Iterable[str]) -> dict[str, Any]:
-    return {name: row[name] for name in names if row.get(name) is not None}

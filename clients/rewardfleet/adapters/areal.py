@@ -4,9 +4,10 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from rewardfleet.rows import ServiceName
 from rewardfleet.service import OnFailure
 
-from ._rows import SampleReward, ServiceName, marks_of, refuse_nan
+from ._rows import SampleReward, marks_of, refuse_nan
 
 
 def reward_function(

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.rows import ServiceName
 from rewardfleet.service import OnFailure
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.query import response_of
 
-from ._rows import SampleReward, ServiceName, cause_marks, marks_of
+from ._rows import SampleReward, marks_of
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,12 @@ from rewardfleet.bulk.rows import Row
 from rewardfleet.bulk.run import Run, score_type_of
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.rows import ServiceName, requests_of, scores_of
 from rewardfleet.service import OnFailure
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import abstained
 
-from ._rows import DatasetReward, ServiceName, requests_of, rows_of, scores_of
+from ._rows import DatasetReward, rows_of
 
 
 class Scorer:

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.rows import SampleRow, ServiceName
 from rewardfleet.service import OnFailure
 from rewardfleet.wire.query import completion_text
 
-from ._rows import SampleReward, SampleRow, ServiceName, marks_of, module_of_trainer, refuse_nan
+from ._rows import SampleReward, marks_of, module_of_trainer, refuse_nan
 
 _INSTALL = "pip install 'rllm @ git+https://github.com/rllm-org/rllm'"
 

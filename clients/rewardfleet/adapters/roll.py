@@ -5,10 +5,11 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from rewardfleet.rows import ServiceName
 from rewardfleet.service import CALLER_ERRORS, OnFailure
 from rewardfleet.wire.errors import RewardFleetError
 
-from ._rows import DatasetReward, ServiceName, module_of_trainer, refuse_nan
+from ._rows import DatasetReward, module_of_trainer, refuse_nan
 
 log = logging.getLogger(__name__)
 

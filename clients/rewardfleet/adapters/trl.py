@@ -7,9 +7,10 @@ from importlib import metadata
 from typing import Any, get_args
 
 from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.rows import ServiceName
 from rewardfleet.service import OnFailure
 
-from ._rows import DatasetReward, ServiceName, is_before, refuse_nan
+from ._rows import DatasetReward, is_before, refuse_nan
 
 #: A function that TRL awaits, or calls: one reward per completion, NaN where there is none.
 RewardFunction = Callable[..., Awaitable[list[float]]] | Callable[..., list[float]]

@@ -4,9 +4,10 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from rewardfleet.rows import ServiceName
 from rewardfleet.service import OnFailure
 
-from ._rows import MissingReward, SampleReward, ServiceName, marks_of
+from ._rows import MissingReward, SampleReward, marks_of
 
 
 def reward_function(

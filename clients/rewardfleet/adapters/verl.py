@@ -8,20 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rewardfleet.adapters._rows import (
-    COALESCE_SECONDS,
-    MissingReward,
-    SampleRow,
-    ServiceName,
-    cause_marks,
-    fields_of,
-    is_before,
-    marks_of,
-    requests_of,
-    scores_of,
-)
+from rewardfleet.adapters._rows import COALESCE_SECONDS, MissingReward, is_before, marks_of
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.rows import SampleRow, ServiceName, fields_of, requests_of, scores_of
 from rewardfleet.service import BatchClient, OnFailure
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import Score

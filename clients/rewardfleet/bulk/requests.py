@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rewardfleet.adapters._rows import ServiceName, requests_of
 from rewardfleet.episode import episode_request
+from rewardfleet.rows import ServiceName, requests_of
 from rewardfleet.video import VideoOptions
 from rewardfleet.wire.digest import LABELS, request_id
 from rewardfleet.wire.errors import InvalidRequest

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rewardfleet.adapters._rows import scores_of
 from rewardfleet.client import SERVICES, RewardFleet
+from rewardfleet.rows import scores_of
 from rewardfleet.wire.episode import MAX_EPISODES, EpisodeScore
 from rewardfleet.wire.errors import ErrorKind, InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import MAX_BATCH_ITEMS, Request, Score, Status

@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 
-from rewardfleet.adapters._rows import SampleRow, request_fields
 from rewardfleet.client import RewardFleet
+from rewardfleet.rows import SampleRow, request_fields
 from rewardfleet.wire.backoff import backoff_with_jitter
 from rewardfleet.wire.code import CodeScore, Outcome, Verdict
 from rewardfleet.wire.errors import RewardFleetError

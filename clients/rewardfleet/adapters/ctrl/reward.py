@@ -14,8 +14,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from rewardfleet.adapters._rows import SampleRow, metrics_of, module_of_trainer, request_fields
+from rewardfleet.adapters._rows import metrics_of, module_of_trainer
 from rewardfleet.client import RewardFleet
+from rewardfleet.rows import SampleRow, request_fields
 from rewardfleet.wire.code import CodeScore
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.score import Status

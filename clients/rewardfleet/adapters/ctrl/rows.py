@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rewardfleet.adapters._rows import SampleRow
+from rewardfleet.rows import SampleRow
 
 #: The values of `prompter_type`, which are also the names of the datasets of the tests.
 _DATASETS = ("code_contests", "mbppplus", "livecodebench")
