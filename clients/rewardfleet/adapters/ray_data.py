@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rewardfleet.bulk.records import arrow_table, columns_of, record_of
+from rewardfleet.bulk.records import arrow_table, columns_of, encode_scores, records_of
 from rewardfleet.bulk.requests import Columns, RequestBuilder
 from rewardfleet.bulk.rows import Row
 from rewardfleet.bulk.run import Run, score_type_of
@@ -130,8 +130,7 @@ class Records:
             for index in range(count)
         ]
         scored = self._loop.run(self._run.score_chunk(self._builder.items(rows)))
-        records = [record_of(each.item, each.request_id, each.score) for each in scored]
-        return arrow_table(records, self._columns)
+        return arrow_table(records_of(encode_scores(scored), self._columns), self._columns)
 
 
 def _plain(value: Any) -> Any:

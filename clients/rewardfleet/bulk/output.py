@@ -9,7 +9,8 @@ import fcntl
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,9 +22,11 @@ from .records import Record, arrow_table
 
 Format = Literal["parquet", "jsonl"]
 
-_JOURNAL = "journal.jsonl"
+_JOURNAL, _INPUT, _LOCK = "journal.jsonl", "input.json", ".lock"
 #: A part is written when it has so many rows, or so many bytes of JSON.
-_PART_ROWS, _PART_BYTES = 10_000, 64 * 2**20
+PART_ROWS, _PART_BYTES = 10_000, 64 * 2**20
+#: Seconds in which the process of a command that was killed ends.
+_LOCK_SECONDS = 10.0
 
 
 class Output:
@@ -33,6 +36,8 @@ class Output:
         folder: Is created if it does not exist.
         columns: The columns of a record, and their types; see `records.columns_of`.
         input_key: What the scores belong to; see `input.json`.
+        kind: The format of the parts.
+        part_rows: The rows of a part.
 
     Raises:
         ValueError: The folder has the scores of another input, or something else, or is in use.
@@ -40,11 +45,16 @@ class Output:
     """
 
     def __init__(
-        self, folder: Path, columns: Mapping[str, str], input_key: Mapping[str, Any], kind: Format
+        self,
+        folder: Path,
+        columns: Mapping[str, str],
+        input_key: Mapping[str, Any],
+        kind: Format,
+        part_rows: int,
     ) -> None:
-        self._folder, self._columns, self._kind = folder, columns, kind
-        _check_input(folder, {**input_key, "format": kind})
-        self._lock = _locked(folder)
+        self.folder, self._columns, self._kind = folder, columns, kind
+        self._part_rows = part_rows
+        self._lock = _opened(folder, {**input_key, "format": kind})
         self._parts = sorted(folder.glob(f"part-*.{kind}"))
         #: Rows before this one are in parts.
         self._next = sum(_count(part) for part in self._parts)
@@ -65,12 +75,18 @@ class Output:
         self._journal.close()
         os.close(self._lock)
 
-    def __contains__(self, row: int) -> bool:
-        return row < self._next or row in self._later
+    @property
+    def before(self) -> int:
+        """All rows before this one are in parts."""
+        return self._next
+
+    def after(self) -> list[int]:
+        """Return the rows that are kept and in no part."""
+        return list(self._later)
 
     @property
-    def later_bytes(self) -> int:
-        """The bytes of the records that are kept until an earlier row is scored."""
+    def waiting_bytes(self) -> int:
+        """The bytes of the records that are in memory until an earlier row is scored."""
         return self._later_bytes - self._pending_bytes
 
     def records(self) -> Iterator[Record]:
@@ -89,7 +105,7 @@ class Output:
             rest = rest[self._journal.write(rest) :]
         for record, line in zip(records, lines, strict=True):
             self._keep(record, len(line))
-        if self._pending >= _PART_ROWS or self._pending_bytes >= _PART_BYTES:
+        if self._pending >= self._part_rows or self._pending_bytes >= _PART_BYTES:
             self._write_part()
 
     def finish(self) -> None:
@@ -113,7 +129,7 @@ class Output:
 
     def _write_part(self) -> None:
         rows = range(self._next, self._next + self._pending)
-        path = self._folder / f"part-{len(self._parts):05}.{self._kind}"
+        path = self.folder / f"part-{len(self._parts):05}.{self._kind}"
         self._write(path, [self._later.pop(row)[0] for row in rows])
         self._parts.append(path)
         self._later_bytes -= self._pending_bytes
@@ -130,20 +146,16 @@ class Output:
         self._replaced.clear()
 
     def _write(self, path: Path, records: list[Record]) -> None:
-        temporary = path.with_name(f".{path.name}.new")
         if self._kind == "jsonl":
-            with temporary.open("wb") as file:
-                file.writelines(map(_line, records))
-        else:
-            pyarrow().parquet.write_table(arrow_table(records, self._columns), temporary)
-        temporary.replace(path)
+            _write_whole(path, map(_line, records))
+            return
+        pyarrow().parquet.write_table(arrow_table(records, self._columns), _temporary(path))
+        _temporary(path).replace(path)
 
     def _rewrite_journal(self) -> None:
         """Drop the lines of the journal that are in parts."""
-        temporary = self._journal_path.with_suffix(".new")
         left = [*self._replaced.values(), *(record for record, _ in self._later.values())]
-        temporary.write_bytes(b"".join(map(_line, left)))
-        temporary.replace(self._journal_path)
+        _write_whole(self._journal_path, map(_line, left))
         self._journal.close()
         self._journal = self._journal_path.open("ab", buffering=0)
 
@@ -153,46 +165,76 @@ class Output:
             return
         content = self._journal_path.read_bytes()
         lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
+        empty: Record = dict.fromkeys(self._columns)
         for line in lines:
-            self._keep(json.loads(line), len(line))
-        if sum(map(len, lines)) != len(content):
-            self._journal_path.write_bytes(b"".join(lines))
+            self._keep(empty | json.loads(line), len(line))
+        os.truncate(self._journal_path, sum(map(len, lines)))  # a full disk allows that
 
 
-def _locked(folder: Path) -> int:
-    """Lock a folder until the result is closed.
+def _opened(folder: Path, key: Mapping[str, Any]) -> int:
+    """Lock a folder for an input until the result is closed.
 
     Raises:
-        ValueError: Another process has it.
+        ValueError: It belongs to something else, or another process has it.
+        OSError: It cannot be written.
     """
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _INPUT
+    _check_input(path, key)
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        _wait_for_lock(lock, folder)
+        _check_input(path, key)  # another command may have been here first
+        _write_whole(path, [json.dumps(key, indent=1).encode()])
+    except BaseException:
         os.close(lock)
-        raise ValueError(f"{folder}: another command is writing there") from None
+        raise
     return lock
 
 
-def _check_input(folder: Path, key: Mapping[str, Any]) -> None:
-    """Check that a folder belongs to an input; an empty one does from now on.
+def _wait_for_lock(lock: int, folder: Path) -> None:
+    give_up = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                raise ValueError(f"{folder}: another command is writing there") from None
+            time.sleep(0.05)
+
+
+def _check_input(path: Path, key: Mapping[str, Any]) -> None:
+    """Check that a folder belongs to an input, which its `input.json` says, or is empty.
 
     Raises:
         ValueError: It does not.
     """
-    path = folder / "input.json"
+    folder = path.parent
     if path.exists():
-        found = json.loads(path.read_text())
-        if other := [name for name in key if found.get(name) != json.loads(json.dumps(key[name]))]:
+        try:
+            found = json.loads(path.read_text())
+            other = [name for name in key if found.get(name) != json.loads(json.dumps(key[name]))]
+        except (ValueError, AttributeError):
+            raise ValueError(f"{path} is not of this command: give another -o") from None
+        if other:
             raise ValueError(
                 f"{folder} has the scores of another input or other options "
                 f"({', '.join(other)} differ, see {path}): give another -o"
             )
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
+    elif any(each.name not in {_LOCK, _temporary(path).name} for each in folder.iterdir()):
         raise ValueError(f"{folder} has other files: give a new or an empty folder")
-    path.write_text(json.dumps(key, indent=1))
+
+
+def _write_whole(path: Path, lines: Iterable[bytes]) -> None:
+    """Write a file that appears when it is complete."""
+    temporary = _temporary(path)
+    with temporary.open("wb") as file:
+        file.writelines(lines)
+    temporary.replace(path)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
 
 
 def _count(part: Path) -> int:
@@ -219,16 +261,12 @@ class Printer:
     def __init__(self) -> None:
         self._next = 0
         self._later: dict[int, bytes] = {}
-        self.later_bytes = 0  #: of the records that are kept until an earlier row is scored
+        self.waiting_bytes = 0  #: of the records that are in memory until an earlier row is scored
+        self.before = 0  #: no row is printed already
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing: there is nothing to close."""
-
-    def __contains__(self, row: int) -> bool:
-        return False
+    def after(self) -> list[int]:
+        """Return no rows: a new command begins anew."""
+        return []
 
     def records(self) -> Iterator[Record]:
         """Yield nothing: a new command begins anew."""
@@ -239,10 +277,10 @@ class Printer:
         for record in records:
             # ASCII: a terminal must not obey characters that a policy wrote.
             self._later[record["row"]] = line = json.dumps(record).encode() + b"\n"
-            self.later_bytes += len(line)
+            self.waiting_bytes += len(line)
         while (following := self._later.pop(self._next, None)) is not None:
             sys.stdout.buffer.write(following)
-            self.later_bytes -= len(following)
+            self.waiting_bytes -= len(following)
             self._next += 1
 
     def finish(self) -> None:

@@ -1,11 +1,18 @@
 """Records of scores: one flat mapping per item, and the columns of a table of them."""
 
-from typing import Any
+import functools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import from_json, to_json
 
 from rewardfleet.flat_columns import arrow_table, model_columns, nested_models
 from rewardfleet.wire.score import Score
 
-from .requests import Item
+from .arrow import pyarrow
+from .run import Scored
 
 __all__ = ["Record", "arrow_table", "columns_of", "record_of"]
 
@@ -22,23 +29,41 @@ _ITEM_COLUMNS = {
 }
 
 
-def record_of(item: Item, request_id: str, score: Score) -> Record:
-    """Return the record of an item."""
-    record: Record = {
-        "row": item.index,
-        "id": request_id,
-        "uid": item.uid and _encodable(item.uid),
-        "place": _encodable(item.place),
-        "completion": item.completion,
-    }
-    nested = nested_models(type(score))
-    for name, value in score.model_dump(mode="json").items():
-        if name in nested:
-            fields = nested[name].model_fields
-            record |= {f"{name}_{each}": (value or {}).get(each) for each in fields}
-        else:
-            record[name] = value
-    return record
+def encode_scores(scored: Iterable[Scored]) -> bytes:
+    """Return items and their scores as JSON, in one line, which `records_of` reads."""
+    return to_json(
+        [
+            (
+                item.index,
+                request_id,
+                item.uid and _encodable(item.uid),
+                _encodable(item.place),
+                item.completion,
+                score,
+            )
+            for item, request_id, score in scored
+        ]
+    )
+
+
+def records_of(line: bytes, columns: Iterable[str]) -> list[Record]:
+    """Return the records of what `encode_scores` has encoded.
+
+    Args:
+        columns: The names of all columns, in order; see `columns_of`.
+    """
+    empty = dict.fromkeys(columns)
+    records = []
+    for *values, score in from_json(line):
+        record: Record = {**empty, **dict(zip(_ITEM_COLUMNS, values, strict=True))}
+        for name, value in score.items():
+            if name in empty:
+                record[name] = value
+            elif value is not None:
+                for part, each in value.items():
+                    record[f"{name}_{part}"] = each
+        records.append(record)
+    return records
 
 
 def columns_of(score_type: type[Score]) -> dict[str, str]:

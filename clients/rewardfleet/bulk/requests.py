@@ -41,7 +41,7 @@ class Columns:
     camera: str | None = None  #: of LeRobot data sets; None for the only one
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Item:
     """One thing to score: a completion of a row, a clip, or an episode."""
 
@@ -215,10 +215,14 @@ def item_id(item: Item, request: Request | None) -> str:
 
 
 def _column(row: Row, named: str | None, usual: Iterable[str]) -> str | None:
-    names = usual if named is None else (named,)
-    there = [name for name in names if name in row.fields]
-    given = [name for name in there if row.fields[name] is not None]
-    return next(iter(given or there), None)
+    """Return the first of some columns that the row has, at best with a value."""
+    found = None
+    for name in usual if named is None else (named,):
+        if name in row.fields:
+            if row.fields[name] is not None:
+                return name
+            found = found or name
+    return found
 
 
 def _missing(row: Row, option: str, named: str | None, usual: Iterable[str]) -> InvalidRequest:

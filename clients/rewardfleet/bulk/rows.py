@@ -4,9 +4,12 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from pydantic_core import from_json
 
 from .arrow import pyarrow
 from .lerobot import episodes_of, is_lerobot
@@ -19,13 +22,11 @@ _CLIPS = {".mp4", ".mkv", ".webm", ".avi", ".mov"}
 _TABLES = ".jsonl, .csv, .parquet or .arrow"
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A row of an input."""
 
     place: str  #: where it is, e.g. `rows.jsonl:12`
-    #: Its columns.
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = MappingProxyType({})  #: its columns
     folder: Path = Path()  #: what paths in it are relative to
     error: str = ""  #: why it cannot be read
 
@@ -139,7 +140,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
                 yield Row(place, error=f"a line of more than {_MAX_LINE} bytes")
                 continue
             try:
-                fields = json.loads(line)
+                fields = _parsed(line)
             except (ValueError, RecursionError) as error:
                 yield Row(place, error=f"not JSON: {error}")
                 continue
@@ -147,6 +148,19 @@ def _json_lines(path: Path) -> Iterator[Row]:
                 yield Row(place, error=f"a row is a JSON object, not {line.strip()[:60]!r}")
             else:
                 yield Row(place, fields, path.parent)
+
+
+def _parsed(line: bytes) -> Any:
+    """Return the value of a line of JSON.
+
+    Raises:
+        ValueError: It is not JSON.
+        RecursionError: It is nested too deeply.
+    """
+    try:
+        return from_json(line)
+    except ValueError:  # it may have what only the slower parser takes, e.g. lone surrogates
+        return json.loads(line)
 
 
 def _csv(path: Path) -> Iterator[Row]:

@@ -3,9 +3,8 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from rewardfleet.client import SERVICES, RewardFleet
 from rewardfleet.rows import scores_of
@@ -74,8 +73,7 @@ class InFlightLimit:
         self._scored, self._since = 0, time.monotonic()
 
 
-@dataclass(frozen=True)
-class Scored:
+class Scored(NamedTuple):
     """An item, its request if it is valid, and its score."""
 
     item: Item
@@ -83,8 +81,7 @@ class Scored:
     score: Score
 
 
-@dataclass(frozen=True)
-class _Built:
+class _Built(NamedTuple):
     """An item and its request; None if it is invalid, and why."""
 
     item: Item
@@ -98,6 +95,13 @@ class _Built:
             return 0
         images = self.request.frames_base64 or ()
         return len(self.request.video_base64 or b"") + sum(map(len, images))
+
+
+class _Size(NamedTuple):
+    """The size of a chunk."""
+
+    items: int
+    content: int  #: bytes of clips
 
 
 class Run:
@@ -118,7 +122,7 @@ class Run:
     async def score(
         self,
         items: Iterator[Item],
-        keep: Callable[[list[Scored]], None],
+        keep: Callable[[list[Scored]], Awaitable[None]],
         may_read: Callable[[], bool],
     ) -> None:
         """Score all items, and close the connections.
@@ -130,27 +134,28 @@ class Run:
         Raises:
             Unauthorized: The service does not accept the API key.
         """
-        tasks: dict[asyncio.Task[list[Scored]], list[_Built]] = {}
+        tasks: dict[asyncio.Task[list[Scored]], _Size] = {}
         is_read = False
         try:
             while True:
                 while not is_read and (not tasks or may_read()):
-                    free = self._limit.now - sum(map(len, tasks.values()))
-                    sent = sum(each.size for chunk in tasks.values() for each in chunk)
+                    free = self._limit.now - sum(each.items for each in tasks.values())
+                    sent = sum(each.content for each in tasks.values())
                     if free < 1 or sent >= _MOST_BYTES:
                         break
                     size = min(free, max(self._limit.now // 4, 1), MAX_BATCH_ITEMS)
                     chunk = await self._read(items, size)
                     is_read = not chunk
                     if chunk:
-                        tasks[asyncio.create_task(self._scored(chunk))] = chunk
+                        size_of = _Size(len(chunk), sum(each.size for each in chunk))
+                        tasks[asyncio.create_task(self._scored(chunk))] = size_of
                 if not tasks:
                     return
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     del tasks[task]
                     self._limit.record([each.score for each in task.result()])
-                    keep(task.result())
+                    await keep(task.result())
         finally:
             for task in tasks:
                 task.cancel()

@@ -100,6 +100,8 @@ def suggest(word: str, known: Iterable[str]) -> str:
 def grouped(**records: type) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Pass options in records, each of which takes the options that its fields are named after.
 
+    A field that the command has no option for has its default.
+
     Args:
         records: Dataclasses, by the names of the command's arguments.
     """
@@ -109,7 +111,7 @@ def grouped(**records: type) -> Callable[[Callable[..., T]], Callable[..., T]]:
         def call(**given: Any) -> T:
             for name, record in records.items():
                 fields = [each.name for each in dataclasses.fields(record)]
-                given[name] = record(**{each: given.pop(each) for each in fields})
+                given[name] = record(**{each: given.pop(each) for each in fields if each in given})
             return function(**given)
 
         return call

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rewardfleet.bulk import output as output_module
 from rewardfleet.commands.main import main
+from rewardfleet.commands.score import scoring
 from rewardfleet_server.episode.app import create_app as create_episode_app
 from rewardfleet_server.episode.settings import EpisodeSettings
 from rewardfleet_server.testing import FakeJudge, serving, wait_until
@@ -270,7 +270,7 @@ def test_ctrl_c_ends_it_without_a_traceback_and_keeps_what_is_scored(tmp_path: P
 def test_failed_items_are_scored_again_in_their_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(output_module, "_PART_ROWS", 4)
+    monkeypatch.setattr(scoring, "PART_ROWS", 4)
     judged: list[str] = []
 
     class Judge(FakeJudge):

@@ -1,0 +1,304 @@
+"""What becomes of scores: they are kept or printed, and counted.
+
+With a folder, this is done by a process of its own, as it takes half as much CPU time as scoring
+does. What crosses is a line of JSON for each message and for each answer.
+"""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .lerobot import write_rewards
+from .output import Output, Printer
+from .records import encode_scores, records_of
+from .run import Scored
+from .summary import Summary
+
+#: Seconds in which the process ends once it has written what it has received.
+_END_SECONDS = 60.0
+#: Bytes of an answer; the first one names the rows that are scored already.
+_MAX_ANSWER = 2**28
+#: The process; what lies in the working directory must not be imported.
+_PROGRAM = """
+import sys
+sys.path = [*filter(None, sys.path)]
+from rewardfleet.bulk.store import main
+main()
+"""
+
+
+@dataclass
+class Progress:
+    """What is kept or printed so far, with what an earlier command has kept."""
+
+    rows: int = 0  #: of the input
+    items: int = 0
+    missing: int = 0  #: items without a score
+    mean: float | None = None  #: of the scores; None if there are none
+    waiting_bytes: int = 0  #: of records that are in memory until an earlier row is scored
+
+
+@dataclass
+class Totals:
+    """The end of a job."""
+
+    lines: list[str] = field(default_factory=list)  #: the summary
+    items: int = 0
+    missing: int = 0
+    failed: int = 0
+
+
+@dataclass
+class Kept:
+    """The rows that an earlier command has kept."""
+
+    before: int = 0  #: all rows before this one
+    after: list[int] = field(default_factory=list)  #: and these
+    again: list[int] = field(default_factory=list)  #: but not these, which are scored again
+
+    def __post_init__(self) -> None:
+        self._after, self._again = set(self.after), set(self.again)
+
+    def __contains__(self, row: int) -> bool:
+        return (row < self.before or row in self._after) and row not in self._again
+
+
+class Store:
+    """Keeps or prints scores, and counts them. Blocks.
+
+    Args:
+        columns: Of a record; see `columns_of`.
+    """
+
+    def __init__(self, output: Output | Printer, columns: Sequence[str]) -> None:
+        self._output, self._columns = output, columns
+        self._summary = Summary()
+        self._rows = 0
+
+    def load(self, *, retry_failed: bool) -> Kept:
+        """Count what an earlier command has kept, except for failures that are scored again."""
+        again = []
+        for record in self._output.records():
+            if retry_failed and record["status"] == "error":
+                again.append(record["row"])
+            else:
+                self._count(record)
+        return Kept(self._output.before, self._output.after(), again)
+
+    def add(self, line: bytes) -> None:
+        """Keep what `encode_scores` has encoded.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        records = records_of(line, self._columns)
+        self._output.add(records)
+        for record in records:
+            self._count(record)
+
+    @property
+    def progress(self) -> Progress:
+        """What is kept so far."""
+        found = self._summary
+        mean = found.mean if found.scores else None
+        waiting = self._output.waiting_bytes
+        return Progress(self._rows, found.items, found.missing, mean, waiting)
+
+    def finish(self, *, is_complete: bool, lerobot: str | None = None) -> Totals:
+        """Return the totals, once all items that could be scored are.
+
+        Args:
+            is_complete: Whether there are no further items, so that the last part can be written.
+            lerobot: A data set to write a copy of, with the scores as rewards.
+
+        Raises:
+            OSError: The output cannot be written.
+        """
+        if is_complete:
+            self._output.finish()
+            if lerobot is not None and isinstance(self._output, Output):
+                write_rewards(
+                    Path(lerobot), self._output.folder / "lerobot", self._output.records()
+                )
+        found = self._summary
+        return Totals(found.lines(), found.items, found.missing, found.statuses["error"])
+
+    def _count(self, record: dict[str, Any]) -> None:
+        self._summary.add(record)
+        self._rows += not record["completion"]
+
+
+class StdoutStore:
+    """Prints scores, in this process.
+
+    Args:
+        columns: Of a record; see `columns_of`.
+        on_progress: Called when scores are printed.
+    """
+
+    def __init__(self, columns: Sequence[str], on_progress: Callable[[Progress], None]) -> None:
+        self._store = Store(Printer(), columns)
+        self._on_progress = on_progress
+        self.kept = Kept()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The bytes of records that wait for an earlier row."""
+        return self._store.progress.waiting_bytes
+
+    async def add(self, scored: Sequence[Scored]) -> None:
+        """Print scores."""
+        self._store.add(encode_scores(scored))
+        self._on_progress(self._store.progress)
+
+    async def finish(self, *, is_complete: bool, lerobot: Path | None = None) -> Totals:  # noqa: ARG002 - for folders
+        """Return the totals."""
+        return self._store.finish(is_complete=is_complete)
+
+
+class FolderStore:
+    """Keeps scores in a folder, by a process of its own; see `folder_store`."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        kept: Kept,
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._process, self.kept, self._on_progress = process, kept, on_progress
+        self.waiting_bytes = 0  #: of records that wait for an earlier row
+        self._totals = asyncio.create_task(self._read())
+
+    async def add(self, scored: Sequence[Scored]) -> None:
+        """Send scores, which are kept soon; wait while the process has many to keep.
+
+        Raises:
+            OSError: What was sent before cannot be written.
+        """
+        await self._send(encode_scores(scored))
+
+    async def finish(self, *, is_complete: bool, lerobot: Path | None = None) -> Totals:
+        """Wait until all scores are kept, and return the totals; see `Store.finish`.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        last = {"is_complete": is_complete, "lerobot": lerobot and str(lerobot)}
+        await self._send(json.dumps(last).encode())
+        return await self._totals
+
+    async def _send(self, line: bytes) -> None:
+        if self._totals.done():
+            self._totals.result()
+        assert self._process.stdin is not None  # noqa: S101 - a pipe
+        self._process.stdin.write(line + b"\n")
+        try:
+            await self._process.stdin.drain()
+        except ConnectionError:
+            await self._totals  # why it has ended
+            raise
+
+    def close(self) -> None:
+        """Stop waiting for answers."""
+        self._totals.cancel()
+
+    async def _read(self) -> Totals:
+        while True:
+            kind, value = await _answer(self._process)
+            if kind == "totals":
+                return Totals(**value)
+            progress = Progress(**value)
+            self.waiting_bytes = progress.waiting_bytes
+            self._on_progress(progress)
+
+
+@asynccontextmanager
+async def folder_store(
+    opening: Mapping[str, Any], on_progress: Callable[[Progress], None]
+) -> AsyncIterator[FolderStore]:
+    """Run the process that keeps scores, for the block.
+
+    Args:
+        opening: The arguments of `Output`, and `retry_failed`: whether rows that failed are scored
+            again.
+        on_progress: Called when scores are kept, and at first.
+
+    Raises:
+        ValueError: The folder has the scores of another input, or something else, or is in use.
+        OSError: It cannot be read or written.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _PROGRAM),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        limit=_MAX_ANSWER,
+        start_new_session=True,  # Ctrl-C ends the scoring first
+    )
+    assert process.stdin is not None  # noqa: S101 - a pipe
+    store = None
+    try:
+        process.stdin.write(json.dumps(opening).encode() + b"\n")
+        _, kept = await _answer(process)
+        store = FolderStore(process, Kept(**kept), on_progress)
+        yield store
+    finally:
+        if store is not None:
+            store.close()
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), _END_SECONDS)
+        except asyncio.TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def _answer(process: asyncio.subprocess.Process) -> tuple[str, Any]:
+    """Return the next answer of the process: what it is, and its value."""
+    assert process.stdout is not None  # noqa: S101 - a pipe
+    line = await process.stdout.readline()
+    if not line:
+        raise OSError("the process that keeps the scores was killed; the same command goes on")
+    kind, value = json.loads(line)
+    if kind == "OSError":
+        raise OSError(value)
+    if kind == "ValueError":
+        raise ValueError(value)
+    return kind, value
+
+
+def main() -> None:
+    """Keep what the standard input has, until it ends, as it does with the process that scores."""
+    opening = json.loads(sys.stdin.buffer.readline())
+    retry_failed = opening.pop("retry_failed")
+    folder = opening["folder"] = Path(opening["folder"])
+    try:
+        with Output(**opening) as output:
+            store = Store(output, list(opening["columns"]))
+            kept = store.load(retry_failed=retry_failed)
+            _send_answer("kept", asdict(kept))
+            _send_answer("progress", asdict(store.progress))
+            for line in sys.stdin.buffer:
+                if not line.endswith(b"\n"):
+                    break  # the process that scores was killed while it wrote
+                if line.startswith(b"["):
+                    store.add(line)
+                    _send_answer("progress", asdict(store.progress))
+                else:
+                    _send_answer("totals", asdict(store.finish(**json.loads(line))))
+    except OSError as error:
+        _send_answer("OSError", f"{error.filename or folder}: {error.strerror}")
+    except ValueError as error:
+        _send_answer("ValueError", str(error))
+
+
+def _send_answer(kind: str, value: Any) -> None:
+    with contextlib.suppress(BrokenPipeError):  # what was sent is kept even so
+        sys.stdout.buffer.write(json.dumps([kind, value]).encode() + b"\n")
+        sys.stdout.buffer.flush()

@@ -1,0 +1,131 @@
+"""`rewardfleet score`: score a clip, or whole data sets."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rewardfleet.bulk.requests import Columns
+from rewardfleet.client import SERVICES
+from rewardfleet.commands.options import API_KEY, TIMEOUT, CommandGroup, grouped
+
+from .scoring import DEFAULT_URL, Destination, Fields, Scorer, Scoring, Selection
+
+
+@click.group(
+    cls=CommandGroup, name="score", help="Score clips, programs, answers or episodes of data sets."
+)
+def command() -> None:
+    """Group the commands, one for each service."""
+
+
+def _column(name: str, what: str) -> Callable[[Any], Any]:
+    return click.option(f"--{name}-column", metavar="NAME", help=f"The column with {what}.")
+
+
+#: Options of all services.
+_COMMON = [
+    click.argument("inputs", nargs=-1, required=True, metavar="INPUT..."),
+    click.option(
+        "-o",
+        "--output",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="FOLDER",
+        help="Where the scores are kept; the same command goes on with what is there.  "
+        "[default: JSON lines to standard output]",
+    ),
+    click.option(
+        "--format",
+        type=click.Choice(["parquet", "jsonl"]),
+        default="parquet",
+        show_default=True,
+        help="Format of the scores in FOLDER. Parquet needs pyarrow.",
+    ),
+    click.option(
+        "--start",
+        metavar="OPTIONS",
+        help="Start the service for this command, with options of `rewardfleet serve`; '' for "
+        "none.",
+    ),
+    _column("id", "the id of a row, which the scores have as `uid`"),
+    click.option(
+        "--set",
+        "set_field",
+        multiple=True,
+        metavar="FIELD=JSON",
+        help="A field of all requests, e.g. `mode=all_pass` or `nframes=32`. Can be repeated.",
+    ),
+    click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N rows."),
+    click.option(
+        "--sample",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Only N rows drawn at random, the same ones each time.",
+    ),
+    click.option("--retry-failed", is_flag=True, help="Score again what failed in FOLDER."),
+    click.option("--dry-run", is_flag=True, help="Show the first requests and send nothing."),
+    TIMEOUT,
+    API_KEY,
+]  # fmt: skip
+_COMPLETION = _column("completion", "what the policy wrote: a text, messages, or a list of these")
+_OWN = {
+    "video": [
+        _column("clip", "the path or the content of a clip"),
+        _column("task", "its task"),
+        click.option("--task", metavar="TEXT", help="The task of clips without one."),
+        click.option("--camera", metavar="NAME", help="Camera of a LeRobot data set."),
+        click.option(
+            "--judge", "--backend", metavar="JUDGE", help="Judge.  [default: the service's]"
+        ),
+        click.option(
+            "--by-path",
+            is_flag=True,
+            help="Send paths instead of contents: the service reads clips under its --video-root.",
+        ),
+    ],
+    "code": [_COMPLETION, _column("tests", "the tests.  [default: `tests`, or the whole row]")],
+    "tools": [_COMPLETION, _column("tests", "the ground truth")],
+    "episode": [],
+}
+_INPUTS = {
+    "video": "clips, folders of clips, LeRobot data sets, or tables",
+    "code": "tables of programs and tests, or of rows of data sets",
+    "tools": "tables of answers and ground truths",
+    "episode": "tables of episodes, of which groups are on rows one after another",
+}
+
+
+def _command_of(service: str) -> click.Command:
+    """Return the command that scores with a service."""
+    variables = ["REWARDFLEET_URL", f"REWARDFLEET_{service.upper()}_URL"]
+    urls = click.option(
+        "--url",
+        multiple=True,
+        envvar=variables,
+        metavar="URL",
+        help=f"Of a fleet or of the service; several are replicas.  [env var: "
+        f"{', '.join(variables)}; default: {DEFAULT_URL}]",
+    )
+
+    @grouped(
+        columns=Columns,
+        scorer=Scorer,
+        fields=Fields,
+        selection=Selection,
+        destination=Destination,
+    )
+    def run(inputs: Sequence[str], **options: Any) -> int:
+        return Scoring(service, **options).run(inputs)
+
+    for option in reversed([*_COMMON, urls, *_OWN[service]]):
+        run = option(run)
+    help_text = (
+        f"Score INPUT: {_INPUTS[service]}. Tables are files .jsonl, .csv, .parquet and .arrow, and "
+        "folders of them."
+    )
+    return click.command(name=service, help=help_text)(run)
+
+
+for _service in SERVICES:
+    command.add_command(_command_of(_service))

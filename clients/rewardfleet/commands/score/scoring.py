@@ -1,0 +1,309 @@
+"""One run of `rewardfleet score`: from its options to its exit status."""
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import json
+import random
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rewardfleet.bulk.arrow import pyarrow
+from rewardfleet.bulk.job import score_items
+from rewardfleet.bulk.output import PART_ROWS
+from rewardfleet.bulk.records import columns_of
+from rewardfleet.bulk.requests import Columns, Item, RequestBuilder
+from rewardfleet.bulk.rows import Row, Source, open_sources
+from rewardfleet.bulk.run import MOST_IN_FLIGHT, Run, score_type_of
+from rewardfleet.bulk.store import Progress, StdoutStore, folder_store
+from rewardfleet.client import RewardFleet
+from rewardfleet.commands.index import base_url, find_services, http_client, printable, redact
+from rewardfleet.commands.local_service import local_service
+from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
+
+#: Of a service that runs alone.
+DEFAULT_URL = "http://127.0.0.1:18080"
+#: How many items `--dry-run` shows, and how many characters of each.
+_SHOWN, _SHOWN_CHARACTERS = 3, 2000
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """What scores the items."""
+
+    url: Sequence[str]
+    start: str | None
+    timeout: float
+    api_key: str
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What requests have that is not in the rows."""
+
+    set_field: Sequence[str]
+    task: str | None = None
+    judge: str | None = None
+    by_path: bool = False
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which items are scored."""
+
+    limit: int | None
+    sample: int | None
+    retry_failed: bool
+    dry_run: bool
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where the scores go."""
+
+    output: Path | None
+    format: Any
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """One run of the command."""
+
+    service: str
+    columns: Columns
+    scorer: Scorer
+    fields: Fields
+    selection: Selection
+    destination: Destination
+
+    def run(self, inputs: Sequence[str]) -> int:
+        """Score an input.
+
+        Returns:
+            0; 1 if an item has no score, 3 if it is a single clip; 2 if none could be scored; 130
+            if it was interrupted.
+        """
+        paths, task = _inputs_of(inputs, self.fields.task)
+        sources = open_sources(paths)
+        builder = RequestBuilder(
+            self.service,
+            self.columns,
+            task=task,
+            by_path=self.fields.by_path or self.scorer.start is not None,
+            changes=_changes(self.fields),
+        )
+        count = sum(source.count() for source in sources)
+        rows, expected = _selected(sources, count, self.selection)
+        items = builder.items(rows)
+        if self.selection.dry_run:
+            return _show(builder, items, expected)
+        self._check_packages(sources)
+        is_single = self.destination.output is None and sources[0].is_clip and count == 1
+        with self._urls(paths) as urls:
+            found = asyncio.run(_find(self.service, urls, self.scorer.api_key))
+            given: Any = {self.service: found}
+            fleet = RewardFleet(
+                api_key=self.scorer.api_key,
+                timeout_s=self.scorer.timeout,
+                max_concurrency=MOST_IN_FLIGHT,  # `Run` finds how many
+                **given,
+            )
+            if is_single:
+                return asyncio.run(_score_one(fleet, builder.build(next(items))))
+            run = Run(fleet, builder, replicas=len(found))
+            return self._score(run, builder, items, sources, expected)
+
+    def _check_packages(self, sources: Sequence[Source]) -> None:
+        """Check that what writes the output is installed, before anything is scored.
+
+        Raises:
+            ValueError: It is not.
+        """
+        output = self.destination
+        is_lerobot = any(each.is_lerobot for each in sources)
+        if output.output is not None and (output.format == "parquet" or is_lerobot):
+            pyarrow()
+
+    @contextlib.contextmanager
+    def _urls(self, paths: Sequence[Path]) -> Iterator[Sequence[str]]:
+        """Give the base URLs of the service, which runs for the block if this command starts it."""
+        options = self.scorer.start
+        if options is None:
+            yield self.scorer.url or [DEFAULT_URL]
+            return
+        if self.service == "video" and "--video-root" not in options:
+            folders = {(path if path.is_dir() else path.parent).resolve() for path in paths}
+            options += "".join(f" --video-root {shlex.quote(str(each))}" for each in folders)
+        with local_service(self.service, options) as url:
+            yield [url]
+
+    def _score(
+        self,
+        run: Run,
+        builder: RequestBuilder,
+        items: Iterator[Item],
+        sources: Sequence[Source],
+        expected: int,
+    ) -> int:
+        """Score the items, with a progress bar and a summary on standard error."""
+        stamps = [source.stamp() for source in sources]
+        with _progress_bar(expected) as show:
+            opening: Any = contextlib.nullcontext(self._stdout(show))
+            lerobot = None
+            if self.destination.output is not None:
+                opening = folder_store(self._opening(builder, stamps), show)
+                if [each.is_lerobot for each in sources] == [True]:
+                    lerobot = sources[0].path.parent.parent
+            is_complete, totals = asyncio.run(score_items(items, run, opening, lerobot))
+        for line in totals.lines:
+            click.echo(printable(line, _SHOWN_CHARACTERS), err=True)
+        if changed := [old for old, new in zip(stamps, sources, strict=True) if old != new.stamp()]:
+            for path, *_ in changed:
+                click.echo(f"{path} changed while it was read: score it again", err=True)
+            return 1
+        if not is_complete:
+            click.echo("interrupted; the same command goes on from here", err=True)
+            return 130
+        return 2 if totals.failed == totals.items else int(totals.missing > 0)
+
+    def _stdout(self, show: Callable[[Progress], None]) -> StdoutStore:
+        return StdoutStore([*columns_of(score_type_of(self.service))], show)
+
+    def _opening(self, builder: RequestBuilder, stamps: Sequence[Any]) -> dict[str, Any]:
+        """Return the arguments of `Output`."""
+        input_key = {
+            "service": self.service,
+            "inputs": stamps,
+            "columns": dataclasses.asdict(self.columns),
+            "task": builder.task,
+            "fields": builder.changes,
+            "sample": self.selection.sample,
+        }
+        return {
+            "folder": str(self.destination.output),
+            "columns": columns_of(score_type_of(self.service)),
+            "input_key": input_key,
+            "kind": self.destination.format,
+            "part_rows": PART_ROWS,
+            "retry_failed": self.selection.retry_failed,
+        }
+
+
+@contextlib.contextmanager
+def _progress_bar(expected: int) -> Iterator[Callable[[Progress], None]]:
+    """Show a progress bar on standard error; give what updates it."""
+    started = time.monotonic()
+    first: Progress | None = None  # what an earlier command has kept
+    shown = 0
+    with click.progressbar(
+        length=expected,
+        label="scored",
+        show_pos=True,
+        file=sys.stderr,
+        item_show_func=lambda text: text or "",
+    ) as bar:
+
+        def show(now: Progress) -> None:
+            nonlocal first, shown
+            first = first or now
+            rate = (now.items - first.items) / (time.monotonic() - started)
+            mean = "" if now.mean is None else f", mean {now.mean:.3f}"
+            bar.update(now.rows - shown, f"{rate:,.1f}/s{mean}, no score {now.missing}")
+            shown = now.rows
+
+        yield show
+
+
+def _inputs_of(inputs: Sequence[str], task: str | None) -> tuple[list[Path], str | None]:
+    """Return the paths of the input, and the task: of `CLIP TASK`, the second one."""
+    paths = [Path(each) for each in inputs]
+    if len(paths) == 2 and task is None and paths[0].is_file() and not paths[1].exists():
+        return paths[:1], inputs[1]
+    return paths, task
+
+
+def _changes(fields: Fields) -> dict[str, Any]:
+    """Return the fields that all requests get.
+
+    Raises:
+        ValueError: One is not `FIELD=JSON`.
+    """
+    changes: dict[str, Any] = {}
+    for each in fields.set_field:
+        name, sign, value = each.partition("=")
+        if not (name and sign):
+            raise ValueError(f"--set: give FIELD=JSON, not {each!r}")
+        try:
+            changes[name] = json.loads(value)
+        except ValueError:
+            changes[name] = value  # a word
+    return changes if fields.judge is None else {**changes, "backend": fields.judge}
+
+
+def _selected(
+    sources: Sequence[Source], count: int, selection: Selection
+) -> tuple[Iterator[Row], int]:
+    """Return the rows that are scored, and how many there are."""
+    rows = itertools.chain.from_iterable(source.rows() for source in sources)
+    if selection.sample is not None and selection.sample < count:
+        chosen = set(random.Random(0).sample(range(count), selection.sample))  # noqa: S311 - not a secret
+        rows = (row for number, row in enumerate(rows) if number in chosen)  # type: ignore[assignment] # an iterator, too
+        count = selection.sample
+    return itertools.islice(rows, selection.limit), min(count, selection.limit or count)
+
+
+async def _find(service: str, urls: Sequence[str], api_key: str) -> list[str]:
+    """Return the base URLs of a service, given its own ones or those of fleets.
+
+    Raises:
+        ValueError: It is not there.
+    """
+    found = []
+    async with http_client(api_key) as http:
+        for url in map(base_url, urls):
+            site = await find_services(http, url)
+            if service not in site.services and site.services:
+                others = " and ".join(site.services)
+                raise ValueError(
+                    f"{redact(url)} is the {others} service, not the {service} service; check the "
+                    "URL"
+                )
+            if service not in site.services:
+                raise ValueError(f"there is no service {service} at {redact(url)}: {site.reason}")
+            found.append(site.services[service])
+    return found
+
+
+def _show(builder: RequestBuilder, items: Iterator[Item], count: int) -> int:
+    """Show the first requests, and why they are invalid; return 2 if all of them are."""
+    valid = 0
+    for item in itertools.islice(items, _SHOWN):
+        try:
+            request = builder.build(item)
+        except InvalidRequest as error:
+            click.echo(printable(f"{item.place}: {error.detail}", _SHOWN_CHARACTERS))
+            continue
+        valid += 1
+        fields = request.model_dump(mode="json", exclude_defaults=True)
+        text = json.dumps(fields, indent=1)  # ASCII: it may have control characters of a policy
+        click.echo(f"{printable(item.place)}: {text[:_SHOWN_CHARACTERS]}")
+    click.echo(f"{count:,} rows; nothing was sent")
+    return 0 if valid else 2
+
+
+async def _score_one(fleet: RewardFleet, request: Any) -> int:
+    """Score one clip and print the response; return 3 if it has no score."""
+    async with fleet:
+        [score] = await fleet.video.score_batch([request])
+    if score.error is not None:
+        raise RewardFleetError.from_problem(score.error)
+    click.echo(score.model_dump_json(indent=2))
+    return 0 if score.score is not None else 3
