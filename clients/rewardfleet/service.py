@@ -1,11 +1,12 @@
 """The base of all service clients: single items, batches, and rewards."""
 
 import asyncio
-import copy
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from pydantic_core import from_json, to_json
 
 from .coalesce import Coalescer
 from .replicas import rest_seconds, retry_wait
@@ -295,19 +296,21 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
             return BackendFailed(
                 f"the service sent {len(response.results)} results for {len(requests)} items"
             )
-        return await asyncio.gather(
-            *(
-                self._retry_item(request, _with_provenance(score, response), deadline)
-                for request, score in zip(requests, response.results, strict=True)
-            )
+        _share_provenance(response)
+        answers: list[ScoreT | RewardFleetError] = list(response.results)
+        failed = [place for place, score in enumerate(response.results) if score.error is not None]
+        again = (
+            self._retry_item(requests[place], response.results[place], deadline) for place in failed
         )
+        for place, answer in zip(failed, await asyncio.gather(*again), strict=True):
+            answers[place] = answer
+        return answers
 
     async def _retry_item(
         self, request: RequestT, score: ScoreT, deadline: float
     ) -> ScoreT | RewardFleetError:
-        """Send an item of a batch again if its error is retryable."""
-        if score.error is None:
-            return score
+        """Send an item of a batch that failed again if its error is retryable."""
+        assert score.error is not None  # noqa: S101 - the caller has checked it
         error = RewardFleetError.from_problem(score.error)
         pause = rest_seconds(error) + retry_wait(1)
         if not error.retryable or asyncio.get_running_loop().time() + pause >= deadline:
@@ -340,8 +343,9 @@ def _join(
     return joined
 
 
-def _with_provenance(score: ScoreT, response: BatchResponse[ScoreT]) -> ScoreT:
-    """Add the shared provenance of a batch to an item, so that it equals a single answer."""
-    shared = copy.deepcopy(response.provenance.get(score.backend, {}))
-    score.provenance = {**shared, **score.provenance}
-    return score
+def _share_provenance(response: BatchResponse[ScoreT]) -> None:
+    """Add the shared provenance of a batch to its items, so that they equal single answers."""
+    shared = {backend: to_json(each) for backend, each in response.provenance.items()}
+    for score in response.results:
+        if score.backend in shared:  # each item gets a copy of its own
+            score.provenance = {**from_json(shared[score.backend]), **score.provenance}

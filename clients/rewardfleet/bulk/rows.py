@@ -127,6 +127,7 @@ def _lerobot(info: Path) -> Iterator[Row]:
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
+    folder = path.parent
     with path.open("rb") as file:
         number = 0
         while line := file.readline(_MAX_LINE):
@@ -147,7 +148,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
             if not isinstance(fields, dict):
                 yield Row(place, error=f"a row is a JSON object, not {line.strip()[:60]!r}")
             else:
-                yield Row(place, fields, path.parent)
+                yield Row(place, fields, folder)
 
 
 def _parsed(line: bytes) -> Any:

@@ -20,7 +20,9 @@ _FIRST, MOST_IN_FLIGHT = 8, 1024
 #: Bytes of clips that are in flight, and of those that are read at a time, after which no more are.
 _MOST_BYTES, _CHUNK_BYTES = 256 * 2**20, 32 * 2**20
 #: Seconds over which a rate is measured, at least.
-_ROUND_SECONDS = 0.2
+_ROUND_SECONDS = 0.1
+#: Seconds of work of a request, at least.
+_CHUNK_SECONDS = 0.05
 #: Rounds without a try, at most.
 _MOST_ROUNDS = 32
 #: By which factor the rate must rise for more items in flight to be kept.
@@ -45,6 +47,11 @@ class InFlightLimit:
         self._kept_rate = 0.0
         self._rounds_left, self._rounds = 0, 1  # before the next try
         self._scored, self._since = 0, time.monotonic()
+
+    @property
+    def chunk(self) -> int:
+        """How many items a request has: those of a short time, as small requests cost more."""
+        return max(self.now // 4, int(self._kept_rate * _CHUNK_SECONDS), 1)
 
     def record(self, scores: Sequence[Score]) -> None:
         """Count scores that have arrived."""
@@ -143,7 +150,7 @@ class Run:
                     sent = sum(each.content for each in tasks.values())
                     if free < 1 or sent >= _MOST_BYTES:
                         break
-                    size = min(free, max(self._limit.now // 4, 1), MAX_BATCH_ITEMS)
+                    size = min(free, self._limit.chunk, MAX_BATCH_ITEMS)
                     chunk = await self._read(items, size)
                     is_read = not chunk
                     if chunk:

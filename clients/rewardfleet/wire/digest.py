@@ -5,17 +5,12 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import BaseModel
+from .score import Request
+from .video import JSON_INPUTS, VideoRequest
 
-from .frames import Buffer, Frames
-from .video import JSON_INPUTS
-
-#: The fields that say what a request is part of, and not what is scored.
-LABELS = frozenset({"run", "step", "uid"})
-#: The fields whose content counts by its SHA-256.
-_CONTENT = frozenset({"video_base64", "frames_base64"})
-#: Where the pixels are in the body is no part of the frames.
-_EXCLUDED: Any = {**dict.fromkeys(LABELS | _CONTENT, True), "frames": {"offset"}}
+#: The fields whose content is that of `sha256`, where it is given.
+_CONTENT = set(JSON_INPUTS)
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def request_id(request: BaseModel) -> str:
@@ -25,39 +20,11 @@ def request_id(request: BaseModel) -> str:
     without white space. `run`, `step` and `uid` are no part of it. A video counts by its `sha256`,
     if that is given or its content is part of the request, and else by its path or URL.
     """
-    return digest_of(text_of(fields_of(request)))
-
-
-def fields_of(request: BaseModel, sha256: str | None = None) -> dict[str, Any]:
-    """Return the fields of a request that differ from their defaults, as JSON.
-
-    There are no `LABELS`, and a content counts by its `sha256`.
-
-    Args:
-        sha256: That of the content, if it is known.
-    """
-    fields = request.model_dump(mode="json", exclude=_EXCLUDED, exclude_defaults=True)
-    if (digest := fields.get("sha256")) is not None:
-        fields["sha256"] = digest.lower()
-    elif sha256 is not None:
-        fields["sha256"] = sha256
-    elif parts := _content_of(request):
-        content = hashlib.sha256()
-        for part in parts:
-            content.update(part)
-        fields["sha256"] = content.hexdigest()
-    return fields
-
-
-def text_of(fields: Mapping[str, Any]) -> str:
-    """Return the text whose digest is the id of a request, given what `fields_of` returns."""
-    if "sha256" in fields:
-        fields = {name: each for name, each in fields.items() if name not in JSON_INPUTS}
-    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
-def digest_of(text: str) -> str:
-    """Return the SHA-256 of a text, in hex."""
+    has_digest = isinstance(request, VideoRequest) and request.sha256 is not None
+    fields = request.model_dump(
+        mode="json", exclude=_CONTENT if has_digest else None, exclude_defaults=True
+    )
+    text = _ENCODER.encode(fields)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
