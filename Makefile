@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
 .PHONY: help release install install-server jail servers packages demo test test-fast test-full test-interpreters check check-all mutations docs fuzz-normal-form
-.PHONY: bench bench-client bench-code bench-episode bench-tools bench-gateway bench-growth bench-score-log bench-tail example-episode example-router example-learning serve lock
+.PHONY: bench bench-client bench-code bench-episode bench-tools bench-bulk bench-gateway bench-growth bench-tail example-episode example-router example-learning serve lock
 .PHONY: up down secrets test-deploy test-k8s test-chaos chaos
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 .PHONY: install-ray test-ray bench-ray bench-size
@@ -122,6 +122,9 @@ bench-episode: install  ## speed of the episode service, next to bare parsing an
 
 bench-tools: install  ## speed of the tools service, next to its pure function
 	$(BIN)/python tests/bench/tools.py $(TOOLRL)
+
+bench-bulk: install  ## speed of `rewardfleet score` over a file, next to score_batch in memory
+	$(BIN)/python tests/bench/bulk.py
 
 bench-gateway: install  ## what the gateway of `rewardfleet up` adds to a call
 	$(BIN)/python tests/bench/gateway.py

@@ -66,11 +66,17 @@ def _episodes_of_v2(root: Path, info: dict[str, Any]) -> Iterator[dict[str, Any]
         yield _episode(index, episode, clips)
 
 
+#: The columns of an episode of v3.0 with its place in the videos of a camera.
+_PLACE = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
+
+
 def _episodes_of_v3(root: Path, info: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the episodes of v3.0: many episodes in a video."""
     cameras = cameras_of(root)
+    columns = ["episode_index", "tasks", "length"]  # there are statistics of all columns, too
+    columns += [f"videos/{camera}/{name}" for camera in cameras for name in _PLACE]
     for path in sorted((root / "meta" / "episodes").rglob("*.parquet")):
-        for episode in pyarrow().parquet.read_table(path).to_pylist():
+        for episode in pyarrow().parquet.read_table(path, columns=columns).to_pylist():
             clips = {
                 camera: {
                     "path": info["video_path"].format(

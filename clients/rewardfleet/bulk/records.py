@@ -1,7 +1,6 @@
 """Records of scores: one flat mapping per item, and the columns of a table of them."""
 
 import functools
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Union, get_args, get_origin
 

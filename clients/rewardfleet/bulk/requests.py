@@ -151,8 +151,10 @@ class RequestBuilder:
             return validate(VideoRequest, {**known, "task_text": task, **self.changes})
         name = _column(row, self.columns.clip_column, _CLIP)
         content = fields.get(name or "clip")
-        if content is None:
+        if content is None or (isinstance(content, str) and not content):
             raise _missing(row, "--clip-column", self.columns.clip_column, _CLIP)
+        if isinstance(content, bool | int | float):
+            raise InvalidRequest(f"{name}: give the path or the content of a clip, not {content}")
         clip, sha256 = self._clip(content, row.folder)
         # The rate of a row is that of its file, which has it.
         options = {each: known[each] for each in _OPTIONS & known.keys()}

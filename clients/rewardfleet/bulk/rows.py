@@ -2,12 +2,13 @@
 
 import csv
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from pydantic_core import from_json
 
@@ -20,6 +21,14 @@ _MAX_LINE = 64 * 2**20
 _ROWS_AT_A_TIME = 256
 _CLIPS = {".mp4", ".mkv", ".webm", ".avi", ".mov"}
 _TABLES = ".jsonl, .csv, .parquet or .arrow"
+_TEXTS = {".jsonl", ".ndjson", ".csv"}
+#: How files begin that are no text in UTF-8.
+_MARKS = {
+    b"\x1f\x8b": "compressed by gzip",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
 
 
 class Row(NamedTuple):
@@ -41,10 +50,13 @@ class Source:
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows; a file that is damaged ends with a row that says so."""
+        number = 0
         try:
-            yield from self._read(self.path)
+            for row in self._read(self.path):
+                yield row
+                number += 1
         except (OSError, ValueError) as error:
-            yield Row(str(self.path), error=f"cannot be read further: {error}")
+            yield Row(str(self.path), error=f"cannot be read after {number:,} rows: {error}")
 
     def count(self) -> int:
         """Return the number of rows, without parsing them where that is possible.
@@ -69,8 +81,11 @@ class Source:
 
     def stamp(self) -> tuple[str, int, int]:
         """Return the path, the size and the time of change, by which a change is noticed."""
-        stat = self.path.stat()
-        return str(self.path.resolve()), stat.st_size, stat.st_mtime_ns
+        try:
+            stat = self.path.stat()
+        except OSError:  # a link to nothing, which is an error of its row
+            stat = self.path.lstat()
+        return os.path.realpath(self.path), stat.st_size, stat.st_mtime_ns
 
 
 def open_sources(paths: Sequence[Path]) -> list[Source]:
@@ -95,7 +110,8 @@ def _sources_at(path: Path) -> Iterable[Source]:
 
 def _folder(path: Path) -> list[Source]:
     """Return the files of a folder: those of a data set that `datasets` has saved, or all known."""
-    files = [each for each in sorted(path.rglob("*")) if each.is_file()]
+    # Links to nothing as well: they are clips that are missing.
+    files = [each for each in sorted(path.rglob("*")) if each.is_file() or not each.exists()]
     tables = [each for each in files if each.suffix in _READERS]
     saved = [each for each in tables if each.suffix in {".arrow", ".parquet"}]
     clips = [each for each in files if each.suffix.lower() in _CLIPS]
@@ -113,7 +129,24 @@ def _file(path: Path) -> Source:
     if path.suffix not in _READERS:
         clips = ", ".join(sorted(_CLIPS))
         raise ValueError(f"{path}: give a table ({_TABLES}), a clip ({clips}), or a folder")
+    if not path.is_file():
+        raise ValueError(f"{path}: give a file, as it is read twice")
+    if path.suffix in _TEXTS:
+        _check_encoding(path)
     return Source(path, *_READERS[path.suffix])
+
+
+def _check_encoding(path: Path) -> None:
+    """Check how a table of text begins.
+
+    Raises:
+        ValueError: It is compressed, or UTF-16.
+    """
+    with path.open("rb") as file:
+        start = file.read(4)
+    for mark, what in _MARKS.items():
+        if start.startswith(mark):
+            raise ValueError(f"{path} is {what}: give it as UTF-8, uncompressed")
 
 
 def _clip(path: Path) -> Iterator[Row]:
@@ -129,16 +162,12 @@ def _lerobot(info: Path) -> Iterator[Row]:
 def _json_lines(path: Path) -> Iterator[Row]:
     folder = path.parent
     with path.open("rb") as file:
-        number = 0
-        while line := file.readline(_MAX_LINE):
-            number += 1
+        for number, line in enumerate(_lines(file), 1):
             place = f"{path}:{number}"
-            if not line.strip():
-                continue
             if len(line) == _MAX_LINE:
-                while line and not line.endswith(b"\n"):
-                    line = file.readline(_MAX_LINE)
                 yield Row(place, error=f"a line of more than {_MAX_LINE} bytes")
+                continue
+            if not line.strip():
                 continue
             try:
                 fields = _parsed(line)
@@ -151,6 +180,15 @@ def _json_lines(path: Path) -> Iterator[Row]:
                 yield Row(place, fields, folder)
 
 
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file; of a longer one, the first `_MAX_LINE` bytes."""
+    while line := file.readline(_MAX_LINE):
+        rest = line
+        while len(rest) == _MAX_LINE and not rest.endswith(b"\n"):
+            rest = file.readline(_MAX_LINE)
+        yield line
+
+
 def _parsed(line: bytes) -> Any:
     """Return the value of a line of JSON.
 
@@ -161,17 +199,17 @@ def _parsed(line: bytes) -> Any:
     try:
         return from_json(line)
     except ValueError:  # it may have what only the slower parser takes, e.g. lone surrogates
-        return json.loads(line)
+        return json.loads(line.decode("utf-8-sig"))
 
 
 def _csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(_MAX_LINE)
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, restkey="", restval=None, strict=True)
+    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        reader = csv.DictReader(_short_lines(file), restkey="", restval=None, strict=True)
         while True:
             try:
                 fields = next(reader, None)
-            except (csv.Error, UnicodeDecodeError) as error:  # what follows cannot be aligned
+            except csv.Error as error:  # what follows cannot be aligned
                 yield Row(f"{path}:{reader.line_num}", error=f"not CSV: {error}")
                 return
             if fields is None:
@@ -180,8 +218,26 @@ def _csv(path: Path) -> Iterator[Row]:
             if "" in fields or None in fields.values():
                 columns = len(reader.fieldnames or ())
                 yield Row(place, error=f"the header has {columns} columns, this row another number")
+            elif not _is_text(fields):
+                yield Row(place, error="not UTF-8")
             else:
                 yield Row(place, fields, path.parent)
+
+
+def _short_lines(file: TextIO) -> Iterator[str]:
+    while line := file.readline(_MAX_LINE):
+        if len(line) == _MAX_LINE:
+            raise csv.Error(f"a line of more than {_MAX_LINE} characters")
+        yield line
+
+
+def _is_text(fields: Mapping[str, str]) -> bool:
+    """Return whether no byte of a row was escaped as a surrogate, as it is not UTF-8."""
+    try:
+        "".join((*fields, *fields.values())).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parquet(path: Path) -> Iterator[Row]:
@@ -207,7 +263,7 @@ def _batches(path: Path, batches: Iterable[Any]) -> Iterator[Row]:
 
 def _count_lines(path: Path) -> int:
     with path.open("rb") as file:
-        return sum(1 for line in file if line.strip())
+        return sum(1 for line in _lines(file) if line.strip())
 
 
 def _count_parquet(path: Path) -> int:

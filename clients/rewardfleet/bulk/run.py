@@ -51,7 +51,7 @@ class InFlightLimit:
     @property
     def chunk(self) -> int:
         """How many items a request has: those of a short time, as small requests cost more."""
-        return max(self.now // 4, int(self._kept_rate * _CHUNK_SECONDS), 1)
+        return max(self.now // 4, min(int(self._kept_rate * _CHUNK_SECONDS), self.now // 2), 1)
 
     def record(self, scores: Sequence[Score]) -> None:
         """Count scores that have arrived."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import csv
+import gzip
 import json
 import os
 import signal
@@ -16,6 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rewardfleet.bulk import output as output_module
+from rewardfleet.bulk.output import Output
 from rewardfleet.commands.main import main
 from rewardfleet.commands.score import scoring
 from rewardfleet_server.episode.app import create_app as create_episode_app
@@ -180,6 +183,7 @@ def test_clips_are_scored_by_content_and_by_path(make_video: Callable[..., Path]
     for index in range(3):
         make_video(10 + index, name=f"clips/{index}.mp4")
     (folder / "broken.mp4").write_bytes(b"no video")
+    (folder / "missing.mp4").symlink_to("nowhere")
     with served(video_root=[folder]) as client:
         ids = []
         for options in ([], ["--by-path"]):
@@ -187,7 +191,7 @@ def test_clips_are_scored_by_content_and_by_path(make_video: Callable[..., Path]
             url = ["--url", str(client.base_url), "-o", str(out), "--task", "stack"]
             assert main(["score", "video", str(folder), *url, *options]) == 1
             found = records(out)
-            assert [each["status"] for each in found] == ["ok", "ok", "ok", "error"]
+            assert [each["status"] for each in found] == ["ok", "ok", "ok", "error", "error"]
             ids.append([each["id"] for each in found])
         assert ids[0] == ids[1], "an id is that of the content"
         table = write_rows(
@@ -199,6 +203,38 @@ def test_clips_are_scored_by_content_and_by_path(make_video: Callable[..., Path]
         found = records(out)
     assert found[0]["id"] == ids[0][0] and found[0]["cached"]
     assert "no file" in found[1]["error_detail"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("rows.jsonl", gzip.compress(b"{}"), "compressed by gzip"),
+        ("rows.jsonl", "{}".encode("utf-16"), "UTF-16"),
+        ("rows.jsonl", b"\n \n", "no rows"),
+        ("rows.csv", b"response,ground_truth\n", "no rows"),
+        ("fifo.jsonl", None, "give a file"),
+    ],
+)
+def test_a_file_that_is_no_table_is_named(
+    tmp_path: Path, name: str, content: bytes | None, words: str, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / name
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content)
+    assert main(["score", "tools", str(path), "--url", "http://127.0.0.1:1"]) == 2
+    error = capsys.readouterr().err
+    assert words in error and str(path) in error
+
+
+def test_a_row_of_csv_that_is_not_utf8_does_not_end_the_table(tools: str, tmp_path: Path):
+    path, out = tmp_path / "rows.csv", tmp_path / "out"
+    path.write_bytes(
+        b"response,ground_truth\na,<think>x</think>\n\xe9,<think>\nb,<think>x</think>\n"
+    )
+    assert main(["score", "tools", str(path), "--url", tools, "-o", str(out)]) == 1
+    assert [each["error_detail"] for each in records(out)] == [None, "not UTF-8", None]
 
 
 # What is already scored
@@ -336,6 +372,60 @@ sys.exit(main(sys.argv[1:]))
     assert "File too large" in full.stderr and "Traceback" not in full.stderr
     assert main(arguments) == 0
     assert [each["row"] for each in records(out)] == list(range(50))
+
+
+def test_if_what_keeps_the_scores_is_killed_the_command_ends_and_goes_on_later(
+    tools: str, tmp_path: Path
+):
+    path, out = write_rows(tmp_path / "rows.jsonl", rows(20_000)), tmp_path / "out"
+    arguments = ["score", "tools", str(path), "--url", tools, "-o", str(out)]
+    program = "import sys; from rewardfleet.commands.main import main; sys.exit(main())"
+    started = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE, text=True
+    )
+    journal = out / "journal.jsonl"
+    wait_until(lambda: journal.exists() and journal.stat().st_size)
+    [child] = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    _, errors = started.communicate()
+    assert started.returncode == 2
+    assert "was killed" in errors and "Traceback" not in errors
+    assert main(arguments) == 0
+    assert [each["row"] for each in records(out)] == list(range(20_000))
+
+
+def test_a_folder_that_another_command_writes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(output_module, "_LOCK_SECONDS", 0.1)
+    arguments: Any = (tmp_path, {}, {}, "jsonl", 10)
+    with Output(*arguments), pytest.raises(ValueError, match="another command"):
+        Output(*arguments)
+    Output(*arguments).__exit__()
+
+
+def test_an_output_in_the_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_rows(tmp_path / "rows.jsonl", rows(2))
+    out = tmp_path / "scores"
+    assert main(["score", "tools", str(tmp_path), "-o", str(out)]) == 2
+    assert "not in the input" in capsys.readouterr().err and not out.exists()
+
+
+def test_without_pyarrow_a_parquet_output_is_refused_before_anything_is_scored(tmp_path: Path):
+    path = write_rows(tmp_path / "rows.jsonl", rows(2))
+    program = """
+import sys
+sys.modules["pyarrow"] = None
+from rewardfleet.commands.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+    out = tmp_path / "out"
+    arguments = ["score", "tools", str(path), "--url", "http://127.0.0.1:1", "-o", str(out)]
+    refused = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2
+    assert "pip install" in refused.stderr and not out.exists()
 
 
 # Options

@@ -92,6 +92,7 @@ class Scoring:
             if it was interrupted.
         """
         paths, task = _inputs_of(inputs, self.fields.task)
+        self._check_output(paths)
         sources = open_sources(paths)
         builder = RequestBuilder(
             self.service,
@@ -101,6 +102,8 @@ class Scoring:
             changes=_changes(self.fields),
         )
         count = sum(source.count() for source in sources)
+        if not count:
+            raise ValueError(f"there are no rows in {', '.join(map(str, paths))}")
         rows, expected = _selected(sources, count, self.selection)
         items = builder.items(rows)
         if self.selection.dry_run:
@@ -120,6 +123,19 @@ class Scoring:
                 return asyncio.run(_score_one(fleet, builder.build(next(items))))
             run = Run(fleet, builder, replicas=len(found))
             return self._score(run, builder, items, sources, expected)
+
+    def _check_output(self, paths: Sequence[Path]) -> None:
+        """Check that the output does not become part of the input.
+
+        Raises:
+            ValueError: It does.
+        """
+        if self.destination.output is None:
+            return
+        output = self.destination.output.resolve()
+        for path in paths:
+            if path.is_dir() and path.resolve() in (output, *output.parents):
+                raise ValueError(f"-o: give a folder that is not in the input {path}")
 
     def _check_packages(self, sources: Sequence[Source]) -> None:
         """Check that what writes the output is installed, before anything is scored.
@@ -166,8 +182,9 @@ class Scoring:
         for line in totals.lines:
             click.echo(printable(line, _SHOWN_CHARACTERS), err=True)
         if changed := [old for old, new in zip(stamps, sources, strict=True) if old != new.stamp()]:
+            other = "" if self.destination.output is None else ", with another -o"
             for path, *_ in changed:
-                click.echo(f"{path} changed while it was read: score it again", err=True)
+                click.echo(f"{path} changed while it was read: score it again{other}", err=True)
             return 1
         if not is_complete:
             click.echo("interrupted; the same command goes on from here", err=True)
