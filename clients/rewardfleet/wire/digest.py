@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
 from typing import Any
+
+from pydantic_core import PydanticSerializationError, to_json
 
 from .score import Request
 from .video import JSON_INPUTS, VideoRequest
@@ -24,14 +25,31 @@ def request_id(request: BaseModel) -> str:
     fields = request.model_dump(
         mode="json", exclude=_CONTENT if has_digest else None, exclude_defaults=True
     )
-    text = _ENCODER.encode(fields)
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    return hashlib.sha256(canonical_json(fields)).hexdigest()
 
 
-def _content_of(request: BaseModel) -> Iterable[Buffer]:
-    """Return the content of a video whose digest counts, in parts; nothing if there is none."""
-    frames = getattr(request, "frames", None)
-    if isinstance(frames, Frames):
-        return frames.pixels
-    video = getattr(request, "video_base64", None)
-    return getattr(request, "frames_base64", None) or (() if video is None else [video])
+def canonical_json(value: Any) -> bytes:
+    """Return JSON with sorted keys and without white space, as `json.dumps` writes it."""
+    try:
+        return to_json(_sorted(value))
+    except (_HasFloat, PydanticSerializationError):  # floats look different; lone surrogates
+        return _ENCODER.encode(value).encode(errors="surrogatepass")
+
+
+class _HasFloat(Exception):
+    """A value has a float in it."""
+
+
+def _sorted(value: Any) -> Any:
+    """Return a value with sorted keys.
+
+    Raises:
+        _HasFloat: It has a float.
+    """
+    if isinstance(value, dict):
+        return {name: _sorted(value[name]) for name in sorted(value)}
+    if isinstance(value, list):
+        return [_sorted(each) for each in value]
+    if isinstance(value, float):
+        raise _HasFloat
+    return value
