@@ -99,7 +99,7 @@ class Scoring:
             self.columns,
             task=task,
             by_path=self.fields.by_path or self.scorer.start is not None,
-            changes=_changes(self.fields),
+            changes=changes_of(self.fields),
         )
         count = sum(source.count() for source in sources)
         if not count:
@@ -111,7 +111,7 @@ class Scoring:
         self._check_packages(sources)
         is_single = self.destination.output is None and sources[0].is_clip and count == 1
         with self._urls(paths) as urls:
-            found = asyncio.run(_find(self.service, urls, self.scorer.api_key))
+            found = asyncio.run(find(self.service, urls, self.scorer.api_key))
             given: Any = {self.service: found}
             fleet = RewardFleet(
                 api_key=self.scorer.api_key,
@@ -171,7 +171,7 @@ class Scoring:
     ) -> int:
         """Score the items, with a progress bar and a summary on standard error."""
         stamps = [source.stamp() for source in sources]
-        with _progress_bar(expected) as show:
+        with progress_bar(expected) as show:
             opening: Any = contextlib.nullcontext(self._stdout(show))
             lerobot = None
             if self.destination.output is not None:
@@ -215,7 +215,7 @@ class Scoring:
 
 
 @contextlib.contextmanager
-def _progress_bar(expected: int) -> Iterator[Callable[[Progress], None]]:
+def progress_bar(expected: int) -> Iterator[Callable[[Progress], None]]:
     """Show a progress bar on standard error; give what updates it."""
     started = time.monotonic()
     first: Progress | None = None  # what an earlier command has kept
@@ -247,7 +247,7 @@ def _inputs_of(inputs: Sequence[str], task: str | None) -> tuple[list[Path], str
     return paths, task
 
 
-def _changes(fields: Fields) -> dict[str, Any]:
+def changes_of(fields: Fields) -> dict[str, Any]:
     """Return the fields that all requests get.
 
     Raises:
@@ -277,7 +277,7 @@ def _selected(
     return itertools.islice(rows, selection.limit), min(count, selection.limit or count)
 
 
-async def _find(service: str, urls: Sequence[str], api_key: str) -> list[str]:
+async def find(service: str, urls: Sequence[str], api_key: str) -> list[str]:
     """Return the base URLs of a service, given its own ones or those of fleets.
 
     Raises:
