@@ -56,9 +56,9 @@ LAZY = {
     CLIENT / "adapters" / "simplevla.py": TRAINERS,
     CLIENT / "bulk" / "arrow.py": {"pyarrow"},
     CLIENT / "episodes" / "clustering.py": {"dtaidistance"},
-    CLIENT / "score_log" / "reading.py": {"duckdb"},
-    CLIENT / "score_log" / "replaying.py": {"duckdb"},
-    CLIENT / "score_log" / "strip.py": {"simplejpeg"},
+    CLIENT / "evaluation" / "frames.py": {"av", "PIL"},
+    CLIENT / "evaluation" / "metrics.py": {"scipy", "sklearn"},
+    CLIENT / "evaluation" / "page.py": {"jinja2", "markupsafe", "matplotlib"},
     CLIENT / "tool_use" / "correctness.py": {"scipy"},
     CLIENT / "tracing.py": {"opentelemetry"},
 }

@@ -102,6 +102,31 @@ def _episode(index: int, given: dict[str, Any], clips: dict[str, Any]) -> dict[s
     }
 
 
+#: Says, in the metadata of a copy with rewards, which columns a judge wrote.
+_OF_JUDGE = Path("meta", "rewardfleet.json")
+
+
+def successes_of(root: Path) -> dict[int, bool | None]:
+    """Return by episode whether `next.success` is true at some frame; None where it is null.
+
+    Raises:
+        ValueError: There is no such column, or a judge has written it.
+    """
+    if (root / _OF_JUDGE).exists() and "next.success" in (root / _OF_JUDGE).read_text():
+        raise ValueError(f"{root}: its next.success is a judge's, and no label of the data set")
+    if "next.success" not in _info(root)["features"]:
+        raise ValueError(f"{root}: the data set has no column next.success, which would be labels")
+    found: dict[int, bool | None] = {}
+    for path in sorted((root / "data").rglob("*.parquet")):
+        table = pyarrow().parquet.read_table(path, columns=["episode_index", "next.success"])
+        values = zip(*(column.to_pylist() for column in table.columns), strict=True)
+        for episode, success in values:
+            value = success[0] if isinstance(success, list) else success
+            known = found.get(episode)
+            found[episode] = known if value is None else bool(known or value)
+    return found
+
+
 #: The least score of a success.
 _SUCCESS = 0.5
 
@@ -131,6 +156,7 @@ def write_rewards(root: Path, target: Path, records: Iterable[Mapping[str, Any]]
     features = {name: {"dtype": each, "shape": [1], "names": None} for name, each in dtypes.items()}
     new = {**info, "features": {**info["features"], **features}}
     (target / "meta" / "info.json").write_text(json.dumps(new, indent=4))
+    (target / _OF_JUDGE).write_text(json.dumps({"columns_of_the_judge": list(dtypes)}))
     (target / "videos").symlink_to((root / "videos").resolve())
     for path in sorted((root / "data").rglob("*.parquet")):
         table = pa.parquet.read_table(path)

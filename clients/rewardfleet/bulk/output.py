@@ -255,6 +255,12 @@ def _read(part: Path, columns: Mapping[str, str]) -> Iterator[Record]:
                 yield record | {name: json.loads(record[name] or "null") for name in texts}
 
 
+def read_parts(folder: Path) -> Iterator[Record]:
+    """Yield the records of a finished output whose format is jsonl."""
+    for part in sorted(folder.glob("part-*.jsonl")):
+        yield from _read(part, {})
+
+
 class Printer:
     """Prints records to the standard output, in order of their rows, and keeps none."""
 

@@ -140,8 +140,7 @@ class RequestBuilder:
     def _video(self, row: Row) -> Request:
         found = {name: each for name, each in row.fields.items() if each is not None}
         fields = {**found, **self._episode_clip(row)}
-        task_name = _column(row, self.columns.task_column, _TASK)
-        task = fields.get(task_name or "") or self.task
+        task = task_of(row, self.columns, self.task)
         if task is None:
             named = self.columns.task_column
             raise _missing(row, "--task-column, or give --task", named, _TASK)
@@ -206,6 +205,19 @@ class RequestBuilder:
             return request
         fields = {name: getattr(request, name) for name in request.model_fields_set}
         return validate(type(request), {**fields, **given, **self.changes})
+
+
+def task_of(row: Row, columns: Columns, default: str | None) -> Any:
+    """Return the task of a clip; None if it has none."""
+    return row.fields.get(_column(row, columns.task_column, _TASK) or "") or default
+
+
+def clip_name(row: Row) -> str:
+    """Return the name of a row's clip: that of its file or episode, or its place."""
+    if "episode_index" in row.fields:
+        return f"episode {row.fields['episode_index']}"
+    names = (row.fields.get(each) for each in (*_CLIP, "video_path"))
+    return next((each for each in names if isinstance(each, str)), row.place)
 
 
 def item_id(item: Item, request: Request | None) -> str:

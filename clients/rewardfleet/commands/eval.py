@@ -1,0 +1,191 @@
+"""`rewardfleet eval`: how good a judge is, measured on labeled clips."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+import rewardfleet
+from rewardfleet.bulk.output import read_parts
+from rewardfleet.bulk.records import Record
+from rewardfleet.bulk.rows import open_sources
+from rewardfleet.evaluation.labels import LabeledClips, check_labels, labeled_clips
+from rewardfleet.evaluation.page import render
+from rewardfleet.evaluation.report import (
+    Report,
+    build_report,
+    compare,
+    read_report,
+    repeated,
+    write_file,
+    write_report,
+)
+from rewardfleet_command import INTERRUPTED
+
+from . import score
+from .index import printable
+from .options import CommandGroup, number
+
+#: The options of `rewardfleet score video` that this command has as well.
+_SCORING = {"url", "start", "task", "camera", "judge", "by_path", "set_field", "timeout", "api_key"}
+#: The clips of a benchmark by its name, below a checkout.
+_BENCHMARKS = {"libero": Path("tests", "data", "libero", "manifest.jsonl")}
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """The options of an evaluation besides those of scoring."""
+
+    output: Path
+    threshold: float | None
+    repeat: bool
+    compare: Path | None
+    price: float | None
+
+
+@click.group(cls=CommandGroup, name="eval", help="Measure how good a judge is.")
+def command() -> None:
+    """Group the commands, one for each service."""
+
+
+@command.command(
+    name="video",
+    help="Score the labeled clips of MANIFEST, and write how good the judge is as JSON and as one "
+    "page. MANIFEST is a table of clips with a column `success`, the labels of `rewardfleet look`, "
+    "or a LeRobot data set with `next.success`. The same command goes on after an interruption.",
+)
+@click.argument("manifest", required=False)
+@click.option("--benchmark", type=click.Choice(sorted(_BENCHMARKS)), help="In place of MANIFEST.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    metavar="FOLDER",
+    help="Gets report.html, report.json, verdicts.jsonl and the scores.",
+)
+@number(
+    "--threshold",
+    "SCORE",
+    "A score of at least this is a success.  [default: that of the calibration, or 0.5]",
+    of=click.FloatRange(0, 1),
+)
+@click.option("--repeat", is_flag=True, help="Score each clip twice, and compare the answers.")
+@click.option(
+    "--compare",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="The output of an evaluation of another judge on the same clips.",
+)
+@number("--price", "PRICE", "Of one hour of the service, for the cost of 1,000 clips.")
+def video(manifest: str | None, benchmark: str | None, **given: Any) -> int:
+    """Evaluate a judge of clips."""
+    if (manifest is None) == (benchmark is None):
+        raise click.UsageError("give MANIFEST or --benchmark")
+    scoring = {name: given.pop(name) for name in _SCORING}
+    options = _Evaluation(**given)
+    inputs = [manifest or _benchmark(str(benchmark))]
+    return _evaluate(inputs, scoring, options)
+
+
+video.params += [each for each in score.command.commands["video"].params if each.name in _SCORING]
+
+
+def _evaluate(inputs: Sequence[str], scoring: Mapping[str, Any], options: _Evaluation) -> int:
+    """Return 0; 1 if something is not counted, 2 if no clip has a score, 130 if interrupted."""
+    sources = open_sources([Path(each) for each in inputs])
+    check_labels(sources)
+    options.output.mkdir(parents=True, exist_ok=True)
+    is_new = not (options.output / "scores").exists()
+    records, seconds = _scored(inputs, scoring, options.output / "scores")
+    if records is None:
+        return INTERRUPTED
+    changes = score.changes_of(scoring["set_field"], scoring["judge"])
+    known = {"camera": scoring["camera"], "task": scoring["task"], "changes": changes}
+    found = labeled_clips(sources, records, known)
+    report = build_report(found, options.threshold, seconds if is_new else None)
+    if options.repeat:
+        again, _ = _scored(inputs, scoring, options.output / "scores-again")
+        if again is None:
+            return INTERRUPTED
+        report["repeated"] = repeated(found.clips, again, report["threshold"])
+    if options.price is not None and report["time"]["seconds_per_clip"] is not None:
+        hours = report["time"]["seconds_per_clip"] * 1000 / 3600
+        report["time"]["cost_per_1000_clips"] = hours * options.price
+    if options.compare is not None:
+        report["comparison"] = _comparison(report, options.compare)
+    write_report(options.output, report)
+    write_file(options.output / "report.html", render(report, found.clips))
+    return _conclude(report, found, options.output)
+
+
+def _scored(
+    inputs: Sequence[str], scoring: Mapping[str, Any], folder: Path
+) -> tuple[dict[int, Record] | None, float]:
+    """Score what is not scored yet; return all records by row, and the seconds that it took.
+
+    There are no records if it was interrupted.
+    """
+    given = {**scoring, "output": folder, "format": "jsonl", "limit": None, "sample": None}
+    given |= {"retry_failed": True, "dry_run": False}
+    scorer = score.ScoreCommand("video", given)
+    if scorer.run(inputs) == INTERRUPTED:
+        return None, 0.0
+    return {each["row"]: each for each in read_parts(folder)}, scorer.seconds
+
+
+def _comparison(report: Report, other: Path) -> Report:
+    try:
+        return compare(report, read_report(other))
+    except ValueError as error:
+        return {"error": f"{other}: not compared: {error}"}
+
+
+def _benchmark(name: str) -> str:
+    """Return the manifest of a benchmark.
+
+    Raises:
+        ValueError: This is no checkout.
+    """
+    path = Path(rewardfleet.__file__).parents[2] / _BENCHMARKS[name]
+    if not path.exists():
+        raise ValueError(
+            f"the clips of the benchmark {name} are in a checkout of this project: give the path "
+            f"of its {_BENCHMARKS[name]} as MANIFEST"
+        )
+    return str(path)
+
+
+def _conclude(report: Report, found: LabeledClips, folder: Path) -> int:
+    """Print what matters most; return the exit status."""
+    over, pooled = report["over_tasks"], report["pooled"]
+    lines = [
+        report["cannot_conclude"],
+        f"judge {report['judge'] or 'none'}: {report['counts']}",
+        f"AUROC within tasks {_shown(over['auroc_within_tasks'])}",
+        f"tasks with both labels: {over['tasks_with_both_labels']} of {over['tasks']}",
+        f"AUROC pooled {_shown(pooled['auroc'])}",
+    ]
+    for name in ("near_miss_false_positives", "false_positives", "recall"):
+        lines += [f"{name.replace('_', ' ')}: {pooled[name]['count']} of {pooled[name]['of']}"]
+    lines += [f"{each['place']}: {each['reason']}" for each in report["problems"]]
+    lines += [report["comparison"]["error"]] if report.get("comparison", {}).get("error") else []
+    lines += [f"{folder / 'report.html'}, {folder / 'report.json'}"]
+    for line in filter(None, lines):
+        click.echo(printable(line, 500))
+    if not any(each.score is not None for each in found.clips):
+        return 2
+    is_all = not (report["missing"] or report["problems"])
+    return 0 if is_all and "error" not in report.get("comparison", {}) else 1
+
+
+def _shown(figure: Mapping[str, Any]) -> str:
+    if figure["value"] is None:
+        return "none"
+    low_high = figure["interval"]
+    shown = (
+        f" ({low_high[0]:.2f} to {low_high[1]:.2f})" if low_high else " (too few for an interval)"
+    )
+    return f"{figure['value']:.2f}{shown}"

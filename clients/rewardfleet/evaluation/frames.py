@@ -1,0 +1,72 @@
+"""Strips of frames of clips, as JPEG images in data URIs, for pages."""
+
+import base64
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from rewardfleet.bulk.requests import clip_name
+from rewardfleet.bulk.rows import Row
+
+#: Frames of a strip, their height, and their largest width in pixels.
+_FRAMES, _HEIGHT, _MOST_WIDTH = 6, 96, 384
+#: Frames that are decoded until one is found, beyond which it is left out.
+_MOST_DECODED = 600
+
+
+def strip_of(row: Row, camera: str | None) -> tuple[str | None, str]:
+    """Return a strip of a row's video file as a data URI, or None and why there is none."""
+    import av  # noqa: PLC0415 - optional
+
+    clips = row.fields.get("clips")
+    clip: Mapping[str, Any] = row.fields
+    name = clip_name(row)
+    if isinstance(clips, Mapping):
+        clip = clips.get(camera or "") or next(iter(clips.values()))
+        name = clip["path"]
+    path = row.folder / name
+    if not path.is_file():
+        return None, "there is no such file on this machine"
+    try:
+        with av.open(str(path)) as container:
+            frames = list(_frames(container, clip.get("start_s"), clip.get("end_s")))
+    except (OSError, ValueError, IndexError, av.error.FFmpegError) as error:
+        return None, f"it cannot be read: {error}"
+    if not frames:
+        return None, "no frame can be decoded"
+    return _as_uri(frames), ""
+
+
+def _frames(container: Any, start: float | None, end: float | None) -> Iterator[Any]:
+    """Yield images at times spread evenly from start to end."""
+    stream = container.streams.video[0]
+    stream.thread_type = "AUTO"
+    begin = float(start or 0.0)
+    until = float(end) if end else (container.duration or 0) / 1_000_000
+    last = until - (1 / float(stream.average_rate) if stream.average_rate else 0.04)
+    for time in np.linspace(begin, max(begin, last), _FRAMES):
+        container.seek(int(time * 1_000_000))
+        image = None
+        for _, frame in zip(range(_MOST_DECODED), container.decode(stream), strict=False):
+            image = frame
+            if frame.time is None or frame.time >= time - 1e-3:
+                break
+        if image is not None:
+            yield image.to_image()
+
+
+def _as_uri(images: list[Any]) -> str:
+    from PIL import Image  # noqa: PLC0415 - optional
+
+    widths = (round(each.width * _HEIGHT / each.height) for each in images)
+    sizes = [(min(max(1, width), _MOST_WIDTH), _HEIGHT) for width in widths]
+    strip = Image.new("RGB", (sum(width for width, _ in sizes), _HEIGHT))
+    left = 0
+    for image, size in zip(images, sizes, strict=True):
+        strip.paste(image.resize(size), (left, 0))
+        left += size[0]
+    content = io.BytesIO()
+    strip.save(content, "JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"

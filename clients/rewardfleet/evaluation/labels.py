@@ -1,0 +1,243 @@
+"""Labels of clips, joined with the scores of a judge."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rewardfleet.bulk.lerobot import successes_of
+from rewardfleet.bulk.records import Record
+from rewardfleet.bulk.requests import Columns, clip_name, task_of
+from rewardfleet.bulk.rows import Row, Source
+from rewardfleet.wire.calibration import bound_options, bound_provenance
+from rewardfleet.wire.video import VideoRequest
+
+_WORDS = {"true": True, "false": False, "1": True, "0": False}
+_DEFAULTS = {
+    name: VideoRequest.model_fields[name].get_default(call_default_factory=True)
+    for name in ("nframes", "max_pixels", "backend_kwargs")
+}
+
+
+@dataclass(frozen=True)
+class LabeledClip:
+    """A clip with its label and its score."""
+
+    name: str  #: of its file or episode, as the input has it
+    task: str
+    success: bool
+    near_miss: bool  #: whether it is a failure that looks much like a success
+    kind: str  #: of failure; `success` or `failure` if none is named
+    camera: str | None
+    row: Row
+    record: Record
+    request: Mapping[str, Any]  #: the options of its request
+
+    @property
+    def score(self) -> float | None:
+        """The judge's score; None if it has none."""
+        score: float | None = self.record["score"]
+        return score
+
+    @property
+    def raw_score(self) -> float | None:
+        """The score before a calibration."""
+        raw: float | None = (self.record.get("components") or {}).get("raw_score", self.score)
+        return raw
+
+
+@dataclass
+class LabeledClips:
+    """What can be evaluated, and what cannot."""
+
+    clips: list[LabeledClip] = field(default_factory=list)
+    problems: list[tuple[str, str]] = field(default_factory=list)  #: where, and what is wrong
+    unclear: int = 0  #: rows whose label is null
+    backend: str = ""  #: the judge of all scores
+    provenance: dict[str, Any] = field(default_factory=dict)  #: its own
+
+
+def labeled_clips(
+    sources: Sequence[Source], records: Mapping[int, Record], options: Mapping[str, Any]
+) -> LabeledClips:
+    """Join the labels of an input with the scores of its rows.
+
+    Args:
+        records: By row.
+        options: Of the command: `camera`, `task`, and fields of all requests as `changes`.
+    """
+    found = LabeledClips()
+    for number, (row, fields, label) in enumerate(_labels_of(sources)):
+        if isinstance(label, str):
+            found.problems.append((row.place, label))
+        elif label is None:
+            found.unclear += 1
+        elif number not in records:
+            found.problems.append((row.place, "it was not scored"))
+        else:
+            record = _with_recorded_score(records[number], fields)
+            found.clips.append(_clip(row, fields, record, options, success=label))
+    _set_aside_contradictions(found)
+    _set_aside_other_judges(found)
+    return found
+
+
+def check_labels(sources: Sequence[Source]) -> None:
+    """Check that there is something to evaluate, before anything is scored.
+
+    Raises:
+        ValueError: No row has a label, or a judge wrote those of a data set.
+    """
+    labels = list(_labels_of(sources))
+    if not any(isinstance(label, bool) for _, _, label in labels):
+        first = next((f"; {row.place}: {why}" for row, _, why in labels if why), "")
+        raise ValueError(f"no row has a label, `success` true or false{first}")
+
+
+def _labels_of(
+    sources: Sequence[Source],
+) -> Iterator[tuple[Row, Mapping[str, Any], bool | str | None]]:
+    """Yield rows, their fields with those of the label, and the label or what is wrong."""
+    rows = [(source, row) for source in sources for row in source.rows()]
+    last = {_label_id(row): number for number, (_, row) in enumerate(rows) if _label_id(row)}
+    successes: dict[Path, dict[int, bool | None]] = {}
+    for number, (source, row) in enumerate(rows):
+        fields = dict(row.fields)
+        if source.is_lerobot and not row.error:
+            if row.folder not in successes:
+                successes[row.folder] = successes_of(row.folder)
+            fields["success"] = successes[row.folder].get(fields["episode_index"])
+        if last.get(_label_id(row), number) != number:
+            yield row, fields, "labeled again further below, which counts"
+        else:
+            yield row, fields, _success_of(row, fields)
+
+
+def _label_id(row: Row) -> str:
+    """Return the id of a line that a person labeled; "" for other rows."""
+    return str(row.fields.get("id", "")) if "label" in row.fields else ""
+
+
+def _success_of(row: Row, fields: Mapping[str, Any]) -> bool | str | None:
+    """Return the label of a row, or what is wrong with it."""
+    if row.error:
+        return row.error
+    if "label" in fields and fields.get("service", "video") != "video":
+        return f"a label of the service {fields['service']!r:.60}, not of video"
+    if "success" not in fields:
+        return "no column `success`"
+    given = fields["success"]
+    if given is None or isinstance(given, bool):
+        return given
+    return _WORDS.get(str(given).strip().lower(), f"success is {given!r:.60}: give true or false")
+
+
+def _with_recorded_score(record: Record, fields: Mapping[str, Any]) -> Record:
+    """Return a record with the score of a label file's line if it names no video to score."""
+    score = fields.get("score")
+    is_recorded = "label" in fields and fields.get("video_path") is None
+    if not is_recorded or not isinstance(score, int | float) or not 0 <= score <= 1:
+        return record
+    known = {"status": "ok", "score": float(score), "backend": fields.get("judge") or ""}
+    return {**record, **known, "error_kind": None, "error_detail": None, "provenance": {}}
+
+
+def _clip(
+    row: Row, fields: Mapping[str, Any], record: Record, options: Mapping[str, Any], success: bool
+) -> LabeledClip:
+    kind = "success" if success else str(fields.get("failure_kind") or "failure")
+    near = fields.get("near_miss")
+    is_near = kind.startswith("near_miss") if near is None else str(near).lower() in {"true", "1"}
+    clips = fields.get("clips")
+    only = next(iter(clips)) if isinstance(clips, Mapping) and len(clips) == 1 else None
+    camera = options.get("camera") or fields.get("camera") or only
+    request = {name: fields.get(name) or each for name, each in _DEFAULTS.items()}
+    request |= {k: v for k, v in options.get("changes", {}).items() if k in _DEFAULTS}
+    request["backend_kwargs"] = bound_options(request["backend_kwargs"])
+    return LabeledClip(
+        name=clip_name(row),
+        task=str(task_of(row, Columns(), options.get("task")) or ""),
+        success=success,
+        near_miss=not success and is_near,
+        kind=kind,
+        camera=None if camera is None else str(camera),
+        row=row,
+        record=record,
+        request=request,
+    )
+
+
+def _set_aside_contradictions(found: LabeledClips) -> None:
+    """Leave out clips that have both labels, and those that occur again."""
+    by_request: dict[str, list[LabeledClip]] = defaultdict(list)
+    for each in found.clips:
+        by_request[each.record["id"]].append(each)
+    found.clips = []
+    for same in by_request.values():
+        first, *others = same
+        if len({each.success for each in same}) == 2:
+            places = ", ".join(each.row.place for each in same)
+            reason = (
+                f"contradictory labels, none of which counts: the same clip and task at {places}"
+            )
+            found.problems += [(each.row.place, reason) for each in same]
+            continue
+        found.clips.append(first)
+        reason = f"the same clip and task as {first.row.place}: counted once"
+        found.problems += [(each.row.place, reason) for each in others]
+
+
+def _set_aside_other_judges(found: LabeledClips) -> None:
+    """Take scores for errors that are not of the judge of most, as after a change of the service.
+
+    Scores of label files without a video have no provenance, so their judge's name counts.
+    """
+    judged = [each for each in found.clips if each.score is not None]
+    scored = [each for each in judged if each.record["provenance"]]
+    keys = Counter(map(_judge_key, scored or judged))
+    if not keys:
+        return
+    (most, _), *_ = keys.most_common(1)
+    first = next(each for each in scored or judged if _judge_key(each) == most)
+    found.backend = first.record["backend"]
+    found.provenance = {k: v for k, v in first.record["provenance"].items() if k != "frames"}
+
+    def of_this_judge(clip: LabeledClip) -> LabeledClip:
+        record = clip.record
+        if clip.score is None or _judge_key(clip) == most:
+            return clip
+        if not record["provenance"] and record["backend"] == found.backend:
+            return clip
+        error = {"error_kind": "another_judge", "error_detail": _difference(record, first.record)}
+        return replace(clip, record={**record, "status": "error", "score": None, **error})
+
+    found.clips = list(map(of_this_judge, found.clips))
+
+
+def _judge_key(clip: LabeledClip) -> str:
+    provenance = clip.record["provenance"]
+    bound = {**bound_provenance(provenance), "calibration": provenance.get("calibration")}
+    return json.dumps([clip.record["backend"], bound], sort_keys=True)
+
+
+def _difference(record: Record, other: Record) -> str:
+    names = sorted(
+        name
+        for name in {*record["provenance"], *other["provenance"]} - {"frames"}
+        if record["provenance"].get(name) != other["provenance"].get(name)
+    )
+    return f"scored by another judge than most clips ({', '.join(names) or record['backend']})"
+
+
+def frame_sizes(clips: Sequence[LabeledClip]) -> list[tuple[int, int]]:
+    """Return the sizes of the frames that the judge saw, height and width."""
+
+    def sizes() -> Iterator[tuple[int, int]]:
+        for each in clips:
+            frames = (each.record["provenance"] or {}).get("frames") or {}
+            if "height" in frames:
+                yield frames["height"], frames["width"]
+
+    return sorted(set(sizes()))

@@ -1,0 +1,189 @@
+"""Figures of a judge: arrays of labels and scores in, numbers out.
+
+`success` is an array of bool `[N]`, `scores` one of floats in [0, 1] `[N]`, `tasks` one of whole
+numbers `[N]`, each of a task. A figure that cannot be computed is None. Intervals are of 95 %.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Labels: TypeAlias = NDArray[np.bool_]
+Scores: TypeAlias = NDArray[np.float64]
+Indices: TypeAlias = NDArray[np.int64]
+#: A figure of the clips at some indices.
+Statistic: TypeAlias = Callable[[Indices], float | None]
+
+_DRAWS = 1000
+#: Fewer successes or failures of a task, or fewer tasks, give no interval.
+_LEAST = 3
+_BINS = 10
+
+
+def auroc(success: Labels, scores: Scores) -> float | None:
+    """Return the probability that a success scores above a failure, with ties counted half."""
+    from scipy.stats import rankdata  # noqa: PLC0415 - optional
+
+    successes, failures = int(success.sum()), int((~success).sum())
+    if not (successes and failures):
+        return None
+    ranks = rankdata(scores)[success].sum() - successes * (successes + 1) / 2
+    return float(ranks / (successes * failures))
+
+
+def auroc_within_tasks(success: Labels, scores: Scores, tasks: Indices) -> float | None:
+    """Return the mean of the AUROCs of the tasks that have both labels."""
+    values = [auroc(success[tasks == task], scores[tasks == task]) for task in np.unique(tasks)]
+    found = [each for each in values if each is not None]
+    return float(np.mean(found)) if found else None
+
+
+def auroc_of_tasks_alone(success: Labels, tasks: Indices) -> float | None:
+    """Return the AUROC of a judge that knows the share of successes of each task, and no clip."""
+    shares = np.bincount(tasks, success) / np.maximum(1, np.bincount(tasks))
+    return auroc(success, shares[tasks])
+
+
+def share(count: int, of: int) -> dict[str, Any]:
+    """Return a share with its interval by Clopper and Pearson."""
+    from scipy.stats import binomtest  # noqa: PLC0415 - optional
+
+    if not of:
+        return {"count": 0, "of": 0, "value": None, "interval": None}
+    low, high = binomtest(count, of).proportion_ci(0.95, method="exact")
+    return {"count": count, "of": of, "value": count / of, "interval": [float(low), float(high)]}
+
+
+def draws_of_clips(success: Labels) -> Iterator[Indices]:
+    """Draw clips with replacement, successes and failures apart; none if there are too few."""
+    rng, groups = np.random.default_rng(0), (np.flatnonzero(success), np.flatnonzero(~success))
+    if min(map(len, groups)) >= _LEAST:
+        for _ in range(_DRAWS):
+            yield np.concatenate([rng.choice(each, len(each)) for each in groups])
+
+
+def draws_of_tasks(tasks: Indices) -> Iterator[Indices]:
+    """Draw tasks with replacement, each with all of its clips, as clips of a task are alike."""
+    rng = np.random.default_rng(0)
+    groups = [np.flatnonzero(tasks == task) for task in np.unique(tasks)]
+    if len(groups) >= _LEAST:
+        for _ in range(_DRAWS):
+            chosen = rng.choice(len(groups), len(groups))
+            yield np.concatenate([groups[each] for each in chosen])
+
+
+def with_interval(statistic: Statistic, count: int, draws: Iterator[Indices]) -> dict[str, Any]:
+    """Return a figure of `count` clips with its bootstrap interval, by percentiles."""
+    drawn = [each for each in map(statistic, draws) if each is not None]
+    enough = len(drawn) > _DRAWS / 2
+    interval = [float(each) for each in np.percentile(drawn, [2.5, 97.5])] if enough else None
+    return {"value": statistic(np.arange(count)), "interval": interval}
+
+
+def agreement(success: Labels, verdicts: Labels) -> dict[str, Any]:
+    """Return the agreement of verdicts with labels beside what chance gives: Cohen's kappa."""
+    from sklearn.metrics import cohen_kappa_score  # noqa: PLC0415 - optional
+
+    if not len(success):
+        return {"accuracy": None, "base_rate": None, "kappa": None}
+    is_defined = len({*success.tolist(), *verdicts.tolist()}) == 2
+    return {
+        "accuracy": float((success == verdicts).mean()),
+        "base_rate": float(success.mean()),
+        "kappa": float(cohen_kappa_score(success, verdicts)) if is_defined else None,
+    }
+
+
+def verdict_figures(success: Labels, near_miss: Labels, verdicts: Labels) -> dict[str, Any]:
+    """Return the counts and shares of verdicts: false positives, near misses apart, and recall."""
+    return {
+        "clips": len(success),
+        "successes": int(success.sum()),
+        "failures": int((~success).sum()),
+        "false_positives": share(int(verdicts[~success].sum()), int((~success).sum())),
+        "near_miss_false_positives": share(
+            int(verdicts[~success & near_miss].sum()), int((~success & near_miss).sum())
+        ),
+        "other_false_positives": share(
+            int(verdicts[~success & ~near_miss].sum()), int((~success & ~near_miss).sum())
+        ),
+        "recall": share(int(verdicts[success].sum()), int(success.sum())),
+        **agreement(success, verdicts),
+    }
+
+
+def reliability(success: Labels, scores: Scores) -> dict[str, Any]:
+    """Return the expected calibration error, and by tenth of the scores what they came to."""
+    places = np.minimum((scores * _BINS).astype(int), _BINS - 1)
+    bins = [
+        {
+            "clips": int((places == place).sum()),
+            "mean_score": float(scores[places == place].mean()),
+            "successes": float(success[places == place].mean()),
+        }
+        for place in np.unique(places)
+    ]
+    gaps = [each["clips"] * abs(each["mean_score"] - each["successes"]) for each in bins]
+    return {"ece": sum(gaps) / len(scores) if len(scores) else None, "bins": bins}
+
+
+def best_threshold(success: Labels, scores: Scores) -> float:
+    """Return the threshold with the highest mean of recall and of failures below it."""
+    from sklearn.metrics import roc_curve  # noqa: PLC0415 - optional
+
+    wrong, right, thresholds = roc_curve(success, scores)
+    return float(thresholds[int(np.argmax(right - wrong))])
+
+
+def verdicts_leaving_a_task_out(
+    success: Labels, scores: Scores, tasks: Indices
+) -> tuple[Labels, Labels]:
+    """Return verdicts by thresholds that are chosen on the other tasks, and where there are any."""
+    verdicts, known = np.zeros(len(success), bool), np.zeros(len(success), bool)
+    for task in np.unique(tasks):
+        others = tasks != task
+        if len(set(success[others].tolist())) == 2:
+            verdicts[~others] = scores[~others] >= best_threshold(success[others], scores[others])
+            known[~others] = True
+    return verdicts, known
+
+
+def comparison(
+    success: Labels, near_miss: Labels, tasks: Indices, scores: tuple[Scores, Scores],
+    thresholds: tuple[float, float],
+) -> dict[str, Any]:  # fmt: skip
+    """Return by figure the values of two judges, and their difference by a paired bootstrap."""
+
+    def rate(chosen: Labels) -> Callable[[Scores, float, Indices], float | None]:
+        def of(values: Scores, threshold: float, at: Indices) -> float | None:
+            kept = at[chosen[at]]
+            return float((values[kept] >= threshold).mean()) if len(kept) else None
+
+        return of
+
+    statistics: Mapping[str, Callable[[Scores, float, Indices], float | None]] = {
+        "auroc_within_tasks": lambda v, _, at: auroc_within_tasks(success[at], v[at], tasks[at]),
+        "false_positives": rate(~success),
+        "near_miss_false_positives": rate(~success & near_miss),
+        "recall": rate(success),
+        "accuracy": lambda v, t, at: float(((v[at] >= t) == success[at]).mean()),
+        "auroc_pooled": lambda v, _, at: auroc(success[at], v[at]),
+    }  # fmt: skip
+    found = {}
+    for name, statistic in statistics.items():
+
+        def values(at: Indices, statistic: Any = statistic) -> list[float | None]:
+            return [statistic(v, t, at) for v, t in zip(scores, thresholds, strict=True)]
+
+        def difference(at: Indices, values: Any = values) -> float | None:
+            one, two = values(at)
+            return None if one is None or two is None else one - two
+
+        everything = np.arange(len(success))
+        found[name] = {
+            "values": values(everything),
+            "difference": with_interval(difference, len(success), draws_of_clips(success)),
+        }
+    return found
