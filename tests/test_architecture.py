@@ -56,6 +56,7 @@ LAZY = {
     CLIENT / "adapters" / "simplevla.py": TRAINERS,
     CLIENT / "bulk" / "arrow.py": {"pyarrow"},
     CLIENT / "episodes" / "clustering.py": {"dtaidistance"},
+    CLIENT / "evaluation" / "fitting.py": {"scipy", "sklearn"},
     CLIENT / "evaluation" / "frames.py": {"av", "PIL"},
     CLIENT / "evaluation" / "metrics.py": {"scipy", "sklearn"},
     CLIENT / "evaluation" / "page.py": {"jinja2", "markupsafe", "matplotlib"},

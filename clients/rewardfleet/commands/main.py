@@ -24,6 +24,7 @@ _COMMANDS = {
     "load": (_CLIENT, "Send requests at a given rate."),
     "score": (_CLIENT, "Score clips, programs, answers or episodes."),
     "eval": (_CLIENT, "Measure how good a judge is, on labeled clips."),
+    "calibrate": (_CLIENT, "Calibrate a judge on labeled clips."),
     "harbor": (_CLIENT, "Write the reward of a Harbor task."),
     "judges": (_SERVER, "List the judges of the video service, and their options."),
     "references": (_SERVER, "Show or change the library of the judge `reference`."),

@@ -19,6 +19,7 @@ from rewardfleet_server.http.trainers import TrainerApi
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.system.threads import lower_thread_priority
 
+from .calibration import JudgeCalibration
 from .chat_api import ChatApi
 from .fetch import Fetcher
 from .frames import floor_indices
@@ -65,6 +66,9 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
     """
     if settings.profile:
         log.info("--profile %s: %s", settings.profile, settings.profile_summary())
+    calibration = None
+    if settings.calibration is not None:
+        calibration = JudgeCalibration.read(settings.calibration)
     judges = judges or load_judges(settings)
     default = next(iter(judges))
     readers = ThreadPoolExecutor(2, thread_name_prefix="read", initializer=lower_thread_priority)
@@ -101,6 +105,7 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
         max_video_bytes=max_bytes,
         refusals=refusals,
         select=floor_indices if settings.profile else sample_indices,
+        calibration=calibration,
     )
     service = Service(
         name="video",

@@ -32,6 +32,7 @@ from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.system.anonymous_file import AnonymousFile, spool_bytes
 from rewardfleet_server.system.threads import run_in_thread
 
+from .calibration import JudgeCalibration
 from .decoding_limit import DecodingLimit, is_large
 from .fetch import Fetcher
 from .frames import Clip, Cost, Selection
@@ -82,6 +83,10 @@ class VideoScorer:
         max_video_bytes: The largest video accepted, from any source.
         refusals: Reports why requests are refused.
         select: Selects the frames of a clip.
+        calibration: Of one of the judges.
+
+    Raises:
+        ValueError: The calibration is of another judge.
     """
 
     def __init__(
@@ -97,6 +102,7 @@ class VideoScorer:
         max_video_bytes: int,
         refusals: Refusals,
         select: Selection = sample_indices,
+        calibration: JudgeCalibration | None = None,
     ) -> None:
         self._judges = judges
         self._default = default
@@ -119,6 +125,9 @@ class VideoScorer:
             name: {"service": f"rewardfleet {__version__}", **judge.provenance, **selection}
             for name, judge in judges.items()
         }
+        self._calibrations: dict[str, JudgeCalibration] = {}
+        if calibration is not None:
+            self._calibrate(calibration)
         self._fingerprints = {
             name: _digest(provenance) for name, provenance in self._provenance.items()
         }
@@ -150,6 +159,11 @@ class VideoScorer:
             judge.check_options(request.backend_kwargs)
         except InvalidRequest as error:
             raise self._refusals.of(f"backend_kwargs of {name}", error) from None
+        if (calibration := self._calibrations.get(name)) is not None:
+            try:
+                calibration.check_request(request)
+            except InvalidRequest as error:
+                raise self._refusals.of(f"calibration of {name}", error) from None
         source = await self._source(request, upload)
         digest = source.cached_digest()
         if digest is None:
@@ -211,6 +225,19 @@ class VideoScorer:
             if isinstance(judge, RecoveringJudge) and judge.outage is not None:
                 raise Unavailable(judge.outage, retry_after=1)
 
+    def _calibrate(self, calibration: JudgeCalibration) -> None:
+        """Apply a calibration to its judge."""
+        name = self.loaded_name(calibration.backend)
+        if name is None:
+            loaded = ", ".join(sorted(self._judges))
+            raise ValueError(
+                f"--calibration is of the judge {calibration.backend!r:.60}, which is not loaded; "
+                f"loaded: {loaded}"
+            )
+        calibration.check_judge(self._provenance[name])
+        self._calibrations[name] = calibration
+        self._provenance[name]["calibration"] = calibration.provenance
+
     async def _source(self, request: VideoRequest, upload: AnonymousFile | None) -> Source:
         if upload is not None:
             return AnonymousSource(upload, "the uploaded file", self._max_video_bytes)
@@ -251,6 +278,7 @@ class VideoScorer:
         seen: Seen,
     ) -> VideoScore:
         judge, timing, stop = self._judges[name], Timing(), threading.Event()
+        calibration = self._calibrations.get(name)
         spec = DecodeSpec(
             digest,
             request.nframes,
@@ -295,13 +323,16 @@ class VideoScorer:
                     else:
                         clip = await decode(partial(source.clip, spec))
                         provenance["frames"] = _frame_metadata(clip)
-                        seen.frames = clip.frames
+                        if calibration is not None:
+                            calibration.check_camera(clip)
                         judging = judge.judge(request.task_text, clip, request.backend_kwargs)
                 close_decoder()
                 with stage(timing, "backend"):
                     judgment = await _checked(name, judging)
         finally:
             stop.set()  # if the request was cancelled, its decoding ends
+        if calibration is not None:
+            judgment = calibration.calibrated(judgment, request.task_text)
         return _score_of(name, judgment, timing, provenance)
 
 

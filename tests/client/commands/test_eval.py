@@ -284,6 +284,56 @@ def test_a_lerobot_data_set_has_its_labels_and_a_judge_s_are_refused(tmp_path, c
 
 
 @pytest.mark.slow
+def test_a_judge_is_calibrated_served_and_evaluated_again(
+    evaluate, judge, tmp_path, make_video, capsys
+):
+    """Half of the failures are longer than half of the successes; labels are a rule of lengths."""
+    lines = []
+    for frames in range(2, 88, 2):
+        name = make_video(frames, name=f"{frames}.mp4").name
+        lines += [
+            {"file": name, "task_text": task, "success": frames > 60 and frames % 8 > 0}
+            for task in "abcd"
+        ]
+    status, before = evaluate(lines)
+    assert status == 0 and "camera" in before["cannot_conclude"]
+    folder, file = str(tmp_path / "out"), tmp_path / "calibration.json"
+    assert main(["calibrate", folder, "-o", str(file), "--false-positives", "0.01"]) == 2
+    assert "more failures" in capsys.readouterr().err and not file.exists()
+    assert main(["calibrate", folder, "-o", str(file), "--map", "isotonic"]) == 0
+    assert "threshold" in capsys.readouterr().out
+    with served(judge, video_root=[tmp_path], calibration=file) as client:
+        given = ["--url", str(client.base_url), "-o", str(tmp_path / "after")]
+        assert main(["eval", "video", str(tmp_path / "manifest.jsonl"), *given]) == 0
+        wrong = [*given[:2], "-o", str(tmp_path / "wrong"), "--set", "nframes=4"]
+        assert main(["eval", "video", str(tmp_path / "manifest.jsonl"), *wrong]) == 2
+    after = json.loads((tmp_path / "after" / "report.json").read_text())
+    assert after["threshold"] == json.loads(file.read_text())["threshold"]["value"]
+    assert after["reliability"]["ece"] < before["reliability"]["ece"]
+    assert [each["raw_score"] for each in after["clips"]] == [
+        each["score"] for each in before["clips"]
+    ]
+    # What is calibrated is calibrated from the judge's own scores.
+    assert (
+        main(
+            [
+                "calibrate",
+                str(tmp_path / "after"),
+                "-o",
+                str(tmp_path / "again.json"),
+                "--map",
+                "isotonic",
+            ]
+        )
+        == 0
+    )
+    assert (tmp_path / "again.json").read_text() == file.read_text()
+    (tmp_path / "interrupted").mkdir()
+    assert main(["calibrate", str(tmp_path / "interrupted"), "-o", str(file)]) == 2
+    assert "interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_the_benchmark_evaluates_the_embedded_judge_and_changes_no_label(tmp_path, capsys):
     manifest = DATA / "libero" / "manifest.jsonl"
     before = manifest.read_bytes()

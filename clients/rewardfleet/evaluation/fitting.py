@@ -1,0 +1,250 @@
+"""Calibrations of judges from labels: a map of scores, and a threshold with a guarantee.
+
+The labels are split at random into two halves. The map is fitted on one. The other one, which the
+map has not seen, sets the threshold: the lowest one that accepts at most `k` of its `n` failures,
+where `k` is the largest number for which the bound by Clopper and Pearson is at most the chosen
+rate. As `k` follows from `n` before any score is looked at, the threshold is an order statistic,
+and the bound holds exactly: whatever the scores' distribution, at most the chosen rate of further
+failures is accepted, with the chosen confidence over draws of the labels. Conformal prediction
+would need fewer labels, but bounds the rate on average over calibrations only; a training run uses
+one of them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rewardfleet.wire.calibration import (
+    Binding,
+    Calibration,
+    IsotonicMap,
+    LogisticMap,
+    Threshold,
+    bound_provenance,
+    logit,
+    task_key,
+)
+
+from . import metrics
+from .report import Report
+
+#: Successes that each half needs.
+_LEAST_SUCCESSES = 10
+#: The standard deviation of the offsets of tasks, before a clip is seen: it shrinks those of tasks
+#: with few clips towards 0.
+_OFFSET = 1.0
+
+#: The share of the raw score in an isotonic map.
+_OF_RAW = 1e-3
+_NO_RISE = "the scores do not rise with success in these labels: no map is fitted"
+
+Clip = Mapping[str, Any]
+
+
+def calibrate(
+    report: Report, kind: str, false_positive_rate: float, confidence: float
+) -> Calibration:
+    """Return a calibration from the clips of a report.
+
+    Args:
+        kind: `isotonic`, `platt` or `per-task`.
+        false_positive_rate: The share of failures that may be accepted, in (0, 1).
+        confidence: That it holds, in (0, 1).
+
+    Raises:
+        ValueError: The labels cannot support it, and how many are missing; or the scores do not
+            tell successes from failures.
+    """
+    binding = _binding(report)
+    clips = [each for each in report["clips"] if each["raw_score"] is not None]
+    _check_labels(clips, false_positive_rate, confidence)
+    fitted, held_out = _halves(clips)
+    mapped = fit_map(kind, fitted)
+    values = np.array([mapped.value(each["raw_score"], each["task"]) for each in held_out], float)
+    success = np.array([each["success"] for each in held_out], bool)
+    most = _most_accepted(int((~success).sum()), false_positive_rate, confidence)
+    limit = float(np.nextafter(np.sort(values[~success])[-1 - most], 2.0))
+    verdicts = values >= limit
+    if limit > 1 or not verdicts[success].any():
+        raise ValueError(
+            f"no threshold finds a success: {most + 1} of {(~success).sum()} failures score as "
+            "high as the best success. Improve the judge, or allow more false positives"
+        )
+    threshold = Threshold(
+        value=limit,
+        false_positive_rate=false_positive_rate,
+        confidence=confidence,
+        failures=int((~success).sum()),
+        accepted=int(verdicts[~success].sum()),
+        successes=int(success.sum()),
+        found=int(verdicts[success].sum()),
+    )
+    return Calibration(
+        format="rewardfleet calibration 1",
+        binding=binding,
+        map=mapped,
+        threshold=threshold,
+        checked=_checked(held_out, success, values, verdicts),
+    )
+
+
+def failures_needed(false_positive_rate: float, confidence: float) -> int:
+    """Return how many failures, none of them accepted, bound the rate: 59 for 5 % and 95 %."""
+    return math.ceil(math.log(1 - confidence) / math.log(1 - false_positive_rate))
+
+
+def _most_accepted(failures: int, rate: float, confidence: float) -> int:
+    """Return of how many failures at most may be accepted for the bound to be at most `rate`."""
+    from scipy.stats import binom  # noqa: PLC0415 - optional
+
+    counts = np.arange(failures)
+    return int(np.flatnonzero(binom.cdf(counts, failures, rate) <= 1 - confidence)[-1])
+
+
+def _binding(report: Report) -> Binding:
+    """Return what the scores of a report come from.
+
+    Raises:
+        ValueError: They come from several kinds of requests or cameras.
+    """
+    if not report["provenance"]:
+        raise ValueError("the scores do not say which judge they are of: score the clips again")
+    if len(report["requests"]) != 1:
+        raise ValueError("the clips were judged with different options: nframes, max_pixels, …")
+    if len(report["cameras"]) != 1:
+        cameras = ", ".join(each or "one without a name" for each in report["cameras"])
+        raise ValueError(f"the clips are of several cameras ({cameras}): calibrate each by itself")
+    return Binding(
+        backend=report["judge"],
+        provenance=bound_provenance(report["provenance"]),
+        **report["requests"][0],
+        camera=report["cameras"][0] or None,
+        frame_sizes=report["frame_sizes"],
+    )
+
+
+def _check_labels(clips: Sequence[Clip], rate: float, confidence: float) -> None:
+    failures = sum(not each["success"] for each in clips)
+    needed = 2 * failures_needed(rate, confidence)
+    missing = [
+        f"{least - have} more {name} ({have} of {least})"
+        for name, have, least in (
+            ("failures", failures, needed),
+            ("successes", len(clips) - failures, 2 * _LEAST_SUCCESSES),
+        )
+        if have < least
+    ]
+    if missing:
+        raise ValueError(
+            f"too few labels for at most {rate:.3g} false positives with a confidence of "
+            f"{confidence:.3g}: {' and '.join(missing)} are missing, half of which set the "
+            f"threshold; {needed // 2} failures there, none of them accepted, are the least"
+        )
+
+
+def _halves(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
+    """Split at random, successes and failures apart; the second half has the odd failure."""
+    rng = np.random.default_rng(0)
+    halves: tuple[list[Clip], list[Clip]] = [], []
+    for label in (False, True):
+        group = [each for each in clips if each["success"] is label]
+        for number, place in enumerate(rng.permutation(len(group))):
+            halves[(number + 1) % 2].append(group[place])
+    return halves
+
+
+def fit_map(kind: str, clips: Sequence[Clip]) -> IsotonicMap | LogisticMap:
+    """Return the map of some clips.
+
+    Raises:
+        ValueError: Their scores do not rise with success.
+    """
+    success = np.array([each["success"] for each in clips], bool)
+    raw = np.array([each["raw_score"] for each in clips], float)
+    if kind == "isotonic":
+        return _isotonic(success, raw)
+    keys = [task_key(each["task"]) if kind == "per-task" else "" for each in clips]
+    mapped = _logistic(kind, success, raw, keys)
+    if not mapped.slope > 0:
+        raise ValueError(_NO_RISE)
+    return mapped
+
+
+def _isotonic(success: NDArray[np.bool_], raw: NDArray[np.float64]) -> IsotonicMap:
+    """Fit steps that rise, a little of the raw score added, so that clips of a step keep an order.
+
+    Without it, no threshold could be above a failure on the last step and below its successes.
+    """
+    from sklearn.isotonic import IsotonicRegression  # noqa: PLC0415 - optional
+
+    fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(raw, success)
+    x = np.unique([0.0, *fitted.X_thresholds_, 1.0])
+    y = np.maximum.accumulate(fitted.predict(x))
+    if not y[-1] > y[0]:
+        raise ValueError(_NO_RISE)
+    values = np.clip((1 - _OF_RAW) * y + _OF_RAW * x, 0, 1)
+    return IsotonicMap(kind="isotonic", scores=x.tolist(), values=values.tolist())
+
+
+def _logistic(
+    kind: Any, success: NDArray[np.bool_], raw: NDArray[np.float64], keys: Sequence[str]
+) -> LogisticMap:
+    """Fit a logistic function, with an offset for each task that is shrunk towards 0.
+
+    The targets are those of Platt, a little within 0 and 1, so that labels that the scores
+    separate have a finite slope. The slope is not negative, so that the map is monotone.
+    """
+    from scipy.optimize import minimize  # noqa: PLC0415 - optional
+
+    names = sorted(set(keys))
+    tasks = np.array([names.index(each) for each in keys])
+    x = np.array([logit(each) for each in raw])
+    count = int(success.sum())
+    target = np.where(success, (count + 1) / (count + 2), 1 / (len(success) - count + 2))
+    has_offsets = kind == "per-task"
+
+    def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        intercept, slope, *rest = parameters
+        offsets = np.array(rest)
+        z = intercept + slope * x + (offsets[tasks] if has_offsets else 0.0)
+        total = np.logaddexp(0, z).sum() - target @ z + (offsets @ offsets) / (2 * _OFFSET**2)
+        wrong = 1 / (1 + np.exp(-z)) - target
+        slopes = [wrong.sum(), wrong @ x]
+        if has_offsets:
+            slopes += (np.bincount(tasks, wrong, len(names)) + offsets / _OFFSET**2).tolist()
+        return float(total), np.array(slopes)
+
+    start = np.array([0.0, 1.0, *([0.0] * len(names) if has_offsets else [])])
+    bounds = [(None, None), (0, None), *[(None, None)] * (len(start) - 2)]
+    intercept, slope, *offsets = minimize(loss, start, jac=True, bounds=bounds).x.tolist()
+    return LogisticMap(
+        kind=kind,
+        slope=slope,
+        intercept=intercept,
+        tasks=dict(zip(names, offsets, strict=True)) if has_offsets else {},
+    )
+
+
+def _checked(
+    clips: Sequence[Clip],
+    success: NDArray[np.bool_],
+    values: NDArray[np.float64],
+    verdicts: NDArray[np.bool_],
+) -> dict[str, Any]:
+    """Return the figures of the half that the map has not seen."""
+    raw = np.array([each["raw_score"] for each in clips], float)
+    near = np.array([each["near_miss"] for each in clips], bool)
+    tasks = sorted({each["task"] for each in clips})
+    accepted = dict.fromkeys(tasks, 0)
+    for each, verdict in zip(clips, verdicts, strict=True):
+        accepted[each["task"]] += bool(verdict and not each["success"])
+    return {
+        **metrics.verdict_figures(success, near, verdicts),
+        "auroc": metrics.auroc(success, values),
+        "ece": metrics.reliability(success, values)["ece"],
+        "ece_of_raw_scores": metrics.reliability(success, raw)["ece"],
+        "false_positives_by_task": {task: count for task, count in accepted.items() if count},
+    }

@@ -1,0 +1,134 @@
+"""`--calibration`: the scores of a judge as calibrated probabilities."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from pydantic import JsonValue, ValidationError
+
+from rewardfleet.wire.calibration import Calibration, bound_options, bound_provenance
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.validation import format_validation_error
+from rewardfleet.wire.video import VideoRequest
+
+from .frames import Clip
+from .judges import Judgment
+
+_MAX_BYTES = 16 * 2**20
+_MAX_SHOWN = 80
+
+
+class JudgeCalibration:
+    """A calibration file, applied to the judge that it is of.
+
+    Args:
+        content: Of the file.
+
+    Raises:
+        ValueError: It is no calibration.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        try:
+            self._calibration = Calibration.model_validate_json(content)
+        except ValidationError as error:
+            raise ValueError(format_validation_error(error, Calibration)) from None
+        self._binding = self._calibration.binding
+        self._digest = hashlib.sha256(content).hexdigest()
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file.
+
+        Raises:
+            ValueError: It is no calibration.
+        """
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ValueError(f"--calibration {path}: it has more than {_MAX_BYTES} bytes")
+        try:
+            return cls(content)
+        except ValueError as error:
+            raise ValueError(f"--calibration {path}: {error}") from None
+
+    @property
+    def backend(self) -> str:
+        """The name of the judge that it is of."""
+        return self._binding.backend
+
+    @property
+    def provenance(self) -> dict[str, JsonValue]:
+        """What scores say about it. As part of a judge's provenance, it is in the cache keys."""
+        threshold = self._calibration.threshold
+        return {
+            "sha256": self._digest,
+            "map": self._calibration.map.kind,
+            "threshold": threshold.value,
+            "false_positive_rate": threshold.false_positive_rate,
+            "confidence": threshold.confidence,
+            "camera": self._binding.camera,
+        }
+
+    def check_judge(self, provenance: Mapping[str, JsonValue]) -> None:
+        """Check that it is of a judge.
+
+        Raises:
+            ValueError: It is of another one, or of another checkpoint, prompt or readout.
+        """
+        wanted, found = self._binding.provenance, bound_provenance(provenance)
+        for name in sorted({*wanted, *found}):
+            if wanted.get(name) != found.get(name):
+                raise ValueError(
+                    f"--calibration is of another judge: its {name} is "
+                    f"{_shown(wanted.get(name))}, that of {self.backend} is "
+                    f"{_shown(found.get(name))}; calibrate this one, or serve that one"
+                )
+
+    def check_request(self, request: VideoRequest) -> None:
+        """Check that a request has the options that the calibration was made with.
+
+        Raises:
+            InvalidRequest: It has others, with which the scores have another meaning.
+        """
+        options = bound_options(request.backend_kwargs)
+        given: dict[str, JsonValue] = {
+            "nframes": request.nframes, "max_pixels": request.max_pixels, "backend_kwargs": options
+        }  # fmt: skip
+        for name, value in given.items():
+            wanted = getattr(self._binding, name)
+            if value != wanted:
+                raise InvalidRequest(
+                    f"{name}: the calibration of this service is for {_shown(wanted)}, not for "
+                    f"{_shown(value)}"
+                )
+
+    def check_camera(self, clip: Clip) -> None:
+        """Check that frames have a size that the calibration was made with.
+
+        Raises:
+            InvalidRequest: They have another one: the clip is of another camera.
+        """
+        size = clip.frames[0].shape[:2]
+        sizes = self._binding.frame_sizes
+        if sizes and size not in sizes:
+            wanted = " or ".join(f"{width}x{height}" for height, width in sizes)
+            raise InvalidRequest(
+                f"the calibration of this service is for frames of {wanted} pixels; this clip has "
+                f"{size[1]}x{size[0]}, so it is of another camera"
+            )
+
+    def calibrated(self, judgment: Judgment, task_text: str) -> Judgment:
+        """Return a judgment with the calibrated score; an abstention stays one."""
+        if judgment.score is None:
+            return judgment
+        raw = float(judgment.score)
+        score = self._calibration.map.value(raw, task_text)
+        return replace(judgment, score=score, components={**judgment.components, "raw_score": raw})
+
+
+def _shown(value: JsonValue) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

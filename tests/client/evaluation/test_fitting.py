@@ -1,0 +1,148 @@
+"""Calibrations: what the labels must have, what the maps are, and that the guarantee holds."""
+
+from bisect import bisect_left
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import beta, binom
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+
+from rewardfleet.evaluation.fitting import calibrate, failures_needed, fit_map
+from rewardfleet.wire.calibration import Calibration, IsotonicMap, LogisticMap, logit
+
+KINDS = ("platt", "isotonic", "per-task")
+
+
+def clip(success: bool, raw: float, task: str = "a") -> dict[str, Any]:
+    return {"success": success, "raw_score": raw, "task": task, "near_miss": False}
+
+
+def report(clips: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    options = {"nframes": 16, "max_pixels": 200_704, "backend_kwargs": {}}
+    given = {
+        "judge": "fake", "provenance": {"judge": "fake"}, "requests": [options],
+        "cameras": ["front"], "frame_sizes": [[48, 64]], "clips": clips,
+    }  # fmt: skip
+    return {**given, **changes}
+
+
+def drawn(seed: int, failures: int, successes: int, tasks: str = "a") -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    bad, good = rng.beta(2, 5, failures), rng.beta(5, 2, successes)
+    clips = [clip(False, float(each)) for each in bad] + [clip(True, float(each)) for each in good]
+    return [{**each, "task": tasks[n % len(tasks)]} for n, each in enumerate(clips)]
+
+
+def test_how_many_failures_a_rate_needs():
+    assert [failures_needed(*each) for each in ((0.05, 0.95), (0.1, 0.9), (0.01, 0.95))] == [
+        59, 22, 299
+    ]  # fmt: skip
+
+
+def test_labels_that_cannot_support_the_rate_are_refused_and_the_missing_ones_counted():
+    with pytest.raises(ValueError, match=r"78 more failures \(40 of 118\) and 12 more successes"):
+        calibrate(report(drawn(0, 40, 8)), "platt", 0.05, 0.95)
+    calibrate(report(drawn(0, 118, 20)), "platt", 0.05, 0.95)
+    with pytest.raises(ValueError, match="1 more failures"):
+        calibrate(report(drawn(0, 117, 20)), "platt", 0.05, 0.95)
+
+
+def test_scores_that_say_nothing_are_refused():
+    inverted = [clip(n % 2 == 0, (n % 2 + n / 400) / 2) for n in range(400)]
+    for kind in KINDS:
+        with pytest.raises(ValueError, match="do not rise"):
+            calibrate(report(inverted), kind, 0.05, 0.95)
+    alike = [clip(n % 2 == 0, 1.0) for n in range(400)] + [clip(False, 0.0)] * 100
+    with pytest.raises(ValueError, match="no threshold finds a success"):
+        calibrate(report(alike), "platt", 0.05, 0.95)
+
+
+def test_scores_of_several_cameras_options_or_unknown_judges_are_refused():
+    clips = drawn(0, 118, 20)
+    for change, words in (
+        ({"cameras": ["front", ""]}, "several cameras"),
+        ({"requests": [{}, {}]}, "different options"),
+        ({"provenance": {}}, "which judge"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            calibrate(report(clips, **change), "platt", 0.05, 0.95)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_guarantee_holds_over_draws_of_the_labels(kind: str):
+    """At most a tenth of the thresholds accept more than a tenth of all failures."""
+    draws, exceeded, grid = 100, 0, np.linspace(0, 1, 4097).tolist()
+    for seed in range(draws):
+        found = calibrate(report(drawn(seed, 60, 40, "ab")), kind, 0.1, 0.9)
+        firsts = [
+            bisect_left(grid, found.threshold.value, key=lambda raw: found.map.value(raw, task))
+            for task in "ab"
+        ]
+        exceeded += np.mean(beta.sf([[*grid, 1.0][first] for first in firsts], 2, 5)) > 0.1
+        assert found.threshold.accepted <= 0.1 * found.threshold.failures
+    assert exceeded <= binom.ppf(0.9999, draws, 0.1)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 1), st.sampled_from("ab")), min_size=4))
+def test_every_map_rises_and_stays_within_0_and_1(rows):
+    clips = [clip(*row) for row in rows] + [clip(True, 1.0), clip(False, 0.0)]
+    for kind in KINDS:
+        try:
+            mapped = fit_map(kind, clips)
+        except ValueError:
+            continue
+        for task in ("a", "unknown"):
+            values = [mapped.value(raw, task) for raw in np.linspace(0, 1, 21)]
+            assert all(0 <= a <= b <= 1 for a, b in zip(values, [*values[1:], 1], strict=True))
+
+
+def test_maps_are_those_of_scikit_learn():
+    clips = drawn(3, 200, 150)
+    raw = np.array([each["raw_score"] for each in clips])
+    success = np.array([each["success"] for each in clips])
+    grid = np.linspace(0, 1, 101)
+    isotonic = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(raw, success)
+    mapped = fit_map("isotonic", clips)
+    found = [mapped.value(float(each), "") for each in grid]
+    assert found == pytest.approx(isotonic.predict(grid).tolist(), abs=1e-3)
+    # Platt's targets, 151/152 and 1/202, as weights of both labels.
+    target = np.where(success, 151 / 152, 1 / 202)
+    x = np.array([[logit(each)] for each in raw])
+    fitted = LogisticRegression(C=1e9, tol=1e-8, max_iter=1000).fit(
+        np.concatenate([x, x]),
+        np.repeat([1, 0], len(raw)),
+        np.concatenate([target, 1 - target]),
+    )
+    platt = fit_map("platt", clips)
+    assert isinstance(platt, LogisticMap)
+    assert platt.slope == pytest.approx(fitted.coef_[0, 0], rel=1e-3)
+    assert platt.intercept == pytest.approx(fitted.intercept_[0], rel=1e-2)
+
+
+def test_the_offset_of_a_task_with_few_clips_is_shrunk():
+    """Tasks `few` and `many` succeed more often than their scores say, the others less."""
+    rng = np.random.default_rng(0)
+    clips = [clip(bool(rng.random() < 0.3), 0.5, "others") for _ in range(400)]
+    clips += [clip(n < 2, 0.5, "few") for n in range(2)]
+    clips += [clip(n % 10 > 0, 0.5, "Many  ") for n in range(200)]
+    clips += [clip(True, 0.9, "others")] * 20 + [clip(False, 0.1, "others")] * 20
+    mapped = fit_map("per-task", clips)
+    assert isinstance(mapped, LogisticMap)
+    assert 0 < mapped.tasks["few"] < mapped.tasks["many"]
+    assert mapped.value(0.5, "many") > mapped.value(0.5, "few") > mapped.value(0.5, "unknown")
+    assert mapped.value(0.5, "MANY") == mapped.value(0.5, "many")
+
+
+def test_a_calibration_survives_its_file_and_a_damaged_one_is_refused():
+    found = calibrate(report(drawn(0, 118, 20)), "isotonic", 0.05, 0.95)
+    again = Calibration.model_validate_json(found.model_dump_json())
+    assert again == found
+    with pytest.raises(ValueError, match="below"):
+        IsotonicMap(kind="isotonic", scores=[0, 1], values=[1, 0])
+    with pytest.raises(ValueError, match="increasing"):
+        IsotonicMap(kind="isotonic", scores=[0.5, 0.5], values=[0, 1])
