@@ -131,7 +131,9 @@ def test_optional_libraries_are_imported_inside_functions():
     for path, lazy in LAZY.items():
         for node in tree(path).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
-                for name in [alias.name for alias in node.names] + [getattr(node, "module", "")]:
+                for name in [alias.name for alias in node.names] + [
+                    getattr(node, "module", "") or ""
+                ]:
                     assert name.partition(".")[0] not in lazy, (path, name)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from rewardfleet.evaluation.fitting import calibrate
+from rewardfleet.evaluation.packages import check_packages
 from rewardfleet.evaluation.report import read_report, write_file
 
 from .options import number
@@ -42,6 +43,7 @@ def command(
     folder: Path, output: Path, kind: str, false_positives: float, confidence: float
 ) -> None:
     """Write the calibration, and print what was measured on the half that the map did not see."""
+    check_packages()
     found = calibrate(read_report(folder), kind, false_positives, confidence)
     write_file(output, found.model_dump_json(indent=1) + "\n")
     threshold, checked = found.threshold, found.checked

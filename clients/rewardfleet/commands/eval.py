@@ -12,6 +12,7 @@ from rewardfleet.bulk.output import read_parts
 from rewardfleet.bulk.records import Record
 from rewardfleet.bulk.rows import open_sources
 from rewardfleet.evaluation.labels import LabeledClips, check_labels, labeled_clips
+from rewardfleet.evaluation.packages import check_packages
 from rewardfleet.evaluation.page import render
 from rewardfleet.evaluation.report import (
     Report,
@@ -95,6 +96,7 @@ video.params += [each for each in score.command.commands["video"].params if each
 
 def _evaluate(inputs: Sequence[str], scoring: Mapping[str, Any], options: _Evaluation) -> int:
     """Return 0; 1 if something is not counted, 2 if no clip has a score, 130 if interrupted."""
+    check_packages()
     sources = open_sources([Path(each) for each in inputs])
     check_labels(sources)
     options.output.mkdir(parents=True, exist_ok=True)
