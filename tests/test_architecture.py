@@ -131,9 +131,8 @@ def test_optional_libraries_are_imported_inside_functions():
     for path, lazy in LAZY.items():
         for node in tree(path).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
-                for name in [alias.name for alias in node.names] + [
-                    getattr(node, "module", "") or ""
-                ]:
+                module = getattr(node, "module", None) or ""  # None: `from . import`
+                for name in [module, *(alias.name for alias in node.names)]:
                     assert name.partition(".")[0] not in lazy, (path, name)
 
 

@@ -61,6 +61,8 @@ _EXISTING = {
     "/data/rollouts": str(LIBERO),
     "runs/router_grpo/baseline_router": str(LIBERO),
     "prompts.jsonl": os.devnull,
+    "evaluation": str(LIBERO),
+    "calibration.json": __file__,
     "prompts=vlm_reward/libero_reward_server.py": f"prompts={__file__}",
 }
 

@@ -4,7 +4,7 @@
 numbers `[N]`, each of a task. A figure that cannot be computed is None. Intervals are of 95 %.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,11 +33,19 @@ def auroc(success: Labels, scores: Scores) -> float | None:
     return float(ranks / (successes * failures))
 
 
-def auroc_within_tasks(success: Labels, scores: Scores, tasks: Indices) -> float | None:
-    """Return the mean of the AUROCs of the tasks that have both labels."""
+def task_aurocs(success: Labels, scores: Scores, tasks: Indices) -> Scores:
+    """Return the AUROCs of the tasks that have both labels."""
     values = [auroc(success[tasks == task], scores[tasks == task]) for task in np.unique(tasks)]
-    found = [each for each in values if each is not None]
-    return float(np.mean(found)) if found else None
+    return np.array([each for each in values if each is not None], float)
+
+
+def mean_over_tasks(values: Scores) -> dict[str, Any]:
+    """Return the mean of one value of each task, and its interval by a bootstrap over tasks."""
+    if len(values) < _LEAST:
+        return {"value": float(values.mean()) if len(values) else None, "interval": None}
+    drawn = np.random.default_rng(0).choice(values, (_DRAWS, len(values))).mean(axis=1)
+    interval = [float(each) for each in np.percentile(drawn, [2.5, 97.5])]
+    return {"value": float(values.mean()), "interval": interval}
 
 
 def auroc_of_tasks_alone(success: Labels, tasks: Indices) -> float | None:
@@ -155,36 +163,42 @@ def comparison(
     success: Labels, near_miss: Labels, tasks: Indices, scores: tuple[Scores, Scores],
     thresholds: tuple[float, float],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return by figure the values of two judges, and their difference by a paired bootstrap."""
+    """Return by figure the values of two judges, and their difference by a paired bootstrap.
 
-    def rate(chosen: Labels) -> Callable[[Scores, float, Indices], float | None]:
-        def of(values: Scores, threshold: float, at: Indices) -> float | None:
-            kept = at[chosen[at]]
-            return float((values[kept] >= threshold).mean()) if len(kept) else None
+    Both judges are compared on the same draws, of tasks for the AUROC within tasks, else of clips.
+    """
+    accepted = [values >= limit for values, limit in zip(scores, thresholds, strict=True)]
+    draws = list(draws_of_clips(success))
 
-        return of
+    def compared(value: Callable[[int, Indices], float | None]) -> dict[str, Any]:
+        """Compare a figure of the clips at some indices, of judge 0 and of judge 1."""
 
-    statistics: Mapping[str, Callable[[Scores, float, Indices], float | None]] = {
-        "auroc_within_tasks": lambda v, _, at: auroc_within_tasks(success[at], v[at], tasks[at]),
-        "false_positives": rate(~success),
-        "near_miss_false_positives": rate(~success & near_miss),
-        "recall": rate(success),
-        "accuracy": lambda v, t, at: float(((v[at] >= t) == success[at]).mean()),
-        "auroc_pooled": lambda v, _, at: auroc(success[at], v[at]),
-    }  # fmt: skip
-    found = {}
-    for name, statistic in statistics.items():
-
-        def values(at: Indices, statistic: Any = statistic) -> list[float | None]:
-            return [statistic(v, t, at) for v, t in zip(scores, thresholds, strict=True)]
-
-        def difference(at: Indices, values: Any = values) -> float | None:
-            one, two = values(at)
+        def difference(at: Indices) -> float | None:
+            one, two = value(0, at), value(1, at)
             return None if one is None or two is None else one - two
 
         everything = np.arange(len(success))
-        found[name] = {
-            "values": values(everything),
-            "difference": with_interval(difference, len(success), draws_of_clips(success)),
+        return {
+            "values": [value(judge, everything) for judge in (0, 1)],
+            "difference": with_interval(difference, len(success), iter(draws)),
         }
-    return found
+
+    def accepted_of(chosen: Labels) -> dict[str, Any]:
+        def value(judge: int, at: Indices) -> float | None:
+            kept = at[chosen[at]]
+            return float(accepted[judge][kept].mean()) if len(kept) else None
+
+        return compared(value)
+
+    by_task = [task_aurocs(success, each, tasks) for each in scores]
+    return {
+        "auroc_within_tasks": {
+            "values": [mean_over_tasks(each)["value"] for each in by_task],
+            "difference": mean_over_tasks(by_task[0] - by_task[1]),
+        },
+        "false_positives": accepted_of(~success),
+        "near_miss_false_positives": accepted_of(~success & near_miss),
+        "recall": accepted_of(success),
+        "accuracy": compared(lambda judge, at: float((accepted[judge][at] == success[at]).mean())),
+        "auroc_pooled": compared(lambda judge, at: auroc(success[at], scores[judge][at])),
+    }

@@ -219,19 +219,14 @@ def _of_task(arrays: _Arrays, verdicts: metrics.Labels, task: int) -> Report:
 def _over_tasks(arrays: _Arrays) -> Report:
     """Return what does not profit from recognizing a task."""
     success, scores, tasks = arrays.success, arrays.scores, arrays.tasks
-    both = [task for task in np.unique(tasks) if len(set(success[tasks == task].tolist())) == 2]
-    at = np.flatnonzero(np.isin(tasks, both))
+    aurocs = metrics.task_aurocs(success, scores, tasks)
     left_out, known = metrics.verdicts_leaving_a_task_out(success, scores, tasks)
     kept = np.flatnonzero(known)
     right = success == left_out
     return {
         "tasks": len(arrays.names),
-        "tasks_with_both_labels": len(both),
-        "auroc_within_tasks": metrics.with_interval(
-            lambda i: metrics.auroc_within_tasks(success[at[i]], scores[at[i]], tasks[at[i]]),
-            len(at),
-            metrics.draws_of_tasks(tasks[at]),
-        ),
+        "tasks_with_both_labels": len(aurocs),
+        "auroc_within_tasks": metrics.mean_over_tasks(aurocs),
         "auroc_of_tasks_alone": metrics.auroc_of_tasks_alone(success, tasks),
         "leaving_one_task_out": {
             "accuracy_interval": metrics.with_interval(

@@ -35,7 +35,8 @@ def test_a_judge_that_only_recognizes_tasks_is_found_out():
         [1, 1, 1, 0, 1, 0, 0, 0], [0.9] * 4 + [0.1] * 4, [0] * 4 + [1] * 4
     )
     assert metrics.auroc(success, scores) == pytest.approx(0.75)
-    assert metrics.auroc_within_tasks(success, scores, tasks) == 0.5
+    within = metrics.mean_over_tasks(metrics.task_aurocs(success, scores, tasks))
+    assert within == {"value": 0.5, "interval": None}
     assert metrics.auroc_of_tasks_alone(success, tasks) == pytest.approx(0.75)
 
 
@@ -100,11 +101,12 @@ def test_a_comparison_is_paired():
     success = np.arange(80) % 2 == 0
     noise = rng.random(80)
     good, bad = np.clip(success * 0.5 + noise * 0.5, 0, 1), noise
-    tasks = np.arange(80) % 4 // 2
+    tasks = np.arange(80) % 8 // 2
     near = ~success
     same = metrics.comparison(success, near, tasks, (good, good), (0.5, 0.5))
     assert all(each["difference"] == {"value": 0.0, "interval": [0, 0]} for each in same.values())
     found = metrics.comparison(success, near, tasks, (good, bad), (0.5, 0.5))
     assert found["auroc_pooled"]["values"][1] == pytest.approx(roc_auc_score(success, bad))
     assert found["auroc_pooled"]["difference"]["interval"][0] > 0
+    assert found["auroc_within_tasks"]["difference"]["interval"][0] > 0
     assert found["recall"]["difference"]["value"] == 1 - (bad[success] >= 0.5).mean()
