@@ -152,7 +152,7 @@ def _clip(
     is_near = kind.startswith("near_miss") if near is None else str(near).lower() in {"true", "1"}
     clips = fields.get("clips")
     only = next(iter(clips)) if isinstance(clips, Mapping) and len(clips) == 1 else None
-    camera = options.get("camera") or fields.get("camera") or only
+    camera = fields.get("camera") or options.get("camera") or only
     request = {name: fields.get(name) or each for name, each in _DEFAULTS.items()}
     request |= {k: v for k, v in options.get("changes", {}).items() if k in _DEFAULTS}
     request["backend_kwargs"] = bound_options(request["backend_kwargs"])

@@ -49,7 +49,7 @@ def build_report(found: LabeledClips, threshold: float | None, seconds: float | 
     mistakes = _mistakes(arrays, verdicts)
     return {
         "format": FORMAT,
-        "cannot_conclude": _cannot_conclude(found.clips),
+        "cannot_conclude": _cannot_conclude(arrays.clips),
         "judge": found.backend,
         "provenance": found.provenance,
         "requests": [dict(each) for each in _distinct(clip.request for clip in found.clips)],
@@ -179,17 +179,17 @@ def repeated(
 
 def _cannot_conclude(clips: Sequence[LabeledClip]) -> str:
     """Return what the labels cannot support, as one sentence; "" if there is nothing."""
+    if not clips:
+        return "Nothing can be concluded: no labeled clip has a score."
     reasons = []
     labels = {each.success for each in clips}
-    if not clips:
-        return "Nothing can be concluded: there is no label."
     if len(labels) == 1:
         only = "successes" if True in labels else "failures"
         reasons.append(f"whether the judge tells successes from failures, as all clips are {only}")
     if len(clips) < _FEW_LABELS:
         reasons.append(
-            f"how good the judge is beyond the wide intervals below, as there are {len(clips)} "
-            f"labels; {_FEW_LABELS} are the least"
+            f"how good the judge is beyond the wide intervals below, as {len(clips)} labeled clips "
+            f"have a score; {_FEW_LABELS} are the least"
         )
     cameras = {each.camera for each in clips}
     if len(cameras) == 1:

@@ -1,6 +1,7 @@
 """`--calibration`: the scores of a judge as calibrated probabilities."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +79,8 @@ class JudgeCalibration:
         Raises:
             ValueError: It is of another one, or of another checkpoint, prompt or readout.
         """
-        wanted, found = self._binding.provenance, bound_provenance(provenance)
+        wanted = self._binding.provenance
+        found = json.loads(json.dumps(bound_provenance(provenance)))  # as the file has it
         for name in sorted({*wanted, *found}):
             if wanted.get(name) != found.get(name):
                 raise ValueError(

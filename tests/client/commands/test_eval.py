@@ -95,7 +95,7 @@ def test_the_figures_are_those_of_the_clips(evaluate, clips):
     assert report["value_order"]["failures"] == {"clips": 4, "mean": 0.5}
     assert report["time"]["computed"] == 6 and report["time"]["seconds_per_clip"] > 0
     said = report["cannot_conclude"]
-    assert "6 labels" in said and "camera" in said and "tells" not in said
+    assert "6 labeled clips" in said and "camera" in said and "tells" not in said
 
 
 def test_nothing_is_scored_without_a_label(evaluate, clips, judge, capsys):
@@ -173,13 +173,16 @@ def test_the_page_runs_and_loads_nothing_whatever_judge_and_labels_say(
     odd = tmp_path / "<b onclick=x>&quot;.mp4"
     (tmp_path / clips[1]["file"]).rename(odd)
     clips[1]["file"] = odd.name
-    status, _ = evaluate(clips)
+    clips[5]["success"] = True  # scored 0.05: perhaps the label is wrong
+    status, report = evaluate(clips)
     assert status == 0
     text = (tmp_path / "out" / "report.html").read_text()
     page = _Page(text)
     tags = [tag for tag, _ in page.tags]
     assert not {"script", "iframe", "object", "link", "b onclick", "form"} & {*tags}
-    assert tags.count("img") == 2  # strips of the mistakes
+    assert tags.count("img") == 3  # strips of the mistakes
+    assert [each["place"].rpartition(":")[2] for each in report["disagreements"]] == ["6"]
+    assert page.text.count("manifest.jsonl:6") == 1
     for tag, attributes in page.tags:
         assert not [name for name in attributes if name.startswith("on")], (tag, attributes)
         for name in ("src", "href", "xlink:href"):
