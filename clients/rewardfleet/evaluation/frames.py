@@ -20,23 +20,27 @@ def strip_of(row: Row, camera: str | None) -> tuple[str | None, str]:
     """Return a strip of a row's video file as a data URI, or None and why there is none."""
     import av  # noqa: PLC0415 - optional
 
-    clips = row.fields.get("clips")
-    clip: Mapping[str, Any] = row.fields
-    name = clip_name(row)
-    if isinstance(clips, Mapping):
-        clip = clips.get(camera or "") or next(iter(clips.values()))
-        name = clip["path"]
-    path = row.folder / name
-    if not path.is_file():
-        return None, "there is no such file on this machine"
     try:
+        clip = _place_of(row, camera)
+        path = row.folder / clip["path"]
+        if not path.is_file():
+            return None, "there is no such file on this machine"
         with av.open(str(path)) as container:
             frames = list(_frames(container, clip.get("start_s"), clip.get("end_s")))
-    except (OSError, ValueError, IndexError, av.error.FFmpegError) as error:
+    except (OSError, ValueError, LookupError, TypeError, av.error.FFmpegError) as error:
         return None, f"it cannot be read: {error}"
     if not frames:
         return None, "no frame can be decoded"
     return _as_uri(frames), ""
+
+
+def _place_of(row: Row, camera: str | None) -> Mapping[str, Any]:
+    """Return the path of a row's clip, and where it starts and ends in the file."""
+    clips = row.fields.get("clips")
+    if isinstance(clips, Mapping) and "episode_index" in row.fields:
+        found: Mapping[str, Any] = clips.get(camera) or next(iter(clips.values()))
+        return found
+    return {**row.fields, "path": clip_name(row)}
 
 
 def _frames(container: Any, start: float | None, end: float | None) -> Iterator[Any]:

@@ -100,7 +100,7 @@ def _labels_of(
     sources: Sequence[Source],
 ) -> Iterator[tuple[Row, Mapping[str, Any], bool | str | None]]:
     """Yield rows, their fields with those of the label, and the label or what is wrong."""
-    rows = [(source, row) for source in sources for row in source.rows()]
+    rows = [(source, _without_content(row)) for source in sources for row in source.rows()]
     last = {_label_id(row): number for number, (_, row) in enumerate(rows) if _label_id(row)}
     successes: dict[Path, dict[int, bool | None]] = {}
     for number, (source, row) in enumerate(rows):
@@ -113,6 +113,18 @@ def _labels_of(
             yield row, fields, "labeled again further below, which counts"
         else:
             yield row, fields, _success_of(row, fields)
+
+
+def _without_content(row: Row) -> Row:
+    """Return a row without the contents of clips, as all rows are kept in memory."""
+    fields = {
+        name: each
+        for name, each in row.fields.items()
+        if name not in {"video_base64", "frames_base64"}
+        and not isinstance(each, bytes)
+        and not (isinstance(each, Mapping) and "bytes" in each)
+    }
+    return replace(row, fields=fields)
 
 
 def _label_id(row: Row) -> str:
@@ -155,7 +167,8 @@ def _clip(
     camera = fields.get("camera") or options.get("camera") or only
     request = {name: fields.get(name) or each for name, each in _DEFAULTS.items()}
     request |= {k: v for k, v in options.get("changes", {}).items() if k in _DEFAULTS}
-    request["backend_kwargs"] = bound_options(request["backend_kwargs"])
+    kwargs = request["backend_kwargs"]
+    request["backend_kwargs"] = bound_options(kwargs) if isinstance(kwargs, Mapping) else {}
     return LabeledClip(
         name=clip_name(row),
         task=str(task_of(row, Columns(), options.get("task")) or ""),

@@ -128,10 +128,12 @@ def test_bad_rows_are_named_and_the_others_count(evaluate, clips, tmp_path, make
         {**clips[5], "file": "copy.mp4", "success": True},  # contradicts the row of the original
         clips[3],
         {"file": "long.mp4", "task_text": "a", "success": True},
+        {**clips[0], "backend_kwargs": "x", "clips": {}},
     ]
     status, report = evaluate(lines)
     assert status == 1
-    assert report["counts"] == {"labels": 7, "unclear": 1, "ok": 5, "error": 1, "abstained": 1}
+    assert report["counts"] == {"labels": 8, "unclear": 1, "ok": 5, "error": 2, "abstained": 1}
+    assert "backend_kwargs" in report["missing"][-1]["reason"]
     missing = {each["name"]: each for each in report["missing"]}
     assert missing["gone.mp4"]["error"] == "invalid" and "gone.mp4" in missing["gone.mp4"]["reason"]
     assert missing["long.mp4"]["status"] == "abstained"
