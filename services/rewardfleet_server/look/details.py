@@ -1,0 +1,117 @@
+"""What the page shows of one record, by service, from its request and its score."""
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Width and height of the drawing of a curve, in units of its SVG.
+CURVE_WIDTH, CURVE_HEIGHT = 640, 120
+#: Tests that are shown, at most.
+_MOST_TESTS = 100
+
+
+@dataclass(frozen=True)
+class Test:
+    """A test of a program, and what came of it."""
+
+    number: int
+    given: str
+    expected: str
+    verdict: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Details:
+    """The parts of a record that have a form of their own. What is left is shown as JSON."""
+
+    #: What the policy wrote: the text before the block that was taken, the block, the text after.
+    text: tuple[str, str, str] | None = None
+    tests: Sequence[Test] = ()
+    more_tests: int = 0  #: how many are not shown
+    suspicions: Sequence[str] = ()
+    model_output: str = ""
+    curve: Sequence[tuple[int, float | None]] = ()  #: the last frame of each prefix, and its value
+    lines: Sequence[str] = ()  #: the curve as points of SVG polylines, interrupted where it is null
+    components: Mapping[str, float] = field(default_factory=dict)
+    request: str = ""
+    details: str = ""
+    provenance: str = ""
+
+
+def details_of(record: Mapping[str, Any]) -> Details:
+    """Return what is shown of a record, as `Records.record` returns it."""
+    request = _parsed(record["request"])
+    details = _parsed(record["details"])
+    provenance = _parsed(record["provenance"])
+    components = record["components"] or {}
+    curve = details.pop("curve", None) or {}
+    points = list(zip(curve.get("frames", ()), curve.get("values", ()), strict=False))
+    taken = details.pop("code", "")
+    written = request.pop("revision", None) or request.pop("response", None)
+    tests, verdicts = request.get("tests"), details.pop("verdicts", ())
+    shown = list(itertools.islice(_tests(tests, verdicts), _MOST_TESTS))
+    return Details(
+        text=None if written is None else _around(written, taken),
+        tests=shown,
+        more_tests=max(len(verdicts) - len(shown), 0),
+        suspicions=details.pop("suspicions", ()),
+        model_output=details.pop("model_output", ""),
+        curve=points,
+        lines=_lines(points),
+        components=dict(components),
+        request=_pretty(request),
+        details=_pretty(details),
+        provenance=_pretty(provenance),
+    )
+
+
+def _parsed(text: str | None) -> dict[str, Any]:
+    found = json.loads(text or "{}")
+    return found if isinstance(found, dict) else {}
+
+
+def _pretty(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) if value else ""
+
+
+def _around(text: str, block: str) -> tuple[str, str, str]:
+    """Return a text as what is before its block, the block, and what is after it."""
+    start = text.find(block.strip("\n")) if block.strip() else -1
+    if start < 0:
+        return text, "", ""
+    end = start + len(block.strip("\n"))
+    return text[:start], text[start:end], text[end:]
+
+
+def _tests(tests: Any, verdicts: Sequence[Mapping[str, Any]]) -> Iterable[Test]:
+    """Yield the tests with their verdicts; those of a data set have no text of their own here."""
+    cases = tests.get("cases", ()) if isinstance(tests, Mapping) else ()
+    for number, (case, verdict) in enumerate(itertools.zip_longest(cases, verdicts), 1):
+        given, expected = case, ""
+        if isinstance(case, Mapping):
+            given = case.get("stdin", case.get("args", ""))
+            expected = case.get("stdout", case.get("expected", ""))
+        yield Test(number, _text(given), _text(expected), verdict or {})
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _lines(points: Sequence[tuple[int, float | None]]) -> list[str]:
+    if not points:
+        return []
+    last = max(frame for frame, _ in points) or 1
+    return [
+        " ".join(
+            f"{frame / last * CURVE_WIDTH:.1f},{(1 - value) * CURVE_HEIGHT:.1f}"
+            for frame, value in part
+            if value is not None
+        )
+        for is_known, part in itertools.groupby(points, lambda each: each[1] is not None)
+        if is_known
+    ]

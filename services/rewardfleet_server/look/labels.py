@@ -1,0 +1,77 @@
+"""Labels of people: one JSON object per line; the last one of a request counts."""
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+Label = Literal["right", "wrong", "unclear"]
+LABELS: tuple[Label, ...] = get_args(Label)
+
+
+class Labels:
+    """The file with the labels.
+
+    Args:
+        path: Created with the first label; readable by its owner only.
+        threshold: The judge's verdict is success from this score on.
+
+    Raises:
+        ValueError: A line of the file is not a label.
+        OSError: It cannot be read.
+    """
+
+    def __init__(self, path: Path, threshold: float) -> None:
+        self._path, self._threshold = path, threshold
+        self._lock = threading.Lock()
+        self.by_id: dict[str, Label] = dict(_read(path))
+
+    def add(self, record: Mapping[str, Any], label: Label) -> None:
+        """Write what a person says of a score.
+
+        Args:
+            record: As `Records.record` returns it.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        success = None
+        if label != "unclear" and record["score"] is not None:
+            success = (record["score"] >= self._threshold) == (label == "right")
+        request = json.loads(record["request"] or "{}")
+        provenance = json.loads(record["provenance"] or "{}")
+        line = {
+            "id": record["id"],
+            "service": record["service"],
+            "label": label,
+            "success": success,
+            "score": record["score"],
+            "judge": record["judge"],
+            "prompt": provenance.get("prompt"),
+            "task_text": record["task"],
+            "video_path": request.get("video_path"),
+            "time": round(time.time(), 3),
+        }
+        with self._lock:
+            if not self._path.exists():
+                self._path.touch(mode=0o600)
+            with self._path.open("ab") as file:
+                file.write(json.dumps(line).encode() + b"\n")
+            self.by_id[record["id"]] = label
+
+
+def _read(path: Path) -> dict[str, Label]:
+    if not path.exists():
+        return {}
+    found: dict[str, Label] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            fields = json.loads(line)
+            if fields["label"] not in LABELS:
+                raise ValueError(f"`label` is one of {', '.join(LABELS)}")
+            found[str(fields["id"])] = fields["label"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}:{number}: not a label: {error!r}") from None
+    return found

@@ -1,0 +1,226 @@
+"""The records that the page shows: a table in memory, filled from logs and outputs.
+
+Values of requests only ever reach DuckDB as parameters; names of columns come from lists here.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import duckdb
+
+#: Records of one page of the table.
+PAGE = 50
+#: The columns by which records are filtered by value, and how many values are offered for each.
+FACETS = ("service", "task", "judge", "status", "cause", "run", "source")
+_MOST_VALUES = 200
+#: The columns by which the table can be sorted.
+SORTED = ("time", "score", "step", "task", "judge", "status", "cause", "uid", "total_ms")
+#: Steps of a histogram, at most.
+_MOST_STEPS = 120
+#: The columns of the table, besides its number `n`, by what they are computed from.
+_COLUMNS = {
+    "id": "id",
+    "time": "time",
+    "service": "service",
+    "run": "run",
+    "step": "step",
+    "uid": "uid",
+    "judge": "backend",
+    "status": "status",
+    "score": "score",
+    "cause": "cause",
+    "cached": "cached",
+    "total_ms": "timing_ms_total",
+    "task": "json_extract_string(request, '$.task_text')",
+    "suspicions": "coalesce(json_array_length(details, '$.suspicions'), 0)",
+    "episodes": "json_extract_string(request, '$.group')",
+    "part": "coalesce(json_extract_string(details, '$.code'), "
+    "json_extract_string(request, '$.sha256'), json_extract_string(request, '$.video_path'))",
+    "request": "request",
+    "details": "details",
+    "components": "components",
+    "provenance": "provenance",
+    "error_kind": "error_kind",
+    "error_detail": "error_detail",
+    "source": "source",
+}
+#: What the table of the page shows of each record.
+_SHOWN = (
+    "n, id, time, service, run, step, uid, judge, status, score, cause, cached, total_ms, task, "
+    "suspicions"
+)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which records are shown, and in which order."""
+
+    values: Mapping[str, str] = field(default_factory=dict)  #: of columns in `FACETS`
+    text: str = ""  #: occurs in the request, the details or the uid, in any case
+    step: int | None = None
+    uid: str = ""
+    suspicious: bool = False
+    sort: str = "time"
+    descending: bool = True
+
+    def where(self) -> tuple[str, list[Any]]:
+        """Return the condition in SQL, and its parameters."""
+        conditions = [f"{name} = ?" for name in self.values]
+        parameters: list[Any] = list(self.values.values())
+        if self.text:
+            conditions.append("contains(lower(text), ?)")
+            parameters.append(self.text.lower())
+        if self.step is not None:
+            conditions.append("step = ?")
+            parameters.append(self.step)
+        if self.uid:
+            conditions.append("uid = ?")
+            parameters.append(self.uid)
+        if self.suspicious:
+            conditions.append("suspicions > 0")
+        return " AND ".join(conditions) or "true", parameters
+
+
+class Records:
+    """The records of score logs and of outputs of `rewardfleet score`.
+
+    Args:
+        connection: Has the view `records`.
+        stamp: Returns a value that changes when the view does.
+    """
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, stamp: Callable[[], object]) -> None:
+        self._connection = connection
+        self._stamp = stamp
+        self._seen: object = None
+        self._lock = threading.Lock()  # one thread at a time uses a connection
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the records again if there are others."""
+        with self._lock:
+            stamp = self._stamp()
+            if stamp == self._seen:
+                return
+            columns = ", ".join(f"{source} AS {name}" for name, source in _COLUMNS.items())
+            self._connection.execute(
+                "CREATE OR REPLACE TABLE items AS SELECT row_number() OVER () AS n, *, "
+                f"concat_ws(' ', uid, task, request, details) AS text FROM (SELECT {columns} "
+                "FROM records)"
+            )
+            self._seen = stamp
+
+    def page(self, chosen: Filter, start: int = 0) -> tuple[list[dict[str, Any]], int]:
+        """Return the records of a page, and how many there are in all."""
+        where, parameters = chosen.where()
+        direction = "DESC" if chosen.descending else "ASC"
+        total = self._rows(f"SELECT count(*) AS total FROM items WHERE {where}", parameters)
+        rows = self._rows(
+            f"SELECT {_SHOWN} FROM items WHERE {where} "
+            f"ORDER BY {chosen.sort} {direction} NULLS LAST, n LIMIT {PAGE} OFFSET ?",
+            [*parameters, start],
+        )
+        return rows, total[0]["total"]
+
+    def facets(self) -> dict[str, list[str]]:
+        """Return the most frequent values of each column that is filtered by value."""
+        return {
+            name: [
+                row["value"]
+                for row in self._rows(
+                    f"SELECT {name} AS value FROM items WHERE value IS NOT NULL "
+                    f"GROUP BY value ORDER BY count(*) DESC, value LIMIT {_MOST_VALUES}",
+                    [],
+                )
+            ]
+            for name in FACETS
+        }
+
+    def record(self, number: int) -> dict[str, Any] | None:
+        """Return all of a record; None if there is none of this number."""
+        found = self._rows("SELECT * EXCLUDE (text) FROM items WHERE n = ?", [number])
+        return found[0] if found else None
+
+    def frames(self, record: Mapping[str, Any]) -> bytes | None:
+        """Return the frames of a clip as one JPEG, if the log has them."""
+        found = self._rows(
+            "SELECT frames FROM records WHERE id = ? AND frames IS NOT NULL LIMIT 1",
+            [record["id"]],
+        )
+        return bytes(found[0]["frames"]) if found else None
+
+    def related(self, record: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+        """Return other records of the same request, program or clip, and group of episodes."""
+        same = {
+            "Same request": ("id = ?", [record["id"]]),
+            "Same program or clip": ("part = ? AND id != ?", [record["part"], record["id"]]),
+            "Group": (
+                "episodes = ? AND run IS NOT DISTINCT FROM ? AND step IS NOT DISTINCT FROM ?",
+                [record["episodes"], record["run"], record["step"]],
+            ),
+        }
+        found = {
+            title: self._rows(
+                f"SELECT {_SHOWN}, components, details FROM items WHERE n != ? AND {where} "
+                f"ORDER BY n LIMIT {PAGE}",
+                [record["n"], *parameters],
+            )
+            for title, (where, parameters) in same.items()
+        }
+        return {title: rows for title, rows in found.items() if rows}
+
+    def pairs(
+        self, by: str, first: str, second: str, start: int
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Return the requests that two judges, or two logs, have scored: disagreements first.
+
+        Args:
+            by: `judge` or `source`.
+            first: The judge, or the log, of `score` and `status`.
+            second: That of `other_score` and `other_status`.
+        """
+        newest = f"SELECT * FROM items WHERE {by} = ? QUALIFY row_number() OVER "
+        newest += "(PARTITION BY id ORDER BY time DESC NULLS LAST, n) = 1"
+        joined = f"FROM ({newest}) a JOIN ({newest}) b USING (id)"
+        total = self._rows(f"SELECT count(*) AS total {joined}", [first, second])
+        rows = self._rows(
+            "SELECT a.n, a.task, a.uid, a.score, a.status, a.cause, b.n AS other_n, "
+            "b.score AS other_score, b.status AS other_status, b.cause AS other_cause, "
+            f"abs(a.score - b.score) AS difference {joined} "
+            "ORDER BY a.status = b.status, difference DESC NULLS LAST, a.n "
+            f"LIMIT {PAGE} OFFSET ?",
+            [first, second, start],
+        )
+        return rows, total[0]["total"]
+
+    def steps(self, chosen: Filter) -> list[dict[str, Any]]:
+        """Return the last steps: how many scores there are in each tenth, and how many are missing.
+
+        Scores outside of [0, 1] count in the first or the last tenth.
+        """
+        where, parameters = chosen.where()
+        rows = self._rows(
+            "SELECT step, least(greatest(floor(score * 10), 0), 9)::INT AS tenth, "
+            f"count(*) AS items, sum(score) AS total FROM items WHERE step IS NOT NULL AND {where} "
+            "GROUP BY ALL ORDER BY step, tenth",
+            parameters,
+        )
+        steps: dict[int, dict[str, Any]] = {}
+        for row in rows:
+            step = steps.setdefault(
+                row["step"], {"step": row["step"], "tenths": [0] * 10, "missing": 0, "total": 0.0}
+            )
+            if row["tenth"] is None:
+                step["missing"] += row["items"]
+            else:
+                step["tenths"][row["tenth"]] += row["items"]
+                step["total"] += row["total"]
+        return list(steps.values())[-_MOST_STEPS:]
+
+    def _rows(self, query: str, parameters: list[Any]) -> list[dict[str, Any]]:
+        with self._lock:
+            result = self._connection.execute(query, parameters)
+            names = [each[0] for each in result.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
