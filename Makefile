@@ -19,8 +19,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
 .PHONY: help release install install-server jail servers packages demo test test-fast test-full test-interpreters check check-all mutations docs fuzz-normal-form
-.PHONY: bench bench-client bench-code bench-episode bench-tools bench-bulk bench-gateway bench-growth bench-tail example-episode example-router example-learning serve lock
-.PHONY: up down secrets test-deploy test-k8s test-chaos chaos
+.PHONY: bench bench-client bench-code bench-episode bench-tools bench-gateway bench-growth bench-tail example-episode example-router example-learning serve lock
+.PHONY: up down secrets test-browser test-deploy test-k8s test-chaos chaos
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 .PHONY: install-ray test-ray bench-ray bench-size
 .PHONY: install-trainers install-clients install-peers record-peers test-trainers
@@ -172,6 +172,11 @@ secrets:  ## create the files that `make up` needs and that are missing
 
 test-deploy: install  ## images and docker-compose.yml in an engine of their own; needs root on Debian
 	$(BIN)/python -m pytest -m "deploy$(AND_SLICE)" tests/deploy
+
+HAS_BROWSER := command -v chromium >/dev/null
+test-browser: install  ## the page of `rewardfleet look` in Chromium; as root on Debian, installs it
+	@$(HAS_BROWSER) || { apt-get update >/dev/null; apt-get install --yes --no-install-recommends chromium >/dev/null; }
+	$(BIN)/python -m pytest -q -m browser tests/server/look
 
 test-k8s: install  ## the manifests of k8s/; downloads kustomize from Debian if there is none
 	$(BIN)/python -m pytest -m k8s tests/k8s

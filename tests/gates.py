@@ -62,6 +62,7 @@ CI = [
     Gate("test-ray SLICE=1", 900, _SERVERS),
     Gate("test-trainers SLICE=1", 900),
     Gate("test-engines SLICE=1", 900),
+    Gate("test-browser", 900, ("apt-get",), as_root=True),
     Gate("test-deploy SLICE=1", 900, ("apt-get",), as_root=True),
 ]
 ALL = [
@@ -75,6 +76,7 @@ ALL = [
     Gate("test-ray", 3600, _SERVERS),
     Gate("test-trainers", 7200),
     Gate("test-engines", 7200),
+    Gate("test-browser", 1800, ("apt-get",), as_root=True),
     Gate("test-deploy", 3600, ("apt-get",), as_root=True),
     Gate("chaos", 7200, _SERVERS),
     Gate("fuzz-normal-form", 1800),

@@ -141,13 +141,11 @@ class LookApp:
             rows = (await run_in_threadpool(self._records.page, chosen, at))[0] if at >= 0 else []
             near[name] = (rows[0]["n"], at) if rows else None
         related = await run_in_threadpool(self._records.related, record)
-        frames = await run_in_threadpool(self._records.frames, record)
         return self._page(
             "record.html",
             record=record,
             details=details_of(record),
             related=related,
-            has_frames=frames is not None,
             curve=(CURVE_WIDTH, CURVE_HEIGHT),
             query=query,
             near=near,
@@ -164,7 +162,9 @@ class LookApp:
     async def _label(self, request: Request) -> Response:
         record = await self._found(request)
         label = request.query_params.get("label")
-        if record is None or label not in LABELS:
+        if record is None or record["id"] != request.query_params.get("id"):
+            return PlainTextResponse("the log has changed: open the record again", 409)
+        if label not in LABELS:
             return PlainTextResponse(f"label: give one of {', '.join(LABELS)}", 400)
         try:
             await run_in_threadpool(self._labels.add, record, label)
@@ -229,7 +229,11 @@ def _integer(text: str) -> int | None:
 def _query(request: Request, without: set[str]) -> str:
     """Return the query of links that keep what is chosen."""
     return urlencode(
-        [(name, value) for name, value in request.query_params.items() if value and name not in without]
+        [
+            (name, value)
+            for name, value in request.query_params.items()
+            if value and name not in without
+        ]
     )
 
 

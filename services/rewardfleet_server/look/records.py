@@ -3,12 +3,16 @@
 Values of requests only ever reach DuckDB as parameters; names of columns come from lists here.
 """
 
+import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import duckdb
+
+from rewardfleet.score_log.reading import open_log
 
 #: Records of one page of the table.
 PAGE = 50
@@ -44,7 +48,9 @@ _COLUMNS = {
     "provenance": "provenance",
     "error_kind": "error_kind",
     "error_detail": "error_detail",
-    "source": "source",
+    "has_frames": "frames IS NOT NULL",
+    "file": "source",
+    "source": "parse_dirpath(source)",
 }
 #: What the table of the page shows of each record.
 _SHOWN = (
@@ -87,15 +93,17 @@ class Records:
     """The records of score logs and of outputs of `rewardfleet score`.
 
     Args:
-        connection: Has the view `records`.
-        stamp: Returns a value that changes when the view does.
+        folders: The logs and outputs.
+
+    Raises:
+        ValueError: A folder is neither, or DuckDB is not installed.
     """
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, stamp: Callable[[], object]) -> None:
-        self._connection = connection
-        self._stamp = stamp
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._connection = duckdb.connect()
+        self._lock = threading.Lock()  # one thread at a time uses the connection
         self._seen: object = None
-        self._lock = threading.Lock()  # one thread at a time uses a connection
         self.refresh()
 
     def refresh(self) -> None:
@@ -105,12 +113,20 @@ class Records:
             if stamp == self._seen:
                 return
             columns = ", ".join(f"{source} AS {name}" for name, source in _COLUMNS.items())
-            self._connection.execute(
-                "CREATE OR REPLACE TABLE items AS SELECT row_number() OVER () AS n, *, "
-                f"concat_ws(' ', uid, task, request, details) AS text FROM (SELECT {columns} "
-                "FROM records)"
-            )
+            with open_log(self._folders) as log:
+                self._connection.register("found", log.sql(f"SELECT {columns} FROM scores").to_arrow_table())
+                self._connection.execute(
+                    "CREATE OR REPLACE TABLE items AS SELECT row_number() OVER (ORDER BY time, id) "
+                    "AS n, *, CASE WHEN service = 'video' THEN concat(part, task) ELSE id END "
+                    "AS subject, concat_ws(' ', uid, task, request, details) AS text FROM found"
+                )
             self._seen = stamp
+
+    def _stamp(self) -> object:
+        files = [each for folder in self._folders for each in folder.glob("*.*")]
+        return sorted(
+            (path, stat.st_size, stat.st_mtime_ns) for path in files if (stat := _stat(path))
+        )
 
     def page(self, chosen: Filter, start: int = 0) -> tuple[list[dict[str, Any]], int]:
         """Return the records of a page, and how many there are in all."""
@@ -145,11 +161,12 @@ class Records:
 
     def frames(self, record: Mapping[str, Any]) -> bytes | None:
         """Return the frames of a clip as one JPEG, if the log has them."""
-        found = self._rows(
-            "SELECT frames FROM records WHERE id = ? AND frames IS NOT NULL LIMIT 1",
-            [record["id"]],
-        )
-        return bytes(found[0]["frames"]) if found else None
+        if not record["has_frames"]:
+            return None
+        with open_log(self._folders) as log:
+            query = "SELECT frames FROM scores WHERE source = ? AND id = ? AND frames IS NOT NULL"
+            found = log.execute(query, [record["file"], record["id"]]).fetchone()
+        return bytes(found[0]) if found else None
 
     def related(self, record: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
         """Return other records of the same request, program or clip, and group of episodes."""
@@ -182,8 +199,8 @@ class Records:
             second: That of `other_score` and `other_status`.
         """
         newest = f"SELECT * FROM items WHERE {by} = ? QUALIFY row_number() OVER "
-        newest += "(PARTITION BY id ORDER BY time DESC NULLS LAST, n) = 1"
-        joined = f"FROM ({newest}) a JOIN ({newest}) b USING (id)"
+        newest += "(PARTITION BY subject ORDER BY time DESC NULLS LAST, n) = 1"
+        joined = f"FROM ({newest}) a JOIN ({newest}) b USING (subject)"
         total = self._rows(f"SELECT count(*) AS total {joined}", [first, second])
         rows = self._rows(
             "SELECT a.n, a.task, a.uid, a.score, a.status, a.cause, b.n AS other_n, "
@@ -224,3 +241,10 @@ class Records:
             result = self._connection.execute(query, parameters)
             names = [each[0] for each in result.description or ()]
             return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:  # a segment was rewritten
+        return None

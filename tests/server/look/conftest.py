@@ -1,0 +1,100 @@
+"""A log with a score of each service, and the page that shows it."""
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from rewardfleet.score_log import Scored, ScoreLog
+from rewardfleet.wire.code import CodeRequest, CodeScore, Outcome, StdioCase, StdioTests, Verdict
+from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
+from rewardfleet.wire.score import Score, Status
+from rewardfleet.wire.tools import ToolsRequest, ToolsScore
+from rewardfleet.wire.video import Curve, VideoRequest, VideoScore
+from rewardfleet_server.http.allowed_hosts import AllowedHosts
+from rewardfleet_server.http.auth import ApiKeys
+from rewardfleet_server.look.app import LookApp
+from rewardfleet_server.look.labels import Labels
+from rewardfleet_server.look.records import Records
+from rewardfleet_server.testing import serving
+
+
+def strip() -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (320, 40), (200, 60, 20)).save(content, "JPEG")
+    return content.getvalue()
+
+
+def scored_items(text: str = "plain", start: float = 1000.0) -> list[Scored]:
+    """Return a score of each service; a policy or a model wrote `text` wherever one can."""
+    program = f"Here it is:\n```python\nprint({text!r})\n```"
+    clip = VideoRequest(task_text=f"put {text} away", video_base64=b"a clip", run=text, step=1)
+    judged = VideoScore(
+        score=0.25,
+        status=Status.OK,
+        backend="reference",
+        components={text: 0.5},
+        model_output=f"It saw {text}",
+        curve=Curve(frames=[0, 5, 9], values=[0.1, None, 0.25]),
+        provenance={"prompt": text},
+    )
+    other = judged.model_copy(update={"score": 0.75, "backend": "another"})
+    tests = StdioTests(kind="stdio", cases=[StdioCase(stdin=text, stdout=f"{text}\n")])
+    verdict = Verdict(verdict=Outcome.WRONG_ANSWER, stdout=text, stderr=text)
+    ran = CodeScore(
+        score=0.0,
+        status=Status.OK,
+        backend="landlock",
+        verdicts=[verdict],
+        code=f"print({text!r})",
+        suspicions=[text],
+    )
+    items: list[tuple[str, object, Score]] = [
+        ("video", clip, judged),
+        ("video", clip.model_copy(update={"step": 2}), other),
+        ("code", CodeRequest(revision=program, tests=tests, uid=text, step=2), ran),
+        (
+            "tools",
+            ToolsRequest(response=text, ground_truth=text, run=text, step=3),
+            ToolsScore(score=1.0, status=Status.OK, backend="tools", calls=2),
+        ),
+    ]
+    for number in range(2):
+        episode = EpisodeRequest(uid=f"{text}{number}", kind="success", group=text, success=True)
+        items.append(
+            ("episode", episode, EpisodeScore(score=1.0, status=Status.OK, uid=episode.uid))
+        )
+    return [
+        Scored(service, start + number, request, score, strip=strip)
+        for number, (service, request, score) in enumerate(items)
+    ]
+
+
+def write_log(folder: Path, items: list[Scored]) -> None:
+    log = ScoreLog(folder)
+    log.add(lambda: items, items=len(items))
+    log.close()
+
+
+@contextmanager
+def served(folder: Path, items: list[Scored], keys: Path | None = None) -> Iterator[str]:
+    """Serve the page of a log of items in a folder, with labels beside it; give its base URL."""
+    write_log(folder / "log", items)
+    app = LookApp(
+        Records([folder / "log"]),
+        Labels(folder / "labels.jsonl", 0.5),
+        ApiKeys(keys),
+        AllowedHosts([], listens_on="127.0.0.1", has_keys=keys is not None),
+    )
+    with serving(app) as url:
+        yield url
+
+
+@pytest.fixture
+def serve_page(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Serve the page of a log of items; return its base URL."""
+    with ExitStack() as stack:
+        yield lambda *given: stack.enter_context(served(tmp_path, *given))

@@ -1,0 +1,155 @@
+"""The page in a browser, Debian's Chromium: by mouse, by keyboard, on a phone, under attack."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .attacks import ATTACKS
+from .conftest import scored_items
+
+playwright = pytest.importorskip("playwright.sync_api", reason="`make test-browser` installs it")
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="`make test-browser` installs Chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as runtime:
+        browser = runtime.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser):
+    context = browser.new_context()
+    page = context.new_page()
+    yield page
+    context.close()
+
+
+def test_a_person_filters_opens_and_labels_by_mouse(page, serve_page, tmp_path: Path):
+    page.goto(serve_page(scored_items("a plum")))
+    rows = page.locator("tr[data-n]")
+    playwright.expect(rows).to_have_count(6)
+    page.get_by_label("Service", exact=True).select_option("video")
+    playwright.expect(rows).to_have_count(2)
+    page.get_by_label("Judge", exact=True).select_option("reference")
+    playwright.expect(rows).to_have_count(1)
+    rows.first.get_by_role("link").click()
+    playwright.expect(page.get_by_role("heading", level=1)).to_contain_text("0.25")
+    assert page.locator("img.frames").evaluate("image => image.naturalWidth") == 320
+    wrong = page.get_by_role("button", name="Wrong")
+    wrong.click()
+    playwright.expect(wrong).to_have_attribute("aria-pressed", "true")
+    page.get_by_role("link", name="Back to the table").click()
+    playwright.expect(rows.first).to_contain_text("wrong")
+    assert json.loads((tmp_path / "labels.jsonl").read_text())["label"] == "wrong"
+
+
+def test_a_person_filters_opens_and_labels_by_keyboard(page, serve_page, tmp_path: Path):
+    page.goto(serve_page(scored_items("a plum")))
+    rows = page.locator("tr[data-n]")
+    page.keyboard.press("/")
+    page.keyboard.type("it saw")
+    playwright.expect(rows).to_have_count(2)
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    playwright.expect(rows.first).to_have_attribute("aria-current", "true")
+    page.keyboard.press("Enter")
+    playwright.expect(page.get_by_role("heading", level=1)).to_be_visible()
+    page.keyboard.press("r")
+    playwright.expect(page.get_by_role("button", name="Right")).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    page.keyboard.press("j")  # the next one
+    page.keyboard.press("u")
+    playwright.expect(page.get_by_role("button", name="Unclear")).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    page.keyboard.press("Escape")
+    playwright.expect(rows).to_have_count(2)
+    labels = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
+    assert [each["label"] for each in labels] == ["right", "unclear"]
+    assert len({each["judge"] for each in labels}) == 2
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_have_enough_contrast(browser, serve_page, scheme: str):
+    """WCAG AA: 4.5 to 1 for each text, against the background that it is drawn on."""
+    context = browser.new_context(color_scheme=scheme)
+    page = context.new_page()
+    url = serve_page(scored_items("a plum"))
+    numbers = range(1, 7)
+    for path in ("/", "/compare", *(f"/record/{number}" for number in numbers)):
+        page.goto(url + path)
+        assert page.evaluate(LOW_CONTRAST) == [], path
+    context.close()
+
+
+def test_a_phone_shows_all_without_scrolling_the_page_sideways(browser, serve_page):
+    context = browser.new_context(viewport={"width": 360, "height": 740}, has_touch=True)
+    page = context.new_page()
+    url = serve_page(scored_items("plum" * 40))
+    for path in ("/", "/compare", *(f"/record/{number}" for number in range(1, 7))):
+        page.goto(url + path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
+    page.get_by_role("button", name="Right").tap()
+    playwright.expect(page.get_by_role("button", name="Right")).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    context.close()
+
+
+def test_nothing_that_a_policy_wrote_runs_or_loads(page, serve_page):
+    url = serve_page([item for attack in ATTACKS for item in scored_items(attack)])
+    foreign, happened = [], []
+    page.on("request", lambda request: request.url.startswith(url) or foreign.append(request.url))
+    page.on("dialog", lambda dialog: (happened.append(dialog.message), dialog.dismiss()))
+    page.on("console", lambda message: message.type == "error" and happened.append(message.text))
+    page.on("pageerror", lambda error: happened.append(str(error)))
+    for path in ("/", "/compare", *(f"/record/{n}" for n in range(1, 6 * len(ATTACKS) + 1))):
+        page.goto(url + path)
+    assert (foreign, happened) == ([], [])
+    assert page.evaluate("window.alerted") is None
+
+
+#: Returns the texts whose contrast is below what WCAG AA asks for.
+LOW_CONTRAST = """
+() => {
+  const parse = (color) => {
+    const parts = color.match(/[\\d.]+/g).map(Number);
+    return parts.length === 3 ? [...parts, 1] : parts;
+  };
+  const over = (top, below) => top.slice(0, 3).map((c, i) => c * top[3] + below[i] * (1 - top[3]));
+  const background = (element) => {
+    if (!element) return [...parse(getComputedStyle(document.documentElement).backgroundColor)];
+    const own = parse(getComputedStyle(element).backgroundColor);
+    return own[3] === 1 ? own : [...over(own, background(element.parentElement)), 1];
+  };
+  const light = (color) => {
+    const [r, g, b] = color.slice(0, 3).map((c) => {
+      c /= 255;
+      return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const low = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !element.checkVisibility()) continue;
+    const [a, b] = [parse(getComputedStyle(element).color), background(element)].map(light);
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) low.push(`${walker.currentNode.data.trim().slice(0, 30)}: ${ratio.toFixed(2)}`);
+  }
+  return low;
+}
+"""

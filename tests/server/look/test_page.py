@@ -1,0 +1,165 @@
+"""The page over HTTP: what it shows, who may see it, and that nothing a policy wrote runs."""
+
+import base64
+import json
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import httpx
+import pytest
+
+from .attacks import ATTACKS
+from .conftest import scored_items, served
+
+
+class Structure(HTMLParser):
+    """The tags and names of attributes of a page, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, tuple[str, ...]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, tuple(name for name, _ in attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def pages(client: httpx.Client) -> dict[str, str]:
+    """Return the pages of a log, by what they are of."""
+    found = {"/": client.get("/").text, "/compare": client.get("/compare").text}
+    for number in range(1, 7):
+        found[f"/record/{number}"] = client.get(f"/record/{number}").text
+    return found
+
+
+def test_the_table_is_filtered_sorted_and_searched(serve_page):
+    with httpx.Client(base_url=serve_page(scored_items("a plum"))) as client:
+
+        def numbers(query: str) -> list[str]:
+            page = client.get("/", params=query)
+            assert page.status_code == 200
+            return [part.split('"')[0] for part in page.text.split('data-n="')[1:]]
+
+        everything = numbers("")
+        assert len(everything) == 6
+        assert len(numbers("service=video")) == 2
+        assert len(numbers("judge=another")) == 1
+        assert len(numbers("step=2")) == 2
+        assert len(numbers("uid=a plum")) == 1
+        assert len(numbers("text=PUT A PLUM")) == 2
+        assert len(numbers("suspicious=1")) == 1
+        assert numbers("text=nothing of this") == []
+        by_score = numbers("sort=score&order=up")
+        assert sorted(by_score) == sorted(everything)
+        assert client.get(f"/record/{by_score[0]}").text.count("wrong_answer") == 1
+        # What is no filter is ignored.
+        assert numbers("sort=n; drop table items&step=x&start=x") == everything
+
+
+def test_a_record_shows_what_was_scored_and_why(serve_page):
+    with httpx.Client(base_url=serve_page(scored_items("a plum"))) as client:
+        shown = [Structure(text).text for text in pages(client).values()]
+    clip = next(text for text in shown if "It saw a plum" in text)
+    assert "Curve" in clip and "Frames" in clip and "Same request" in clip
+    program = next(text for text in shown if "What the policy wrote" in text and "Tests" in text)
+    assert "wrong_answer" in program and "Suspicions" in program
+    assert any("Group" in text and "a plum1" in text for text in shown)
+
+
+def test_two_judges_are_compared_with_disagreements_first(serve_page):
+    with httpx.Client(base_url=serve_page(scored_items())) as client:
+        page = client.get("/compare", params={"first": "reference", "second": "another"})
+    assert "1 requests were scored by both" in page.text
+    assert "0.5" in Structure(page.text).text
+
+
+def test_labels_are_lines_of_a_file_and_shown(serve_page, tmp_path: Path):
+    with httpx.Client(base_url=serve_page(scored_items())) as client:
+        numbers = [n for n in range(1, 7) if "0.25" in client.get(f"/record/{n}").text[:2500]]
+        page = client.get(f"/record/{numbers[0]}").text
+        target = page.split('hx-post="')[1].split("?")[0]
+        record_id = page.split("&amp;id=")[1].split('"')[0]
+
+        def post(label: str, record_id: str, headers: dict[str, str]) -> httpx.Response:
+            params = {"label": label, "id": record_id}
+            return client.post(target, params=params, headers=headers)
+
+        from_page = {"hx-request": "true"}
+        assert post("right", record_id, {}).status_code == 403  # a page of another origin
+        assert post("good", record_id, from_page).status_code == 400
+        assert post("right", "of another record", from_page).status_code == 409
+        for label in ("wrong", "right"):
+            answer = post(label, record_id, from_page)
+            assert 'aria-pressed="true">' + label.capitalize() in answer.text
+        assert ">right<" in client.get("/").text
+    first, last = map(json.loads, (tmp_path / "labels.jsonl").read_text().splitlines())
+    assert (first["label"], first["success"]) == ("wrong", True)  # 0.25 says no, wrongly
+    assert (last["label"], last["success"], last["judge"]) == ("right", False, "reference")
+    assert (tmp_path / "labels.jsonl").stat().st_mode & 0o077 == 0
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory) -> Iterator[httpx.Client]:
+    """The page of records with a harmless text, then with each attack."""
+    texts = ["plain", *ATTACKS]
+    items = [each for at, text in enumerate(texts) for each in scored_items(text, 1000.0 * at)]
+    with (
+        served(tmp_path_factory.mktemp("attacked"), items) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("number", range(1, len(ATTACKS) + 1), ids=ATTACKS)
+def test_what_a_policy_wrote_is_text(attacked: httpx.Client, number: int):
+    for place in range(1, 7):
+        plain, page = (
+            Structure(attacked.get(f"/record/{6 * at + place}").text) for at in (0, number)
+        )
+        assert page.tags == plain.tags
+        assert page.text.count("\n") >= plain.text.count("\n")  # it is on the page
+
+
+def test_the_table_shows_attacks_as_text(attacked: httpx.Client):
+    plain = Structure(attacked.get("/", params={"text": "plain"}).text)
+    for at in range(0, 6 * (len(ATTACKS) + 1), 50):
+        page = Structure(attacked.get("/", params={"start": at}).text)
+        assert {*page.tags} - {*plain.tags} <= {("a", ("rel", "href")), ("nav", ("class", "aria-label"))}
+
+
+def test_pages_allow_nothing_but_their_own_files(serve_page):
+    with httpx.Client(base_url=serve_page(scored_items())) as client:
+        for path in ("/", "/compare", "/record/1", "/record/1/frames", "/static/look.js", "/none"):
+            policy = client.get(path).headers["content-security-policy"]
+            assert "default-src 'none'" in policy and "unsafe" not in policy
+        page = client.get("/record/1").text
+        assert "style=" not in page and "<script>" not in page
+
+
+def test_a_page_beyond_loopback_needs_a_key(serve_page, tmp_path: Path):
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    with httpx.Client(base_url=serve_page(scored_items(), keys)) as client:
+        refused = client.get("/")
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"].startswith("Basic")
+        basic = base64.b64encode(b"any:secret").decode()
+        assert client.get("/", headers={"authorization": f"Basic {basic}"}).status_code == 200
+
+
+def test_another_name_of_this_server_is_refused(serve_page):
+    """A page of another origin can give its own name the address of this one."""
+    with httpx.Client(base_url=serve_page(scored_items())) as client:
+        assert client.get("/", headers={"host": "example.invalid"}).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/record/0", "/record/x", f"/record/{'9' * 5000}", "/record/-1"])
+def test_records_that_do_not_exist(serve_page, path: str):
+    with httpx.Client(base_url=serve_page(scored_items())) as client:
+        assert client.get(path).status_code == 404
+        assert client.get(f"{path}/frames").status_code == 404
