@@ -136,9 +136,10 @@ def test_optional_libraries_are_imported_inside_functions():
                     assert name.partition(".")[0] not in lazy, (path, name)
 
 
-def test_only_http_imports_a_web_framework():
-    """The engine, the services and the command know nothing of HTTP."""
-    others = [path for path in files(SERVER) if path.relative_to(SERVER).parts[0] != "http"]
+def test_only_http_and_the_page_import_a_web_framework():
+    """The engine, the services and the commands know nothing of HTTP."""
+    web = {"http", "look"}
+    others = [path for path in files(SERVER) if path.relative_to(SERVER).parts[0] not in web]
     assert not violations(others, lambda _, name: name.partition(".")[0] not in WEB_FRAMEWORKS)
 
 
@@ -155,7 +156,7 @@ print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
 
 
 def test_packages_of_the_server_import_in_one_direction():
-    """Common modules ← `http` ← services and `up`; a service imports no other service."""
+    """Common modules ← `http` ← services, `up` and `look`; a service imports no other service."""
     public_http = tuple(f"rewardfleet_server.http.{each}" for each in ("app", "routes", "trainers"))
 
     def is_allowed(path: Path, name: str) -> bool:
@@ -179,7 +180,7 @@ def test_packages_of_the_server_import_in_one_direction():
             return name.startswith(public_http)
         return (
             imported != "http"
-            or package in {"http", "up"}
+            or package in {"http", "up", "look"}
             or str(place) == "serve.py"
             or name.startswith("rewardfleet_server.http.allowed_hosts")
         )

@@ -1,21 +1,12 @@
 """`rewardfleet look`: a page that shows what was scored."""
 
-import asyncio
-import logging
-import signal
 from pathlib import Path
 
 import click
 
-from rewardfleet_command import INTERRUPTED
-from rewardfleet_server.http.allowed_hosts import AllowedHosts
-from rewardfleet_server.http.auth import ApiKeys
-from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
-from rewardfleet_server.look.app import LookApp
-from rewardfleet_server.look.labels import Labels
-from rewardfleet_server.look.records import Records
 from rewardfleet_server.serve import bind, url_of
 from rewardfleet_server.settings import is_loopback
+from rewardfleet_server.system.optional_imports import require
 from rewardfleet_server.up.flags import network_flags
 
 
@@ -61,24 +52,12 @@ def command(
     host = host or "127.0.0.1"
     if not (is_loopback(host) or api_key_file or allow_unauthenticated):
         raise ValueError(f"--host {host}: give --api-key-file, or --allow-unauthenticated")
-    hosts = AllowedHosts([], listens_on=host, has_keys=api_key_file is not None)
-    app = LookApp(Records(sources), Labels(labels, threshold), ApiKeys(api_key_file), hosts)
+    require("look", "the page", "duckdb", "jinja2", "pyarrow")
+    from rewardfleet_server.look.labels import Labels  # noqa: PLC0415 - optional packages
+    from rewardfleet_server.look.records import Records  # noqa: PLC0415 - likewise
+    from rewardfleet_server.look.serve import serve_page  # noqa: PLC0415 - likewise
+
+    records, known = Records(sources), Labels(labels, threshold)
     listener = bind(host, 18090 if port is None else port)
     click.echo(f"{url_of(listener)}/  (Ctrl-C ends it)")
-    if not (is_loopback(host) or api_key_file):
-        logging.getLogger(__name__).warning("ANYONE WHO REACHES %s SEES THE SCORES", host)
-    server = GracefulServer(app, handles_signals=False)
-    status = 0
-
-    async def serve() -> None:
-        def stop(number: int) -> None:
-            nonlocal status
-            status = INTERRUPTED if number == signal.SIGINT else 0
-            server.force_exit, server.should_exit = server.should_exit, True
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop, number)
-        await server.serve([listener])
-
-    run_on_fast_loop(serve())
-    return status
+    return serve_page(records, known, listener, api_key_file)

@@ -6,7 +6,6 @@ server only, and none within the page.
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -154,8 +153,8 @@ class LookApp:
 
     async def _frames(self, request: Request) -> Response:
         record = await self._found(request)
-        frames = record and await run_in_threadpool(self._records.frames, record)
-        if not frames:
+        frames = await run_in_threadpool(self._records.frames, record) if record else None
+        if frames is None:
             return PlainTextResponse("the log has no frames of this record", 404)
         return Response(frames, media_type="image/jpeg")
 
@@ -239,5 +238,5 @@ def _query(request: Request, without: set[str]) -> str:
 
 def _number(value: float | None) -> str:
     if value is None or not math.isfinite(value):
-        return "–"
+        return "-"
     return f"{value:.4g}"

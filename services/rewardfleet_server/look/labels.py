@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from pydantic import BaseModel, ValidationError
+
 Label = Literal["right", "wrong", "unclear"]
 LABELS: tuple[Label, ...] = get_args(Label)
 
@@ -63,15 +65,18 @@ class Labels:
 
 
 def _read(path: Path) -> dict[str, Label]:
-    if not path.exists():
-        return {}
     found: dict[str, Label] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
         try:
-            fields = json.loads(line)
-            if fields["label"] not in LABELS:
-                raise ValueError(f"`label` is one of {', '.join(LABELS)}")
-            found[str(fields["id"])] = fields["label"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}:{number}: not a label: {error!r}") from None
+            read = _Line.model_validate_json(line)
+        except ValidationError as error:
+            raise ValueError(f"{path}:{number}: no label: {error.errors()[0]['msg']}") from None
+        found[read.id] = read.label
     return found
+
+
+class _Line(BaseModel):
+    """What is read of a line."""
+
+    id: str
+    label: Label

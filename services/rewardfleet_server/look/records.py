@@ -114,7 +114,9 @@ class Records:
                 return
             columns = ", ".join(f"{source} AS {name}" for name, source in _COLUMNS.items())
             with open_log(self._folders) as log:
-                self._connection.register("found", log.sql(f"SELECT {columns} FROM scores").to_arrow_table())
+                self._connection.register(
+                    "found", log.sql(f"SELECT {columns} FROM scores").to_arrow_table()
+                )
                 self._connection.execute(
                     "CREATE OR REPLACE TABLE items AS SELECT row_number() OVER (ORDER BY time, id) "
                     "AS n, *, CASE WHEN service = 'video' THEN concat(part, task) ELSE id END "
@@ -219,7 +221,8 @@ class Records:
         """
         where, parameters = chosen.where()
         rows = self._rows(
-            "SELECT step, least(greatest(floor(score * 10), 0), 9)::INT AS tenth, "
+            "SELECT step, CASE WHEN score IS NOT NULL "
+            "THEN least(greatest(floor(score * 10), 0), 9)::INT END AS tenth, "
             f"count(*) AS items, sum(score) AS total FROM items WHERE step IS NOT NULL AND {where} "
             "GROUP BY ALL ORDER BY step, tenth",
             parameters,

@@ -129,7 +129,10 @@ def test_the_table_shows_attacks_as_text(attacked: httpx.Client):
     plain = Structure(attacked.get("/", params={"text": "plain"}).text)
     for at in range(0, 6 * (len(ATTACKS) + 1), 50):
         page = Structure(attacked.get("/", params={"start": at}).text)
-        assert {*page.tags} - {*plain.tags} <= {("a", ("rel", "href")), ("nav", ("class", "aria-label"))}
+        assert {*page.tags} - {*plain.tags} <= {
+            ("a", ("rel", "href")),
+            ("nav", ("class", "aria-label")),
+        }
 
 
 def test_pages_allow_nothing_but_their_own_files(serve_page):

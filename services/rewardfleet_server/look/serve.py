@@ -1,0 +1,56 @@
+"""The server of the page."""
+
+import asyncio
+import logging
+import signal
+import socket
+from pathlib import Path
+
+from rewardfleet_command import INTERRUPTED
+from rewardfleet_server.http.allowed_hosts import AllowedHosts
+from rewardfleet_server.http.auth import ApiKeys
+from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
+from rewardfleet_server.observe.logs import configure_logging
+from rewardfleet_server.serve import url_of
+from rewardfleet_server.settings import is_loopback
+
+from .app import LookApp
+from .labels import Labels
+from .records import Records
+
+log = logging.getLogger(__name__)
+
+
+def serve_page(
+    records: Records, labels: Labels, listener: socket.socket, key_file: Path | None
+) -> int:
+    """Serve the page until SIGTERM or Ctrl-C; return the exit status.
+
+    Args:
+        listener: A bound address.
+        key_file: The keys that callers need; None if they need none.
+
+    Raises:
+        ValueError: The file has no key.
+    """
+    host = listener.getsockname()[0]
+    hosts = AllowedHosts([], listens_on=host, has_keys=key_file is not None)
+    app = LookApp(records, labels, ApiKeys(key_file), hosts)
+    configure_logging("warning")
+    if key_file is None and not is_loopback(host):
+        log.warning("ANYONE WHO REACHES %s CAN READ AND LABEL THE SCORES", url_of(listener))
+    server = GracefulServer(app, handles_signals=False)
+    status = 0
+
+    async def serve() -> None:
+        def stop(ended: int) -> None:
+            nonlocal status
+            status = ended
+            server.force_exit, server.should_exit = server.should_exit, True
+
+        for number, ended in ((signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 0)):
+            asyncio.get_running_loop().add_signal_handler(number, stop, ended)
+        await server.serve([listener])
+
+    run_on_fast_loop(serve())
+    return status
