@@ -18,8 +18,8 @@ INSTALL := $(PYTHON) tests/install.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help release install install-server jail servers packages demo test test-fast test-full test-interpreters check check-all mutations docs fuzz-normal-form
-.PHONY: bench bench-client bench-code bench-episode bench-tools bench-gateway bench-growth bench-tail example-episode example-router example-learning serve lock
+.PHONY: help release install install-server jail servers packages demo test test-fast test-full test-interpreters check check-all mutations docs screenshots fuzz-normal-form
+.PHONY: bench bench-client bench-code bench-episode bench-tools bench-bulk bench-gateway bench-growth bench-score-log bench-tail example-episode example-router example-learning serve lock
 .PHONY: up down secrets test-browser test-deploy test-k8s test-chaos chaos
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 .PHONY: install-ray test-ray bench-ray bench-size
@@ -102,6 +102,9 @@ check: install  ## format, lint, types
 
 docs: install  ## regenerate the reference tables, blocking.pyi, dashboards and parts of deployment files
 	$(BIN)/python docs/generate.py
+
+screenshots: install  ## those of docs/look.md: real rollouts and programs; needs Chromium
+	$(BIN)/python docs/look_screenshots.py
 
 SECONDS ?= 600
 

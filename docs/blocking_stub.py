@@ -120,7 +120,7 @@ class _Arguments(ast.NodeTransformer):
 
 
 def _ruff(command: str, source: str, *options: str) -> str:
-    done = subprocess.run(  # noqa: S603 - the arguments are constants
+    done = subprocess.run(
         [sys.executable, "-m", "ruff", command, *options, "--stdin-filename=blocking.pyi", "-"],
         input=source,
         stdout=subprocess.PIPE,

@@ -60,6 +60,10 @@ LAZY = {
     CLIENT / "evaluation" / "frames.py": {"av", "PIL"},
     CLIENT / "evaluation" / "metrics.py": {"scipy", "sklearn"},
     CLIENT / "evaluation" / "page.py": {"jinja2", "markupsafe", "matplotlib"},
+    CLIENT / "commands" / "report.py": {"duckdb"},
+    CLIENT / "score_log" / "reading.py": {"duckdb"},
+    CLIENT / "score_log" / "replaying.py": {"duckdb"},
+    CLIENT / "score_log" / "strip.py": {"simplejpeg"},
     CLIENT / "tool_use" / "correctness.py": {"scipy"},
     CLIENT / "tracing.py": {"opentelemetry"},
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError, to_json
 
 from .bulk.arrow import pyarrow
 from .wire.string_enum import StrEnum
@@ -89,14 +90,21 @@ def arrow_table(records: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
         return pa.type_for_alias("string" if kind == "json" else kind)
 
     def values(name: str, kind: str) -> list[Any]:
-        found = (record.get(name) for record in records)
+        found = [record.get(name) for record in records]
         if kind == "json":
-            return [None if each is None else json.dumps(each) for each in found]
+            return [None if each is None else _json_text(each) for each in found]
         if kind == "map":
             return [list((each or {}).items()) for each in found]
-        return list(found)
+        return found
 
     arrays = {
         name: pa.array(values(name, kind), arrow_type(kind)) for name, kind in columns.items()
     }
     return pa.table(arrays)
+
+
+def _json_text(value: Any) -> str:
+    try:
+        return to_json(value).decode()
+    except PydanticSerializationError:  # a lone surrogate, which JSON can have as an escape only
+        return json.dumps(value)

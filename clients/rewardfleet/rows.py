@@ -10,6 +10,7 @@ from .service import BatchClient, ScoreT
 from .tools import ToolsFields, tools_request
 from .video import VideoOptions, video_request
 from .wire.code import as_tests
+from .wire.digest import LABELS
 from .wire.errors import RewardFleetError
 from .wire.policy_text import POLICY_FIELDS
 from .wire.query import completion_text
@@ -18,8 +19,11 @@ from .wire.score import Status
 #: A row of a trainer's dataset.
 SampleRow = Mapping[str, Any]
 
-#: Fields of a row that a request has as well; a column `language` may name another one.
-_OPTIONS = CodeOptions.__optional_keys__ - {"language"}
+#: Fields of a row that a request has as well; a column `language` may name another one, and `step`
+#: or `uid` something else.
+_OPTIONS = CodeOptions.__optional_keys__ - {"language", *LABELS}
+_TOOLS_FIELDS = ToolsFields.__optional_keys__ - {"uid"}
+_VIDEO_OPTIONS = VideoOptions.__optional_keys__ - LABELS
 
 #: A service whose items are independent.
 ServiceName = Literal["code", "tools", "video"]
@@ -55,14 +59,14 @@ def fields_of(service: ServiceName, completion: Any, truth: Any, row: SampleRow)
         return {
             "response": response,
             "ground_truth": truth,
-            **_given(row, ToolsFields.__optional_keys__),
+            **_given(row, _TOOLS_FIELDS),
         }
     if isinstance(truth, np.ndarray) and truth.dtype == object:
         truth = list(truth)  # images from a parquet file
     return {
         "task_text": row.get("task"),
         "clip": truth,
-        **_given(row, VideoOptions.__optional_keys__),
+        **_given(row, _VIDEO_OPTIONS),
     }
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from rewardfleet.client import RewardFleet
 from rewardfleet.rows import SampleRow, ServiceName, fields_of, requests_of, scores_of
 from rewardfleet.service import OnFailure
+from rewardfleet.wire.causes import CAUSES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import Score, Status
 

@@ -11,7 +11,7 @@ from rewardfleet.service import OnFailure
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.query import response_of
 
-from ._rows import SampleReward, marks_of
+from ._rows import SampleReward, cause_marks, marks_of
 
 log = logging.getLogger(__name__)
 

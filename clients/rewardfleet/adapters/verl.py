@@ -8,7 +8,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rewardfleet.adapters._rows import COALESCE_SECONDS, MissingReward, is_before, marks_of
+from rewardfleet.adapters._rows import (
+    COALESCE_SECONDS,
+    MissingReward,
+    cause_marks,
+    is_before,
+    marks_of,
+)
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.rows import SampleRow, ServiceName, fields_of, requests_of, scores_of

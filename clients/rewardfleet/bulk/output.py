@@ -17,8 +17,10 @@ from typing import Any, Literal
 from pydantic_core import to_json
 from typing_extensions import Self
 
+from rewardfleet.flat_columns import arrow_table
+
 from .arrow import pyarrow
-from .records import Record, arrow_table
+from .records import Record
 
 Format = Literal["parquet", "jsonl"]
 

@@ -10,6 +10,7 @@ import click
 import rewardfleet
 from rewardfleet.bulk.output import read_parts
 from rewardfleet.bulk.records import Record
+from rewardfleet.bulk.requests import Columns
 from rewardfleet.bulk.rows import open_sources
 from rewardfleet.evaluation.labels import LabeledClips, check_labels, labeled_clips
 from rewardfleet.evaluation.packages import check_packages
@@ -28,6 +29,7 @@ from rewardfleet_command import INTERRUPTED
 from . import score
 from .index import printable
 from .options import CommandGroup, number
+from .score.scoring import Destination, Fields, Scorer, Scoring, Selection, changes_of
 
 #: The options of `rewardfleet score video` that this command has as well.
 _SCORING = {"url", "start", "task", "camera", "judge", "by_path", "set_field", "timeout", "api_key"}
@@ -104,7 +106,7 @@ def _evaluate(inputs: Sequence[str], scoring: Mapping[str, Any], options: _Evalu
     records, seconds = _scored(inputs, scoring, options.output / "scores")
     if records is None:
         return INTERRUPTED
-    changes = score.changes_of(scoring["set_field"], scoring["judge"])
+    changes = changes_of(scoring["set_field"], scoring["judge"])
     known = {"camera": scoring["camera"], "task": scoring["task"], "changes": changes}
     found = labeled_clips(sources, records, known)
     report = build_report(found, options.threshold, seconds if is_new else None)
@@ -130,12 +132,17 @@ def _scored(
 
     There are no records if it was interrupted.
     """
-    given = {**scoring, "output": folder, "format": "jsonl", "limit": None, "sample": None}
-    given |= {"retry_failed": True, "dry_run": False}
-    scorer = score.ScoreCommand("video", given)
-    if scorer.run(inputs) == INTERRUPTED:
+    run = Scoring(
+        "video",
+        Columns(camera=scoring["camera"]),
+        Scorer(**{name: scoring[name] for name in ("url", "start", "timeout", "api_key")}),
+        Fields(**{name: scoring[name] for name in ("set_field", "task", "judge", "by_path")}),
+        Selection(limit=None, sample=None, retry_failed=True, dry_run=False),
+        Destination(folder, "jsonl"),
+    )
+    if run.run(inputs) == INTERRUPTED:
         return None, 0.0
-    return {each["row"]: each for each in read_parts(folder)}, scorer.seconds
+    return {each["row"]: each for each in read_parts(folder)}, run.seconds
 
 
 def _comparison(report: Report, other: Path) -> Report:

@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 import re
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -93,6 +94,28 @@ async def find_services(http: httpx.AsyncClient, url: str) -> Found:
         return Found(None, {}, reply.reason)
     named = zip(SERVICES, below, strict=True)
     return Found(None, {name: f"{url}/{name}" for name, each in named if each.status != 404})
+
+
+async def find_service(service: str, urls: Sequence[str], api_key: str) -> list[str]:
+    """Return the base URLs of a service, given its own ones or those of fleets.
+
+    Raises:
+        ValueError: It is not there.
+    """
+    found = []
+    async with http_client(api_key) as http:
+        for url in map(base_url, urls):
+            site = await find_services(http, url)
+            if service not in site.services and site.services:
+                others = " and ".join(site.services)
+                raise ValueError(
+                    f"{redact(url)} is the {others} service, not the {service} service; check the "
+                    "URL"
+                )
+            if service not in site.services:
+                raise ValueError(f"there is no service {service} at {redact(url)}: {site.reason}")
+            found.append(site.services[service])
+    return found
 
 
 async def get(http: httpx.AsyncClient, url: str) -> Reply:

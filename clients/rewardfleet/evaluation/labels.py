@@ -124,7 +124,7 @@ def _without_content(row: Row) -> Row:
         and not isinstance(each, bytes)
         and not (isinstance(each, Mapping) and "bytes" in each)
     }
-    return replace(row, fields=fields)
+    return row._replace(fields=fields)
 
 
 def _label_id(row: Row) -> str:

@@ -2,15 +2,21 @@
 
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
-from .score import Request
-from .video import JSON_INPUTS, VideoRequest
+from .frames import Buffer, Frames
+from .video import JSON_INPUTS
 
-#: The fields whose content is that of `sha256`, where it is given.
-_CONTENT = set(JSON_INPUTS)
+#: The fields that say what a request is part of, and not what is scored.
+LABELS = frozenset({"run", "step", "uid"})
+#: The fields whose content counts by its SHA-256.
+_CONTENT = frozenset({"video_base64", "frames_base64"})
+#: Where the pixels are in the body is no part of the frames.
+_EXCLUDED: Any = {**dict.fromkeys(LABELS | _CONTENT, True), "frames": {"offset"}}
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -21,11 +27,49 @@ def request_id(request: BaseModel) -> str:
     without white space. `run`, `step` and `uid` are no part of it. A video counts by its `sha256`,
     if that is given or its content is part of the request, and else by its path or URL.
     """
-    has_digest = isinstance(request, VideoRequest) and request.sha256 is not None
-    fields = request.model_dump(
-        mode="json", exclude=_CONTENT if has_digest else None, exclude_defaults=True
-    )
-    return hashlib.sha256(canonical_json(fields)).hexdigest()
+    return digest_of(text_of(fields_of(request)))
+
+
+def fields_of(request: BaseModel, sha256: str | None = None) -> dict[str, Any]:
+    """Return the fields of a request that differ from their defaults, as JSON.
+
+    There are no `LABELS`, and a content counts by its `sha256`.
+
+    Args:
+        sha256: That of the content, if it is known.
+    """
+    fields = request.model_dump(mode="json", exclude=_EXCLUDED, exclude_defaults=True)
+    if (digest := fields.get("sha256")) is not None:
+        fields["sha256"] = digest.lower()
+    elif sha256 is not None:
+        fields["sha256"] = sha256
+    elif parts := _content_of(request):
+        content = hashlib.sha256()
+        for part in parts:
+            content.update(part)
+        fields["sha256"] = content.hexdigest()
+    return fields
+
+
+def text_of(fields: Mapping[str, Any]) -> str:
+    """Return the text whose digest is the id of a request, given what `fields_of` returns."""
+    if "sha256" in fields:
+        fields = {name: each for name, each in fields.items() if name not in JSON_INPUTS}
+    return canonical_json(fields).decode(errors="surrogatepass")
+
+
+def digest_of(text: str) -> str:
+    """Return the SHA-256 of a text, in hex."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def _content_of(request: BaseModel) -> Iterable[Buffer]:
+    """Return the content of a video whose digest counts, in parts; nothing if there is none."""
+    frames = getattr(request, "frames", None)
+    if isinstance(frames, Frames):
+        return frames.pixels
+    video = getattr(request, "video_base64", None)
+    return getattr(request, "frames_base64", None) or (() if video is None else [video])
 
 
 def canonical_json(value: Any) -> bytes:

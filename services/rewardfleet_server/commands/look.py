@@ -1,13 +1,22 @@
 """`rewardfleet look`: a page that shows what was scored."""
 
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
+from rewardfleet.commands.explain import score_of
+from rewardfleet.commands.explain.story import story_of
 from rewardfleet_server.serve import bind, url_of
 from rewardfleet_server.settings import is_loopback
 from rewardfleet_server.system.optional_imports import require
 from rewardfleet_server.up.flags import network_flags
+
+#: Bytes of a clip whose frames are shown, at most.
+_MAX_CLIP_BYTES = 512 * 2**20
 
 
 @click.command(
@@ -20,7 +29,7 @@ from rewardfleet_server.up.flags import network_flags
     nargs=-1,
     required=True,
     metavar="FOLDER...",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
 )
 @network_flags("the page")
 @click.option(
@@ -30,6 +39,14 @@ from rewardfleet_server.up.flags import network_flags
     show_default=True,
     metavar="FILE",
     help="File that labels are added to.",
+)
+@click.option(
+    "--video-root",
+    "video_roots",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Folder of clips that requests name by path, to show their frames.  Can be repeated.",
 )
 @click.option(
     "--threshold",
@@ -46,6 +63,7 @@ def command(
     api_key_file: Path | None,
     allow_unauthenticated: bool | None,
     labels: Path,
+    video_roots: tuple[Path, ...],
     threshold: float,
 ) -> int:
     """Serve the page until it is interrupted."""
@@ -56,8 +74,18 @@ def command(
     from rewardfleet_server.look.labels import Labels  # noqa: PLC0415 - optional packages
     from rewardfleet_server.look.records import Records  # noqa: PLC0415 - likewise
     from rewardfleet_server.look.serve import serve_page  # noqa: PLC0415 - likewise
+    from rewardfleet_server.video.sources import VideoFiles  # noqa: PLC0415 - likewise
+    from rewardfleet_server.video.strip import strip_of_file  # noqa: PLC0415 - likewise
 
-    records, known = Records(sources), Labels(labels, threshold)
+    files = VideoFiles(video_roots, max_bytes=_MAX_CLIP_BYTES)
+    records = Records(sources, partial(strip_of_file, files), _story)
+    known = Labels(labels, threshold)
     listener = bind(host, 18090 if port is None else port)
     click.echo(f"{url_of(listener)}/  (Ctrl-C ends it)")
     return serve_page(records, known, listener, api_key_file)
+
+
+def _story(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what `rewardfleet explain` says of a record."""
+    score = score_of({**record, "backend": record["judge"]})
+    return story_of(record["service"], json.loads(record["request"] or "{}"), score)

@@ -68,6 +68,7 @@ class LookApp:
             lstrip_blocks=True,
         )
         self._templates.filters["number"] = _number
+        self._templates.filters["milliseconds"] = _milliseconds
         self._templates.globals["labels"] = labels.by_id
         self._app: ASGIApp = Starlette(
             routes=[
@@ -139,12 +140,15 @@ class LookApp:
         for name, at in (("previous", place - 1), ("next", place + 1)):
             rows = (await run_in_threadpool(self._records.page, chosen, at))[0] if at >= 0 else []
             near[name] = (rows[0]["n"], at) if rows else None
+        frames = await run_in_threadpool(self._records.frames, record)
         related = await run_in_threadpool(self._records.related, record)
         return self._page(
             "record.html",
             record=record,
             details=details_of(record),
+            story="\n".join(self._records.explain(record)),
             related=related,
+            has_frames=frames is not None,
             curve=(CURVE_WIDTH, CURVE_HEIGHT),
             query=query,
             near=near,
@@ -240,3 +244,7 @@ def _number(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "-"
     return f"{value:.4g}"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.2g}"

@@ -3,9 +3,10 @@
 Values of requests only ever reach DuckDB as parameters; names of columns come from lists here.
 """
 
+import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,12 +95,21 @@ class Records:
 
     Args:
         folders: The logs and outputs.
+        decode: Returns frames of the clip that a request names by path; None if it cannot.
+        explain: Returns the lines of the story of a record's score.
 
     Raises:
         ValueError: A folder is neither, or DuckDB is not installed.
     """
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        decode: Callable[[Mapping[str, Any]], bytes | None] = lambda _: None,
+        explain: Callable[[Mapping[str, Any]], Iterable[str]] = lambda _: (),
+    ) -> None:
+        self._decode = decode
+        self.explain = explain  #: see above
         self._folders = folders
         self._connection = duckdb.connect()
         self._lock = threading.Lock()  # one thread at a time uses the connection
@@ -162,9 +172,10 @@ class Records:
         return found[0] if found else None
 
     def frames(self, record: Mapping[str, Any]) -> bytes | None:
-        """Return the frames of a clip as one JPEG, if the log has them."""
+        """Return the frames of a clip as one JPEG; None if they are not to be had."""
         if not record["has_frames"]:
-            return None
+            request = json.loads(record["request"] or "{}")
+            return self._decode(request) if "video_path" in request else None
         with open_log(self._folders) as log:
             query = "SELECT frames FROM scores WHERE source = ? AND id = ? AND frames IS NOT NULL"
             found = log.execute(query, [record["file"], record["id"]]).fetchone()

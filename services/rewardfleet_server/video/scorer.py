@@ -323,6 +323,7 @@ class VideoScorer:
                     else:
                         clip = await decode(partial(source.clip, spec))
                         provenance["frames"] = _frame_metadata(clip)
+                        seen.frames = clip.frames
                         if calibration is not None:
                             calibration.check_camera(clip)
                         judging = judge.judge(request.task_text, clip, request.backend_kwargs)

@@ -14,7 +14,7 @@ from rewardfleet.commands.main import main
 from rewardfleet_server.testing import FakeJudge
 
 from ...conftest import DATA, served
-from .test_score_lerobot import LENGTHS, BrightnessJudge, write_data_set
+from .test_score_lerobot import LENGTHS, BrightnessJudge, data_set
 
 
 class LengthJudge(FakeJudge):
@@ -260,7 +260,7 @@ def test_labels_of_people_the_last_of_an_id_counts(evaluate, clips, tmp_path):
 
 
 def test_a_lerobot_data_set_has_its_labels_and_a_judge_s_are_refused(tmp_path, capsys):
-    root = write_data_set(tmp_path / "set", "v2.1")
+    root = data_set(tmp_path / "set", "v2.1")
     labels = [True, False, True]
     info = root / "meta" / "info.json"
     given = json.loads(info.read_text())

@@ -65,7 +65,7 @@ def test_a_person_filters_opens_and_labels_by_keyboard(page, serve_page, tmp_pat
     page.keyboard.press("k")
     playwright.expect(rows.first).to_have_attribute("aria-current", "true")
     page.keyboard.press("Enter")
-    playwright.expect(page.get_by_role("heading", level=1)).to_be_visible()
+    page.wait_for_url("**at=0")  # loaded, with what handles keys
     page.keyboard.press("r")
     playwright.expect(page.get_by_role("button", name="Right")).to_have_attribute(
         "aria-pressed", "true"

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from rewardfleet.client import RewardFleet
+from rewardfleet.commands.index import find_service
 from rewardfleet.commands.options import API_KEY, TIMEOUT, escaped
-from rewardfleet.commands.score import find
 from rewardfleet.score_log.reading import Filters, open_log, select
 from rewardfleet.wire.code import CodeRequest
 from rewardfleet.wire.episode import EpisodeRequest
@@ -104,7 +104,7 @@ async def _score(
 ) -> Score:
     """Score one item; its failure is part of the score."""
     url, timeout_s, api_key = connection
-    (found,) = await find(service, [url], api_key)
+    (found,) = await find_service(service, [url], api_key)
     given: Any = {service: found}
     async with RewardFleet(api_key=api_key, timeout_s=timeout_s, **given) as fleet:
         if isinstance(request, EpisodeRequest):
@@ -128,7 +128,7 @@ def _print_record(folder: Path, prefix: str) -> None:
     record = records[0]
     click.echo("\n".join(_of_log(record, len(records))))
     request = json.loads(record["request"] or "{}")
-    _print(story_of(record["service"], request, _score_of(record)))
+    _print(story_of(record["service"], request, score_of(record)))
 
 
 def _of_log(record: Mapping[str, Any], count: int) -> Iterator[str]:
@@ -144,7 +144,7 @@ def _of_log(record: Mapping[str, Any], count: int) -> Iterator[str]:
         yield f"The log has {count} records of this request; this is the newest one."
 
 
-def _score_of(record: Mapping[str, Any]) -> dict[str, Any]:
+def score_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the score of a record."""
     error = {
         name.removeprefix("error_"): value

@@ -10,6 +10,7 @@ from rewardfleet.bulk.requests import Columns
 from rewardfleet.client import SERVICES
 from rewardfleet.commands.options import API_KEY, TIMEOUT, CommandGroup, grouped
 
+from . import replay
 from .scoring import DEFAULT_URL, Destination, Fields, Scorer, Scoring, Selection
 
 
@@ -129,3 +130,4 @@ def _command_of(service: str) -> click.Command:
 
 for _service in SERVICES:
     command.add_command(_command_of(_service))
+command.add_command(replay.command)

@@ -10,7 +10,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from rewardfleet.bulk.rows import Row, Source, open_sources
 from rewardfleet.bulk.run import MOST_IN_FLIGHT, Run, score_type_of
 from rewardfleet.bulk.store import Progress, StdoutStore, folder_store
 from rewardfleet.client import RewardFleet
-from rewardfleet.commands.index import base_url, find_services, http_client, printable, redact
+from rewardfleet.commands.index import find_service, printable
 from rewardfleet.commands.local_service import local_service
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 
@@ -73,7 +73,7 @@ class Destination:
     format: Any
 
 
-@dataclass(frozen=True)
+@dataclass
 class Scoring:
     """One run of the command."""
 
@@ -83,6 +83,9 @@ class Scoring:
     fields: Fields
     selection: Selection
     destination: Destination
+    seconds: float = field(
+        default=0.0, init=False
+    )  #: that scoring took, without starting a service
 
     def run(self, inputs: Sequence[str]) -> int:
         """Score an input.
@@ -99,7 +102,7 @@ class Scoring:
             self.columns,
             task=task,
             by_path=self.fields.by_path or self.scorer.start is not None,
-            changes=changes_of(self.fields),
+            changes=changes_of(self.fields.set_field, self.fields.judge),
         )
         count = sum(source.count() for source in sources)
         if not count:
@@ -111,7 +114,7 @@ class Scoring:
         self._check_packages(sources)
         is_single = self.destination.output is None and sources[0].is_clip and count == 1
         with self._urls(paths) as urls:
-            found = asyncio.run(find(self.service, urls, self.scorer.api_key))
+            found = asyncio.run(find_service(self.service, urls, self.scorer.api_key))
             given: Any = {self.service: found}
             fleet = RewardFleet(
                 api_key=self.scorer.api_key,
@@ -178,7 +181,9 @@ class Scoring:
                 opening = folder_store(self._opening(builder, stamps), show)
                 if [each.is_lerobot for each in sources] == [True]:
                     lerobot = sources[0].path.parent.parent
+            started = time.monotonic()
             is_complete, totals = asyncio.run(score_items(items, run, opening, lerobot))
+            self.seconds = time.monotonic() - started
         for line in totals.lines:
             click.echo(printable(line, _SHOWN_CHARACTERS), err=True)
         if changed := [old for old, new in zip(stamps, sources, strict=True) if old != new.stamp()]:
@@ -247,14 +252,14 @@ def _inputs_of(inputs: Sequence[str], task: str | None) -> tuple[list[Path], str
     return paths, task
 
 
-def changes_of(fields: Fields) -> dict[str, Any]:
-    """Return the fields that all requests get.
+def changes_of(set_field: Sequence[str], judge: str | None) -> dict[str, Any]:
+    """Return the fields that all requests get, by `--set` and `--judge`.
 
     Raises:
         ValueError: One is not `FIELD=JSON`.
     """
     changes: dict[str, Any] = {}
-    for each in fields.set_field:
+    for each in set_field:
         name, sign, value = each.partition("=")
         if not (name and sign):
             raise ValueError(f"--set: give FIELD=JSON, not {each!r}")
@@ -262,7 +267,7 @@ def changes_of(fields: Fields) -> dict[str, Any]:
             changes[name] = json.loads(value)
         except ValueError:
             changes[name] = value  # a word
-    return changes if fields.judge is None else {**changes, "backend": fields.judge}
+    return changes if judge is None else {**changes, "backend": judge}
 
 
 def _selected(
@@ -275,28 +280,6 @@ def _selected(
         rows = (row for number, row in enumerate(rows) if number in chosen)  # type: ignore[assignment] # an iterator, too
         count = selection.sample
     return itertools.islice(rows, selection.limit), min(count, selection.limit or count)
-
-
-async def find(service: str, urls: Sequence[str], api_key: str) -> list[str]:
-    """Return the base URLs of a service, given its own ones or those of fleets.
-
-    Raises:
-        ValueError: It is not there.
-    """
-    found = []
-    async with http_client(api_key) as http:
-        for url in map(base_url, urls):
-            site = await find_services(http, url)
-            if service not in site.services and site.services:
-                others = " and ".join(site.services)
-                raise ValueError(
-                    f"{redact(url)} is the {others} service, not the {service} service; check the "
-                    "URL"
-                )
-            if service not in site.services:
-                raise ValueError(f"there is no service {service} at {redact(url)}: {site.reason}")
-            found.append(site.services[service])
-    return found
 
 
 def _show(builder: RequestBuilder, items: Iterator[Item], count: int) -> int:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,16 @@ from typing import Any
 
 import click
 
-from rewardfleet.bulk.job import Job
-from rewardfleet.bulk.output import Output
+from rewardfleet.bulk.job import score_items
+from rewardfleet.bulk.output import PART_ROWS, Output
 from rewardfleet.bulk.records import columns_of
 from rewardfleet.bulk.run import MOST_IN_FLIGHT, Run, score_type_of
+from rewardfleet.bulk.store import folder_store
 from rewardfleet.client import RewardFleet
+from rewardfleet.commands.index import find_service
+from rewardfleet.commands.local_service import local_service
+from rewardfleet.commands.log import filters
+from rewardfleet.commands.options import API_KEY, TIMEOUT, escaped, grouped, table
 from rewardfleet.score_log.reading import Filters, open_log
 from rewardfleet.score_log.replaying import (
     Comparison,
@@ -26,10 +30,7 @@ from rewardfleet.score_log.replaying import (
     select_records,
 )
 
-from .local_service import local_service
-from .log import filters
-from .options import API_KEY, TIMEOUT, escaped, grouped, table
-from .score import Fields, changes_of, find
+from .scoring import changes_of, progress_bar
 
 #: How many changes are shown, and in how many characters a reason.
 _SHOWN, _SHOWN_CHARACTERS = 20, 60
@@ -149,7 +150,7 @@ def command(
         0; 1 if too many rewards changed, or a record with a score has none now; 2 if none has one;
         130 if it was interrupted.
     """
-    changes = changes_of(Fields(set_field, judge=judge))
+    changes = changes_of(set_field, judge)
     with open_log(folders) as connection:
         selected = select_records(connection, selection)
         if selected.service == "episode":
@@ -180,28 +181,34 @@ def _score(
     items: Iterator[Any], builder: ReplayBuilder, selected: Selected, used: Service, output: Path
 ) -> bool:
     """Score the requests of records with a service; return False if that was interrupted."""
-    key = {"service": builder.service, "replay": selected.digest, "fields": builder.changes}
-    columns = columns_of(score_type_of(builder.service))
+    output_of: dict[str, Any] = {
+        "columns": columns_of(score_type_of(builder.service)),
+        "input_key": {
+            "service": builder.service,
+            "replay": selected.digest,
+            "fields": builder.changes,
+        },
+        "kind": "jsonl",
+        "part_rows": PART_ROWS,
+    }
     requests = len({each.id for each in selected.records})
     with contextlib.ExitStack() as stack:
         urls = used.url or ["http://127.0.0.1:18000"]
         if used.start is not None:
             urls = [stack.enter_context(local_service(builder.service, used.start))]
-        found = asyncio.run(find(builder.service, urls, used.api_key))
+        found = asyncio.run(find_service(builder.service, urls, used.api_key))
         given: Any = {builder.service: found}
         fleet = RewardFleet(
             api_key=used.api_key, timeout_s=used.timeout, max_concurrency=MOST_IN_FLIGHT, **given
         )
-        kept = stack.enter_context(Output(output, columns, key, "jsonl"))
-        bar = stack.enter_context(
-            click.progressbar(length=requests, label="scored", show_pos=True, file=sys.stderr)
-        )
-        job = Job(Run(fleet, builder, len(found)), kept, bar.update)
-        job.load(retry_failed=True)
-        if not job.score(items):
-            return False
-        _take(selected, kept)
-    return True
+        show = stack.enter_context(progress_bar(requests))
+        opening = folder_store({**output_of, "folder": str(output), "retry_failed": True}, show)
+        run = Run(fleet, builder, len(found))
+        is_complete, _ = asyncio.run(score_items(items, run, opening))
+    if is_complete:
+        with Output(output, **output_of) as kept:
+            _take(selected, kept)
+    return is_complete
 
 
 def _take(selected: Selected, kept: Output) -> None:

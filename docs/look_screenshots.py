@@ -1,0 +1,85 @@
+"""Take the screenshots of docs/look.md: real rollouts and programs, scored and shown.
+
+.venv/bin/python docs/look_screenshots.py        needs Debian's Chromium; `make screenshots`
+"""
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+import rewardfleet
+from rewardfleet.commands.local_service import local_service
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "tests" / "data"
+#: What a weak policy writes.
+PROGRAMS = (
+    "print(input())",
+    "import sys\nfor line in sys.stdin:\n    print(line.strip()[::-1])",
+    "def solve(:\n    pass",
+    "while True: pass",
+)
+
+
+async def score_programs(url: str) -> None:
+    """Score programs on rows of published data sets, over five steps of a run."""
+    async with rewardfleet.RewardFleet(code=url) as fleet:
+        for step in range(5):
+            for path in sorted((DATA / "rows").glob("*.jsonl")):
+                row = json.loads(path.read_text().splitlines()[0])
+                row.pop("_source", None)
+                text = f"I read the input first.\n```python\n{PROGRAMS[step % 4]}\n```\nDone."
+                await fleet.code.score(
+                    text, row, run="example", step=step, uid=path.stem, limits={"cpu_s": 1}
+                )
+
+
+def main() -> None:
+    """Score, serve the page, and take the screenshots."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        root = DATA / "libero"
+        with local_service("video", f"--video-root {root} --score-log {log}") as url:
+            command = [sys.executable, "-m", "rewardfleet", "score", "video", "--by-path"]
+            output = ["-o", f"{folder}/scores", "--url", url, str(root / "manifest.jsonl")]
+            subprocess.run([*command, *output], check=True)
+        with local_service("code", f"--score-log {log}") as url:
+            asyncio.run(score_programs(url))
+        look = [sys.executable, "-m", "rewardfleet", "look", str(log), "--port", "0"]
+        options = ["--video-root", str(root), "--labels", f"{folder}/labels.jsonl"]
+        with subprocess.Popen([*look, *options], stdout=subprocess.PIPE, text=True) as page:
+            try:
+                assert page.stdout is not None
+                take(page.stdout.readline().split()[0])
+            finally:
+                page.terminate()
+
+
+def take(url: str) -> None:
+    """Take the screenshots of a page."""
+    with sync_playwright() as runtime:
+        browser = runtime.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        page = browser.new_page(viewport={"width": 1100, "height": 640})
+        page.goto(f"{url}?run=example")
+        page.screenshot(path=ROOT / "docs" / "look-table.png")
+        for name, query in (
+            ("clip", "service=video&sort=score"),
+            ("program", "cause=wrong_answer"),
+        ):
+            page.goto(f"{url}?{query}")
+            page.locator("tr[data-n] a").first.click()
+            page.locator("h1").wait_for()
+            page.wait_for_load_state("networkidle")
+            page.screenshot(path=ROOT / "docs" / f"look-{name}.png")
+        browser.close()
+
+
+main()
