@@ -28,6 +28,7 @@ from .wire.score import (
     BatchResponse,
     Request,
     Score,
+    Scores,
     Status,
     abstained,
 )
@@ -201,12 +202,12 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         failures = [answer for answer in answers if isinstance(answer, RewardFleetError)]
         if len(failures) == len(answers):
             raise failures[0]
-        return [
+        return Scores(
             self.score_type(score=None, status=Status.ERROR, error=answer.problem())
             if isinstance(answer, RewardFleetError)
             else answer
             for answer in _join(parts, answers)
-        ]
+        )
 
     async def rewards(self, requests: Sequence[RequestT]) -> list[float]:
         """Score several items and return their rewards, in the same order.

@@ -99,7 +99,8 @@ class ServerSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
 
     most_used: ClassVar[tuple[str, ...]] = ()  #: the settings that the command's help lists first
-    hidden: ClassVar[Collection[str]] = ()  #: the settings that the command's help does not list
+    #: The settings that the command's help does not list.
+    hidden: ClassVar[Collection[str]] = ("score_log_mb", "score_log_days")
     #: Further spellings of flags, by the setting's name.
     other_flags: ClassVar[Mapping[str, str]] = {}
     #: What a shell completes for settings, by name, if their type does not say it.
@@ -120,10 +121,10 @@ class ServerSettings(BaseSettings):
     shutdown_timeout_s: float = setting(30.0, "For admitted requests after SIGTERM.", ge=0, group="Limits")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "debug, info, warning (no line per request) or error.", group="Logging", metavar="LEVEL")
     log_sample_rate: float = setting(1.0, "Share of the lines about requests without a failure.", ge=0, le=1, group="Logging")
-    score_log: Path | None = setting(None, "Folder that keeps what was scored: requests and scores, with small pictures.", group="Score log", metavar="FOLDER")
-    score_log_sample: float = setting(0.05, "Share of requests of which cached scores, episodes and answers with tools are kept.", ge=0, le=1, group="Score log", metavar="SHARE")
-    score_log_mb: PositiveInt = setting(4096, "Of the folder; the oldest records are deleted.", group="Score log")
-    score_log_days: float = setting(30.0, "After which records are deleted.", gt=0, group="Score log", metavar="DAYS")
+    score_log: Path | None = setting(None, "Folder that keeps requests, scores and small pictures.", group="Logging", metavar="FOLDER")
+    score_log_sample: float = setting(0.05, "Share of cached scores, episodes and answers kept.", ge=0, le=1, group="Logging", metavar="SHARE")
+    score_log_mb: PositiveInt = setting(4096, "Of the folder; the oldest records are deleted.", group="Logging")
+    score_log_days: float = setting(30.0, "After which records are deleted.", gt=0, group="Logging", metavar="DAYS")
     # fmt: on
 
     @model_validator(mode="after")

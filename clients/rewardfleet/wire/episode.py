@@ -15,6 +15,7 @@ from typing_extensions import Self
 
 from .causes import EpisodeCause
 from .errors import ErrorKind
+from .html import scores_html
 from .score import JsonSchema, Name, Request, Response, Score, Step, Timing, of_types
 
 #: Limit on the episodes of one batch.
@@ -355,6 +356,9 @@ class EpisodeBatchResponse(Response):
     timing_ms: Timing = Field(
         default_factory=Timing, description="Milliseconds of each stage, for the batch."
     )
+
+    def _repr_html_(self) -> str:
+        return scores_html(self.results)
 
 
 class GroupMemberRequest(Request):

@@ -15,6 +15,7 @@ from pydantic import (
 from typing_extensions import Self
 
 from .errors import Abstained, Problem
+from .html import scores_html
 from .string_enum import StrEnum
 
 #: The most items that one `POST /score/batch` may carry.
@@ -156,6 +157,9 @@ class Score(Response):
     )
     error: Problem | None = Field(None, description="Why there is no score (`status: error`).")
 
+    def _repr_html_(self) -> str:
+        return scores_html([self])
+
     @model_validator(mode="after")
     def _score_matches_status(self) -> Self:
         if (self.score is not None) != (self.status is Status.OK):
@@ -179,6 +183,13 @@ ItemT = TypeVar("ItemT")
 ScoreT = TypeVar("ScoreT", bound=Score)
 
 
+class Scores(list[ScoreT]):
+    """A list of scores, which notebooks show as a table."""
+
+    def _repr_html_(self) -> str:
+        return scores_html(self)
+
+
 class BatchRequest(Request, Generic[ItemT]):
     """Several items at once. An item that fails does not fail the others."""
 
@@ -192,3 +203,6 @@ class BatchResponse(Response, Generic[ScoreT]):
     provenance: dict[str, dict[str, JsonValue]] = Field(
         default_factory=dict, description="By backend: the provenance that all its results share."
     )
+
+    def _repr_html_(self) -> str:
+        return scores_html(self.results)

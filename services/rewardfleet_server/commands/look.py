@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import click
 
 from rewardfleet.commands.explain import score_of
 from rewardfleet.commands.explain.story import story_of
+from rewardfleet.commands.options import grouped
 from rewardfleet_server.serve import bind, url_of
 from rewardfleet_server.settings import is_loopback
 from rewardfleet_server.system.optional_imports import require
@@ -17,6 +19,25 @@ from rewardfleet_server.up.flags import network_flags
 
 #: Bytes of a clip whose frames are shown, at most.
 _MAX_CLIP_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True)
+class _Network:
+    """Where the page is, and who may see it."""
+
+    host: str | None
+    port: int | None
+    api_key_file: Path | None
+    allow_unauthenticated: bool | None
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What it shows besides the records."""
+
+    labels: Path
+    video_roots: tuple[Path, ...]
+    threshold: float
 
 
 @click.command(
@@ -56,19 +77,11 @@ _MAX_CLIP_BYTES = 512 * 2**20
     metavar="SCORE",
     help="A judge says success from this score on.",
 )
-def command(
-    sources: tuple[Path, ...],
-    host: str | None,
-    port: int | None,
-    api_key_file: Path | None,
-    allow_unauthenticated: bool | None,
-    labels: Path,
-    video_roots: tuple[Path, ...],
-    threshold: float,
-) -> int:
+@grouped(network=_Network, shown=_Shown)
+def command(sources: tuple[Path, ...], network: _Network, shown: _Shown) -> int:
     """Serve the page until it is interrupted."""
-    host = host or "127.0.0.1"
-    if not (is_loopback(host) or api_key_file or allow_unauthenticated):
+    host, keys = network.host or "127.0.0.1", network.api_key_file
+    if not (is_loopback(host) or keys or network.allow_unauthenticated):
         raise ValueError(f"--host {host}: give --api-key-file, or --allow-unauthenticated")
     require("look", "the page", "duckdb", "jinja2", "pyarrow")
     from rewardfleet_server.look.labels import Labels  # noqa: PLC0415 - optional packages
@@ -77,12 +90,12 @@ def command(
     from rewardfleet_server.video.sources import VideoFiles  # noqa: PLC0415 - likewise
     from rewardfleet_server.video.strip import strip_of_file  # noqa: PLC0415 - likewise
 
-    files = VideoFiles(video_roots, max_bytes=_MAX_CLIP_BYTES)
+    files = VideoFiles(shown.video_roots, max_bytes=_MAX_CLIP_BYTES)
     records = Records(sources, partial(strip_of_file, files), _story)
-    known = Labels(labels, threshold)
-    listener = bind(host, 18090 if port is None else port)
+    known = Labels(shown.labels, shown.threshold)
+    listener = bind(host, 18090 if network.port is None else network.port)
     click.echo(f"{url_of(listener)}/  (Ctrl-C ends it)")
-    return serve_page(records, known, listener, api_key_file)
+    return serve_page(records, known, listener, keys)
 
 
 def _story(record: Mapping[str, Any]) -> Iterator[str]:

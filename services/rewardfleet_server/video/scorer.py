@@ -165,17 +165,17 @@ class VideoScorer:
             except InvalidRequest as error:
                 raise self._refusals.of(f"calibration of {name}", error) from None
         source = await self._source(request, upload)
-        digest = source.cached_digest()
-        if digest is None:
+        sha256 = source.cached_sha256()
+        if sha256 is None:
             try:
-                digest = await _in_thread(self._readers, source.digest)
+                sha256 = await _in_thread(self._readers, source.sha256)
             except (Forbidden, NotFound) as error:
                 raise self._refusals.of(error.kind, error, _PATH_ADVICE[error.kind]) from None
-        if request.sha256 is not None and digest != source.digest_of(request.sha256.lower()):
+        if request.sha256 is not None and sha256 != request.sha256.lower():
             raise InvalidRequest(
                 "sha256 is not the digest of the content: it was damaged on its way; send it again"
             )
-        part = _part_of(request)
+        part, digest = _part_of(request), source.digest_of(sha256)
         cost = await self._cost(source, digest, part)
         policy: CachePolicy[VideoScore] | None = None
         if judge.deterministic:
@@ -190,8 +190,8 @@ class VideoScorer:
                 *(part or ()),
             )
             policy = CachePolicy((_digest([*judged, request.backend_kwargs]),))
-        is_sent = isinstance(source, AnonymousSource) and request.video_url is None
-        seen = Seen(digest if is_sent else None, strip=small_strip)
+        is_sent = request.video_path is None and request.video_url is None
+        seen = Seen(sha256 if is_sent else None, strip=small_strip)
         return ScoringPlan(
             name,
             lambda _: self._score(name, request, source, digest, cost=cost, seen=seen),

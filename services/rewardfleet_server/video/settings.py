@@ -114,7 +114,7 @@ class VideoSettings(OriginalFlags):
         "port", "video_root", "backend", "model_path", "gpu_ids",
         "openai_url", "openai_model", "api_key_file", "host", "cache",
     )  # fmt: skip
-    hidden: ClassVar = tuple(OriginalFlags.__annotations__)
+    hidden: ClassVar = (*CacheSettings.hidden, *OriginalFlags.__annotations__)
     other_flags: ClassVar = {"backend": "--judge"}
     completions: ClassVar = {"backend": complete_judge, "set": complete_set}
 

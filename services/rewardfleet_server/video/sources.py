@@ -80,18 +80,18 @@ class Source(Protocol):
 
     has_quick_cost: ClassVar[bool] = False  #: whether `cost` reads one header at most, from memory
 
-    def cached_digest(self) -> str | None:
-        """Return the digest if that takes well under a millisecond, else None. Does not block."""
+    def cached_sha256(self) -> str | None:
+        """Return `sha256` if that takes well under a millisecond, else None. Does not block."""
         return None
 
-    def digest(self) -> str:
-        """Check the source without decoding it; return a SHA-256 that identifies it, in hex.
+    def sha256(self) -> str:
+        """Check the source without decoding it; return the SHA-256 of its content, in hex.
 
         See `VideoFiles.open` for errors.
         """
 
     def digest_of(self, sha256: str) -> str:
-        """Return what `digest` returns if the SHA-256 of the content is `sha256`, in hex."""
+        """Return what identifies the source, given the SHA-256 of its content."""
         return sha256
 
     def cost(self, part: TimeRange | None) -> Cost:
@@ -256,12 +256,12 @@ class PathSource(Source):
     files: VideoFiles
     path: str
 
-    def cached_digest(self) -> str | None:
+    def cached_sha256(self) -> str | None:
         return self.files.cached_digest(self.path)
 
-    def digest(self) -> str:
-        with self.files.open(self.path) as (_, digest):
-            return digest
+    def sha256(self) -> str:
+        with self.files.open(self.path) as (_, sha256):
+            return sha256
 
     def cost(self, part: TimeRange | None) -> Cost:
         with self.files.open_unread(self.path) as fd:
@@ -304,7 +304,7 @@ class AnonymousSource(Source):
     label: str
     max_bytes: int
 
-    def digest(self) -> str:
+    def sha256(self) -> str:
         check_container(self.video.fd, self.label, max_bytes=self.max_bytes)
         return _sha256(self.video.fd)
 
@@ -339,14 +339,14 @@ class ImagesSource(Source):
     images: Sequence[bytes]
     fps: float | None
 
-    def cached_digest(self) -> str | None:
-        return self.digest() if sum(map(len, self.images)) <= _MAX_INLINE_BYTES else None
+    def cached_sha256(self) -> str | None:
+        return self.sha256() if sum(map(len, self.images)) <= _MAX_INLINE_BYTES else None
 
-    def digest(self) -> str:
+    def sha256(self) -> str:
         content = hashlib.sha256()
         for image in self.images:
             content.update(image)
-        return self.digest_of(content.hexdigest())
+        return content.hexdigest()
 
     def digest_of(self, sha256: str) -> str:
         # Without the lengths, images cut at other positions would have the same digest.
@@ -382,11 +382,11 @@ class FramesSource(Source):
     pixels: bytes | memoryview
     fps: float | None
 
-    def cached_digest(self) -> str | None:
-        return self.digest() if len(self.pixels) <= _MAX_INLINE_BYTES else None
+    def cached_sha256(self) -> str | None:
+        return self.sha256() if len(self.pixels) <= _MAX_INLINE_BYTES else None
 
-    def digest(self) -> str:
-        return self.digest_of(hashlib.sha256(self.pixels).hexdigest())
+    def sha256(self) -> str:
+        return hashlib.sha256(self.pixels).hexdigest()
 
     def digest_of(self, sha256: str) -> str:
         parts = [self.fps, self.frames.shape, self.frames.order, sha256]

@@ -237,7 +237,7 @@ def test_an_accepted_submission(service: Service):
     assert result.extracted_code == f"{ADD}\n"
     assert result.tests[0].test_info == oj(("1 2", "3"))[0]
     assert result.tests[0].exec_info.run_result.stdout == "3\n"
-    assert result.extra == {"isolation": "bubblewrap", "suspicions": []}
+    assert result.extra == {"isolation": "bubblewrap", "suspicions": [], "cause": None}
 
 
 def test_a_submission_stops_at_the_first_failure_unless_all_cases_are_requested(service: Service):

@@ -65,11 +65,20 @@ class Service:
 
 
 @dataclass(frozen=True)
-class Thresholds:
-    """The least scores of a reward of 1."""
+class Changes:
+    """What is changed in all requests."""
+
+    set_field: Sequence[str]
+    judge: str | None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The least scores of a reward of 1, and the share of rewards that may change."""
 
     threshold_before: float | None
     threshold: float | None
+    fail_if_changed: float | None
 
     def rewards(self) -> list[Callable[[float | None], float | None]]:
         """Return what makes rewards of the scores before, and of those now."""
@@ -132,16 +141,14 @@ def _at_least(threshold: float | None) -> Callable[[float | None], float | None]
 @filters
 @TIMEOUT
 @API_KEY
-@grouped(used=Service, thresholds=Thresholds, selection=Filters)
+@grouped(used=Service, changes=Changes, limits=Limits, selection=Filters)
 def command(
     folders: Sequence[Path],
     output: Path,
-    judge: str | None,
-    set_field: Sequence[str],
-    fail_if_changed: float | None,
     *,
     used: Service,
-    thresholds: Thresholds,
+    changes: Changes,
+    limits: Limits,
     selection: Filters,
 ) -> int:
     """Score records again.
@@ -150,14 +157,14 @@ def command(
         0; 1 if too many rewards changed, or a record with a score has none now; 2 if none has one;
         130 if it was interrupted.
     """
-    changes = changes_of(set_field, judge)
+    fields = changes_of(changes.set_field, changes.judge)
     with open_log(folders) as connection:
         selected = select_records(connection, selection)
         if selected.service == "episode":
             output.mkdir(parents=True, exist_ok=True)
-            replay_episodes(connection, selected, changes)
+            replay_episodes(connection, selected, fields)
         else:
-            builder = ReplayBuilder(selected.service, changes=changes)
+            builder = ReplayBuilder(selected.service, changes=fields)
             items = builder.recorded_items(connection, selected)
             if not _score(items, builder, selected, used, output):
                 click.echo("interrupted; the same command goes on from here", err=True)
@@ -167,14 +174,14 @@ def command(
                     f"{builder.small:,} clips are not in the log: their small frames were scored",
                     err=True,
                 )
-    found = compare(selected.records, *thresholds.rewards())
+    found = compare(selected.records, *limits.rewards())
     with (output / "changes.jsonl").open("w") as file:
         file.writelines(json.dumps(line) + "\n" for line in found.lines)
     _show(found)
     if all(each.after is None for each in selected.records):
         return 2
-    limit = 1.0 if fail_if_changed is None else fail_if_changed
-    return int(found.share > limit or found.missing > 0)
+    most = 1.0 if limits.fail_if_changed is None else limits.fail_if_changed
+    return int(found.share > most or found.missing > 0)
 
 
 def _score(
