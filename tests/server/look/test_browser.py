@@ -58,7 +58,7 @@ def test_a_person_filters_opens_and_labels_by_keyboard(page, serve_page, tmp_pat
     rows = page.locator("tr[data-n]")
     page.keyboard.press("/")
     page.keyboard.type("it saw")
-    page.wait_for_url("**text=it+saw**")
+    page.wait_for_url("**text=it*saw**")
     playwright.expect(rows).to_have_count(2)
     page.keyboard.press("Escape")
     page.keyboard.press("j")
