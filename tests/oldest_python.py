@@ -138,5 +138,8 @@ def test_commands_of_the_client_work_and_others_say_what_they_need(capsys):
     assert main(["score", "video", str(clip), "no such task", "--url", URLS["video"]]) in {0, 3}
     assert main(["doctor", URLS["code"]]) == 0
     assert "the client only: the services" in capsys.readouterr().out
+    for name in ("load", "log", "eval", "calibrate", "explain", "report"):
+        assert main([name, "--help"]) == 0
+    capsys.readouterr()
     assert main(["serve", "code"]) == 2
     assert capsys.readouterr().err.startswith("rewardfleet: the services and their commands need ")

@@ -37,21 +37,17 @@ _SHOWN, _SHOWN_CHARACTERS = 20, 60
 _COLUMNS = ("id", "run", "step", "uid", "reward", "now", "advantage", "now ", "problem")
 
 
-class Share(click.ParamType[float]):
-    """A share in percent, e.g. `0.5%`."""
-
-    name = "percent"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        try:
-            share = float(str(value).removesuffix("%")) / 100
-        except ValueError:
-            share = -1.0
-        if not (str(value).endswith("%") and 0 <= share <= 1):
-            self.fail(f"give a share such as 0.5%, not {value!r}", param, ctx)
-        return share
+def _share(_: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Return a share that is given in percent, e.g. `0.5%`."""
+    if value is None:
+        return None
+    try:
+        share = float(value.removesuffix("%")) / 100
+    except ValueError:
+        share = -1.0
+    if not (value.endswith("%") and 0 <= share <= 1):
+        raise click.BadParameter(f"give a share such as 0.5%, not {value!r}", param=parameter)
+    return share
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,7 @@ def _at_least(threshold: float | None) -> Callable[[float | None], float | None]
 )
 @click.option(
     "--fail-if-changed",
-    type=Share(),
+    callback=_share,
     metavar="PERCENT",
     help="Return 1 if more rewards than this change, e.g. 0.5%.",
 )
