@@ -44,12 +44,13 @@ def main() -> None:
     """Score, serve the page, and take the screenshots."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
-        root = DATA / "libero"
-        with local_service("video", f"--video-root {root} --score-log {log}") as url:
+        root = shutil.copytree(DATA / "libero", Path(folder, "rollouts"))
+        keep = f"--score-log {log} --score-log-sample 1"
+        with local_service("video", f"--video-root {root} {keep}") as url:
             command = [sys.executable, "-m", "rewardfleet", "score", "video", "--by-path"]
             output = ["-o", f"{folder}/scores", "--url", url, str(root / "manifest.jsonl")]
             subprocess.run([*command, *output], check=True)
-        with local_service("code", f"--score-log {log}") as url:
+        with local_service("code", f"--cache '' {keep}") as url:
             asyncio.run(score_programs(url))
         look = [sys.executable, "-m", "rewardfleet", "look", str(log), "--port", "0"]
         options = ["--video-root", str(root), "--labels", f"{folder}/labels.jsonl"]
