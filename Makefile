@@ -68,11 +68,11 @@ demo: install-server  ## score real LIBERO rollouts over real HTTP
 	$(BIN)/rewardfleet demo tests/data/libero
 
 test: install  ## every behavior once, in WORKERS processes, then what measures time or memory alone
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not serial and not full and not chaos"
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not serial and not full and not chaos and not browser"
 	$(BIN)/python -m pytest -q -m "serial and not full" $$(grep -rl --include='test_*.py' mark.serial tests)
 
 test-fast: install  ## for daily work: less than a minute
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow and not serial and not full"
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow and not serial and not full and not browser"
 
 test-full: install  ## what `make test` leaves out
 	$(BIN)/python -m pytest -q -m full
