@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NoReturn
@@ -54,13 +55,19 @@ def _rollout(clip: dict[str, str], **options: int) -> VideoRequest:
     return VideoRequest(task_text=clip["task_text"], video_path=clip["file"], **options)
 
 
-async def _code(fleet: RewardFleet, http: httpx.AsyncClient, number: int) -> None:
+async def _code(fleet: RewardFleet, http: httpx.AsyncClient, _: int) -> None:
     passes = "a, b = map(int, input().split())\nprint(a + b)"
-    slow = [f"import time\ntime.sleep(0.3)\nprint({number} + {place})" for place in range(6)]
+    new = time.time_ns()  # else a run before may have left the verdict in the cache
+    busy = "import time\nwhile time.process_time() < 0.5: pass\n"
+    slow = [f"{busy}print({new} + {place})" for place in range(6)]
     batch = [CodeRequest(revision=text, tests=_SUM) for text in (passes, "print(1)", *slow)]
     async with RewardFleet(str(http.base_url), on_failure=0.0, timeout_s=0.5) as impatient:
-        late = impatient.code.reward(f"print({number})", _SUM)  # waits, and is replaced
-        await asyncio.gather(fleet.code.score_batch(batch), late)
+
+        async def late() -> None:
+            await asyncio.sleep(0.1)  # behind the batch
+            await impatient.code.reward(f"print({new})", _SUM)  # waits, and is replaced
+
+        await asyncio.gather(fleet.code.score_batch(batch), late())
         await impatient.code.reward(passes, _SUM)  # reports it
     for _ in range(2):
         await http.post("/code/score", json={})
