@@ -141,7 +141,7 @@ def write_rewards(root: Path, target: Path, records: Iterable[Mapping[str, Any]]
     `judge.success`.
 
     Args:
-        target: A folder, which is written anew.
+        target: A folder, which is replaced.
         records: Of the episodes, whose `uid` is the index of the episode.
     """
     pa = pyarrow()

@@ -273,11 +273,11 @@ class Printer:
         self.before = 0  #: no row is printed already
 
     def after(self) -> list[int]:
-        """Return no rows: a new command begins anew."""
+        """Return no rows: nothing is kept between commands."""
         return []
 
     def records(self) -> Iterator[Record]:
-        """Yield nothing: a new command begins anew."""
+        """Yield nothing: nothing is kept between commands."""
         return iter(())
 
     def add(self, records: Sequence[Record]) -> None:

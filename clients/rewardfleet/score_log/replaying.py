@@ -39,7 +39,7 @@ _OF_SAMPLE = {
     "tools": {"response"},
     "episode": {*EpisodeRequest.model_fields} - {"group"},
 }
-#: The run of requests of a replay, by which they are told apart in the log of their service.
+#: The `run` of the requests of a replay, which distinguishes them in the log of their service.
 REPLAY = "replay"
 _ORDER = "time, call, id, uid"
 #: Rewards that differ by less are equal.

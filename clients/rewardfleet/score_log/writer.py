@@ -65,7 +65,7 @@ class ScoreLog:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin anew, also in a forked process, which has no thread."""
+        """Reset the state of this process. A forked process has no thread."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._queue: deque[tuple[Callable[[], Iterable[Scored]], int, int]] = deque()
@@ -123,7 +123,7 @@ class ScoreLog:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Write what is left, for at most two seconds. What is added later begins it anew."""
+        """Write what is left, for at most two seconds. Adding a record opens the log again."""
         thread = self._thread
         if thread is None or self._pid != os.getpid():
             return

@@ -145,8 +145,8 @@ class LookApp:
         return self._page(
             "record.html",
             record=record,
-            details=details_of(record),
-            story="\n".join(self._records.explain(record)),
+            details=await run_in_threadpool(details_of, record),
+            story=await run_in_threadpool(lambda: "\n".join(self._records.explain(record))),
             related=related,
             has_frames=frames is not None,
             curve=(CURVE_WIDTH, CURVE_HEIGHT),

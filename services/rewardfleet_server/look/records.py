@@ -109,7 +109,7 @@ class Records:
         explain: Callable[[Mapping[str, Any]], Iterable[str]] = lambda _: (),
     ) -> None:
         self._decode = decode
-        self.explain = explain  #: see above
+        self.explain = explain
         self._folders = folders
         self._connection = duckdb.connect()
         self._lock = threading.Lock()  # one thread at a time uses the connection

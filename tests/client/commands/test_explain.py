@@ -113,9 +113,9 @@ def test_the_story_of_a_request(
     file = tmp_path / "request.json"
     file.write_text(json.dumps(request_))
     assert main(["explain", str(file), "--url", urls[service]]) == 0
-    told = capsys.readouterr().out
-    assert all(line.isprintable() for line in told.splitlines())
-    assert not [part for part in parts if part not in told], told
+    story = capsys.readouterr().out
+    assert all(line.isprintable() for line in story.splitlines())
+    assert not [part for part in parts if part not in story], story
 
 
 def test_a_request_from_standard_input_and_its_failures(urls, capsys, monkeypatch):
@@ -124,14 +124,14 @@ def test_a_request_from_standard_input_and_its_failures(urls, capsys, monkeypatc
         return main(["explain", "-", "--url", url]), "".join(capsys.readouterr())
 
     missing = json.dumps({"task_text": "x", "video_path": "missing.mp4"})
-    status, told = explained(missing)
-    assert status == 2 and "no score, error, cause forbidden" in told
-    assert "What would have to change" in told and "under the request id" in told
+    status, story = explained(missing)
+    assert status == 2 and "no score, error, cause forbidden" in story
+    assert "What would have to change" in story and "under the request id" in story
     with served(FakeJudge(None)) as client:
-        status, told = explained(
+        status, story = explained(
             json.dumps({"task_text": "x", "frames_base64": FRAMES}), str(client.base_url)
         )
-        assert status == 3 and "no score by fake, abstained, cause no_verdict" in told
+        assert status == 3 and "no score by fake, abstained, cause no_verdict" in story
     for text, reason in [
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
@@ -141,10 +141,10 @@ def test_a_request_from_standard_input_and_its_failures(urls, capsys, monkeypatc
         ('{"uid": 1}', "uid: Input should be a valid string"),
         ('{"revision": "1", "tests": {}}', "tests"),
     ]:
-        status, told = explained(text)
-        assert status == 2 and reason in told, told
-    status, told = explained('{"uid": "a"}')
-    assert status == 2 and "is the video service, not the episode service" in told
+        status, story = explained(text)
+        assert status == 2 and reason in story, story
+    status, story = explained('{"uid": "a"}')
+    assert status == 2 and "is the video service, not the episode service" in story
 
 
 @pytest.fixture(scope="module")
@@ -185,14 +185,14 @@ def test_the_story_of_each_record(log: Path, capsys):
     assert len(found) > 10
     for each in set(found):
         assert main(["explain", str(log), "--id", each[:16]]) == 0
-        told = capsys.readouterr().out
-        assert told.startswith(f"Record {each[:12]}: ")
-        assert all(line.isprintable() for line in told.splitlines())
-        assert "What would have to change" in told or " score 1" in told or "score 4" in told, told
+        story = capsys.readouterr().out
+        assert story.startswith(f"Record {each[:12]}: ")
+        assert all(line.isprintable() for line in story.splitlines())
+        assert "What would have to change" in story or " score 1" in story or "score 4" in story, story
     (wrong,) = set(ids(log, capsys, "--where", "score = 0.5"))
     main(["explain", str(log), "--id", wrong])
-    told = capsys.readouterr().out
-    assert "run r, step 0" in told and 'actual output:   "5\\n"' in told
+    story = capsys.readouterr().out
+    assert "run r, step 0" in story and 'actual output:   "5\\n"' in story
 
 
 def test_a_record_must_be_named(log: Path, capsys, tmp_path: Path):
@@ -225,9 +225,9 @@ def test_the_output_of_score_has_stories_and_a_report(urls, capsys, tmp_path: Pa
 
 def test_a_report(log: Path, capsys):
     assert main(["report", str(log)]) == 0
-    told = capsys.readouterr().out
-    assert all(line.isprintable() for line in told.splitlines())
-    lines = {" ".join(line.split()) for line in told.splitlines()}
+    story = capsys.readouterr().out
+    assert all(line.isprintable() for line in story.splitlines())
+    lines = {" ".join(line.split()) for line in story.splitlines()}
     assert {
         "22 records of 1 runs, steps 0 to 1",
         "code 0 5 40.0% no_code_block 100.0%",
@@ -235,13 +235,13 @@ def test_a_report(log: Path, capsys):
         "tools 1 2 50.0% format 100.0%",
         "episode 2 100.0% 100.0%",  # groups
         "tools 2 0.0% 0.0%",
-    } <= lines, told
-    assert "code error invalid 1 " in " ".join(told.split())
-    assert "decided by the program's process" in told
-    assert "by `jail`" in told
+    } <= lines, story
+    assert "code error invalid 1 " in " ".join(story.split())
+    assert "decided by the program's process" in story
+    assert "by `jail`" in story
     assert main(["report", str(log), "--service", "video", "--step", "1"]) == 0
-    told = capsys.readouterr().out
-    assert "1 records of 1 runs" in told and "Zeros" in told and "Groups" not in told
+    story = capsys.readouterr().out
+    assert "1 records of 1 runs" in story and "Zeros" in story and "Groups" not in story
     assert main(["report", str(log), "--run", "none"]) == 1
     assert main(["report", str(log), "--where", "score <"]) == 2
 

@@ -117,12 +117,14 @@ def attacked(tmp_path_factory) -> Iterator[httpx.Client]:
 
 @pytest.mark.parametrize("number", range(1, len(ATTACKS) + 1), ids=ATTACKS)
 def test_what_a_policy_wrote_is_text(attacked: httpx.Client, number: int):
+    shown = ""
     for place in range(1, 7):
         plain, page = (
             Structure(attacked.get(f"/record/{6 * at + place}").text) for at in (0, number)
         )
         assert page.tags == plain.tags
-        assert page.text.count("\n") >= plain.text.count("\n")  # it is on the page
+        shown += page.text
+    assert ATTACKS[number - 1] in shown
 
 
 def test_the_table_shows_attacks_as_text(attacked: httpx.Client):
