@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -253,6 +253,9 @@ async def folder_store(
         if store is not None:
             store.close()
         process.stdin.close()
+        # Else asyncio reports that the pipe of a process that was killed is broken.
+        with suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(process.stdin.wait_closed(), _END_SECONDS)
         try:
             await asyncio.wait_for(process.wait(), _END_SECONDS)
         except asyncio.TimeoutError:
