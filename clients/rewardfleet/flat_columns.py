@@ -1,8 +1,10 @@
 """Models as flat columns of tables, whose nested models have columns with a prefix."""
 
 import functools
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -79,7 +81,7 @@ def _type_of(annotation: Any) -> str:
 
 
 def arrow_table(records: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Any:
-    """Return records as a `pyarrow.Table`."""
+    """Return records, each with all columns, as a `pyarrow.Table`."""
     pa = pyarrow()
 
     def arrow_type(kind: str) -> Any:
@@ -89,16 +91,18 @@ def arrow_table(records: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
             return pa.list_(arrow_type(kind[5:-1]))
         return pa.type_for_alias("string" if kind == "json" else kind)
 
-    def values(name: str, kind: str) -> list[Any]:
-        found = [record.get(name) for record in records]
+    def values(found: Sequence[Any], kind: str) -> Sequence[Any]:
         if kind == "json":
             return [None if each is None else _json_text(each) for each in found]
         if kind == "map":
             return [list((each or {}).items()) for each in found]
         return found
 
+    rows = [*map(itemgetter(*columns), records)]
+    by_column = zip(*rows, strict=True) if rows else itertools.repeat(())
     arrays = {
-        name: pa.array(values(name, kind), arrow_type(kind)) for name, kind in columns.items()
+        name: pa.array(values(found, kind), arrow_type(kind))
+        for (name, kind), found in zip(columns.items(), by_column, strict=False)
     }
     return pa.table(arrays)
 

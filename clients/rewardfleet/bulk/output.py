@@ -1,8 +1,9 @@
 """The folder with the scores of an input: parts that are valid at any time, and a journal.
 
 `part-00000.parquet` has the first rows, in order, and so on. A part appears when it is complete.
-What is scored and in no part yet is in `journal.jsonl`, a record per line, so that an interrupted
-command goes on without scoring it again. `input.json` says what was scored, and how.
+What is scored and in no part yet is in `journal.jsonl`, so that an interrupted command goes on
+without scoring it again: a line has a record, or several as they arrived. `input.json` says what
+was scored, and how.
 """
 
 import fcntl
@@ -20,7 +21,7 @@ from typing_extensions import Self
 from rewardfleet.flat_columns import arrow_table
 
 from .arrow import pyarrow
-from .records import Record
+from .records import Record, records_of
 
 Format = Literal["parquet", "jsonl"]
 
@@ -99,16 +100,20 @@ class Output:
         for record, _ in self._later.values():
             yield record
 
-    def add(self, records: Sequence[Record]) -> None:
-        """Keep records, and write a part if it is complete."""
-        lines = [_line(record) for record in records]
-        rest = memoryview(b"".join(lines))
+    def add(self, line: bytes) -> list[Record]:
+        """Keep what `encode_scores` has encoded, and write a part if it is complete.
+
+        Returns:
+            Its records.
+        """
+        records = records_of(line, self._columns)
+        rest = memoryview(line)
         while rest:  # a full disk takes a part of it, and then raises
             rest = rest[self._journal.write(rest) :]
-        for record, line in zip(records, lines, strict=True):
-            self._keep(record, len(line))
+        self._keep_all(records, len(line))
         if self._pending >= self._part_rows or self._pending_bytes >= _PART_BYTES:
             self._write_part()
+        return records
 
     def finish(self) -> None:
         """Write what is left as the last part, once all rows are scored."""
@@ -117,6 +122,10 @@ class Output:
             self._write_part()
         if not self._later:
             self._journal_path.unlink(missing_ok=True)
+
+    def _keep_all(self, records: Sequence[Record], size: int) -> None:
+        for record in records:
+            self._keep(record, size // len(records))
 
     def _keep(self, record: Record, size: int) -> None:
         row = record["row"]
@@ -169,7 +178,9 @@ class Output:
         lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
         empty: Record = dict.fromkeys(self._columns)
         for line in lines:
-            self._keep(empty | json.loads(line), len(line))
+            is_several = line.startswith(b"[")
+            records = records_of(line, empty) if is_several else [empty | json.loads(line)]
+            self._keep_all(records, len(line))
         os.truncate(self._journal_path, sum(map(len, lines)))  # a full disk allows that
 
 
@@ -264,9 +275,14 @@ def read_parts(folder: Path) -> Iterator[Record]:
 
 
 class Printer:
-    """Prints records to the standard output, in order of their rows, and keeps none."""
+    """Prints records to the standard output, in order of their rows, and keeps none.
 
-    def __init__(self) -> None:
+    Args:
+        columns: The columns of a record.
+    """
+
+    def __init__(self, columns: Iterable[str]) -> None:
+        self._columns = list(columns)
         self._next = 0
         self._later: dict[int, bytes] = {}
         self.waiting_bytes = 0  #: of the records that are in memory until an earlier row is scored
@@ -280,8 +296,13 @@ class Printer:
         """Yield nothing: nothing is kept between commands."""
         return iter(())
 
-    def add(self, records: Sequence[Record]) -> None:
-        """Print records, and those that have waited for them."""
+    def add(self, line: bytes) -> list[Record]:
+        """Print what `encode_scores` has encoded, and what has waited for it.
+
+        Returns:
+            Its records.
+        """
+        records = records_of(line, self._columns)
         for record in records:
             # ASCII: a terminal must not obey characters that a policy wrote.
             self._later[record["row"]] = line = json.dumps(record).encode() + b"\n"
@@ -290,6 +311,7 @@ class Printer:
             sys.stdout.buffer.write(following)
             self.waiting_bytes -= len(following)
             self._next += 1
+        return records
 
     def finish(self) -> None:
         """Flush the output."""

@@ -5,6 +5,7 @@ time. What crosses is a line of JSON for each message and for each answer.
 """
 
 import asyncio
+import gc
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 
 from .lerobot import write_rewards
 from .output import Output, Printer
-from .records import encode_scores, records_of
+from .records import encode_scores
 from .run import Scored
 from .summary import Summary
 
@@ -71,14 +72,10 @@ class Kept:
 
 
 class Store:
-    """Keeps or prints scores, and counts them. Blocks.
+    """Keeps or prints scores, and counts them. Blocks."""
 
-    Args:
-        columns: Of a record; see `columns_of`.
-    """
-
-    def __init__(self, output: Output | Printer, columns: Sequence[str]) -> None:
-        self._output, self._columns = output, columns
+    def __init__(self, output: Output | Printer) -> None:
+        self._output = output
         self._summary = Summary()
         self._rows = 0
 
@@ -98,9 +95,7 @@ class Store:
         Raises:
             OSError: It cannot be written.
         """
-        records = records_of(line, self._columns)
-        self._output.add(records)
-        for record in records:
+        for record in self._output.add(line):
             self._count(record)
 
     @property
@@ -144,7 +139,7 @@ class StdoutStore:
     """
 
     def __init__(self, columns: Sequence[str], on_progress: Callable[[Progress], None]) -> None:
-        self._store = Store(Printer(), columns)
+        self._store = Store(Printer(columns))
         self._on_progress = on_progress
         self.kept = Kept()
 
@@ -215,6 +210,8 @@ class FolderStore:
             kind, value = await _answer(self._process)
             if kind == "totals":
                 return Totals(**value)
+            if kind == "kept":  # nothing, see `folder_store`
+                continue
             progress = Progress(**value)
             self.waiting_bytes = progress.waiting_bytes
             self._on_progress(progress)
@@ -235,6 +232,7 @@ async def folder_store(
         ValueError: The folder has the scores of another input, or something else, or is in use.
         OSError: It cannot be read or written.
     """
+    is_new = _is_new(Path(opening["folder"]))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _PROGRAM),
         stdin=subprocess.PIPE,
@@ -246,7 +244,8 @@ async def folder_store(
     store = None
     try:
         process.stdin.write(json.dumps(opening).encode() + b"\n")
-        _, kept = await _answer(process)
+        # If the folder is new, scoring need not wait until the process has started.
+        kept = {} if is_new else (await _answer(process))[1]
         store = FolderStore(process, Kept(**kept), on_progress)
         yield store
     finally:
@@ -261,6 +260,13 @@ async def folder_store(
         except asyncio.TimeoutError:
             process.kill()
             await process.wait()
+
+
+def _is_new(folder: Path) -> bool:
+    try:
+        return not any(folder.iterdir())
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
 
 
 async def _answer(process: asyncio.subprocess.Process) -> tuple[str, Any]:
@@ -279,12 +285,13 @@ async def _answer(process: asyncio.subprocess.Process) -> tuple[str, Any]:
 
 def main() -> None:
     """Keep what the standard input has, until it ends, as it does with the process that scores."""
+    gc.disable()  # records have no cycles; looking for some among them takes half of the time
     opening = json.loads(sys.stdin.buffer.readline())
     retry_failed = opening.pop("retry_failed")
     folder = opening["folder"] = Path(opening["folder"])
     try:
         with Output(**opening) as output:
-            store = Store(output, list(opening["columns"]))
+            store = Store(output)
             kept = store.load(retry_failed=retry_failed)
             _send_answer("kept", asdict(kept))
             _send_answer("progress", asdict(store.progress))

@@ -65,10 +65,11 @@ def records_of(path: Path) -> Iterator[tuple[Record, int]]:
 
     What is no record is left out, as the last line of a process that was killed.
     """
+    empty = dict.fromkeys(COLUMNS)
     with path.open("rb") as file:
         for line in file:
             try:
-                record = json.loads(line)
+                record = empty | json.loads(line)
                 if record["frames"] is not None:
                     record["frames"] = b64decode(record["frames"])
             except (ValueError, TypeError, KeyError):

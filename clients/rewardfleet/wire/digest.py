@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
 from .frames import Buffer, Frames
-from .video import JSON_INPUTS
+from .video import JSON_INPUTS, VideoRequest
 
 #: The fields that say what a request is part of, and not what is scored.
 LABELS = frozenset({"run", "step", "uid"})
@@ -65,11 +65,12 @@ def digest_of(text: str) -> str:
 
 def _content_of(request: BaseModel) -> Iterable[Buffer]:
     """Return the content of a video whose digest counts, in parts; nothing if there is none."""
-    frames = getattr(request, "frames", None)
-    if isinstance(frames, Frames):
-        return frames.pixels
-    video = getattr(request, "video_base64", None)
-    return getattr(request, "frames_base64", None) or (() if video is None else [video])
+    if not isinstance(request, VideoRequest):
+        return ()
+    if isinstance(request.frames, Frames):
+        return request.frames.pixels
+    video = request.video_base64
+    return request.frames_base64 or (() if video is None else [video])
 
 
 def canonical_json(value: Any) -> bytes:
