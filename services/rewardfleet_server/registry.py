@@ -50,7 +50,7 @@ SERVICES: dict[str, ServiceEntry] = {
         "rewardfleet_server.video.settings:VideoSettings",
         "rewardfleet_server.video.app:create_app",
         "rewardfleet_server.video.doctor:checks",
-        metric_labels="`backend`: the name of the judge",
+        metric_labels="`backend`: the name of the judge; `task`: of the calibration, or `other`",
         has_own_deployment=True,
     ),
     "code": ServiceEntry(

@@ -11,16 +11,20 @@ one of them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rewardfleet.wire.calibration import (
+    MOST_TASKS,
     Binding,
     Calibration,
+    Distribution,
     IsotonicMap,
+    LabelCounts,
     LogisticMap,
     Threshold,
     bound_provenance,
@@ -39,6 +43,12 @@ _OFFSET = 1.0
 
 #: The share of the raw score in an isotonic map.
 _OF_RAW = 1e-3
+#: Edges of bins of raw scores, the same for all judges, as bounds hold for bins that were chosen
+#: before any score was seen. They are closer near 0 and 1, where probabilities of models are.
+_EDGES = [0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.99]
+#: Failures, and successes, from which on the scores of a task are compared with its own labels.
+_LEAST_OF_TASK = 20
+
 _NO_RISE = "the scores do not rise with success in these labels: no map is fitted"
 
 Clip = Mapping[str, Any]
@@ -83,11 +93,12 @@ def calibrate(
         found=int(verdicts[success].sum()),
     )
     return Calibration(
-        format="rewardfleet calibration 1",
+        format="rewardfleet calibration 2",
         binding=binding,
         map=mapped,
         threshold=threshold,
         checked=_checked(held_out, success, values, verdicts),
+        distribution=distribution_of(report["clips"]),
     )
 
 
@@ -226,6 +237,39 @@ def _logistic(
         intercept=intercept,
         tasks=dict(zip(names, offsets, strict=True)) if has_offsets else {},
     )
+
+
+def distribution_of(clips: Iterable[Clip]) -> Distribution:
+    """Return the distribution of the raw scores of clips, of those that abstained as well.
+
+    The tasks are those with enough labels, at most `MOST_TASKS`: the ones with the most.
+    """
+    by_task: dict[str, list[Clip]] = defaultdict(list)
+    for each in clips:
+        if each["raw_score"] is not None or each["status"] == "abstained":
+            by_task[task_key(each["task"])].append(each)
+    known = [task for task, own in sorted(by_task.items()) if _is_enough(own)]
+    known.sort(key=lambda task: len(by_task[task]), reverse=True)
+    return Distribution(
+        edges=_EDGES,
+        overall=_counts([each for own in by_task.values() for each in own]),
+        tasks={task: _counts(by_task[task]) for task in known[:MOST_TASKS]},
+    )
+
+
+def _is_enough(clips: Sequence[Clip]) -> bool:
+    successes = sum(each["success"] for each in clips)
+    return min(successes, len(clips) - successes) >= _LEAST_OF_TASK
+
+
+def _counts(clips: Sequence[Clip]) -> LabelCounts:
+    def of(success: bool) -> list[int]:
+        raw = [each["raw_score"] for each in clips if each["success"] is success]
+        scores = [each for each in raw if each is not None]
+        bins = np.bincount(np.searchsorted(_EDGES, scores, "right"), minlength=len(_EDGES) + 1)
+        return [*bins.tolist(), len(raw) - len(scores)]
+
+    return LabelCounts(failures=of(success=False), successes=of(success=True))
 
 
 def _checked(

@@ -39,6 +39,7 @@ COLUMNS = {
     "cause": "string",
     "details": "string",
     "sample_rate": "float64",
+    "label_fraction": "float64",
 }
 
 #: A record of more bytes is not kept.
@@ -71,6 +72,8 @@ class Scored:
     sha256: str | None = None  #: of the content, if it is known
     strip: Callable[[], bytes | None] = lambda: None  #: returns a JPEG of its frames
     options: BaseModel | None = None  #: of its batch, where they are no part of the item
+    #: The share of such items that people are to label, if this is one of them.
+    label_fraction: float | None = None
 
 
 def line_of(scored: Scored) -> bytes:
@@ -111,6 +114,7 @@ def record_of(scored: Scored) -> Record:
         "frames": None if strip is None else b64encode(strip).decode(),
         **_score_columns(scored, fields.get("video_url")),
         "sample_rate": scored.sample_rate,
+        "label_fraction": scored.label_fraction,
     }
 
 

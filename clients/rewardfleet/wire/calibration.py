@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, FiniteFloat, JsonValue, model_validator
+from pydantic import BaseModel, Field, FiniteFloat, JsonValue, NonNegativeInt, model_validator
 from typing_extensions import Self
 
 from .video import FrameCount, MaxPixels
@@ -17,7 +17,11 @@ _NOT_BOUND = {"service", "engine", "device", "frames", "calibration"}
 #: Raw scores are at least this far from 0 and 1 before their logit is taken.
 _MARGIN = 1e-4
 
+#: Tasks of a distribution, at most: each has metrics of its own.
+MOST_TASKS = 50
+
 Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
+Count = Annotated[NonNegativeInt, Field(le=10**9)]
 
 
 class _Part(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
@@ -93,15 +97,50 @@ class Binding(_Part):
     )
 
 
+class LabelCounts(_Part):
+    """How many labeled clips were in each bin of raw scores, and last how many abstained."""
+
+    failures: list[Count] = Field(min_length=2)
+    successes: list[Count] = Field(min_length=2)
+
+
+class Distribution(_Part):
+    """The raw scores of all labeled clips, which those of a service are compared with."""
+
+    edges: list[Share] = Field(
+        min_length=1, max_length=50, description="Between bins, increasing; each begins one."
+    )
+    overall: LabelCounts
+    tasks: dict[str, LabelCounts] = Field(
+        max_length=MOST_TASKS, description="Of tasks with enough labels, by their key."
+    )
+
+    @model_validator(mode="after")
+    def _has_a_count_for_each_bin(self) -> Self:
+        if not all(a < b for a, b in pairwise(self.edges)):
+            raise ValueError("edges: give increasing numbers")
+        of_all = [each for one in (self.overall, *self.tasks.values())
+                  for each in (one.failures, one.successes)]  # fmt: skip
+        if any(len(each) != len(self.edges) + 2 for each in of_all):
+            raise ValueError("give a count for each bin, and one of abstentions")
+        return self
+
+    def place(self, raw: float | None) -> int:
+        """Return where a raw score, or None for an abstention, is counted."""
+        return len(self.edges) + 1 if raw is None else bisect_right(self.edges, raw)
+
+
 class Calibration(_Part):
     """A map from the scores of one judge to probabilities of success, and a threshold."""
 
-    format: Literal["rewardfleet calibration 1"]
+    #: Files of the first format have no distribution.
+    format: Literal["rewardfleet calibration 1", "rewardfleet calibration 2"]
     binding: Binding
     map: Annotated[IsotonicMap | LogisticMap, Field(discriminator="kind")]
     threshold: Threshold
     #: What was measured on the half that the map was not fitted to.
     checked: dict[str, JsonValue]
+    distribution: Distribution | None = None
 
 
 def logit(score: float) -> float:

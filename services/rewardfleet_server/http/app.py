@@ -91,7 +91,7 @@ class RewardApp:
             max_total_body_bytes=_LARGEST_BODIES * max_body_bytes,
             max_waiting=most_waiting(settings, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         )
-        opened = open_score_log(service.name, settings)
+        opened = open_score_log(service.name, settings, service.label_fraction)
         self._score_log = opened[0] if opened else None
         #: Its metrics.
         self.telemetry = Telemetry(

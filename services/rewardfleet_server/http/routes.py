@@ -149,6 +149,7 @@ class Service(Generic[RequestT, ScoreT]):
         overview: What the startup table shows, e.g. `{"judge": "reference"}`.
         warnings: What is logged once the service listens.
         abstention_fails: Whether an abstention is the error `Abstained`.
+        label_fraction: The share of computed scores that the score log marks for people to label.
     """
 
     name: str
@@ -169,6 +170,7 @@ class Service(Generic[RequestT, ScoreT]):
     overview: Mapping[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
     abstention_fails: bool = False
+    label_fraction: float = 0.0
 
 
 class Routes:

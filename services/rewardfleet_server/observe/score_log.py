@@ -48,12 +48,16 @@ class ServiceLog:
         service: Its name.
         log: Where it is written.
         sample: The share of requests of which it keeps scores that take microseconds.
+        label_fraction: The share of computed scores that it marks for people to label.
     """
 
-    def __init__(self, service: str, log: ScoreLog, sample: float) -> None:
+    def __init__(
+        self, service: str, log: ScoreLog, sample: float, label_fraction: float = 0.0
+    ) -> None:
         self._service = service
         self._log = log
         self._sample = sample
+        self._label_fraction = label_fraction
         self.close = log.close
 
     def add(
@@ -76,6 +80,7 @@ class ServiceLog:
         is_fast = score.cached or self._service in _FAST
         if is_fast and not self._is_drawn(context):
             return
+        label_fraction = self._label_fraction if self._is_to_be_labeled(score) else None
         seen, now = seen or Seen(), time.time()
         frames = () if score.cached else seen.frames
 
@@ -90,6 +95,7 @@ class ServiceLog:
                 sample_rate=self._sample if is_fast else 1.0,
                 sha256=seen.sha256,
                 strip=partial(seen.strip, frames),
+                label_fraction=label_fraction,
             )
 
         held = sum(frame.nbytes for frame in frames)
@@ -130,6 +136,14 @@ class ServiceLog:
 
         self._log.add(scored, items=count, size=context.body_bytes)
 
+    def _is_to_be_labeled(self, score: Score) -> bool:
+        """Return whether people are to label a score: drawn for each one that was computed.
+
+        It depends on nothing that a request or a score has. A cached score repeats a computed one.
+        """
+        is_new = score.score is not None and not score.cached
+        return is_new and random.random() < self._label_fraction  # noqa: S311 - no secret
+
     def _is_drawn(self, context: RequestContext) -> bool:
         """Return whether the fast items of a request are kept: together, as groups are."""
         if self._sample >= 1:
@@ -162,7 +176,9 @@ class ScoreLogMetrics(Collector):
         yield dropped
 
 
-def open_score_log(service: str, settings: ServerSettings) -> tuple[ServiceLog, Collector] | None:
+def open_score_log(
+    service: str, settings: ServerSettings, label_fraction: float
+) -> tuple[ServiceLog, Collector] | None:
     """Open the score log of a service, with its metrics; None if it keeps none.
 
     Raises:
@@ -176,4 +192,5 @@ def open_score_log(service: str, settings: ServerSettings) -> tuple[ServiceLog, 
         )
     except ValueError as error:
         raise ValueError(f"--score-log {error}") from None
-    return ServiceLog(service, log, settings.score_log_sample), ScoreLogMetrics(service, log)
+    kept = ServiceLog(service, log, settings.score_log_sample, label_fraction)
+    return kept, ScoreLogMetrics(service, log)

@@ -21,6 +21,7 @@ from rewardfleet_server.system.threads import lower_thread_priority
 
 from .calibration import JudgeCalibration
 from .chat_api import ChatApi
+from .drift import DriftMetrics
 from .fetch import Fetcher
 from .frames import floor_indices
 from .judges import Judge
@@ -47,6 +48,10 @@ _NO_NUMBER = (
     "--profile %s without a number as --abstention: /rlinf/score is closed, and RLinf-RLAIF's "
     "client takes the simulator's success for a score that is null; --abstention 0 answers what "
     "the original did"
+)
+_NO_DISTRIBUTION = (
+    "--calibration %s has no distribution of scores: scores are calibrated, and not compared with "
+    "those of the labels; `rewardfleet calibrate` of this version writes it"
 )
 _OWN_PROMPTS = (
     "--profile %s: the judge %s asks in other words than the original; --set %sprompts=FILE reads "
@@ -122,25 +127,28 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
             *TrainerApi(engine, VideoRequest).routes(),
             *rlinf.routes(engine),
         ],
-        collectors=(JudgeMetrics(judges), rlinf.replaced),
+        collectors=(JudgeMetrics(judges), rlinf.replaced, DriftMetrics(scorer.drift_watches)),
         health=lambda: VideoHealth(
             status="ok", default_backend=default, loaded_backends=sorted(judges)
         ),
         failure=lambda: next((judge.failure for judge in judges.values() if judge.failure), None),
         overview={"judge": ", ".join(judges), "workers": f"{decode_threads} decode threads"},
-        warnings=[*_warnings(settings)],
+        warnings=[*_warnings(settings, calibration)],
         abstention_fails=settings.abstention == "error",
+        label_fraction=settings.label_fraction,
     )
     return RewardApp(service, settings)
 
 
-def _warnings(settings: VideoSettings) -> Iterator[str]:
+def _warnings(settings: VideoSettings, calibration: JudgeCalibration | None) -> Iterator[str]:
     if not settings.video_root:
         yield _NO_VIDEO_ROOT
     if isinstance(settings.abstention, float):
         yield _ABSTENTIONS_ARE_SCORED % settings.abstention
     elif settings.profile:
         yield _NO_NUMBER % settings.profile
+    if calibration is not None and calibration.drift is None:
+        yield _NO_DISTRIBUTION % settings.calibration
     for name in settings.judges_with_own_prompts():
         judge = f"{name}." if len(settings.backends) > 1 else ""
         yield _OWN_PROMPTS % (settings.profile, name, judge)

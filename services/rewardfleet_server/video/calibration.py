@@ -14,6 +14,7 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import format_validation_error
 from rewardfleet.wire.video import VideoRequest
 
+from .drift import DriftWatch
 from .frames import Clip
 from .judges import Judgment
 
@@ -38,6 +39,13 @@ class JudgeCalibration:
             raise ValueError(format_validation_error(error, Calibration)) from None
         self._binding = self._calibration.binding
         self._digest = hashlib.sha256(content).hexdigest()
+        distribution = self._calibration.distribution
+        #: Compares scores with those of the labels; None if the file does not have these.
+        self.drift = (
+            None
+            if distribution is None
+            else DriftWatch(distribution, self._calibration.threshold.confidence)
+        )
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -123,10 +131,15 @@ class JudgeCalibration:
             )
 
     def calibrated(self, judgment: Judgment, task_text: str) -> Judgment:
-        """Return a judgment with the calibrated score; an abstention stays one."""
-        if judgment.score is None:
+        """Return a judgment with the calibrated score; an abstention stays one.
+
+        Each one is counted in the test for drift.
+        """
+        raw = None if judgment.score is None else float(judgment.score)
+        if self.drift is not None:
+            self.drift.add(raw, task_text)
+        if raw is None:
             return judgment
-        raw = float(judgment.score)
         score = self._calibration.map.value(raw, task_text)
         return replace(judgment, score=score, components={**judgment.components, "raw_score": raw})
 

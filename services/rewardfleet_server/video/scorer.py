@@ -34,6 +34,7 @@ from rewardfleet_server.system.threads import run_in_thread
 
 from .calibration import JudgeCalibration
 from .decoding_limit import DecodingLimit, is_large
+from .drift import DriftWatch
 from .fetch import Fetcher
 from .frames import Clip, Cost, Selection
 from .judges import FileJudge, Judge, Judgment, RecoveringJudge
@@ -205,6 +206,12 @@ class VideoScorer:
     def judge_names(self) -> list[str]:
         """The names of the loaded judges, the default one first."""
         return [self._default, *(name for name in self._judges if name != self._default)]
+
+    @property
+    def drift_watches(self) -> dict[str, DriftWatch]:
+        """What tests the scores of judges for drift, by the judge's name."""
+        watches = {name: each.drift for name, each in self._calibrations.items()}
+        return {name: each for name, each in watches.items() if each is not None}
 
     def loaded_name(self, name: str) -> str | None:
         """Return the name under which a judge is loaded, or None; `name` may be an alias."""

@@ -1,10 +1,5 @@
 """`--calibration`: calibrated scores, and what the service refuses with it."""
 
-import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from rewardfleet_server.testing import FakeJudge
@@ -14,31 +9,9 @@ from ...conftest import served
 LOGISTIC = {"kind": "per-task", "slope": 0.0, "intercept": -1.0, "tasks": {"put the bowl": 3.0}}
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
-    """Return the function that writes a calibration of the fake judge, with changes of it."""
-
-    def calibration(name: str = "calibration.json", **binding: Any) -> Path:
-        given = {
-            "backend": "fake", "provenance": {"judge": "fake", "score": 0.25}, "nframes": 16,
-            "max_pixels": 200_704, "backend_kwargs": {}, "camera": None, "frame_sizes": [[24, 32]],
-            "map": {"kind": "isotonic", "scores": [0.0, 0.5], "values": [0.2, 0.8]},
-        } | binding  # fmt: skip
-        threshold = {
-            "value": 0.7, "false_positive_rate": 0.05, "confidence": 0.95,
-            "failures": 59, "accepted": 0, "successes": 10, "found": 9,
-        }  # fmt: skip
-        content = {"format": "rewardfleet calibration 1", "map": given.pop("map"), "checked": {}}
-        path = tmp_path / name
-        path.write_text(json.dumps({**content, "binding": given, "threshold": threshold}))
-        return path
-
-    return calibration
-
-
-def test_the_score_is_the_calibrated_one_and_says_so(write, frames_request):
+def test_the_score_is_the_calibrated_one_and_says_so(write_calibration, frames_request):
     judge = FakeJudge(0.25)
-    with served(judge, calibration=write()) as client:
+    with served(judge, calibration=write_calibration()) as client:
         first, second = (client.post("/score", json=frames_request).json() for _ in range(2))
         batch = client.post("/score/batch", json={"items": [frames_request]}).json()
     assert first["score"] == pytest.approx(0.5)
@@ -52,11 +25,11 @@ def test_the_score_is_the_calibrated_one_and_says_so(write, frames_request):
 
 
 def test_scores_of_another_calibration_are_not_taken_from_the_cache(
-    write, frames_request, tmp_path
+    write_calibration, frames_request, tmp_path
 ):
     cache = str(tmp_path / "scores.db")
     found = []
-    first, second = write(), write("second.json", map=LOGISTIC)
+    first, second = write_calibration(), write_calibration("second.json", map=LOGISTIC)
     for calibration in (None, first, second, first):
         with served(FakeJudge(0.25), cache=cache, calibration=calibration) as client:
             answer = client.post("/score", json=frames_request).json()
@@ -64,49 +37,49 @@ def test_scores_of_another_calibration_are_not_taken_from_the_cache(
     assert found == [(0.25, False), (0.5, False), (0.269, False), (0.5, True)]
 
 
-def test_a_task_has_its_offset_whatever_its_case(write, frames_request):
-    with served(FakeJudge(0.25), calibration=write(map=LOGISTIC)) as client:
+def test_a_task_has_its_offset_whatever_its_case(write_calibration, frames_request):
+    with served(FakeJudge(0.25), calibration=write_calibration(map=LOGISTIC)) as client:
         request = {**frames_request, "task_text": "Put  the BOWL"}
         assert client.post("/score", json=request).json()["score"] == pytest.approx(
             0.8808, abs=1e-4
         )
 
 
-def test_an_abstention_stays_one(write, frames_request):
-    path = write(provenance={"judge": "fake", "score": None})
+def test_an_abstention_stays_one(write_calibration, frames_request):
+    path = write_calibration(provenance={"judge": "fake", "score": None})
     with served(FakeJudge(None), calibration=path) as client:
         answer = client.post("/score", json=frames_request).json()
     assert answer["status"] == "abstained" and answer["score"] is None
     assert "raw_score" not in answer["components"]
 
 
-def test_requests_that_it_was_not_made_with_are_refused(write, frames_request):
-    with served(FakeJudge(0.25), calibration=write()) as client:
+def test_requests_that_it_was_not_made_with_are_refused(write_calibration, frames_request):
+    with served(FakeJudge(0.25), calibration=write_calibration()) as client:
         for change, words in (
             ({"nframes": 8}, "is for 16, not for 8"),
             ({"max_pixels": 784}, "784"),
         ):
             answer = client.post("/score", json={**frames_request, **change})
             assert answer.status_code == 422 and words in answer.json()["detail"]
-    with served(FakeJudge(0.25), calibration=write(frame_sizes=[[48, 64]])) as client:
+    with served(FakeJudge(0.25), calibration=write_calibration(frame_sizes=[[48, 64]])) as client:
         answer = client.post("/score", json=frames_request)
         assert answer.status_code == 422
         assert "64x48 pixels; this clip has 32x24" in answer.json()["detail"]
-    with served(FakeJudge(0.25), calibration=write(frame_sizes=[])) as client:
+    with served(FakeJudge(0.25), calibration=write_calibration(frame_sizes=[])) as client:
         assert client.post("/score", json=frames_request).status_code == 200
 
 
-def test_a_calibration_of_another_judge_stops_the_service(write, tmp_path):
+def test_a_calibration_of_another_judge_stops_the_service(write_calibration, tmp_path):
     damaged = tmp_path / "damaged.json"
     damaged.write_text('{"format": "rewardfleet')
     for path, words in (
-        (write("0", backend="openai"), "'openai', which is not loaded; loaded: fake"),
+        (write_calibration("0", backend="openai"), "'openai', which is not loaded; loaded: fake"),
         (
-            write("1", provenance={"judge": "fake", "score": 0.5}),
+            write_calibration("1", provenance={"judge": "fake", "score": 0.5}),
             "is 0.5, that of fake is 0.25",
         ),
-        (write("2", provenance={"judge": "fake"}), "its score is None"),
-        (write("3", nframes=0), "nframes"),
+        (write_calibration("2", provenance={"judge": "fake"}), "its score is None"),
+        (write_calibration("3", nframes=0), "nframes"),
         (damaged, "damaged.json"),
     ):
         with (
@@ -116,8 +89,8 @@ def test_a_calibration_of_another_judge_stops_the_service(write, tmp_path):
             pass
 
 
-def test_other_versions_of_the_software_are_accepted(write, frames_request):
-    path = write(provenance={"judge": "fake", "score": 0.25})
+def test_other_versions_of_the_software_are_accepted(write_calibration, frames_request):
+    path = write_calibration(provenance={"judge": "fake", "score": 0.25})
     judge = FakeJudge(0.25)
     type_ = type("Versioned", (FakeJudge,), {"provenance": {**judge.provenance, "engine": "x 2"}})
     with served(type_(0.25), calibration=path) as client:

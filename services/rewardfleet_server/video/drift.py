@@ -1,0 +1,220 @@
+"""Drift: whether a judge's scores are still those of its calibration, tested after each block.
+
+What is tested. A policy that learns succeeds more often, which changes the distribution of all
+scores of a task and says nothing against the judge. So the success rate is left free: without
+drift, the scores of a task are those of its labeled failures and of its labeled successes, in any
+mixture, which may change at any time. Then no set of scores is more frequent than it is among the
+failures or among the successes, whichever is more. The sets are all intervals between edges of the
+file, and what is outside of each, abstentions included: too many scores somewhere, or too few.
+
+How. `limit` of a set is the larger of two upper bounds by Clopper and Pearson, for failures and
+for successes; all of them hold together with the confidence of the calibration. Of each block of
+scores, `1 + bet * (share / limit - 1)` has an expectation of at most 1 without drift, as the share
+is a mean, however the scores within a block depend on each other, as those of a group of rollouts
+do. The evidence of a set and a bet is multiplied by it after each block, and then grows by the time
+since the block before, in days, of which all sets, bets and tasks together get one day a day. So
+all evidence minus the time is a supermartingale, and the mean time until that of any task reaches
+30 days is at least 30 days, at any rate of scores and with any number of tasks. It is divided by
+30 here: the alarm is at 1. The mean over replicas has the same property.
+
+This is an e-detector by Shiryaev's and Roberts' sum: Shin, Ramdas and Rinaldo, E-detectors: a
+nonparametric framework for sequential change detection, 2022, arXiv:2203.03532, whose starts are
+weighted by time here. The bets are those of Waudby-Smith and Ramdas, Estimating means of bounded
+random variables by betting, 2020, arXiv:2010.09686. A test of exchangeability (Vovk, Testing
+randomness online, 2019, arXiv:1906.09256) would take a learning policy for drift.
+
+What cannot be seen. Scores that are a mixture as before: a judge that takes failures of a new kind
+for successes, or that calls all clips failures. Only labels tell (`--label-fraction`).
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from rewardfleet.wire.calibration import Distribution, LabelCounts, task_key
+from rewardfleet.wire.score import Status
+
+log = logging.getLogger(__name__)
+
+#: The mean time to a false alarm is at least this.
+_ALARM_DAYS = 30.0
+#: Scores of a task that are one observation.
+BLOCK = 16
+#: How much of the evidence is at stake in a block: a small bet sees a small drift, a large one a
+#: large drift sooner.
+_BETS = np.array([[0.1], [0.3], [0.9]])
+#: Evidence of one set and bet, at most, so that it falls again when the drift has ended.
+_MOST = 2.0
+#: The weight of the last block in the shares that a warning names.
+_RECENT = 0.1
+#: The label of tasks that have no labels of their own, or too few; characters of the others.
+OTHER, _LABEL_LENGTH = "other", 80
+
+Floats = NDArray[np.float64]
+
+
+class DriftWatch:
+    """Compares the scores of a judge with its calibration's, for each task that has enough labels.
+
+    Scores of other tasks are compared with the labels of all tasks together.
+
+    Args:
+        distribution: Of the calibration.
+        confidence: That all limits hold.
+        now: Returns seconds of a clock that does not jump.
+    """
+
+    def __init__(
+        self,
+        distribution: Distribution,
+        confidence: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._place = distribution.place
+        self._edges = [0.0, *distribution.edges, 1.0]
+        counts = {**distribution.tasks, "": distribution.overall}
+        sets = _sets(len(distribution.edges) + 1)
+        error = (1 - confidence) / (2 * len(sets) * len(counts))
+        weight = 1 / (len(sets) * len(_BETS) * len(counts))
+        self._tasks = {
+            key: _TaskWatch(_label(key), sets, _limits(each, sets, error), weight, now)
+            for key, each in counts.items()
+        }
+
+    def add(self, raw: float | None, task_text: str) -> None:
+        """Count a raw score, or None for an abstention. It takes a microsecond or two."""
+        watch = self._tasks.get(task_key(task_text)) or self._tasks[""]
+        most = watch.add(self._place(raw))
+        if most is not None:
+            log.warning("%s", self._warning(watch, most))
+
+    @property
+    def tasks(self) -> Iterable["_TaskWatch"]:
+        """The tasks with a metric of their own, the other ones last."""
+        return self._tasks.values()
+
+    def _warning(self, watch: "_TaskWatch", most: int) -> str:
+        bins = np.flatnonzero(watch.sets[most])
+        is_inside = watch.sets[most, -1] == 0
+        if not is_inside:
+            bins = np.flatnonzero(watch.sets[most] == 0)
+        where = "abstentions"
+        if len(bins) < len(self._edges) - 1:
+            low, high = self._edges[bins[0]], self._edges[bins[-1] + 1]
+            where = f"raw scores {'from' if is_inside else 'not from'} {low:g} to {high:g}"
+        return (
+            f"drift: {watch.recent[most]:.0%} of the last scores of the task {watch.label!r} are "
+            f"{where}, at most {watch.limits[most]:.0%} of the calibration's failures or successes"
+        )
+
+
+class _TaskWatch:
+    """The scores of a task, and the evidence that they have drifted."""
+
+    def __init__(
+        self, label: str, sets: Floats, limits: Floats, weight: float, now: Callable[[], float]
+    ) -> None:
+        self.label, self.sets, self.limits = label, sets, limits
+        self.results = {Status.OK: 0, Status.ABSTAINED: 0}
+        self.evidence = 0.0  #: the alarm is at 1
+        self.recent = np.zeros(len(sets))  #: the share of each set in the last blocks
+        self._per_second = weight / (_ALARM_DAYS * 86_400)
+        self._now = now
+        self._last: float | None = None
+        self._counts = np.zeros(sets.shape[1])
+        self._size = 0
+        self._by_set = np.zeros((len(_BETS), len(sets)))
+
+    def add(self, place: int) -> int | None:
+        """Count a score; return the set with the most evidence when the alarm begins."""
+        is_abstention = place == len(self._counts) - 1
+        self.results[Status.ABSTAINED if is_abstention else Status.OK] += 1
+        self._counts[place] += 1
+        self._size += 1
+        return self._end_block() if self._size == BLOCK else None
+
+    def _end_block(self) -> int | None:
+        shares = self.sets @ (self._counts / BLOCK)
+        self._counts[:] = self._size = 0
+        self.recent += (_RECENT if self._last is not None else 1.0) * (shares - self.recent)
+        now = self._now()
+        # What is added is not at stake before the next block, so that no block sets its own stake.
+        added = 0.0 if self._last is None else (now - self._last) * self._per_second
+        self._last = now
+        self._by_set *= 1 + _BETS * (shares / self.limits - 1)
+        self._by_set += added
+        np.minimum(self._by_set, _MOST, out=self._by_set)
+        before, self.evidence = self.evidence, float(self._by_set.sum())
+        has_begun = before < 1 <= self.evidence
+        return int(self._by_set.sum(axis=0).argmax()) if has_begun else None
+
+
+class DriftMetrics(Collector):
+    """Results and drift by task, of judges with a calibration."""
+
+    def __init__(self, watches: Mapping[str, DriftWatch]) -> None:
+        self._watches = watches
+
+    def collect(self) -> Iterable[Metric]:
+        results = CounterMetricFamily(
+            "rewardfleet_task_results",
+            "Scores that were computed by a judge with a calibration, by task and status: ok or "
+            "abstained.",
+            labels=("backend", "task", "status"),
+        )
+        evidence = GaugeMetricFamily(
+            "rewardfleet_drift_evidence",
+            "Evidence that scores of a task are not those of the calibration. Without drift, the "
+            "mean over replicas reaches 1 for the first time after 30 days or more, on average.",
+            labels=("backend", "task"),
+        )
+        for backend, watch in self._watches.items():
+            for task in watch.tasks:
+                evidence.add_metric((backend, task.label), task.evidence)
+                for status, count in task.results.items():
+                    results.add_metric((backend, task.label, status), count)
+        yield results
+        yield evidence
+
+
+def _sets(bins: int) -> Floats:
+    """Return all intervals of bins and what is outside of each, `[S, bins + 1]`, as 0 and 1."""
+    inside = np.zeros((bins * (bins + 1) // 2, bins + 1))
+    for row, (low, high) in zip(inside, combinations(range(bins + 1), 2), strict=True):
+        row[low:high] = 1
+    return np.concatenate([inside, 1 - inside])
+
+
+def _limits(counts: LabelCounts, sets: Floats, error: float) -> Floats:
+    """Return the upper bounds on the share of each set, among failures or among successes.
+
+    Args:
+        error: The probability that one of the bounds does not hold.
+    """
+    from scipy.special import betaincinv  # noqa: PLC0415 - takes a tenth of a second
+
+    def bounds(of: list[int]) -> Floats:
+        found, total = sets @ np.array(of, float), sum(of)
+        return np.where(
+            found < total, betaincinv(found + 1, np.maximum(total - found, 1), 1 - error), 1.0
+        )
+
+    return np.maximum(bounds(counts.failures), bounds(counts.successes))
+
+
+def _label(key: str) -> str:
+    """Return a task as the value of a label: short, and another one for each task."""
+    if not key:
+        return OTHER
+    if len(key) <= _LABEL_LENGTH and key != OTHER:
+        return key
+    digest = hashlib.sha256(key.encode(errors="replace")).hexdigest()[:8]
+    return f"{key[: _LABEL_LENGTH - 10]}… {digest}"
