@@ -13,9 +13,9 @@ scores, `1 + bet * (share / limit - 1)` has an expectation of at most 1 without 
 is a mean, however the scores within a block depend on each other, as those of a group of rollouts
 do. The evidence of a set and a bet is multiplied by it after each block, and then grows by the time
 since the block before, in days, of which all sets, bets and tasks together get one day a day. So
-all evidence minus the time is a supermartingale, and the mean time until that of any task reaches
-30 days is at least 30 days, at any rate of scores and with any number of tasks. It is divided by
-30 here: the alarm is at 1. The mean over replicas has the same property.
+all evidence minus the time is a supermartingale. An alarm is when that of a task has reached 30
+days, which begins anew. Without drift, there is one in 30 days of the process at most, in
+expectation, at any rate of scores and with any number of tasks.
 
 This is an e-detector by Shiryaev's and Roberts' sum: Shin, Ramdas and Rinaldo, E-detectors: a
 nonparametric framework for sequential change detection, 2022, arXiv:2203.03532, whose starts are
@@ -41,18 +41,17 @@ from prometheus_client.registry import Collector
 
 from rewardfleet.wire.calibration import Distribution, LabelCounts, task_key
 from rewardfleet.wire.score import Status
+from rewardfleet_server.system.log_throttle import LogThrottle
 
 log = logging.getLogger(__name__)
 
-#: The mean time to a false alarm is at least this.
+#: A process has one false alarm in so many days at most, in expectation.
 _ALARM_DAYS = 30.0
 #: Scores of a task that are one observation.
 BLOCK = 16
 #: How much of the evidence is at stake in a block: a small bet sees a small drift, a large one a
 #: large drift sooner.
 _BETS = np.array([[0.1], [0.3], [0.9]])
-#: Evidence of one set and bet, at most, so that it falls again when the drift has ended.
-_MOST = 2.0
 #: The weight of the last block in the shares that a warning names.
 _RECENT = 0.1
 #: The label of tasks that have no labels of their own, or too few; characters of the others.
@@ -79,6 +78,7 @@ class DriftWatch:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._place = distribution.place
+        self._throttle = LogThrottle(log)
         self._edges = [0.0, *distribution.edges, 1.0]
         counts = {**distribution.tasks, "": distribution.overall}
         sets = _sets(len(distribution.edges) + 1)
@@ -94,7 +94,7 @@ class DriftWatch:
         watch = self._tasks.get(task_key(task_text)) or self._tasks[""]
         most = watch.add(self._place(raw))
         if most is not None:
-            log.warning("%s", self._warning(watch, most))
+            self._throttle("%s", self._warning(watch, most))
 
     @property
     def tasks(self) -> Iterable["_TaskWatch"]:
@@ -124,7 +124,8 @@ class _TaskWatch:
     ) -> None:
         self.label, self.sets, self.limits = label, sets, limits
         self.results = {Status.OK: 0, Status.ABSTAINED: 0}
-        self.evidence = 0.0  #: the alarm is at 1
+        self.evidence = 0.0  #: in [0, 1): an alarm is at 1
+        self.alarms = 0
         self.recent = np.zeros(len(sets))  #: the share of each set in the last blocks
         self._per_second = weight / (_ALARM_DAYS * 86_400)
         self._now = now
@@ -134,7 +135,7 @@ class _TaskWatch:
         self._by_set = np.zeros((len(_BETS), len(sets)))
 
     def add(self, place: int) -> int | None:
-        """Count a score; return the set with the most evidence when the alarm begins."""
+        """Count a score; return the set with the most evidence if there is an alarm."""
         is_abstention = place == len(self._counts) - 1
         self.results[Status.ABSTAINED if is_abstention else Status.OK] += 1
         self._counts[place] += 1
@@ -151,10 +152,14 @@ class _TaskWatch:
         self._last = now
         self._by_set *= 1 + _BETS * (shares / self.limits - 1)
         self._by_set += added
-        np.minimum(self._by_set, _MOST, out=self._by_set)
-        before, self.evidence = self.evidence, float(self._by_set.sum())
-        has_begun = before < 1 <= self.evidence
-        return int(self._by_set.sum(axis=0).argmax()) if has_begun else None
+        self.evidence = float(self._by_set.sum())
+        if self.evidence < 1:
+            return None
+        most = int(self._by_set.sum(axis=0).argmax())
+        self.alarms += 1
+        self.evidence = 0.0
+        self._by_set[:] = 0
+        return most
 
 
 class DriftMetrics(Collector):
@@ -172,17 +177,25 @@ class DriftMetrics(Collector):
         )
         evidence = GaugeMetricFamily(
             "rewardfleet_drift_evidence",
-            "Evidence that scores of a task are not those of the calibration. Without drift, the "
-            "mean over replicas reaches 1 for the first time after 30 days or more, on average.",
+            "Evidence that the scores of a task are not those of the calibration. At 1, there is "
+            "an alarm, and it begins anew.",
+            labels=("backend", "task"),
+        )
+        alarms = CounterMetricFamily(
+            "rewardfleet_drift_alarms",
+            "Times that the evidence reached 1. Without drift, this is once in 30 days at most, on "
+            "average, over all tasks of a replica.",
             labels=("backend", "task"),
         )
         for backend, watch in self._watches.items():
             for task in watch.tasks:
                 evidence.add_metric((backend, task.label), task.evidence)
+                alarms.add_metric((backend, task.label), task.alarms)
                 for status, count in task.results.items():
                     results.add_metric((backend, task.label, status), count)
         yield results
         yield evidence
+        yield alarms
 
 
 def _sets(bins: int) -> Floats:

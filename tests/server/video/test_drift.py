@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from scipy.stats import binom
+from scipy.stats import poisson
 
 from rewardfleet.evaluation.fitting import distribution_of
 from rewardfleet.wire.calibration import Distribution, LabelCounts
@@ -46,8 +46,8 @@ def labels(rng: Rng, count: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def evidence(watch: DriftWatch) -> float:
-    return max(task.evidence for task in watch.tasks)
+def alarms_of(watch: DriftWatch) -> int:
+    return sum(task.alarms for task in watch.tasks)
 
 
 def learning(rng: Rng, clock: Days, days: float) -> Iterator[tuple[str, bool]]:
@@ -58,26 +58,24 @@ def learning(rng: Rng, clock: Days, days: float) -> Iterator[tuple[str, bool]]:
 
 
 def test_a_policy_that_learns_is_no_drift():
-    """Ten runs of three days. One false alarm in 30 days would be one of them at most."""
+    """Ten runs of three days: one alarm is expected at most."""
     alarms = 0
     for seed in range(10):
         rng, clock = np.random.default_rng(seed), Days()
         watch = DriftWatch(distribution_of(labels(rng, 40)), 0.95, clock)
-        most = 0.0
         for task, success in learning(rng, clock, 3):
             watch.add(raw_score(rng, success), task)
-            most = max(most, evidence(watch))
-        alarms += most >= 1
-    assert alarms <= binom.ppf(0.9999, 10, 3 / 30)
+        alarms += alarms_of(watch)
+    assert alarms <= poisson.ppf(0.9999, 1)
 
 
 @pytest.mark.slow
 def test_false_alarms_are_as_rare_as_stated_where_nothing_is_to_spare():
-    """Limits without a margin, and scores that are at them: 100 times ten days of one task.
+    """Limits without a margin, and scores that are at them: 40 times 60 days of one task.
 
     Half of the scores of a block are alike, as those of a group of rollouts may be.
     """
-    shares, days, runs = [0.5, 0.3, 0.2], 10, 100
+    shares, days, runs = [0.5, 0.3, 0.2], 60, 40
     many = [round(share * 10**9) for share in (*shares, 0)]
     exact = Distribution(
         edges=[0.3, 0.6], overall=LabelCounts(failures=many, successes=many), tasks={}
@@ -85,18 +83,15 @@ def test_false_alarms_are_as_rare_as_stated_where_nothing_is_to_spare():
     alarms = 0
     for seed in range(runs):
         rng, clock = np.random.default_rng(seed), Days()
-        watch, most = DriftWatch(exact, 0.5, clock), 0.0
-        blocks = rng.choice([0.1, 0.4, 0.7], (500, BLOCK), p=shares)
+        watch = DriftWatch(exact, 0.5, clock)
+        blocks = rng.choice([0.1, 0.4, 0.7], (1500, BLOCK), p=shares)
         blocks[:, : BLOCK // 2] = blocks[:, :1]
-        for clock.now, block in zip(
-            np.linspace(0, days, len(blocks)), blocks.tolist(), strict=True
-        ):
+        for clock.now, block in zip(np.linspace(0, days, 1500), blocks.tolist(), strict=True):
             for raw in block:
                 watch.add(raw, "any")
-            most = max(most, evidence(watch))
-        alarms += most >= 1
-    print(f"{alarms} of {runs} runs of {days} days had a false alarm")
-    assert 0 < alarms <= binom.ppf(0.9999, runs, days / 30)
+        alarms += alarms_of(watch)
+    print(f"{alarms} false alarms in {runs * days} days")
+    assert 0 < alarms <= poisson.ppf(0.9999, runs * days / 30)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +121,7 @@ def test_drift_is_seen_while_the_policy_learns(
             seen += task == "t 0"
             raw = drifted(raw, rng)
         watch.add(raw if raw is None else min(max(raw, 0.0), 1.0), task)
-        if evidence(watch) >= 1:
+        if alarms_of(watch):
             break
     assert 0 < seen <= within, seen
     assert "of the calibration's failures or successes" in caplog.text
@@ -137,16 +132,17 @@ def test_a_drift_of_one_task_is_that_of_the_task_and_ends():
     watch = DriftWatch(distribution_of(labels(rng, 40)), 0.95, clock)
 
     def alarms(constant: str, days: float) -> set[str]:
-        start = clock.now
+        start, before = clock.now, {task.label: task.alarms for task in watch.tasks}
         for number in range(int(days * 6 * PER_DAY)):
             clock.now = start + number / PER_DAY / 6
             task = ("t 0", "t 1", "t 2", "t 3", "t 4", "new")[number % 6]
             raw = raw_score(rng, bool(rng.random() < 0.5))
             watch.add(0.5 if task == constant else raw, task)
-        return {task.label for task in watch.tasks if task.evidence >= 1}
+        return {task.label for task in watch.tasks if task.alarms > before[task.label]}
 
     assert alarms("", 0.5) == set()
     assert alarms("t 1", 0.5) == {"t 1"}
+    assert alarms("", 0.5) == set()
     assert alarms("new", 2) == {"other"}
 
 
@@ -186,8 +182,9 @@ def test_the_service_exports_results_and_drift_by_task(write_calibration, frames
         if each.value
     }
     assert results == {("t 1", "ok"): 32, ("t 1", "abstained"): 1, ("other", "ok"): 32}
-    evidence_of = {e.labels["task"]: e.value for e in families["rewardfleet_drift_evidence"]}
-    assert len(evidence_of) == TASKS + 1 and max(evidence_of.values()) < 1
+    evidence = {e.labels["task"]: e.value for e in families["rewardfleet_drift_evidence"]}
+    assert len(evidence) == TASKS + 1 and 0 < evidence["other"] < 1
+    assert {each.value for each in families["rewardfleet_drift_alarms"]} == {0}
 
 
 def test_a_cached_score_counts_once(write_calibration, frames_request):
