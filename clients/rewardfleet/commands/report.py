@@ -1,12 +1,16 @@
 """`rewardfleet report`: what happened in a run, from its score log."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rewardfleet.evaluation.metrics import share
 from rewardfleet.score_log.reading import Filters, open_log, query
+from rewardfleet.wire.causes import SUCCESS_THRESHOLD
 
 from .log import filters
 from .options import escaped, table
@@ -15,6 +19,10 @@ from .options import escaped, table
 _MAX_ROWS, _MAX_PARTS, _MAX_CAUSES = 10, 10, 4
 #: Characters of a text from a service or a policy.
 _MAX_SHOWN = 80
+
+#: Seconds before the newest record in which false positives are counted, and labeled failures of a
+#: task from which on it has a row.
+_WEEK, _LEAST_FAILURES = 7 * 86_400, 10
 
 #: By service: what the answers to one prompt have in common, besides run and step.
 _GROUPS = {
@@ -31,6 +39,11 @@ CREATE TEMP TABLE selected AS
 SELECT service, run, step, id, time, status, score, score <= 0 AS is_zero, backend, cause, cached,
        timing_ms_total, timing_ms_queue, timing_ms_decode, timing_ms_backend,
        coalesce(sample_rate, 1) AS sample_rate, 1 / coalesce(sample_rate, 1) AS weight,
+       label_fraction,
+       CASE WHEN label_fraction IS NOT NULL THEN
+           coalesce(TRY_CAST(json_extract_string(provenance, '$.calibration.threshold') AS DOUBLE),
+                    {threshold})
+       END AS threshold,
        CASE service {keys} END AS prompt,
        CASE WHEN score IS NULL THEN
            left(coalesce(error_detail, json_extract_string(details, '$.model_output')), 200)
@@ -49,15 +62,24 @@ Log = Callable[..., list[tuple[Any, ...]]]
 @click.argument(
     "folders", nargs=-1, required=True, metavar="LOG...", type=click.Path(path_type=Path)
 )
+@click.option(
+    "--labels",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Labels of `rewardfleet look`, for the false positives of the last seven days.",
+)
 @filters
-def command(folders: Sequence[Path], **given: Any) -> int:
+def command(folders: Sequence[Path], labels: Path | None, **given: Any) -> int:
     """Report zeros by cause and step, groups without variance, failures, and the slowest items.
 
     LOG is the folder of a score log, or an output of `rewardfleet score`. Returns 1 if it has no
     record.
     """
+    if labels is not None and find_spec("scipy") is None:
+        raise ValueError("--labels needs scipy: pip install 'rewardfleet[eval]'")
     with open_log(folders) as connection:
         _select(connection, Filters(**given))
+        _add_labels(connection, labels)
 
         def log(sql: str, *values: object) -> list[tuple[Any, ...]]:
             return query(connection, sql, values)
@@ -79,7 +101,36 @@ def _select(connection: Any, given: Filters) -> None:
     """Make the table of the records of some filters."""
     condition, values = given.sql()
     keys = " ".join(f"WHEN '{service}' THEN {key}" for service, key in _GROUPS.items())
-    query(connection, _SELECTED.format(keys=keys, condition=condition), values)
+    query(
+        connection,
+        _SELECTED.format(keys=keys, threshold=SUCCESS_THRESHOLD, condition=condition),
+        values,
+    )
+
+
+def _add_labels(connection: Any, path: Path | None) -> None:
+    """Make the table of the labels of a file: whether a person saw a success; null if unclear."""
+    found = {} if path is None else dict(_read_labels(path))
+    query(
+        connection,
+        "CREATE TEMP TABLE labels AS "
+        "SELECT unnest(?::VARCHAR[]) AS id, unnest(?::BOOLEAN[]) AS success",
+        [[*found], [*found.values()]],
+    )
+
+
+def _read_labels(path: Path) -> Iterator[tuple[str, bool | None]]:
+    """Yield ids and labels, of which the last one counts, and name the lines that are none."""
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            label = json.loads(line)
+            name, success = label["id"], label["success"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            name = success = None
+        if isinstance(name, str) and isinstance(success, bool | None):
+            yield name, success
+        else:
+            click.echo(f"{path}:{number}: no label, which is left out", err=True)
 
 
 def _overview(log: Log) -> Iterator[str]:
@@ -252,6 +303,59 @@ def _tampering(log: Log) -> Iterator[str]:
         )
 
 
+def _false_positives(log: Log) -> Iterator[str]:
+    """Yield how many failures were accepted of those that were drawn for people to label.
+
+    Labels of other records do not count: people chose them, e.g. as they looked wrong.
+    """
+    rows = log(
+        """
+        WITH sampled AS (
+            SELECT backend, threshold, prompt AS task, label_fraction,
+                   score >= threshold AS accepted, labels.id IS NOT NULL AS is_labeled, success
+            FROM selected LEFT JOIN labels ON labels.id = selected.id
+            WHERE label_fraction IS NOT NULL AND score IS NOT NULL
+                  AND time > (SELECT max(time) FROM selected) - ?
+        )
+        SELECT backend, threshold, CASE WHEN grouping(task) = 0 THEN coalesce(task, '') END,
+               min(label_fraction), max(label_fraction), count(*),
+               count(*) FILTER (is_labeled) AS labeled,
+               count(*) FILTER (is_labeled AND success IS NULL),
+               count(*) FILTER (NOT success) AS failures,
+               count(*) FILTER (NOT success AND accepted)
+        FROM sampled GROUP BY GROUPING SETS ((backend, threshold), (backend, threshold, task))
+        HAVING grouping(task) = 1 OR failures >= ?
+        ORDER BY backend, threshold, grouping(task) DESC, failures DESC LIMIT ?
+        """,
+        _WEEK,
+        _LEAST_FAILURES,
+        _MAX_ROWS,
+    )
+    if not rows:
+        return
+    if not any(row[6] for row in rows):
+        drawn = sum(row[5] for row in rows)
+        yield f"{drawn:,} scores were drawn: label them in `rewardfleet look`, and give --labels"
+        return
+    head = ("judge", "threshold", "task", "share", "drawn", "labeled", "unclear", "failures",
+            "accepted", "rate", "95 % interval")  # fmt: skip
+    yield table(head, [_false_positive_row(*row) for row in rows])
+
+
+def _false_positive_row(
+    judge: str, threshold: float, task: str | None, low: float, high: float, *counts: int
+) -> tuple[str, ...]:
+    drawn, labeled, unclear, failures, accepted = counts
+    figure = share(accepted, failures)
+    first, last = figure["interval"] or (0, 1)
+    return (
+        _text(judge), f"{threshold:.4g}", "all" if task is None else _text(task),
+        f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}",
+        *(f"{each:,}" for each in (drawn, labeled, unclear, failures, accepted)),
+        _share(accepted, failures) if failures else "", f"{first:.1%} to {last:.1%}",
+    )  # fmt: skip
+
+
 #: The sections of a report by their titles; the first one has none.
 _SECTIONS: dict[str, Callable[[Log], Iterator[str]]] = {
     "": _overview,
@@ -259,6 +363,7 @@ _SECTIONS: dict[str, Callable[[Log], Iterator[str]]] = {
     "Groups: scores of a step with the same tests, correct answer, task or group": _groups,
     "Abstentions and failures": _without_score,
     "Slowest": _slowest,
+    "False positives of the last seven days, of scores drawn for labels": _false_positives,
     "Verdicts that a program could have decided, and suspicions": _tampering,
 }
 

@@ -258,7 +258,7 @@ def distribution_of(clips: Iterable[Clip]) -> Distribution:
 
 
 def _is_enough(clips: Sequence[Clip]) -> bool:
-    successes = sum(each["success"] for each in clips)
+    successes = sum(each["success"] is True for each in clips)
     return min(successes, len(clips) - successes) >= _LEAST_OF_TASK
 
 

@@ -11,7 +11,7 @@ from scipy.stats import beta, binom
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from rewardfleet.evaluation.fitting import calibrate, failures_needed, fit_map
+from rewardfleet.evaluation.fitting import calibrate, distribution_of, failures_needed, fit_map
 from rewardfleet.wire.calibration import Calibration, IsotonicMap, LogisticMap, logit
 
 KINDS = ("platt", "isotonic", "per-task")
@@ -140,9 +140,27 @@ def test_the_offset_of_a_task_with_few_clips_is_shrunk():
 
 def test_a_calibration_survives_its_file_and_a_damaged_one_is_refused():
     found = calibrate(report(drawn(0, 118, 20)), "isotonic", 0.05, 0.95)
+    assert found.distribution is not None
     again = Calibration.model_validate_json(found.model_dump_json())
     assert again == found
     with pytest.raises(ValueError, match="below"):
         IsotonicMap(kind="isotonic", scores=[0, 1], values=[1, 0])
     with pytest.raises(ValueError, match="increasing"):
         IsotonicMap(kind="isotonic", scores=[0.5, 0.5], values=[0, 1])
+
+
+def test_the_distribution_counts_raw_scores_and_abstentions_of_tasks_with_enough_labels():
+    clips = [clip(n % 2 == 0, n / 40, "Fold  it" if n < 20 else "fold it") for n in range(40)]
+    clips += [{**clip(True, 0.0, "fold it"), "raw_score": None, "status": "abstained"}]
+    clips += [{**clip(True, 0.0, "fold it"), "raw_score": None, "status": "error"}]
+    clips += [clip(n < 19, 1.0, "push it") for n in range(60)]
+    found = distribution_of(clips)
+    assert found.tasks.keys() == {"fold it"}
+    own = found.tasks["fold it"]
+    assert (sum(own.failures), own.failures[-1], sum(own.successes), own.successes[-1]) == (
+        20, 0, 21, 1,
+    )  # fmt: skip
+    assert sum(found.overall.failures) == 20 + 41 and sum(found.overall.successes) == 21 + 19
+    # 1.0 is in the last bin, 0.05 in the one that it begins.
+    assert [found.place(raw) for raw in (0.0, 0.05, 1.0, None)] == [0, 2, 11, 12]
+    assert found.overall.failures[found.place(1.0)] == 41
