@@ -42,6 +42,8 @@ _HEADERS = {
 }
 #: The header that htmx sends, and that a page of another origin cannot.
 _HTMX = "hx-request"
+#: What a person may see in a clip: whether it is a success.
+_SEEN = {"success": True, "failure": False, "unclear": None}
 #: Digits of numbers in a query.
 _MOST_DIGITS = 15
 
@@ -76,6 +78,8 @@ class LookApp:
                 Route("/record/{number}", self._record),
                 Route("/record/{number}/frames", self._frames),
                 Route("/record/{number}/label", self._label, methods=["POST"]),
+                Route("/to-label", self._to_label),
+                Route("/to-label", self._seen, methods=["POST"]),
                 Route("/compare", self._compare),
                 Mount("/static", StaticFiles(directory=_HERE / "static")),
             ]
@@ -172,9 +176,33 @@ class LookApp:
         try:
             await run_in_threadpool(self._labels.add, record, label)
         except OSError as error:
-            log.error("the label was not written: %s", error)  # noqa: TRY400 - a full disk is no fault here
-            return PlainTextResponse(f"the label was not written: {error.strerror}", 507)
+            return _not_written(error)
         return self._page("label.html", record=record, all_labels=LABELS)
+
+    async def _to_label(self, request: Request) -> Response:
+        """Show a clip that was drawn for labels, and nothing of what the judge thinks of it."""
+        await run_in_threadpool(self._records.refresh)
+        record, total = await run_in_threadpool(
+            self._records.to_label, [*self._labels.by_id], request.query_params.get("after", "")
+        )
+        frames = await run_in_threadpool(self._records.frames, record) if record else None
+        return self._page(
+            "to_label.html", record=record, total=total, has_frames=frames is not None, seen=_SEEN
+        )
+
+    async def _seen(self, request: Request) -> Response:
+        """Keep what a person saw, and go on with the next clip."""
+        number, given = _integer(request.query_params.get("n", "")), request.query_params
+        record = None if number is None else await run_in_threadpool(self._records.record, number)
+        if record is None or record["id"] != given.get("id") or record["score"] is None:
+            return PlainTextResponse("the log has changed: open the page again", 409)
+        if given.get("seen") not in _SEEN:
+            return PlainTextResponse(f"seen: give one of {', '.join(_SEEN)}", 400)
+        try:
+            await run_in_threadpool(self._labels.add_seen, record, _SEEN[given["seen"]])
+        except OSError as error:
+            return _not_written(error)
+        return Response(headers={"hx-redirect": f"/to-label?{urlencode({'after': record['id']})}"})
 
     async def _compare(self, request: Request) -> Response:
         by = "source" if request.query_params.get("by") == "source" else "judge"
@@ -203,6 +231,11 @@ class LookApp:
 
     def _page(self, template: str, **values: Any) -> HTMLResponse:
         return HTMLResponse(self._templates.get_template(template).render(**values))
+
+
+def _not_written(error: OSError) -> Response:
+    log.error("the label was not written: %s", error)
+    return PlainTextResponse(f"the label was not written: {error.strerror}", 507)
 
 
 def _filter(request: Request) -> Filter:

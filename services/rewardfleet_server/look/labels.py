@@ -63,6 +63,16 @@ class Labels:
                 file.write(json.dumps(line).encode() + b"\n")
             self.by_id[record["id"]] = label
 
+    def add_seen(self, record: Mapping[str, Any], success: bool | None) -> None:
+        """Write what a person saw in a clip, without the judge's verdict; None if it is unclear.
+
+        See `add`.
+        """
+        verdict = record["score"] >= self._threshold
+        self.add(
+            record, "unclear" if success is None else "right" if success == verdict else "wrong"
+        )
+
 
 def _read(path: Path) -> dict[str, Label]:
     found: dict[str, Label] = {}

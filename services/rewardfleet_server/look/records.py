@@ -6,7 +6,7 @@ Values of requests only ever reach DuckDB as parameters; names of columns come f
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ _COLUMNS = {
     "error_kind": "error_kind",
     "error_detail": "error_detail",
     "has_frames": "frames IS NOT NULL",
+    "label_fraction": "label_fraction",
     "file": "source",
     "source": "parse_dirpath(source)",
 }
@@ -170,6 +171,26 @@ class Records:
         """Return all of a record; None if there is none of this number."""
         found = self._rows("SELECT * EXCLUDE (text) FROM items WHERE n = ?", [number])
         return found[0] if found else None
+
+    def to_label(self, labeled: Collection[str], after: str) -> tuple[dict[str, Any] | None, int]:
+        """Return a record that was drawn for labels and has none, and how many there are.
+
+        They come by the digests of their requests, so those that are labeled first are a random
+        part of them as well.
+
+        Args:
+            labeled: The ids that have a label.
+            after: The id before the record's; after the last one comes the first.
+        """
+        where = "label_fraction IS NOT NULL AND id NOT IN (SELECT unnest(?::VARCHAR[]))"
+        (total,) = self._rows(
+            f"SELECT count(DISTINCT id) AS total FROM items WHERE {where}", [list(labeled)]
+        )
+        found = self._rows(
+            f"SELECT n FROM items WHERE {where} ORDER BY id <= ?, id, n LIMIT 1",
+            [list(labeled), after],
+        )
+        return self.record(found[0]["n"]) if found else None, total["total"]
 
     def frames(self, record: Mapping[str, Any]) -> bytes | None:
         """Return the frames of a clip as one JPEG; None if they are not to be had."""

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,17 @@ def scored_items(text: str = "plain", start: float = 1000.0) -> list[Scored]:
         Scored(service, start + number, request, score, strip=strip)
         for number, (service, request, score) in enumerate(items)
     ]
+
+
+def drawn_items(task: str = "plain") -> list[Scored]:
+    """Return three clips that were drawn for labels, and one that was not."""
+    clip, *_ = scored_items(task)
+    fractions = (0.1, 0.1, 0.1, None)
+    return [
+        replace(clip, request=clip.request.model_copy(update={"nframes": 2 + n}),
+                score=clip.score.model_copy(update={"score": n / 3}), label_fraction=fraction)
+        for n, fraction in enumerate(fractions)
+    ]  # fmt: skip
 
 
 def write_log(folder: Path, items: list[Scored]) -> None:

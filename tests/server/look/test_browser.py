@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from .attacks import ATTACKS
-from .conftest import scored_items
+from .conftest import drawn_items, scored_items
 
 playwright = pytest.importorskip("playwright.sync_api", reason="`make test-browser` installs it")
 CHROMIUM = shutil.which("chromium")
@@ -82,6 +82,20 @@ def test_a_person_filters_opens_and_labels_by_keyboard(page, serve_page, tmp_pat
     labels = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
     assert [each["label"] for each in labels] == ["right", "unclear"]
     assert len({each["judge"] for each in labels}) == 2
+
+
+def test_a_person_labels_the_sample_by_keyboard(page, serve_page, tmp_path: Path):
+    page.goto(serve_page(drawn_items()))
+    page.get_by_role("link", name="To label").click()
+    playwright.expect(page.locator("main")).to_contain_text("3 scores of a random sample")
+    page.keyboard.press("j")  # skips one
+    page.wait_for_url("**after=*")
+    for left, key in ((2, "s"), (1, "f"), (0, "u")):
+        page.keyboard.press(key)
+        text = f"{left} score" if left else "No score is to be labeled"
+        playwright.expect(page.locator("main")).to_contain_text(text)
+    labels = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
+    assert [each["success"] for each in labels] == [True, False, None]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

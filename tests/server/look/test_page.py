@@ -2,7 +2,9 @@
 
 import base64
 import json
+import re
 from collections.abc import Iterator
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import httpx
 import pytest
 
 from .attacks import ATTACKS
-from .conftest import scored_items, served
+from .conftest import drawn_items, scored_items, served
 
 
 class Structure(HTMLParser):
@@ -101,6 +103,32 @@ def test_labels_are_lines_of_a_file_and_shown(serve_page, tmp_path: Path):
     assert (first["label"], first["success"]) == ("wrong", True)  # 0.25 says no, wrongly
     assert (last["label"], last["success"], last["judge"]) == ("right", False, "reference")
     assert (tmp_path / "labels.jsonl").stat().st_mode & 0o077 == 0
+
+
+def test_the_random_sample_is_labeled_without_the_verdict(serve_page, tmp_path: Path):
+    with httpx.Client(base_url=serve_page(drawn_items("a plum"))) as client:
+        page, from_page = client.get("/to-label").text, {"hx-request": "true"}
+        assert "3 scores of a random sample" in page and "a plum" in page
+        assert "reference" not in page and "It saw" not in page
+        skipped = page.split("after=")[1].split('"')[0]
+        assert f"id={skipped}&" not in client.get(f"/to-label?after={skipped}").text
+        saw = ["success", "unclear", "failure"]
+        for count, seen in zip((3, 2, 1), saw, strict=True):
+            assert f"{count} score" in Structure(page).text
+            links = [unescape(each) for each in re.findall(r'hx-post="([^"]+)"', page)]
+            (link,) = [each for each in links if each.endswith(seen)]
+            assert client.post(link).status_code == 403  # a page of another origin
+            assert client.post(f"{link}x", headers=from_page).status_code == 400
+            assert client.post(link.replace("id=", "id=0"), headers=from_page).status_code == 409
+            answer = client.post(link, headers=from_page)
+            page = client.get(answer.headers["hx-redirect"]).text
+        assert "No score is to be labeled" in page
+    lines = [*map(json.loads, (tmp_path / "labels.jsonl").read_text().splitlines())]
+    assert [each["success"] for each in lines] == [True, None, False]
+    for each in lines:
+        verdict = each["score"] >= 0.5
+        right = "unclear" if each["success"] is None else "right"
+        assert each["label"] == (right if each["success"] in {None, verdict} else "wrong")
 
 
 @pytest.fixture(scope="module")

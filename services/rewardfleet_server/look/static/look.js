@@ -35,7 +35,7 @@ document.addEventListener("keydown", (event) => {
   if (action) {
     event.preventDefault();
     action();
-  } else if ("rwu".includes(event.key)) {
+  } else if ("rwusf".includes(event.key)) {
     follow(`button.label[data-key="${event.key}"]`);
   }
 });
