@@ -64,7 +64,7 @@ Log = Callable[..., list[tuple[Any, ...]]]
 )
 @click.option(
     "--labels",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Labels of `rewardfleet look`, for the false positives of the last seven days.",
 )
