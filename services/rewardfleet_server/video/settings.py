@@ -131,7 +131,7 @@ class VideoSettings(OriginalFlags):
     judge_config: FilePath | None = setting(None, "TOML file with a table of options for each judge.", group="Video")
     set: Annotated[list[str], NoDecode, BeforeValidator(_split_pairs)] = setting([], "Option of the judge: top_p=0.9, or JUDGE.top_p=0.9 of several; repeatable. `rewardfleet judges JUDGE` lists them.", metavar="NAME=VALUE", group="Video")
     calibration: FilePath | None = setting(None, "Of `rewardfleet calibrate`: scores are calibrated. Another judge or other options are refused.", group="Video")
-    label_fraction: float = setting(0.0, "Of computed scores, drawn for people to label in `rewardfleet look`; needs --score-log.", ge=0, le=1, group="Logging", metavar="SHARE")
+    label_fraction: float = setting(0.0, "Of scores, drawn for people to label; needs --score-log.", ge=0, le=1, group="Logging", metavar="SHARE")
     abstention: Annotated[Literal["null", "error"] | float, BeforeValidator(_read_abstention)] = setting("null", "null: a score of null. error: the HTTP error `abstained`. A number in [0, 1]: null, and on /rlinf/score, which it opens, the number.", metavar="null|error|NUMBER", group="Video")
     profile: Literal["rlinf-rlaif"] | None = setting(None, "Defaults of the original LIBERO server; flags win over them.", group="Video")
     # fmt: on
