@@ -8,14 +8,15 @@ failures or among the successes, whichever is more. The sets are all intervals b
 file, and what is outside of each, abstentions included: too many scores somewhere, or too few.
 
 How. `limit` of a set is the larger of two upper bounds by Clopper and Pearson, for failures and
-for successes; all of them hold together with the confidence of the calibration. Of each block of
-scores, `1 + bet * (share / limit - 1)` has an expectation of at most 1 without drift, as the share
-is a mean, however the scores within a block depend on each other, as those of a group of rollouts
-do. The evidence of a set and a bet is multiplied by it after each block, and then grows by the time
-since the block before, in days, of which all sets, bets and tasks together get one day a day. So
-all evidence minus the time is a supermartingale. An alarm is when that of a task has reached 30
-days, which begins anew. Without drift, there is one in 30 days of the process at most, in
-expectation, at any rate of scores and with any number of tasks.
+for successes; all of them hold together with the confidence of the calibration. A block is 16
+scores of a task at least, and ten minutes. Of each block, `1 + bet * (share / limit - 1)` has an
+expectation of at most 1 without drift, as the share is a mean, however its scores depend on each
+other: those of a group of rollouts, which come together, may all be alike. Scores of a block may
+depend on earlier blocks in their success only. The evidence of a set and a bet is multiplied by it
+after each block, and then grows by the time since the block before, in days, of which all sets,
+bets and tasks together get one day a day. So all evidence minus the time is a supermartingale. An
+alarm is when that of a task has reached 30 days, which begins anew. Without drift, there is one in
+30 days of the process at most, in expectation, at any rate of scores and with any number of tasks.
 
 This is an e-detector by Shiryaev's and Roberts' sum: Shin, Ramdas and Rinaldo, E-detectors: a
 nonparametric framework for sequential change detection, 2022, arXiv:2203.03532, whose starts are
@@ -47,8 +48,9 @@ log = logging.getLogger(__name__)
 
 #: A process has one false alarm in so many days at most, in expectation.
 _ALARM_DAYS = 30.0
-#: Scores of a task that are one observation.
-BLOCK = 16
+#: Scores of a task that are one observation, and seconds from its first to that of the next one, at
+#: least.
+BLOCK, _BLOCK_SECONDS = 16, 600.0
 #: How much of the evidence is at stake in a block: a small bet sees a small drift, a large one a
 #: large drift sooner.
 _BETS = np.array([[0.1], [0.3], [0.9]])
@@ -129,24 +131,29 @@ class _TaskWatch:
         self.recent = np.zeros(len(sets))  #: the share of each set in the last blocks
         self._per_second = weight / (_ALARM_DAYS * 86_400)
         self._now = now
-        self._last: float | None = None
+        self._last: float | None = None  # when the block before ended
+        self._began = 0.0
         self._counts = np.zeros(sets.shape[1])
         self._size = 0
         self._by_set = np.zeros((len(_BETS), len(sets)))
 
     def add(self, place: int) -> int | None:
         """Count a score; return the set with the most evidence if there is an alarm."""
+        now, most = self._now(), None
+        if self._size >= BLOCK and now >= self._began + _BLOCK_SECONDS:
+            most = self._end_block(now)
+        if not self._size:
+            self._began = now
         is_abstention = place == len(self._counts) - 1
         self.results[Status.ABSTAINED if is_abstention else Status.OK] += 1
         self._counts[place] += 1
         self._size += 1
-        return self._end_block() if self._size == BLOCK else None
+        return most
 
-    def _end_block(self) -> int | None:
-        shares = self.sets @ (self._counts / BLOCK)
+    def _end_block(self, now: float) -> int | None:
+        shares = self.sets @ (self._counts / self._size)
         self._counts[:] = self._size = 0
         self.recent += (_RECENT if self._last is not None else 1.0) * (shares - self.recent)
-        now = self._now()
         # What is added is not at stake before the next block, so that no block sets its own stake.
         added = 0.0 if self._last is None else (now - self._last) * self._per_second
         self._last = now
