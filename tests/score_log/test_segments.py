@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rewardfleet import CodeScore, code_request
-from rewardfleet.score_log import Scored, ScoreLog, writer
+from rewardfleet.score_log import Scored, ScoreLog, queue
 from rewardfleet.score_log.deleting import delete_run
 from rewardfleet.score_log.reading import Filters, open_log, select
 from rewardfleet.score_log.rewrite import rewrite
@@ -174,7 +174,7 @@ def test_deleting_says_which_segments_may_have_more(tmp_path, monkeypatch):
 
 
 def test_a_full_queue_and_a_full_disk_drop_records_and_count_them(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(writer, "_MAX_ITEMS", 1)
+    monkeypatch.setattr(queue, "_MAX_ITEMS", 1)
     log = ScoreLog(tmp_path)
     busy = threading.Event()
     log.add(lambda: [scored(uid=str(busy.wait(60)))])

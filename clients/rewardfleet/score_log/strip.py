@@ -16,17 +16,29 @@ _QUALITY = 75
 Frame = NDArray[np.uint8]
 
 
+def _every(frame: Frame, by: int) -> Frame:
+    return frame[::by, ::by]
+
+
+def side_by_side(frames: Sequence[Frame], shrink: Callable[[Frame, int], Frame] = _every) -> Frame:
+    """Return frames as one picture. Of more than `MAX_FRAMES`, those of `sample_indices` are taken.
+
+    Args:
+        frames: Frames of one size, in order; one or more.
+        shrink: Returns a frame whose sides are divided by a number.
+    """
+    by = -(-max(frames[0].shape[:2]) // MAX_SIDE)
+    chosen = [frames[index] for index in sample_indices(len(frames), MAX_FRAMES)]
+    small = [shrink(frame, by) if by > 1 else frame for frame in chosen]
+    return np.ascontiguousarray(np.concatenate(small, axis=1))
+
+
 def strip_of(
-    frames: Sequence[Frame],
-    shrink: Callable[[Frame, int], Frame] = lambda frame, by: frame[::by, ::by],
+    frames: Sequence[Frame], shrink: Callable[[Frame, int], Frame] = _every
 ) -> bytes | None:
     """Return frames as a strip; None if there are none, or `simplejpeg` is not installed.
 
-    Of more than `MAX_FRAMES`, those of `sample_indices` are taken.
-
-    Args:
-        frames: Frames of one size, in order.
-        shrink: Returns a frame whose sides are divided by a number.
+    The arguments are those of `side_by_side`.
     """
     if not frames:
         return None
@@ -34,10 +46,7 @@ def strip_of(
         import simplejpeg  # noqa: PLC0415 - optional
     except ModuleNotFoundError:
         return None
-    by = -(-max(frames[0].shape[:2]) // MAX_SIDE)
-    chosen = [frames[index] for index in sample_indices(len(frames), MAX_FRAMES)]
-    small = [shrink(frame, by) if by > 1 else frame for frame in chosen]
-    pixels = np.ascontiguousarray(np.concatenate(small, axis=1))
+    pixels = side_by_side(frames, shrink)
     strip: bytes = simplejpeg.encode_jpeg(pixels, quality=_QUALITY, colorsubsampling="420")
     return strip
 

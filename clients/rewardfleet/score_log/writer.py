@@ -1,16 +1,12 @@
-"""Writing a score log off the path of requests: a bounded queue, and a thread that empties it."""
+"""Writing a score log off the path of requests."""
 
-import atexit
 import logging
-import os
 import subprocess
-import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
+from .queue import ScoredQueue
 from .record import RecordTooLarge, Scored, line_of
 from .rewrite import can_rewrite, start_rewriting
 from .segments import (
@@ -24,9 +20,7 @@ from .segments import (
 
 log = logging.getLogger(__name__)
 
-#: Items that wait for the thread, and bytes of what they hold, beyond which others are dropped.
-_MAX_ITEMS, _MAX_BYTES = 20_000, 128 * 2**20
-#: Seconds between two writes, and bytes of lines after which there is one.
+#: Seconds and bytes of lines after which there is a write.
 _WRITE_SECONDS, _WRITE_BYTES = 0.25, 2**20
 #: Bytes and seconds after which a segment is closed.
 _SEGMENT_BYTES, _SEGMENT_SECONDS = 256 * 2**20, 3600.0
@@ -34,14 +28,12 @@ _SEGMENT_BYTES, _SEGMENT_SECONDS = 256 * 2**20, 3600.0
 _LOOK_SECONDS = 10.0
 #: Seconds between two warnings.
 _WARNING_SECONDS = 60.0
-#: Seconds for the last records at the end.
-_CLOSE_SECONDS = 2.0
 
 #: Why records are not in the log.
 DROPPED = ("queue_full", "disk", "too_large", "failed")
 
 
-class ScoreLog:
+class ScoreLog(ScoredQueue):
     """Writes what was scored to a folder, which several processes may do at the same time.
 
     A record is dropped and counted rather than that a score waits for it: if the thread is behind,
@@ -56,6 +48,10 @@ class ScoreLog:
         ValueError: The folder cannot be written, or others may write to it.
     """
 
+    _name = "score-log"
+    _options = ("folder", "_max_bytes", "_max_age_s", "_segment_bytes")
+    _reasons = DROPPED
+
     def __init__(self, folder: Path | str, *, max_mb: int = 4096, max_days: float = 30.0) -> None:
         self.folder = Path(folder)
         prepare_folder(self.folder)
@@ -65,99 +61,27 @@ class ScoreLog:
         self._begin()
 
     def _begin(self) -> None:
-        """Reset the state of this process. A forked process has no thread."""
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._queue: deque[tuple[Callable[[], Iterable[Scored]], int, int]] = deque()
-        self._items = self._bytes = 0  # in the queue
-        self._thread: threading.Thread | None = None
-        self._closing = threading.Event()
+        super()._begin()
         self._segment: Segment | None = None
         self._rewriting: subprocess.Popen[bytes] | None = None
         self._not_rewritten: set[Path] = set()  # which failed
         self._close_request = close_request(self.folder)
         self._next_look = self._next_warning = 0.0
         self.written = 0  #: records in files
-        self.dropped: Counter[str] = Counter(
-            dict.fromkeys(DROPPED, 0)
-        )  #: records that are not, by reason
         self._reported, self._reason = 0, ""
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs to write to the same folder."""
-        return {
-            name: getattr(self, name)
-            for name in ("folder", "_max_bytes", "_max_age_s", "_segment_bytes")
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._begin()
-
-    def add(self, scored: Callable[[], Iterable[Scored]], *, items: int = 1, size: int = 0) -> None:
-        """Add what was scored. It takes microseconds and never fails.
-
-        Args:
-            scored: Returns it; called by the thread.
-            items: How many items it has.
-            size: The bytes that it keeps in memory.
-        """
-        if self._pid != os.getpid():
-            self._begin()
-        with self._lock:
-            if self._items + items > _MAX_ITEMS or self._bytes + size > _MAX_BYTES:
-                self.dropped["queue_full"] += items
-                return
-            self._items += items
-            self._bytes += size
-            self._queue.append((scored, items, size))
-            if self._thread is None:
-                self._start()
-
-    def _start(self) -> None:
-        self._closing = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(self._closing,), name="score-log", daemon=True
-        )
-        self._thread.start()
-        atexit.register(self.close)
-
-    def close(self) -> None:
-        """Write what is left, for at most two seconds. Adding a record opens the log again."""
-        thread = self._thread
-        if thread is None or self._pid != os.getpid():
-            return
-        self._closing.set()
-        thread.join(_CLOSE_SECONDS)
-        atexit.unregister(self.close)
-        with self._lock:
-            if not thread.is_alive() and thread is self._thread:
-                self._thread = None
-                if self._queue:  # added when it had ended
-                    self._start()
-
-    def _run(self, closed: threading.Event) -> None:
-        while True:
-            closing = closed.wait(_WRITE_SECONDS)
-            try:
-                self._write_queue()
-                self._look_after_segments(closing=closing)
-            except Exception:  # the thread must go on
-                log.exception("the score log %s", self.folder)
+    def _work(self, *, closing: bool) -> None:
+        try:
+            self._write_queue()
+            self._look_after_segments(closing=closing)
+        finally:
             self._warn()
-            if closing and not self._queue:
-                return
 
     def _write_queue(self) -> None:
         lines: list[bytes] = []
         size, until = 0, time.monotonic() + _WRITE_SECONDS
-        while self._queue:
-            scored, items, held = self._queue.popleft()
+        for scored, items in self._taken():
             new = self._lines_of(scored, items)
-            del scored
-            with self._lock:
-                self._items -= items
-                self._bytes -= held
             lines += new
             size += sum(map(len, new))
             if size >= _WRITE_BYTES or time.monotonic() > until:
