@@ -7,6 +7,7 @@ ENGINES := .venv-engines
 RAY := .venv-ray
 CLIENTS := .clients
 TRAINERS := .venv-trainers
+VIEWERS := .venv-viewers
 ROUTER := contrib/router
 
 # With SLICE=1, a heavy gate runs the few tests of it that CI runs.
@@ -20,9 +21,9 @@ unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 .PHONY: help release install install-server jail servers packages demo test test-fast test-full test-interpreters check check-all mutations docs screenshots fuzz-normal-form
 .PHONY: bench bench-client bench-code bench-episode bench-tools bench-bulk bench-gateway bench-growth bench-score-log bench-tail example-episode example-router example-learning serve lock
-.PHONY: up down secrets test-browser test-deploy test-k8s test-chaos chaos
+.PHONY: up down secrets browser test-browser test-deploy test-k8s test-chaos chaos
 .PHONY: install-engines test-engines bench-vlm bench-gpu
-.PHONY: install-ray test-ray bench-ray bench-size
+.PHONY: install-ray test-ray bench-ray bench-size install-viewers test-viewers bench-sample-tables
 .PHONY: install-trainers install-clients install-peers record-peers test-trainers
 
 install: $(VENV)/.installed servers packages  ## all that the tests need, in .venv; the first target
@@ -177,9 +178,20 @@ test-deploy: install  ## images and docker-compose.yml in an engine of their own
 	$(BIN)/python -m pytest -m "deploy$(AND_SLICE)" tests/deploy
 
 HAS_BROWSER := command -v chromium >/dev/null
-test-browser: install  ## the page of `rewardfleet look` in Chromium; as root on Debian, installs it
+browser:
 	@$(HAS_BROWSER) || { apt-get update >/dev/null; apt-get install --yes --no-install-recommends chromium >/dev/null; }
+
+test-browser: install browser  ## the page of `rewardfleet look` in Chromium; as root on Debian, installs it
 	$(BIN)/python -m pytest -q -m browser tests/server/look
+
+install-viewers: $(VIEWERS)/.installed  ## W&B, MLflow, trackio, TensorBoard and Inspect, in their own environment
+
+$(VIEWERS)/.installed: requirements-viewers.txt pyproject.toml tests/install.py
+	@$(INSTALL) $(VIEWERS) requirements-viewers.txt
+	@touch $@
+
+test-viewers: install-viewers browser  ## tables of samples in trackers, and Inspect's viewer in Chromium; as root on Debian
+	$(VIEWERS)/bin/python -m pytest -q tests/viewers
 
 test-k8s: install  ## the manifests of k8s/; downloads kustomize from Debian if there is none
 	$(BIN)/python -m pytest -m k8s tests/k8s
@@ -246,6 +258,9 @@ test-trainers: install-trainers install-clients  ## the router and the adapters,
 	$(TRAINERS)/bin/python -m pytest -q $(if $(SLICE),-m slice) $(TRAINER_TESTS)
 	$(if $(SLICE),,$(TRAINERS)/bin/python -m pytest -q tests/test_docs.py -k 'python_blocks_run and trainers')
 
+bench-sample-tables: install-viewers  ## the CPU time that tables of samples add to a training step
+	$(VIEWERS)/bin/python tests/bench/sample_tables.py
+
 serve: install  ## the video service on port 18080, over the demo's rollouts
 	$(BIN)/rewardfleet serve video --video-root tests/data/libero
 
@@ -258,6 +273,8 @@ lock:  ## rewrite the locked requirements from pyproject.toml; they contain no r
 	$(BIN)/uv pip compile pyproject.toml --extra server --group build --universal \
 		--python-version 3.11 --generate-hashes --no-header --no-annotate -c requirements.lock \
 		-o requirements-server.lock
+	$(BIN)/uv pip compile pyproject.toml --extra server --group viewers \
+		--python-version 3.11 --generate-hashes --no-header --no-annotate -o requirements-viewers.txt
 	$(BIN)/uv pip compile pyproject.toml --extra server --extra redis --extra fusion --extra otel --group image \
 		--universal --python-version 3.12 --generate-hashes --no-header --no-annotate -c requirements.lock \
 		-o deploy/requirements.lock

@@ -63,6 +63,7 @@ CI = [
     Gate("test-trainers SLICE=1", 900),
     Gate("test-engines SLICE=1", 900),
     Gate("test-browser", 900, ("apt-get",), as_root=True),
+    Gate("test-viewers", 900, ("apt-get",), as_root=True),
     Gate("test-deploy SLICE=1", 900, ("apt-get",), as_root=True),
 ]
 ALL = [
@@ -77,6 +78,7 @@ ALL = [
     Gate("test-trainers", 7200),
     Gate("test-engines", 7200),
     Gate("test-browser", 1800, ("apt-get",), as_root=True),
+    Gate("test-viewers", 1800, ("apt-get",), as_root=True),
     Gate("test-deploy", 3600, ("apt-get",), as_root=True),
     Gate("chaos", 7200, _SERVERS),
     Gate("fuzz-normal-form", 1800),

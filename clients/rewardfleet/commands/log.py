@@ -1,4 +1,4 @@
-"""`rewardfleet log`: list, count and delete what score logs have."""
+"""`rewardfleet log`: list, count, export and delete what score logs have."""
 
 import base64
 import json
@@ -12,7 +12,8 @@ import click
 from rewardfleet.score_log.deleting import delete_run
 from rewardfleet.score_log.reading import Filters, open_log, query, select
 
-from .options import AS_JSON, CommandGroup, escaped, table
+from .inspect_logs import write_logs
+from .options import AS_JSON, CommandGroup, escaped, number, table
 
 T = TypeVar("T")
 
@@ -42,7 +43,9 @@ def filters(function: Callable[..., T]) -> Callable[..., T]:
     return function
 
 
-@click.group(cls=CommandGroup, name="log", help="List, count and delete what a score log has.")
+@click.group(
+    cls=CommandGroup, name="log", help="List, count, export and delete what a score log has."
+)
 def command() -> None:
     """Group the commands."""
 
@@ -97,6 +100,23 @@ def count(folders: Sequence[Path], by: Sequence[str], **given: Any) -> None:
             [[_cell(name, cell) for name, cell in zip(head, row, strict=True)] for row in rows],
         )
     )
+
+
+@command.command(help="Export records of score logs and outputs, for other viewers.")
+@_FOLDERS
+@filters
+@number("--limit", "N", "The newest ones, at most. All are in memory.", 1000, of=click.IntRange(1))
+@click.option(
+    "--inspect", "out", required=True, metavar="DIR", type=click.Path(path_type=Path),
+    help="Write logs of Inspect to this folder, for `inspect view`.",
+)  # fmt: skip
+def export(folders: Sequence[Path], out: Path, limit: int, **given: Any) -> int:
+    """Write logs of Inspect; return 1 if there is no record."""
+    with open_log(folders) as connection:
+        records = select(connection, Filters(**given), order="time DESC NULLS LAST", limit=limit)
+    logs = write_logs(records[::-1], out)
+    click.echo(f"{len(records):,} samples in {logs:,} logs")
+    return int(not records)
 
 
 @command.command(help="Delete records of a score log, also while a service writes it.")

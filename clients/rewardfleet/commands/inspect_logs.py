@@ -1,0 +1,130 @@
+"""Records of score logs as logs of Inspect (inspect_ai), for its viewer."""
+
+import hashlib
+import json
+import re
+from base64 import b64encode
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .explain import score_of
+from .explain.story import story_of
+
+if TYPE_CHECKING:
+    from inspect_ai.log import EvalLog, EvalSample
+
+Record = Mapping[str, Any]
+
+#: Characters of the id of a sample, as `rewardfleet log list` shows it, and of a name of a file.
+_ID, _MAX_NAME = 12, 80
+
+
+def write_logs(records: Sequence[Record], out: Path) -> int:
+    """Write a log for each service, run and judge; return how many there are.
+
+    Args:
+        records: In the order of their times.
+        out: A folder, which is created for its owner only if it does not exist.
+
+    Raises:
+        ValueError: inspect_ai is not installed.
+    """
+    try:
+        from inspect_ai.log import write_eval_log  # noqa: PLC0415 - optional, and slow to import
+    except ModuleNotFoundError:
+        raise ValueError("this needs Inspect: pip install 'rewardfleet[inspect]'") from None
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    logs: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    for record in records:
+        logs[record["service"], record["run"], record["backend"]].append(record)
+    for part in logs.values():
+        log = _log_of(part)
+        task = re.sub(r"[^\w.-]", "-", log.eval.task, flags=re.ASCII)[:_MAX_NAME]
+        path = out / f"{log.eval.created.replace(':', '-')}_{task}_{log.eval.task_id}.eval"
+        write_eval_log(log, path)
+        path.chmod(0o600)
+    return len(logs)
+
+
+def _log_of(records: Sequence[Record]) -> "EvalLog":
+    from inspect_ai import log  # noqa: PLC0415 - see `write_logs`
+
+    first, count = records[0], len(records)
+    scores = [each["score"] for each in records if each["score"] is not None]
+    mean = {"mean": log.EvalMetric(name="mean", value=sum(scores) / len(scores))} if scores else {}
+    missing = count - len(scores)
+    score = log.EvalScore(name="reward", scorer="reward", unscored_samples=missing, metrics=mean)
+    identity = str([first[name] for name in ("service", "run", "backend", "time")])
+    number = hashlib.sha256(identity.encode()).hexdigest()[:22]
+    epochs: Counter[str] = Counter()  # a request that was scored twice has two
+    samples = []
+    for record in records:
+        epochs[record["id"][:_ID]] += 1
+        samples.append(_sample_of(record, epochs[record["id"][:_ID]]))
+    spec = log.EvalSpec(
+        created=_time(first),
+        run_id=number,
+        task_id=number,
+        task="-".join(filter(None, (first["service"], first["run"]))),
+        model=samples[0].output.model,
+        dataset=log.EvalDataset(name=first["run"], samples=count),
+        config=log.EvalConfig(),
+    )
+    results = log.EvalResults(total_samples=count, completed_samples=count, scores=[score])
+    stats = log.EvalStats(started_at=_time(first), completed_at=_time(records[-1]))
+    return log.EvalLog(status="success", eval=spec, results=results, stats=stats, samples=samples)
+
+
+def _sample_of(record: Record, epoch: int) -> "EvalSample":
+    from inspect_ai import log, model, scorer  # noqa: PLC0415 - see `write_logs`
+
+    request, score = json.loads(record["request"] or "{}"), score_of(record)
+    story = "\n".join(story_of(record["service"], request, score))
+    program = request.pop("revision", "")
+    written = program if "```" in program else _block(program)
+    written = written or request.pop("response", "") or score.pop("model_output", "")
+    if (task := request.pop("task_text", None)) is None:
+        names = [name for name in ("tests", "ground_truth") if name in request] or [*request]
+        task = json.dumps({name: request.pop(name) for name in names}, indent=1)
+    content: list[Any] = [model.ContentText(text=task)]
+    if record["frames"] is not None:
+        picture = b64encode(record["frames"]).decode()
+        content.append(model.ContentImage(image=f"data:image/jpeg;base64,{picture}"))
+    question = model.ChatMessageUser(content=content)
+    # An error has no judge.
+    answer = model.ModelOutput.from_content(record["backend"] or record["service"], written)
+    given: dict[str, Any] = {"answer": _block(score.pop("code", "")), "explanation": story}
+    scores, error = None, None
+    if record["status"] == "error":
+        error = log.EvalError(message=story, traceback="", traceback_ansi="")
+    elif record["score"] is None:
+        scores = {"reward": scorer.Score.unscored(reason=record["cause"], **given)}
+    else:
+        scores = {"reward": scorer.Score(value=record["score"], **given)}
+    labels = {name: record[name] for name in ("id", "run", "step", "uid", "call", "sample_rate")}
+    return log.EvalSample(
+        id=record["id"][:_ID],
+        epoch=epoch,
+        input=[question],
+        target="",
+        messages=[question, answer.message],
+        output=answer,
+        scores=scores,
+        error=error,
+        metadata={**labels, **score, "request": request},
+        completed_at=_time(record),
+        total_time=record["timing_ms_total"] / 1000,
+    )
+
+
+def _block(program: str) -> str:
+    """Return a program as a block of code, as the viewer reads texts as Markdown."""
+    fence = "`" * max([2, *map(len, re.findall("`+", program))]) + "`"
+    return f"{fence}\n{program}\n{fence}" if program else ""
+
+
+def _time(record: Record) -> str:
+    return datetime.fromtimestamp(record["time"] or 0, timezone.utc).isoformat(timespec="seconds")
