@@ -7,6 +7,7 @@ from . import _interrupt  # noqa: F401 - first: it is for what the others take t
 from .client import RewardFleet
 from .code import CodeClient, code_request
 from .episode import EpisodeClient, episode_request
+from .sample_tables import SampleTables
 from .tools import ToolsClient, tools_request
 from .video import ClipLike, VideoClient, video_request
 from .wire.code import (
@@ -75,6 +76,7 @@ __all__ = [
     "Problem",
     "RewardFleet",
     "RewardFleetError",
+    "SampleTables",
     "Score",
     "Status",
     "StdioCase",

@@ -7,6 +7,7 @@ from typing_extensions import Self, Unpack
 
 from .code import CodeOptions, TestsLike
 from .episode import OptionsLike
+from .sample_tables import SampleTables
 from .service import OnFailure
 from .tools import BudgetUpdateFields, ToolsFields
 from .video import ClipLike, VideoOptions
@@ -113,6 +114,7 @@ class RewardFleet:
         success_threshold: float = 0.5,
         run: str | None = None,
         score_log: str | Path | None = None,
+        sample_tables: SampleTables | None = None,
     ) -> None: ...
     @property
     def video(self) -> _VideoClient: ...

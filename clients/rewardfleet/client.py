@@ -13,6 +13,7 @@ from typing_extensions import Self
 from .code import CodeClient
 from .episode import EpisodeClient
 from .pending import PendingCalls
+from .sample_tables import SampleTables
 from .score_log import ScoreLog
 from .score_log.of_client import ClientLog
 from .service import OnFailure, RewardPolicy, ServiceClient
@@ -55,6 +56,7 @@ class RewardFleet:
         run: The training run of requests to the video and the code service that do not name one,
             for score logs.
         score_log: A folder that keeps what was scored; see `rewardfleet log`.
+        sample_tables: Logs tables of samples to the tracker of the training run.
         success_threshold: The least score of a success, in [0, 1].
         urls: The base URL of a service (`video`, `code`, `episode`, `tools`), or those of its
             replicas. It replaces the one below `url`.
@@ -84,6 +86,7 @@ class RewardFleet:
         success_threshold: float = 0.5,
         run: str | None = None,
         score_log: str | Path | None = None,
+        sample_tables: SampleTables | None = None,
         **urls: str | Sequence[str] | None,
     ) -> None:
         if not 0 <= success_threshold <= 1:
@@ -109,7 +112,8 @@ class RewardFleet:
             raise ValueError("give the URL of a fleet, or of a service, e.g. video=... or code=...")
         if run is not None and not 1 <= len(run) <= MAX_NAME:
             raise ValueError(f"run: give a name of 1 to {MAX_NAME} characters")
-        self._score_log = None if score_log is None else ScoreLog(Path(score_log))
+        kept = None if score_log is None else ScoreLog(Path(score_log))
+        self._logs = [each for each in (kept, sample_tables) if each is not None]
         self._pending = PendingCalls()
         for name, service_urls in base_urls.items():
             client_type = SERVICES[name]
@@ -126,9 +130,7 @@ class RewardFleet:
             policy = RewardPolicy(
                 on_failure, is_binary, success_threshold, transport.count_fallback
             )
-            log = None
-            if self._score_log is not None:
-                log = ClientLog(self._score_log, name, run)
+            log = ClientLog(self._logs, name, run) if self._logs else None
             client = client_type(transport, policy, coalesce_s=coalesce_s, run=run, log=log)
             setattr(self, name, client)
 
@@ -148,8 +150,8 @@ class RewardFleet:
         self._pending.close()
         for name in SERVICES.keys() & vars(self).keys():
             await getattr(self, name).aclose()
-        if self._score_log is not None:
-            await asyncio.to_thread(self._score_log.close)
+        for log in self._logs:
+            await asyncio.to_thread(log.close)
 
     async def __aenter__(self) -> Self:
         return self

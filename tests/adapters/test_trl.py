@@ -11,7 +11,7 @@ from importlib import metadata
 import numpy as np
 import pytest
 
-from rewardfleet import InvalidRequest, RewardFleet
+from rewardfleet import InvalidRequest, RewardFleet, SampleTables
 from rewardfleet.adapters.trl import reward_function
 from rewardfleet.wire.causes import CodeCause
 from rewardfleet_server.testing import FakeJudge
@@ -19,6 +19,7 @@ from rewardfleet_server.tools.app import create_app as create_tools_app
 from rewardfleet_server.tools.settings import ToolsSettings
 
 from ..conftest import client_of
+from ..viewers.wandb_file import history_of, rows_of
 from .conftest import ECHO, SUM, TESTS, UNREACHABLE
 
 NO_CAUSES = {f"reward/cause/{each}": 0.0 for each in CodeCause}
@@ -152,8 +153,9 @@ def test_answers_that_call_tools_are_scored_by_a_correct_answer():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # TRL's own loop
 @pytest.mark.parametrize("is_async", [True, False])
-def test_grpo_trains_with_it_and_logs_it(is_async: bool, code_url: str, tmp_path):
+def test_grpo_trains_with_it_and_logs_it(is_async: bool, code_url: str, tmp_path, monkeypatch):
     trl = pytest.importorskip("trl")
+    wandb = pytest.importorskip("wandb")
     datasets = pytest.importorskip("datasets")
     transformers = pytest.importorskip("transformers")
 
@@ -170,7 +172,10 @@ def test_grpo_trains_with_it_and_logs_it(is_async: bool, code_url: str, tmp_path
         )
     )
     rows = [{"prompt": "Add.", "tests": json.dumps(TESTS)}] * 8
-    reward = reward_function("code", code_url, is_async=is_async)
+    for name, value in {"MODE": "offline", "DIR": tmp_path, "DATA_DIR": tmp_path}.items():
+        monkeypatch.setenv(f"WANDB_{name}", str(value))
+    tables = SampleTables(rows=1)
+    reward = reward_function("code", code_url, is_async=is_async, sample_tables=tables)
     trainer = trl.GRPOTrainer(
         model,
         reward_funcs=reward,
@@ -181,7 +186,7 @@ def test_grpo_trains_with_it_and_logs_it(is_async: bool, code_url: str, tmp_path
             max_completion_length=8,
             max_steps=2,
             logging_steps=1,
-            report_to=[],
+            report_to="wandb",
             use_cpu=True,
             save_strategy="no",
         ),
@@ -197,3 +202,16 @@ def test_grpo_trains_with_it_and_logs_it(is_async: bool, code_url: str, tmp_path
     assert len(logged) == 2
     assert [each["reward/failed"] for each in logged] == [0.0, 0.0]
     assert all(each["rewards/code_reward/mean"] == 0.0 for each in logged)  # random bytes
+    wandb.finish()
+    wandb.teardown()
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    history = history_of(file)
+    assert [each["train/reward"] for each in history if "train/reward" in each] == [0.0, 0.0]
+    tables_of = [
+        rows_of(file, each["rewardfleet/code"]) for each in history if "rewardfleet/code" in each
+    ]
+    assert {(row["step"], row["score"]) for rows in tables_of for row in rows} == {
+        (0, 0.0),
+        (1, 0.0),
+    }
+    assert not any(tables.dropped.values())

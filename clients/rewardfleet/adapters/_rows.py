@@ -158,6 +158,12 @@ class DatasetReward(_ServiceReward):
         ]
         # In a thread: it encodes the frames of clips.
         requests = await asyncio.to_thread(requests_of, self.service, samples)
+        step = getattr(columns.get("trainer_state"), "global_step", None)  # of TRL and ms-swift
+        if step is not None:
+            requests = [
+                each.model_copy(update={"step": step}) if each.step is None else each
+                for each in requests
+            ]
         scores = await scores_of(self.client, requests)
         if log_metric is not None:
             causes = [cause_marks(self.service, score) for score in scores]

@@ -1,4 +1,4 @@
-"""What a client writes to its own score log."""
+"""What a client gives to its own score log, and to tables of samples."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,25 +7,25 @@ from functools import partial
 import numpy as np
 
 from rewardfleet.wire.errors import RewardFleetError
-from rewardfleet.wire.frames import Frames
+from rewardfleet.wire.frames import Buffer, Frames
 from rewardfleet.wire.score import Request, Score, Status
 
+from .queue import ScoredQueue
 from .record import Scored
 from .strip import Frame, strip_of
-from .writer import ScoreLog
 
 
 class ClientLog:
     """The part of a client's log that is of one service.
 
     Args:
-        log: Where it is written.
+        logs: Where it is written: a score log, tables of samples, or both.
         service: The service.
         run: The training run of requests that do not say it.
     """
 
-    def __init__(self, log: ScoreLog, service: str, run: str | None) -> None:
-        self._log = log
+    def __init__(self, logs: Sequence[ScoredQueue], service: str, run: str | None) -> None:
+        self._logs = logs
         self._service = service
         self._run = run
 
@@ -58,27 +58,35 @@ class ClientLog:
                     options=options,
                 )
 
-        self._log.add(scored, items=len(requests), size=sum(_sizes(requests)))
+        size = sum(_sizes(requests))
+        for log in self._logs:
+            log.add(scored, items=len(requests), size=size)
 
 
 def _failed(error: RewardFleetError) -> Score:
     return Score(score=None, status=Status.ERROR, error=error.problem())
 
 
+def frames_of(frames: Frames) -> list[Frame]:
+    """Return raw frames, of which each is a view of their pixels."""
+    count, *shape = frames.shape
+    parts: Sequence[Buffer] = frames.pixels
+    if len(parts) != count:
+        joined, size = memoryview(b"".join(parts)), frames.size // count
+        parts = [joined[index * size :][:size] for index in range(count)]
+    arrays = [np.frombuffer(part, np.uint8).reshape(shape) for part in parts]
+    return [each.transpose(1, 2, 0) for each in arrays] if frames.order == "TCHW" else arrays
+
+
 def _strip_of(frames: Frames | None) -> bytes | None:
-    if frames is None:
-        return None
-    pixels = np.frombuffer(b"".join(frames.pixels), np.uint8).reshape(frames.shape)
-    if frames.order == "TCHW":
-        pixels = pixels.transpose(0, 2, 3, 1)
-    images: Sequence[Frame] = [*pixels]
-    return strip_of(images)
+    return None if frames is None else strip_of(frames_of(frames))
 
 
 def _sizes(requests: Iterable[Request]) -> Iterator[int]:
     """Yield how many bytes of content each request keeps in memory."""
     for request in requests:
-        frames = getattr(request, "frames", None)
-        images = getattr(request, "frames_base64", None) or ()
-        video = getattr(request, "video_base64", None) or b""
+        fields = vars(request)  # the attributes that a model does not have take microseconds
+        frames = fields.get("frames")
+        images = fields.get("frames_base64") or ()
+        video = fields.get("video_base64") or b""
         yield (frames.size if frames else 0) + len(video) + sum(map(len, images))

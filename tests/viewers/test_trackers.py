@@ -1,0 +1,145 @@
+"""Tables of samples in the trackers of training runs, read back with their own libraries."""
+
+import json
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from rewardfleet import SampleTables
+
+from .conftest import NASTY, score_step
+from .wandb_file import history_of, records_of, rows_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the trackers
+
+#: With two rows of each kind: the uid of each row, its kinds, and its score.
+ROWS = [
+    ("3", "suspicious", 3 / 8),
+    ("0", "worst", 0.0),
+    ("1", "worst", 1 / 8),
+    ("7", "best", 7 / 8),
+    ("6", "best", 6 / 8),
+    ("8", "missing", None),
+]
+
+
+@pytest.fixture
+def tables():
+    tables = SampleTables(2)
+    yield tables
+    tables.close()
+    assert not any(tables.dropped.values()), tables.dropped
+
+
+def shown(rows: list[dict]) -> list[tuple]:
+    return [(row["uid"], row["kind"], row["score"]) for row in rows]
+
+
+def test_wandb_has_a_table_per_step_and_all_steps_of_the_trainer(
+    tables, tmp_path: Path, monkeypatch
+):
+    """The trainer names its steps, and logs every second one."""
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
+    run = wandb.init(mode="offline", dir=tmp_path, settings={"console": "off"})
+    for step in range(4):
+        score_step(tables, step)
+        tables.close()
+        if step % 2:
+            run.log({"loss": step}, step=step)
+    run.finish()
+    wandb.teardown()  # ends the process that writes the file
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    history = history_of(file)
+    assert [each.get("loss") for each in history] == [None, 1, 3]
+    for logged, steps in zip(history[:2], [(0, 1), (2, 3)], strict=True):
+        rows = rows_of(file, logged["rewardfleet/code"])
+        for step in steps:
+            of_step = [row for row in rows if row["step"] == step]
+            assert shown(of_step) == ROWS
+            assert of_step[0]["suspicions"] == "It reads the tests."
+            assert NASTY[:20] in of_step[0]["output"] and '"stdin":"1"' in of_step[0]["task"]
+            assert of_step[-1]["explanation"] == "no sandbox"
+    files = {
+        entry.path: Path(entry.local_path)
+        for each in records_of(file)
+        if each.HasField("artifact") and "rewardfleetvideo" in each.artifact.name
+        for entry in each.artifact.manifest.contents
+    }
+    sizes = {Image.open(file).size for path, file in files.items() if path.endswith(".jpg")}
+    assert sizes == {(4 * 64, 64)}
+
+
+def test_mlflow_has_a_page_per_step_though_the_run_began_in_another_thread(
+    tables, tmp_path: Path, monkeypatch
+):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    mlflow.set_tracking_uri((tmp_path / "runs").as_uri())
+    with mlflow.start_run() as run:
+        thread = threading.Thread(target=lambda: [score_step(tables, step) for step in (0, 12)])
+        thread.start()
+        thread.join()
+        tables.close()
+    client = mlflow.MlflowClient()
+    paths = [each.path for each in client.list_artifacts(run.info.run_id, "rewardfleet/code")]
+    assert [Path(path).name for path in paths] == ["step-000000.html", "step-000012.html"]
+    page = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{paths[1]}")
+    assert page.count("<tr>") == 1 + len(ROWS) and "<script" not in page
+    assert "&lt;script&gt;" in page and "<pre>missing</pre>" in page
+    video = mlflow.artifacts.load_text(
+        f"{run.info.artifact_uri}/rewardfleet/video/step-000012.html"
+    )
+    assert '<img src="data:image/png;base64,' in video
+
+
+def test_trackio_has_a_table_per_step(tables, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    trackio = pytest.importorskip("trackio")
+    trackio.init(project="grpo", name="run", embed=False)
+    for step in range(2):
+        score_step(tables, step)
+        trackio.log({"loss": step}, step=step)
+    tables.close()
+    trackio.finish()
+    with sqlite3.connect(tmp_path / "grpo.db") as database:
+        logged = [
+            (step, *next(iter(json.loads(metrics).items())))
+            for step, metrics in database.execute("SELECT step, metrics FROM metrics")
+        ]
+    by_step = {(step, name): value for step, name, value in logged}
+    assert len(logged) == len(by_step) == 6
+    for step in range(2):
+        assert by_step[step, "loss"] == step
+        assert shown(by_step[step, "rewardfleet/code"]["_value"]) == ROWS
+        (clip,) = by_step[step, "rewardfleet/video"]["_value"]
+        assert (tmp_path / "media" / clip["picture"]["file_path"]).stat().st_size
+
+
+def test_tensorboard_has_a_table_and_pictures_and_nothing_in_it_is_markdown(tmp_path: Path):
+    writers = pytest.importorskip("tensorboardX")
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.plugin_util import markdown_to_safe_html
+
+    with writers.SummaryWriter(str(tmp_path)) as writer:
+        tables = SampleTables(2, tensorboard=writer)
+        for step in (3, 4):
+            score_step(tables, step)
+        tables.close()
+    assert not any(tables.dropped.values())
+    events = accumulator.EventAccumulator(str(tmp_path), {"tensors": 0, "images": 0}).Reload()
+    texts = events.Tensors("rewardfleet/code/text_summary")
+    assert [each.step for each in texts] == [3, 4]
+    page = markdown_to_safe_html(texts[0].tensor_proto.string_val[0].decode())
+    assert page.count("<tr>") == 1 + len(ROWS) and page.count("<td>") == 11 * len(ROWS)
+    assert "<em>" not in page and "<a " not in page and "<code>" not in page
+    pictures = events.Images("rewardfleet/video/picture_1")
+    assert [(each.step, each.width, each.height) for each in pictures] == [
+        (3, 256, 64),
+        (4, 256, 64),
+    ]
