@@ -177,12 +177,12 @@ def test_a_full_queue_and_a_full_disk_drop_records_and_count_them(tmp_path, monk
     monkeypatch.setattr(queue, "_MAX_ITEMS", 1)
     log = ScoreLog(tmp_path)
     busy = threading.Event()
-    log.add(lambda: [scored(uid=str(busy.wait(60)))])
+    log.add(lambda: [scored(uid=str(busy.wait(60))), scored()], items=2)  # a call alone is taken
     log.add(lambda: [scored()])
     assert log.dropped["queue_full"] == 1
     monkeypatch.setattr("os.write", _disk_that_is_full)
     busy.set()
-    wait_until(lambda: log.dropped["disk"] == 1)
+    wait_until(lambda: log.dropped["disk"] == 2)
     wait_until(lambda: "records are not in the score log" in caplog.text)
     monkeypatch.undo()
     log.add(lambda: [scored(uid="later")])
