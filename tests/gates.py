@@ -63,7 +63,6 @@ CI = [
     Gate("test-trainers SLICE=1", 900),
     Gate("test-engines SLICE=1", 900),
     Gate("test-browser", 900, ("apt-get",), as_root=True),
-    Gate("test-viewers", 900, ("apt-get",), as_root=True),
     Gate("test-deploy SLICE=1", 900, ("apt-get",), as_root=True),
 ]
 ALL = [
