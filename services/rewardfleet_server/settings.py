@@ -125,7 +125,14 @@ class ServerSettings(BaseSettings):
     score_log_sample: float = setting(0.05, "Share of cached scores, episodes and answers kept.", ge=0, le=1, group="Logging", metavar="SHARE")
     score_log_mb: PositiveInt = setting(4096, "Of the folder; the oldest records are deleted.", group="Logging")
     score_log_days: float = setting(30.0, "After which records are deleted.", gt=0, group="Logging", metavar="DAYS")
+    score_log_key_file: FilePath | None = setting(None, "Keys, no API keys, with which `rewardfleet look URL` reads the score log.", group="Logging")
     # fmt: on
+
+    @model_validator(mode="after")
+    def _has_a_log_to_read(self) -> Self:
+        if self.score_log_key_file is not None and self.score_log is None:
+            raise ValueError("--score-log-key-file: give --score-log FOLDER as well")
+        return self
 
     @model_validator(mode="after")
     def _is_not_open_by_mistake(self) -> Self:

@@ -65,11 +65,16 @@ def usage_of(
                 or (default_labels or {}).get(name)
                 or family_by_patterns(name, descriptions.get(name, ""), options)
             )
-            # A name in a policy's JSON may have lone surrogates, which cannot be sent.
-            shown = name[:_MAX_NAME].encode(errors="replace").decode()
+            shown = reported_name(name)
             tools_of_family = usage.by_family.setdefault(family, {})
             tools_of_family[shown] = tools_of_family.get(shown, 0) + count
     return usage
+
+
+def reported_name(name: str) -> str:
+    """Return the name of a tool as scores have it."""
+    # A name in a policy's JSON may have lone surrogates, which cannot be sent.
+    return name[:_MAX_NAME].encode(errors="replace").decode()
 
 
 def family_by_patterns(name: str, description: str, options: ToolsOptions) -> Family:

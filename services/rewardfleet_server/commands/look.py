@@ -1,21 +1,25 @@
 """`rewardfleet look`: a page that shows what was scored."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rewardfleet.commands.explain import score_of
+from rewardfleet.commands.explain.code import cases_of, parts_of
 from rewardfleet.commands.explain.story import story_of
+from rewardfleet.commands.explain.tools import calls_of
 from rewardfleet.commands.options import grouped
 from rewardfleet_server.serve import bind, url_of
 from rewardfleet_server.settings import is_loopback
 from rewardfleet_server.system.optional_imports import require
 from rewardfleet_server.up.flags import network_flags
+
+if TYPE_CHECKING:
+    from rewardfleet_server.look.details import Explanation
 
 #: Bytes of a clip whose frames are shown, at most.
 _MAX_CLIP_BYTES = 512 * 2**20
@@ -37,6 +41,7 @@ class _Shown:
 
     labels: Path
     video_roots: tuple[Path, ...]
+    library: Path | None
     threshold: float
 
 
@@ -70,6 +75,13 @@ class _Shown:
     help="Folder of clips that requests name by path, to show their frames.  Can be repeated.",
 )
 @click.option(
+    "--library",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Library of the judge `reference`, to show what it compared with.  [default: that in the "
+    "package]",
+)
+@click.option(
     "--threshold",
     type=click.FloatRange(0, 1),
     default=0.5,
@@ -87,18 +99,30 @@ def command(sources: tuple[Path, ...], network: _Network, shown: _Shown) -> int:
     from rewardfleet_server.look.labels import Labels  # noqa: PLC0415 - optional packages
     from rewardfleet_server.look.records import Records  # noqa: PLC0415 - likewise
     from rewardfleet_server.look.serve import serve_page  # noqa: PLC0415 - likewise
+    from rewardfleet_server.video.references.library import SHIPPED  # noqa: PLC0415 - likewise
     from rewardfleet_server.video.sources import VideoFiles  # noqa: PLC0415 - likewise
-    from rewardfleet_server.video.strip import strip_of_file  # noqa: PLC0415 - likewise
+    from rewardfleet_server.video.strip import FileStrips  # noqa: PLC0415 - likewise
 
-    files = VideoFiles(shown.video_roots, max_bytes=_MAX_CLIP_BYTES)
-    records = Records(sources, partial(strip_of_file, files), _story)
+    clips, references = (
+        FileStrips(VideoFiles(roots, max_bytes=_MAX_CLIP_BYTES)).strip_of
+        for roots in (shown.video_roots, [shown.library or SHIPPED])
+    )
+    records = Records(sources, clips, references, _explain)
     known = Labels(shown.labels, shown.threshold)
     listener = bind(host, 18090 if network.port is None else network.port)
     click.echo(f"{url_of(listener)}/  (Ctrl-C ends it)")
     return serve_page(records, known, listener, keys)
 
 
-def _story(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what `rewardfleet explain` says of a record."""
+def _explain(record: Mapping[str, Any]) -> "Explanation":
+    """Return what `rewardfleet explain` knows of a record."""
+    from rewardfleet_server.look.details import Explanation  # noqa: PLC0415 - optional packages
+
     score = score_of({**record, "backend": record["judge"]})
-    return story_of(record["service"], json.loads(record["request"] or "{}"), score)
+    request = json.loads(record["request"] or "{}")
+    cases = cases_of(request.get("tests") or {}, len(score.get("verdicts") or ()))
+    return Explanation(
+        "\n".join(story_of(record["service"], request, score)),
+        [parts_of(each) if isinstance(each, dict) else (each, "") for each in cases],
+        list(calls_of(request, score)),
+    )

@@ -66,6 +66,12 @@ class VideoFlags:
     help="Share of requests of which cached scores, episodes and answers with tools are kept.  "
     "[default: 0.05]",
 )
+@click.option(
+    "--score-log-key-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File of keys, no API keys, with which `rewardfleet look URL` reads the score log.",
+)
 @click.option("--logs", is_flag=True, help="Print the logs of all services, with their names.")
 @grouped(video=VideoFlags)
 def command(

@@ -33,6 +33,7 @@ from rewardfleet_server.settings import ServerSettings
 from .allowed_hosts import AllowedHosts
 from .auth import ApiKeys
 from .dispatch import Dispatcher
+from .log_pages import add_log_pages
 from .openapi import (
     KEY_PROBLEMS,
     OPEN_PROBLEMS,
@@ -134,6 +135,7 @@ class RewardApp:
             _add_page_route(self._pages, route)
         documented = {documented_path(route) for route in self.routes}
         self._add_pages(metrics_keys=None if settings.open_metrics else self._keys)
+        add_log_pages(self._pages, settings, self._keys)
         self._page_routes = [
             each for each in self._pages.routes if getattr(each, "path", "") not in documented
         ]

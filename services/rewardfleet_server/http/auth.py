@@ -22,21 +22,27 @@ class ApiKeys:
     Args:
         path: A file with one key per line; empty lines and lines that start with `#` are ignored.
             While it has no key or cannot be read, no key is accepted. None: no key is required.
+        flag: The setting that names the file, for messages.
 
     Raises:
         ValueError: The file contains no key.
         OSError: The file cannot be read.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, flag: str = "--api-key-file") -> None:
         self._path = path
+        self._flag = flag
         self._content: bytes | None = None
         self._digests: list[bytes] = []
         self._read_at = time.monotonic()
         self._warning = LogThrottle(log)
         if path is not None:
             self._content = path.read_bytes()
-            self._digests = _digests(path, self._content)
+            self._digests = self._digests_of(path, self._content)
+
+    def shares_a_key_with(self, other: "ApiKeys") -> bool:
+        """Return whether both accept one key."""
+        return bool(set(self._digests) & set(other._digests))
 
     def check(self, authorization: str | None) -> None:
         """Check the value of an `Authorization` header: a bearer token, or a basic password.
@@ -51,7 +57,7 @@ class ApiKeys:
             self._check(authorization)
         except Unauthorized as error:
             # A trainer may go on without these rewards, and nothing else would show it.
-            self._warning("REQUESTS ARE REFUSED (401, --api-key-file): %s", error.detail)
+            self._warning("REQUESTS ARE REFUSED (401, %s): %s", self._flag, error.detail)
             raise
 
     def _check(self, authorization: str | None) -> None:
@@ -79,7 +85,7 @@ class ApiKeys:
             self._content = path.read_bytes()
             if self._content == content:
                 return
-            self._digests = _digests(path, self._content)
+            self._digests = self._digests_of(path, self._content)
         except (OSError, ValueError) as error:
             if self._content != content or self._digests:
                 log.error("no API key is accepted: %s", error)  # noqa: TRY400 - the traceback would show the path only
@@ -87,18 +93,18 @@ class ApiKeys:
         else:
             log.info("the key file was read again, keys: %d", len(self._digests))
 
-
-def _digests(path: Path, content: bytes) -> list[bytes]:
-    try:
-        lines = [line.strip() for line in content.decode("utf-8-sig").splitlines()]
-    except UnicodeDecodeError:
-        raise ValueError(f"--api-key-file {path}: not a text file") from None
-    keys = [line for line in lines if line and not line.startswith("#")]
-    if not all(key.isascii() and key.isprintable() for key in keys):
-        raise ValueError(f"--api-key-file {path}: a key is not plain ASCII")
-    if not keys:
-        raise ValueError(f"--api-key-file {path}: no key in it; write one key per line")
-    return [_digest(key.encode()) for key in keys]
+    def _digests_of(self, path: Path, content: bytes) -> list[bytes]:
+        source = f"{self._flag} {path}"
+        try:
+            lines = [line.strip() for line in content.decode("utf-8-sig").splitlines()]
+        except UnicodeDecodeError:
+            raise ValueError(f"{source}: not a text file") from None
+        keys = [line for line in lines if line and not line.startswith("#")]
+        if not all(key.isascii() and key.isprintable() for key in keys):
+            raise ValueError(f"{source}: a key is not plain ASCII")
+        if not keys:
+            raise ValueError(f"{source}: no key in it; write one key per line")
+        return [_digest(key.encode()) for key in keys]
 
 
 def _password(credentials: str) -> str:

@@ -4,8 +4,10 @@ Templates escape all values. The policy of the page allows scripts, styles and p
 server only, and none within the page.
 """
 
+import json
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -24,8 +26,10 @@ from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.auth import ApiKeys
 
 from .details import CURVE_HEIGHT, CURVE_WIDTH, details_of
+from .groups import group_of
 from .labels import LABELS, Labels
 from .records import FACETS, PAGE, SORTED, Filter, Records
+from .references import references_of
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +81,7 @@ class LookApp:
                 Route("/", self._index),
                 Route("/record/{number}", self._record),
                 Route("/record/{number}/frames", self._frames),
+                Route("/record/{number}/references/{place}", self._reference_frames),
                 Route("/record/{number}/label", self._label, methods=["POST"]),
                 Route("/to-label", self._to_label),
                 Route("/to-label", self._seen, methods=["POST"]),
@@ -144,15 +149,22 @@ class LookApp:
         for name, at in (("previous", place - 1), ("next", place + 1)):
             rows = (await run_in_threadpool(self._records.page, chosen, at))[0] if at >= 0 else []
             near[name] = (rows[0]["n"], at) if rows else None
-        frames = await run_in_threadpool(self._records.frames, record)
-        related = await run_in_threadpool(self._records.related, record)
+        return await run_in_threadpool(self._record_page, record, query, near)
+
+    def _record_page(
+        self, record: Mapping[str, Any], query: str, near: Mapping[str, Any]
+    ) -> HTMLResponse:
+        records = self._records
+        details = details_of(record, records.explain(record))
+        references = references_of(record, details.model_output)
         return self._page(
             "record.html",
             record=record,
-            details=await run_in_threadpool(details_of, record),
-            story=await run_in_threadpool(lambda: "\n".join(self._records.explain(record))),
-            related=related,
-            has_frames=frames is not None,
+            details=details,
+            related=records.related(record),
+            group=group_of(records.group(record)),
+            has_frames=records.frames(record) is not None,
+            references=[(each, records.reference_frames(each)) for each in references],
             curve=(CURVE_WIDTH, CURVE_HEIGHT),
             query=query,
             near=near,
@@ -164,6 +176,17 @@ class LookApp:
         frames = await run_in_threadpool(self._records.frames, record) if record else None
         if frames is None:
             return PlainTextResponse("the log has no frames of this record", 404)
+        return Response(frames, media_type="image/jpeg")
+
+    async def _reference_frames(self, request: Request) -> Response:
+        record, place = await self._found(request), _integer(request.path_params["place"])
+        details = json.loads(record["details"] or "{}") if record else {}
+        references = references_of(record, details.get("model_output", "")) if record else []
+        frames = None
+        if place is not None and place < len(references):
+            frames = await run_in_threadpool(self._records.reference_frames, references[place])
+        if frames is None:
+            return PlainTextResponse("there are no frames of this reference here", 404)
         return Response(frames, media_type="image/jpeg")
 
     async def _label(self, request: Request) -> Response:

@@ -8,8 +8,19 @@ from typing import Any
 
 #: Width and height of the drawing of a curve, in units of its SVG.
 CURVE_WIDTH, CURVE_HEIGHT = 640, 120
-#: Tests that are shown, at most.
-_MOST_TESTS = 100
+#: Tests, and calls of tools, that are shown, at most.
+_MOST_TESTS = _MOST_CALLS = 100
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `rewardfleet explain` knows of a record."""
+
+    story: str = ""
+    #: What each test of a program gives and expects; empty if that is not known.
+    cases: Sequence[tuple[Any, Any]] = ()
+    #: The calls of an answer: `text`, `state`, and, unless they are missing, `family` and `cost`.
+    calls: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -26,8 +37,12 @@ class Test:
 class Details:
     """The parts of a record that have a form of their own. What is left is shown as JSON."""
 
+    story: str = ""
     #: What the policy wrote: the text before the block that was taken, the block, the text after.
     text: tuple[str, str, str] | None = None
+    correct_answer: str = ""  #: that of an answer with calls of tools
+    calls: Sequence[Mapping[str, Any]] = ()  #: see `Explanation`
+    more_calls: int = 0  #: how many are not shown
     tests: Sequence[Test] = ()
     more_tests: int = 0  #: how many are not shown
     suspicions: Sequence[str] = ()
@@ -40,7 +55,7 @@ class Details:
     provenance: str = ""
 
 
-def details_of(record: Mapping[str, Any]) -> Details:
+def details_of(record: Mapping[str, Any], explained: Explanation) -> Details:
     """Return what is shown of a record, as `Records.record` returns it."""
     request = _parsed(record["request"])
     details = _parsed(record["details"])
@@ -50,10 +65,14 @@ def details_of(record: Mapping[str, Any]) -> Details:
     points = list(zip(curve.get("frames", ()), curve.get("values", ()), strict=False))
     taken = details.pop("code", "")
     written = request.pop("revision", None) or request.pop("response", None)
-    tests, verdicts = request.get("tests"), details.pop("verdicts", ())
-    shown = list(itertools.islice(_tests(tests, verdicts), _MOST_TESTS))
+    verdicts = details.pop("verdicts", ())
+    shown = list(itertools.islice(_tests(explained.cases, verdicts), _MOST_TESTS))
     return Details(
+        story=explained.story,
         text=None if written is None else _around(written, taken),
+        correct_answer=request.pop("ground_truth", ""),
+        calls=explained.calls[:_MOST_CALLS],
+        more_calls=max(len(explained.calls) - _MOST_CALLS, 0),
         tests=shown,
         more_tests=max(len(verdicts) - len(shown), 0),
         suspicions=details.pop("suspicions", ()),
@@ -85,14 +104,13 @@ def _around(text: str, block: str) -> tuple[str, str, str]:
     return text[:start], text[start:end], text[end:]
 
 
-def _tests(tests: Any, verdicts: Sequence[Mapping[str, Any]]) -> Iterable[Test]:
-    """Yield the tests with their verdicts; those of a data set have no text of their own here."""
-    cases = tests.get("cases", ()) if isinstance(tests, Mapping) else ()
-    for number, (case, verdict) in enumerate(itertools.zip_longest(cases, verdicts), 1):
-        given, expected = case, ""
-        if isinstance(case, Mapping):
-            given = case.get("stdin", case.get("args", ""))
-            expected = case.get("stdout", case.get("expected", ""))
+def _tests(
+    cases: Sequence[tuple[Any, Any]], verdicts: Sequence[Mapping[str, Any]]
+) -> Iterable[Test]:
+    """Yield the tests with their verdicts."""
+    pairs = itertools.zip_longest(cases, verdicts)
+    for number, (case, verdict) in enumerate(pairs, 1):
+        given, expected = case or ("", "")
         yield Test(number, _text(given), _text(expected), verdict or {})
 
 

@@ -6,7 +6,7 @@ Values of requests only ever reach DuckDB as parameters; names of columns come f
 import json
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ import duckdb
 
 from rewardfleet.score_log.reading import open_log
 
+from .details import Explanation
+from .references import Reference
+
 #: Records of one page of the table.
 PAGE = 50
 #: The columns by which records are filtered by value, and how many values are offered for each.
@@ -22,8 +25,8 @@ FACETS = ("service", "task", "judge", "status", "cause", "run", "source")
 _MOST_VALUES = 200
 #: The columns by which the table can be sorted.
 SORTED = ("time", "score", "step", "task", "judge", "status", "cause", "uid", "total_ms")
-#: Steps of a histogram, at most.
-_MOST_STEPS = 120
+#: Steps of a histogram, and members of a group, at most.
+_MOST_STEPS, _MOST_MEMBERS = 120, 256
 #: The columns of the table, besides its number `n`, by what they are computed from.
 _COLUMNS = {
     "id": "id",
@@ -32,6 +35,7 @@ _COLUMNS = {
     "run": "run",
     "step": "step",
     "uid": "uid",
+    "call": "call",
     "judge": "backend",
     "status": "status",
     "score": "score",
@@ -97,7 +101,8 @@ class Records:
     Args:
         folders: The logs and outputs.
         decode: Returns frames of the clip that a request names by path; None if it cannot.
-        explain: Returns the lines of the story of a record's score.
+        decode_reference: Likewise of a clip in the library of the judge `reference`.
+        explain: Returns what is known of a record.
 
     Raises:
         ValueError: A folder is neither, or DuckDB is not installed.
@@ -107,9 +112,11 @@ class Records:
         self,
         folders: Sequence[Path],
         decode: Callable[[Mapping[str, Any]], bytes | None] = lambda _: None,
-        explain: Callable[[Mapping[str, Any]], Iterable[str]] = lambda _: (),
+        decode_reference: Callable[[Mapping[str, Any]], bytes | None] = lambda _: None,
+        explain: Callable[[Mapping[str, Any]], Explanation] = lambda _: Explanation(),
     ) -> None:
         self._decode = decode
+        self._decode_reference = decode_reference
         self.explain = explain
         self._folders = folders
         self._connection = duckdb.connect()
@@ -202,19 +209,31 @@ class Records:
             found = log.execute(query, [record["file"], record["id"]]).fetchone()
         return bytes(found[0]) if found else None
 
+    def reference_frames(self, reference: Reference) -> bytes | None:
+        """Return the frames of a reference as one JPEG; None if they are not to be had."""
+        return self._decode_reference({"video_path": reference.file})
+
+    def group(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the records of the group of an episode, that of the episode included."""
+        if record["episodes"] is None:
+            return []
+        return self._rows(
+            f"SELECT {_SHOWN}, episodes, components, request, details FROM items WHERE "
+            "episodes = ? AND run IS NOT DISTINCT FROM ? AND step IS NOT DISTINCT FROM ? "
+            # Batches that say no step have groups of the same names.
+            f"AND (step IS NOT NULL OR call IS NOT DISTINCT FROM ?) ORDER BY n LIMIT {_MOST_MEMBERS}",
+            [record["episodes"], record["run"], record["step"], record["call"]],
+        )
+
     def related(self, record: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-        """Return other records of the same request, program or clip, and group of episodes."""
+        """Return other records of the same request, and of the same program or clip."""
         same = {
             "Same request": ("id = ?", [record["id"]]),
             "Same program or clip": ("part = ? AND id != ?", [record["part"], record["id"]]),
-            "Group": (
-                "episodes = ? AND run IS NOT DISTINCT FROM ? AND step IS NOT DISTINCT FROM ?",
-                [record["episodes"], record["run"], record["step"]],
-            ),
         }
         found = {
             title: self._rows(
-                f"SELECT {_SHOWN}, components, details FROM items WHERE n != ? AND {where} "
+                f"SELECT {_SHOWN}, components FROM items WHERE n != ? AND {where} "
                 f"ORDER BY n LIMIT {PAGE}",
                 [record["n"], *parameters],
             )

@@ -40,6 +40,7 @@ class FleetConfig(BaseModel):
     data_dir: Path = Path(os.environ.get("XDG_STATE_HOME", "~/.local/state")) / "rewardfleet"
     score_log: Path | None = None  #: folder that keeps what all services have scored
     score_log_sample: float | None = None  #: as of the services
+    score_log_key_file: Path | None = None  #: likewise
     api_key_file: Path | None = None  #: file of the API keys that all services accept
     #: Names by which callers may address the gateway, besides loopback names; if there are none,
     #: any with an API key, and without one, IP addresses beyond loopback.
@@ -195,6 +196,8 @@ def _defaults(config: FleetConfig, service: str, count: int) -> dict[str, Any]:
         given["score_log"] = config.score_log
     if config.score_log_sample is not None:
         given["score_log_sample"] = config.score_log_sample
+    if config.score_log_key_file is not None:
+        given["score_log_key_file"] = config.score_log_key_file
     if "run_state" in SERVICES[service].load_settings().model_fields:
         given = {**given, "replicas": count, "run_state": folder / "run-state.sqlite"}
     else:

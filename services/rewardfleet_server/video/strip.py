@@ -1,6 +1,7 @@
 """The small pictures of the score log."""
 
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from .video_reader import TimeRange
 
 #: Seconds that decoding a clip for a page may take.
 _SECONDS = 20.0
+#: Strips of files that are kept, of some kilobytes each.
+_MAX_KEPT = 64
 
 
 def small_strip(frames: Sequence[Frame]) -> bytes | None:
@@ -22,25 +25,50 @@ def small_strip(frames: Sequence[Frame]) -> bytes | None:
     return strip_of(frames, _shrink)
 
 
-def strip_of_file(files: VideoFiles, request: Mapping[str, Any]) -> bytes | None:
-    """Return frames of the clip of a request as a strip; None if it cannot be read here.
+class FileStrips:
+    """Strips of files. The last ones are kept, as a page asks for the same one again.
 
     Args:
         files: What may be read.
-        request: The fields of a request that names a path.
     """
+
+    def __init__(self, files: VideoFiles) -> None:
+        self._files = files
+        self._kept: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def strip_of(self, request: Mapping[str, Any]) -> bytes | None:
+        """Return frames of a clip; None if it cannot be read here.
+
+        Args:
+            request: The fields of a request that names a path.
+        """
+        start, end = request.get("start_s"), request.get("end_s")
+        part = None if start is end is None else TimeRange(start or 0.0, end or float("inf"))
+        try:
+            with self._files.open(request["video_path"]) as (path, sha256):
+                key = (sha256, start, end)
+                with self._lock:
+                    if key in self._kept:
+                        self._kept.move_to_end(key)
+                        return self._kept[key]
+                strip = _strip_of_part(path, part)
+        except (RewardFleetError, TimeoutError):
+            return None
+        if strip is not None:
+            with self._lock:
+                self._kept[key] = strip
+                if len(self._kept) > _MAX_KEPT:
+                    self._kept.popitem(last=False)
+        return strip
+
+
+def _strip_of_part(path: str, part: TimeRange | None) -> bytes | None:
     stop = threading.Event()
     timer = threading.Timer(_SECONDS, stop.set)
-    start, end = request.get("start_s"), request.get("end_s")
-    part = None if start is end is None else TimeRange(start or 0.0, end or float("inf"))
     timer.start()
     try:
-        with files.open(request["video_path"]) as (path, _):
-            clip = decode_video(
-                path, count=MAX_FRAMES, max_pixels=MAX_SIDE**2, stop=stop, part=part
-            )
-    except (RewardFleetError, TimeoutError):
-        return None
+        clip = decode_video(path, count=MAX_FRAMES, max_pixels=MAX_SIDE**2, stop=stop, part=part)
     finally:
         timer.cancel()
     return small_strip(clip.frames)

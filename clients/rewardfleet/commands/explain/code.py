@@ -56,7 +56,8 @@ def _failure(
     by = _BY[verdict.get("verdict_by") or "service"]
     yield f"Test {index + 1} failed first: {verdict['verdict']}, decided {by}"
     tests = request.get("tests") or {}
-    case = _case(tests, index, len(verdicts))
+    cases = cases_of(tests, len(verdicts))
+    case = cases[index] if index < len(cases) else None
     yield from _shown_case(case)
     if verdict.get("returned"):
         yield f"  actual value:    {quoted(verdict['returned'])}"
@@ -76,27 +77,35 @@ def _failure(
         yield "  standard error:  nothing: a signal ended the program, or it closed the stream"
 
 
-def _case(tests: Mapping[str, Any], index: int, count: int) -> Any:
-    """Return a test as the request or its row has it; None if that is not known."""
-    cases = tests.get("cases") or []
-    if tests.get("kind") == "dataset":
-        cases = list(_cases_of_row(tests.get("row"), _MAX_DEPTH))
-        # Otherwise the tests are others, or there are more than one reading of the row.
-        if not (len(cases) == count or tests.get("first") == count < len(cases)):
-            return None
-    return cases[index] if index < len(cases) else None
+def cases_of(tests: Mapping[str, Any], count: int) -> list[Any]:
+    """Return the tests as the request or its row has them; none if that is not known.
+
+    Args:
+        count: How many tests have a verdict.
+    """
+    if tests.get("kind") != "dataset":
+        return tests.get("cases") or []
+    cases = list(_cases_of_row(tests.get("row"), _MAX_DEPTH))
+    # Otherwise the tests are others, or there are more than one reading of the row.
+    is_known = len(cases) == count or tests.get("first") == count < len(cases)
+    return cases[:count] if is_known else []
 
 
 def _shown_case(case: Any) -> Iterator[str]:
     if isinstance(case, str):
         yield f"  test:            {quoted(case)}"
     elif isinstance(case, dict):
-        given = case.get("stdin", case.get("args", case.get("input", "")))
-        expected = case.get("stdout", case.get("expected", case.get("output", "")))
+        given, expected = parts_of(case)
         yield f"  input:           {_shown(given)}"
         yield f"  expected:        {_shown(expected)}"
     else:
         yield "  input:           that of the test in the row"
+
+
+def parts_of(case: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return what a test gives to the program, and what it expects."""
+    given = case.get("stdin", case.get("args", case.get("input", "")))
+    return given, case.get("stdout", case.get("expected", case.get("output", "")))
 
 
 def _shown(value: Any) -> str:

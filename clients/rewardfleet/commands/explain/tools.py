@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from rewardfleet.tool_use import (
     GroundTruth,
     ParsedAnswer,
@@ -12,7 +14,9 @@ from rewardfleet.tool_use import (
     parse_answer,
     parse_ground_truth,
 )
+from rewardfleet.tool_use.usage import reported_name
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.tools import ToolsOptions
 
 from .texts import number, quoted
 
@@ -43,6 +47,39 @@ def story_of_answer(request: Mapping[str, Any], score: Mapping[str, Any]) -> Ite
 
 
 _TASK = ("format", "correctness", "length")
+
+
+def calls_of(request: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the calls of an answer in order, then those of the correct answer that it lacks.
+
+    Each has its `text`, and `state`: `expected`, `not expected` or `missing`. Those of the answer
+    also have the `family` of their tool, and their part of the answer's `cost`.
+    """
+    try:
+        truth = parse_ground_truth(request["ground_truth"])
+        options = ToolsOptions.model_validate(request.get("options") or {})
+    except (InvalidRequest, ValidationError, KeyError):
+        return
+    families = {
+        name: family for family, tools in (score.get("tools") or {}).items() for name in tools
+    }
+    wanted, paid = Counter(truth.calls), set()
+    for call in parse_answer(request.get("response") or "").calls:
+        family = families.get(reported_name(call.name), "other")
+        # What is paid for once, unless each call costs.
+        use = "any_tool" if options.cost == "any_tool" else family
+        is_free = use in paid and options.cost != "calls"
+        paid.add(use)
+        is_wanted = wanted[call] > 0
+        wanted[call] -= is_wanted
+        yield {
+            "text": _call(call),
+            "state": "expected" if is_wanted else "not expected",
+            "family": family,
+            "cost": 0.0 if is_free else getattr(options.cost_weights, use, 0.0),
+        }
+    for call in wanted.elements():
+        yield {"text": _call(call), "state": "missing"}
 
 
 def _parsed(answer: ParsedAnswer, truth: GroundTruth) -> Iterator[str]:
