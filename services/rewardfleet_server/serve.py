@@ -25,6 +25,7 @@ from .http.server import GracefulServer
 from .observe.logs import capture_native_output, configure_logging
 from .registry import SERVICES, ServiceEntry
 from .settings import CacheSettings, ServerSettings, is_url
+from .system.listener import bind, url_of
 
 log = logging.getLogger(__name__)
 
@@ -40,42 +41,6 @@ _SWITCH_SECONDS = 0.001
 #: `M_TRIM_THRESHOLD` is returned to the system, blocks above `M_MMAP_THRESHOLD` are mapped.
 _M_TRIM_THRESHOLD, _TRIM_BYTES = -1, 256 * 2**20
 _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 32 * 2**20
-
-#: In the message of a server whose port another process has.
-CANNOT_BE_BOUND = "cannot be bound"
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Bind the address of a server. No connection is accepted until the server listens.
-
-    Raises:
-        ValueError: The address cannot be bound.
-    """
-    try:
-        family, kind, protocol, _, resolved = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except socket.gaierror as error:
-        raise ValueError(f"--host {host}: {error.strerror}") from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(resolved)
-        # From now on, other processes cannot bind this address either.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-    except OSError as error:
-        listener.close()
-        raise ValueError(
-            f"--port {port}: {host} {CANNOT_BE_BOUND}: {error.strerror}; choose another port, or 0 "
-            "for a free one"
-        ) from error
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    """Return the base URL of a bound address."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Server(GracefulServer):

@@ -23,6 +23,8 @@ _MAX_BYTES = 2**30
 _MAX_ANSWER_BYTES = 2**20
 #: Seconds between two looks at the services, and for an answer.
 _POLL_SECONDS, _ANSWER_SECONDS = 2.0, 30.0
+#: Seconds that closing may wait for an answer.
+_CLOSE_SECONDS = 2.0
 _MAX_REASON = 300
 
 
@@ -44,16 +46,18 @@ class LogCopies:
     What a service deletes is deleted here as well. Copies of one that does not answer stay.
 
     Args:
+        name: What they are shown as.
         urls: The base URLs of services. Those that share a log are copied once.
         key: A key of `--score-log-key-file`.
         folder: Is created; only its owner can read what is in it.
     """
 
-    def __init__(self, urls: Sequence[str], key: str, folder: Path) -> None:
+    def __init__(self, name: str, urls: Sequence[str], key: str, folder: Path) -> None:
+        self.name = name
         self.folder = folder
-        self.problems: dict[str, str] = {}  #: why a log is not copied now, by URL
-        self.left_out = 0  #: older segments that are not copied
+        self.failures: dict[str, str] = {}  #: why a log is not copied now, by URL
         self._urls = urls
+        self._left_out = 0  # older segments that are not copied
         self._http = httpx.Client(
             headers={"authorization": f"Bearer {key}", "accept-encoding": "identity"},
             timeout=httpx.Timeout(_ANSWER_SECONDS, connect=5.0),
@@ -62,17 +66,27 @@ class LogCopies:
         self._logs: dict[str, tuple[str, list[LogSegment]]] = {}  # by log: a URL, and its segments
         self._versions: dict[str, str] = {}  # of the copies, by name
         self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="copy-score-logs", daemon=True)
         prepare_folder(folder)
         with replacing(folder):
             pass  # it is a log from now on, even if there are no segments
 
     def start(self) -> None:
         """Go on copying, in a thread."""
-        threading.Thread(target=self._run, name="copy-score-logs", daemon=True).start()
+        self._thread.start()
 
     def close(self) -> None:
         """Stop copying. The folder stays."""
         self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_SECONDS)
+        self._http.close()
+
+    def problems(self) -> list[str]:
+        """Return why records may be missing."""
+        older = f"{self.name}: the {self._left_out} oldest files of the log are left out"
+        failures = [f"{url}: {reason}" for url, reason in self.failures.items()]
+        return [*failures, *([older] if self._left_out else ())]
 
     def _run(self) -> None:
         while not self._closing.wait(_POLL_SECONDS):
@@ -82,13 +96,13 @@ class LogCopies:
                 log.exception("score logs cannot be copied")
 
     def update(self) -> None:
-        """Copy what is new, as far as services answer; see `problems`."""
-        problems = {}
+        """Copy what is new, as far as services answer; see `failures`."""
+        failures = {}
         for url in self._urls:
             try:
                 found = self._list(url)
             except CopyFailed as error:
-                problems[url] = str(error)
+                failures[url] = str(error)
                 continue
             self._logs[found.log] = (url, found.segments)
         wanted = self._newest()
@@ -99,11 +113,11 @@ class LogCopies:
             except CopyFailed as error:
                 missing.add(Path(segment.name).stem)
                 if not error.is_gone:
-                    problems[url] = str(error)
+                    failures[url] = str(error)
         for name in self._versions.keys() - wanted.keys():
             if Path(name).stem not in missing:  # else it stands in for what replaces it
                 self._delete(name)
-        self.problems = problems
+        self.failures = failures
 
     def _newest(self) -> dict[str, tuple[str, LogSegment]]:
         """Return where the newest segments are, by name, the newest first."""
@@ -114,7 +128,7 @@ class LogCopies:
             if size > _MAX_BYTES:
                 break
             newest[name] = found[name]
-        self.left_out = len(found) - len(newest)
+        self._left_out = len(found) - len(newest)
         return newest
 
     def _copy(self, url: str, segment: LogSegment) -> None:

@@ -33,8 +33,21 @@ _OF_OUTPUTS = ("row", "place", "completion")
 _MAX_LINE = 2 * MAX_RECORD_BYTES
 
 
+def connect() -> "duckdb.DuckDBPyConnection":
+    """Return a connection to a database in memory, which fetches nothing from the network.
+
+    Raises:
+        ValueError: DuckDB is not installed.
+    """
+    config = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+    connection: duckdb.DuckDBPyConnection = _duckdb().connect(config=config)
+    return connection
+
+
 @contextlib.contextmanager
-def open_log(folders: Sequence[Path]) -> "Iterator[duckdb.DuckDBPyConnection]":
+def open_log(
+    folders: Sequence[Path], database: "duckdb.DuckDBPyConnection | None" = None
+) -> "Iterator[duckdb.DuckDBPyConnection]":
     """Give the block a connection to DuckDB with the view `scores`: `COLUMNS` of all records.
 
     The view also has `source`, the file, and of outputs of `rewardfleet score` `row`, `place` and
@@ -42,6 +55,7 @@ def open_log(folders: Sequence[Path]) -> "Iterator[duckdb.DuckDBPyConnection]":
 
     Args:
         folders: Score logs, and outputs of `rewardfleet score`.
+        database: Where tables that the block makes stay. None: in none.
 
     Raises:
         ValueError: A folder is none of these, or DuckDB is not installed.
@@ -55,10 +69,8 @@ def open_log(folders: Sequence[Path]) -> "Iterator[duckdb.DuckDBPyConnection]":
                 parts += _of_output(folder)
             else:
                 parts += _of_log(folder, stack)
-        # Nothing is fetched from the network.
-        config = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
-        connection = stack.enter_context(_duckdb().connect(config=config))
-        connection.execute(f"CREATE VIEW scores AS {' UNION ALL BY NAME '.join([_EMPTY, *parts])}")
+        connection = stack.enter_context(connect() if database is None else database.cursor())
+        connection.execute(f"CREATE OR REPLACE VIEW scores AS {' UNION ALL BY NAME '.join([_EMPTY, *parts])}")
         yield connection
 
 

@@ -19,7 +19,8 @@ class LogSegment(BaseModel):
     """A file of a score log."""
 
     name: Annotated[str, StringConstraints(pattern=f"^{NAME}$")] = Field(
-        description="Its name, by which segments sort by time.")
+        description="Its name, by which segments sort by time."
+    )
     version: Annotated[str, StringConstraints(pattern=r"^[0-9a-f-]{1,80}$")] = Field(
         description="Changes when the file is replaced, but not when records are added."
     )

@@ -1,7 +1,8 @@
 """`rewardfleet look`: a page that shows what was scored."""
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ from rewardfleet.commands.explain.code import cases_of, parts_of
 from rewardfleet.commands.explain.story import story_of
 from rewardfleet.commands.explain.tools import calls_of
 from rewardfleet.commands.options import grouped
-from rewardfleet_server.serve import bind, url_of
+from rewardfleet.commands.running_logs import copied
 from rewardfleet_server.settings import is_loopback
+from rewardfleet_server.system.listener import bind, url_of
 from rewardfleet_server.system.optional_imports import require
 from rewardfleet_server.up.flags import network_flags
 
@@ -47,17 +49,18 @@ class _Shown:
 
 @click.command(
     name="look",
-    help="Show a page of what was scored: folders of --score-log, and outputs of `rewardfleet "
-    "score`. People can filter, compare and label scores there.",
+    help="Show a page of what was scored: folders of --score-log, outputs of `rewardfleet score`, "
+    "and URLs of running services or fleets. People can filter, compare and label scores there.",
 )
-@click.argument(
-    "sources",
-    nargs=-1,
-    required=True,
-    metavar="FOLDER...",
-    type=click.Path(path_type=Path),
-)
+@click.argument("sources", nargs=-1, required=True, metavar="FOLDER|URL...")
 @network_flags("the page")
+@click.option(
+    "--score-log-key-file",
+    "key_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With URLs: the key of their --score-log-key-file; the first line counts.",
+)
 @click.option(
     "--labels",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -70,7 +73,7 @@ class _Shown:
     "--video-root",
     "video_roots",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="FOLDER",
     help="Folder of clips that requests name by path, to show their frames.  Can be repeated.",
 )
@@ -90,28 +93,50 @@ class _Shown:
     help="A judge says success from this score on.",
 )
 @grouped(network=_Network, shown=_Shown)
-def command(sources: tuple[Path, ...], network: _Network, shown: _Shown) -> int:
+def command(
+    sources: tuple[str, ...], key_file: Path | None, network: _Network, shown: _Shown
+) -> int:
     """Serve the page until it is interrupted."""
     host, keys = network.host or "127.0.0.1", network.api_key_file
     if not (is_loopback(host) or keys or network.allow_unauthenticated):
         raise ValueError(f"--host {host}: give --api-key-file, or --allow-unauthenticated")
-    require("look", "the page", "duckdb", "jinja2", "pyarrow")
+    require("look", "the page", "duckdb", "jinja2")
     from rewardfleet_server.look.labels import Labels  # noqa: PLC0415 - optional packages
     from rewardfleet_server.look.records import Records  # noqa: PLC0415 - likewise
     from rewardfleet_server.look.serve import serve_page  # noqa: PLC0415 - likewise
-    from rewardfleet_server.video.references.library import SHIPPED  # noqa: PLC0415 - likewise
-    from rewardfleet_server.video.sources import VideoFiles  # noqa: PLC0415 - likewise
-    from rewardfleet_server.video.strip import FileStrips  # noqa: PLC0415 - likewise
 
-    clips, references = (
-        FileStrips(VideoFiles(roots, max_bytes=_MAX_CLIP_BYTES)).strip_of
-        for roots in (shown.video_roots, [shown.library or SHIPPED])
-    )
-    records = Records(sources, clips, references, _explain)
-    known = Labels(shown.labels, shown.threshold)
-    listener = bind(host, 18090 if network.port is None else network.port)
-    click.echo(f"{url_of(listener)}/  (Ctrl-C ends it)")
-    return serve_page(records, known, listener, keys)
+    folders = [Path(each) for each in sources if "://" not in each]
+    with copied([each for each in sources if "://" in each], key_file) as copies:
+        records = Records(
+            folders,
+            copies,
+            decode=_strips(shown.video_roots),
+            decode_reference=_strips([shown.library] if shown.library else None),
+            explain=_explain,
+        )
+        known = Labels(shown.labels, shown.threshold)
+        listener = bind(host, 18090 if network.port is None else network.port)
+        click.echo(f"{url_of(listener)}/  (Ctrl-C ends it)")
+        return serve_page(records, known, listener, keys)
+
+
+def _strips(roots: Sequence[Path] | None) -> Callable[[Mapping[str, Any]], bytes | None]:
+    """Return what decodes clips in folders, or those of the library in the package.
+
+    The packages that it needs are imported with the first clip, as that takes a quarter of the
+    time in which the page opens.
+    """
+
+    @functools.cache
+    def strips() -> Any:
+        from rewardfleet_server.video.references.library import SHIPPED  # noqa: PLC0415 - see above
+        from rewardfleet_server.video.sources import VideoFiles  # noqa: PLC0415 - see above
+        from rewardfleet_server.video.strip import FileStrips  # noqa: PLC0415 - see above
+
+        folders = [SHIPPED] if roots is None else roots
+        return FileStrips(VideoFiles(folders, max_bytes=_MAX_CLIP_BYTES))
+
+    return lambda request: strips().strip_of(request)
 
 
 def _explain(record: Mapping[str, Any]) -> "Explanation":

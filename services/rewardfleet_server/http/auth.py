@@ -42,7 +42,7 @@ class ApiKeys:
 
     def shares_a_key_with(self, other: "ApiKeys") -> bool:
         """Return whether both accept one key."""
-        return bool(set(self._digests) & set(other._digests))
+        return bool({*self._digests} & {*other._digests})  # noqa: SLF001 - of the same class
 
     def check(self, authorization: str | None) -> None:
         """Check the value of an `Authorization` header: a bearer token, or a basic password.

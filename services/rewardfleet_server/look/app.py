@@ -4,6 +4,7 @@ Templates escape all values. The policy of the page allows scripts, styles and p
 server only, and none within the page.
 """
 
+import asyncio
 import json
 import logging
 import math
@@ -49,7 +50,9 @@ _HTMX = "hx-request"
 #: What a person may see in a clip: whether it is a success.
 _SEEN = {"success": True, "failure": False, "unclear": None}
 #: Digits of numbers in a query.
-_MOST_DIGITS = 15
+_MAX_DIGITS = 16
+#: Seconds that a page waits for new records; else it shows those that were read before.
+_REFRESH_SECONDS = 0.5
 
 
 class LookApp:
@@ -67,6 +70,7 @@ class LookApp:
     ) -> None:
         self._records, self._labels = records, labels
         self._keys, self._hosts = keys, hosts
+        self._refreshing: asyncio.Task[None] | None = None
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             autoescape=True,
@@ -121,7 +125,7 @@ class LookApp:
 
     async def _index(self, request: Request) -> Response:
         chosen, start = _filter(request), _count(request, "start")
-        await run_in_threadpool(self._records.refresh)
+        await self._refresh()
         rows, total = await run_in_threadpool(self._records.page, chosen, start)
         shown = {"rows": rows, "total": total, "start": start, "page": PAGE}
         query = _query(request, without={"start"})
@@ -135,9 +139,15 @@ class LookApp:
             chosen=chosen,
             facets=facets,
             steps=steps,
+            problems=self._records.problems(),
             sorted=SORTED,
             **shown,
         )
+
+    async def _refresh(self) -> None:
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(run_in_threadpool(self._records.refresh))
+        await asyncio.wait([self._refreshing], timeout=_REFRESH_SECONDS)
 
     async def _record(self, request: Request) -> Response:
         record = await self._found(request)
@@ -281,7 +291,7 @@ def _count(request: Request, name: str) -> int:
 
 def _integer(text: str) -> int | None:
     """Return a number from 0 that a table can have; None for any other text."""
-    is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
     return int(text) if is_number else None
 
 

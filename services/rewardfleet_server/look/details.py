@@ -43,6 +43,7 @@ class Details:
     correct_answer: str = ""  #: that of an answer with calls of tools
     calls: Sequence[Mapping[str, Any]] = ()  #: see `Explanation`
     more_calls: int = 0  #: how many are not shown
+    budget: float | None = None  #: of the mean cost of the answers of its run
     tests: Sequence[Test] = ()
     more_tests: int = 0  #: how many are not shown
     suspicions: Sequence[str] = ()
@@ -73,6 +74,7 @@ def details_of(record: Mapping[str, Any], explained: Explanation) -> Details:
         correct_answer=request.pop("ground_truth", ""),
         calls=explained.calls[:_MOST_CALLS],
         more_calls=max(len(explained.calls) - _MOST_CALLS, 0),
+        budget=_budget(components) if "run" in request else None,
         tests=shown,
         more_tests=max(len(verdicts) - len(shown), 0),
         suspicions=details.pop("suspicions", ()),
@@ -84,6 +86,11 @@ def details_of(record: Mapping[str, Any], explained: Explanation) -> Details:
         details=_pretty(details),
         provenance=_pretty(provenance),
     )
+
+
+def _budget(components: Mapping[str, float]) -> float | None:
+    cost, violation = components.get("cost"), components.get("violation")
+    return None if cost is None or violation is None else cost - violation
 
 
 def _parsed(text: str | None) -> dict[str, Any]:

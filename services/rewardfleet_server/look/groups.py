@@ -64,9 +64,7 @@ def group_of(rows: Iterable[Mapping[str, Any]]) -> Group | None:
     )
 
 
-def _member(
-    row: Mapping[str, Any], request: Mapping[str, Any], rules: Mapping[str, Any]
-) -> Member:
+def _member(row: Mapping[str, Any], request: Mapping[str, Any], rules: Mapping[str, Any]) -> Member:
     details = json.loads(row["details"] or "{}")
     reason = details.get("drop_reason")
     if reason in _RULES:

@@ -1,4 +1,4 @@
-"""The records that the page shows: a table in memory, filled from logs and outputs.
+"""The records that the page shows: a table in memory, read from logs and outputs.
 
 Values of requests only ever reach DuckDB as parameters; names of columns come from lists here.
 """
@@ -13,7 +13,8 @@ from typing import Any
 
 import duckdb
 
-from rewardfleet.score_log.reading import open_log
+from rewardfleet.score_log.copying import LogCopies
+from rewardfleet.score_log.reading import connect, open_log
 
 from .details import Explanation
 from .references import Reference
@@ -27,37 +28,28 @@ _MOST_VALUES = 200
 SORTED = ("time", "score", "step", "task", "judge", "status", "cause", "uid", "total_ms")
 #: Steps of a histogram, and members of a group, at most.
 _MOST_STEPS, _MOST_MEMBERS = 120, 256
-#: The columns of the table, besides its number `n`, by what they are computed from.
-_COLUMNS = {
-    "id": "id",
-    "time": "time",
-    "service": "service",
-    "run": "run",
-    "step": "step",
-    "uid": "uid",
-    "call": "call",
-    "judge": "backend",
-    "status": "status",
-    "score": "score",
-    "cause": "cause",
-    "cached": "cached",
-    "total_ms": "timing_ms_total",
-    "task": "json_extract_string(request, '$.task_text')",
-    "suspicions": "coalesce(json_array_length(details, '$.suspicions'), 0)",
-    "episodes": "json_extract_string(request, '$.group')",
-    "part": "coalesce(json_extract_string(details, '$.code'), "
-    "json_extract_string(request, '$.sha256'), json_extract_string(request, '$.video_path'))",
-    "request": "request",
-    "details": "details",
-    "components": "components",
-    "provenance": "provenance",
-    "error_kind": "error_kind",
-    "error_detail": "error_detail",
-    "has_frames": "frames IS NOT NULL",
-    "label_fraction": "label_fraction",
-    "file": "source",
-    "source": "parse_dirpath(source)",
-}
+#: What is read of the view `scores`; its parameters are two lists: of copies, and their names.
+#: `n` is a number of the record, the same whenever it is read, with less than 17 digits. A list of
+#: paths takes less time than several calls.
+_READ = """
+SELECT
+  (hash(folder, service, id, time, uid, call) >> 12)::BIGINT AS n,
+  id, time, service, run, step, uid, call, backend AS judge, status, score, cause, cached,
+  timing_ms_total AS total_ms, asked[1] AS task, asked[2] AS episodes,
+  coalesce(answered[1], asked[3], asked[4]) AS part,
+  coalesce(json_array_length(answered[2]), 0) AS suspicions,
+  CASE WHEN service = 'video' THEN concat(part, task) ELSE id END AS subject,
+  request, details, components, provenance, error_kind, error_detail,
+  frames IS NOT NULL AS has_frames, label_fraction, source AS file,
+  coalesce(list_extract($names::VARCHAR[], list_position($copies::VARCHAR[], folder)), folder)
+    AS source
+FROM (
+  SELECT *, parse_dirpath(source) AS folder,
+    json_extract_string(request, ['$.task_text', '$.group', '$.sha256', '$.video_path']) AS asked,
+    json_extract_string(details, ['$.code', '$.suspicions']) AS answered
+  FROM scores
+)
+"""
 #: What the table of the page shows of each record.
 _SHOWN = (
     "n, id, time, service, run, step, uid, judge, status, score, cause, cached, total_ms, task, "
@@ -82,8 +74,14 @@ class Filter:
         conditions = [f"{name} = ?" for name in self.values]
         parameters: list[Any] = list(self.values.values())
         if self.text:
-            conditions.append("contains(lower(text), ?)")
-            parameters.append(self.text.lower())
+            conditions.append(
+                "(contains(lower(request), ?) OR contains(lower(details), ?) OR "
+                "contains(lower(details), ?) OR contains(lower(concat_ws(' ', uid, task)), ?))"
+            )
+            # As JSON has it: requests in ASCII, details not always.
+            in_ascii = json.dumps(self.text.lower())[1:-1]
+            in_unicode = json.dumps(self.text.lower(), ensure_ascii=False)[1:-1]
+            parameters += [in_ascii, in_ascii, in_unicode, self.text.lower()]
         if self.step is not None:
             conditions.append("step = ?")
             parameters.append(self.step)
@@ -100,6 +98,7 @@ class Records:
 
     Args:
         folders: The logs and outputs.
+        copies: Logs of running services.
         decode: Returns frames of the clip that a request names by path; None if it cannot.
         decode_reference: Likewise of a clip in the library of the judge `reference`.
         explain: Returns what is known of a record.
@@ -111,6 +110,8 @@ class Records:
     def __init__(
         self,
         folders: Sequence[Path],
+        copies: Sequence[LogCopies] = (),
+        *,
         decode: Callable[[Mapping[str, Any]], bytes | None] = lambda _: None,
         decode_reference: Callable[[Mapping[str, Any]], bytes | None] = lambda _: None,
         explain: Callable[[Mapping[str, Any]], Explanation] = lambda _: Explanation(),
@@ -118,29 +119,40 @@ class Records:
         self._decode = decode
         self._decode_reference = decode_reference
         self.explain = explain
-        self._folders = folders
-        self._connection = duckdb.connect()
+        self._copies = copies
+        self._folders = [*folders, *(each.folder for each in copies)]
+        self._connection = connect()
         self._lock = threading.Lock()  # one thread at a time uses the connection
-        self._seen: object = None
-        self.refresh()
+        self._reading = threading.Lock()
+        self._problem = ""
+        self._seen = self._stamp()
+        self._read()
 
     def refresh(self) -> None:
-        """Read the records again if there are others."""
-        with self._lock:
+        """Read the records again if there are others. What fails is a problem; see `problems`."""
+        with self._reading:
             stamp = self._stamp()
             if stamp == self._seen:
                 return
-            columns = ", ".join(f"{source} AS {name}" for name, source in _COLUMNS.items())
-            with open_log(self._folders) as log:
-                self._connection.register(
-                    "found", log.sql(f"SELECT {columns} FROM scores").to_arrow_table()
-                )
-                self._connection.execute(
-                    "CREATE OR REPLACE TABLE items AS SELECT row_number() OVER (ORDER BY time, id) "
-                    "AS n, *, CASE WHEN service = 'video' THEN concat(part, task) ELSE id END "
-                    "AS subject, concat_ws(' ', uid, task, request, details) AS text FROM found"
-                )
-            self._seen = stamp
+            try:
+                self._read()
+            except (ValueError, OSError, duckdb.Error) as error:
+                self._problem = f"new records cannot be read: {error}"
+                return
+            self._seen, self._problem = stamp, ""
+
+    def _read(self) -> None:
+        names = {
+            "copies": [str(each.folder) for each in self._copies],
+            "names": [each.name for each in self._copies],
+        }
+        with open_log(self._folders, self._connection) as log:
+            log.execute(f"CREATE OR REPLACE TABLE items AS {_READ}", names)
+
+    def problems(self) -> list[str]:
+        """Return why records may be missing."""
+        copies = [each for copy in self._copies for each in copy.problems()]
+        return [*([self._problem] if self._problem else ()), *copies]
 
     def _stamp(self) -> object:
         files = [each for folder in self._folders for each in folder.glob("*.*")]
@@ -152,13 +164,14 @@ class Records:
         """Return the records of a page, and how many there are in all."""
         where, parameters = chosen.where()
         direction = "DESC" if chosen.descending else "ASC"
-        total = self._rows(f"SELECT count(*) AS total FROM items WHERE {where}", parameters)
         rows = self._rows(
-            f"SELECT {_SHOWN} FROM items WHERE {where} "
+            f"SELECT {_SHOWN}, count(*) OVER () AS total FROM items WHERE {where} "
             f"ORDER BY {chosen.sort} {direction} NULLS LAST, n LIMIT {PAGE} OFFSET ?",
             [*parameters, start],
         )
-        return rows, total[0]["total"]
+        if start and not rows:  # beyond the end
+            return [], self.page(chosen)[1]
+        return rows, rows[0]["total"] if rows else 0
 
     def facets(self) -> dict[str, list[str]]:
         """Return the most frequent values of each column that is filtered by value."""
@@ -176,7 +189,7 @@ class Records:
 
     def record(self, number: int) -> dict[str, Any] | None:
         """Return all of a record; None if there is none of this number."""
-        found = self._rows("SELECT * EXCLUDE (text) FROM items WHERE n = ?", [number])
+        found = self._rows("SELECT * FROM items WHERE n = ?", [number])
         return found[0] if found else None
 
     def to_label(self, labeled: Collection[str], after: str) -> tuple[dict[str, Any] | None, int]:
@@ -221,7 +234,8 @@ class Records:
             f"SELECT {_SHOWN}, episodes, components, request, details FROM items WHERE "
             "episodes = ? AND run IS NOT DISTINCT FROM ? AND step IS NOT DISTINCT FROM ? "
             # Batches that say no step have groups of the same names.
-            f"AND (step IS NOT NULL OR call IS NOT DISTINCT FROM ?) ORDER BY n LIMIT {_MOST_MEMBERS}",
+            "AND (step IS NOT NULL OR call IS NOT DISTINCT FROM ?) "
+            f"ORDER BY time, uid LIMIT {_MOST_MEMBERS}",
             [record["episodes"], record["run"], record["step"], record["call"]],
         )
 
@@ -234,7 +248,7 @@ class Records:
         found = {
             title: self._rows(
                 f"SELECT {_SHOWN}, components FROM items WHERE n != ? AND {where} "
-                f"ORDER BY n LIMIT {PAGE}",
+                f"ORDER BY time, n LIMIT {PAGE}",
                 [record["n"], *parameters],
             )
             for title, (where, parameters) in same.items()

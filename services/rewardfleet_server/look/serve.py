@@ -11,8 +11,8 @@ from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.auth import ApiKeys
 from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
 from rewardfleet_server.observe.logs import configure_logging
-from rewardfleet_server.serve import url_of
 from rewardfleet_server.settings import is_loopback
+from rewardfleet_server.system.listener import url_of
 
 from .app import LookApp
 from .labels import Labels

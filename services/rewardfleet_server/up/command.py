@@ -11,7 +11,8 @@ from rewardfleet_command import INTERRUPTED
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
 from rewardfleet_server.observe.logs import configure_logging
-from rewardfleet_server.serve import bind, raise_descriptor_limit, url_of
+from rewardfleet_server.serve import raise_descriptor_limit
+from rewardfleet_server.system.listener import bind, url_of
 
 from .discovery import follow
 from .gateway import PAGES, Gateway

@@ -13,8 +13,8 @@ from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from rewardfleet_server.serve import CANNOT_BE_BOUND
 from rewardfleet_server.system.child_process import describe_end, end_with_parent
+from rewardfleet_server.system.listener import CANNOT_BE_BOUND
 
 from .replicas import Replica, watch
 from .settings import PlannedReplica

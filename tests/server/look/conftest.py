@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 from PIL import Image
 
@@ -89,6 +90,17 @@ def write_log(folder: Path, items: list[Scored]) -> None:
     log = ScoreLog(folder)
     log.add(lambda: items, items=len(items))
     log.close()
+
+
+def numbers_of(client: httpx.Client) -> list[int]:
+    """Return the numbers of all records, in the order of `scored_items`."""
+    found: list[int] = []
+    while True:
+        page = client.get("/", params={"order": "up", "start": len(found)}).text
+        more = [int(part.split('"')[0]) for part in page.split('data-n="')[1:]]
+        if not more:
+            return found
+        found += more
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from .attacks import ATTACKS
-from .conftest import drawn_items, scored_items, served
+from .conftest import drawn_items, numbers_of, scored_items, served
 
 
 class Structure(HTMLParser):
@@ -34,7 +34,7 @@ class Structure(HTMLParser):
 def pages(client: httpx.Client) -> dict[str, str]:
     """Return the pages of a log, by what they are of."""
     found = {"/": client.get("/").text, "/compare": client.get("/compare").text}
-    for number in range(1, 7):
+    for number in numbers_of(client):
         found[f"/record/{number}"] = client.get(f"/record/{number}").text
     return found
 
@@ -82,7 +82,9 @@ def test_two_judges_are_compared_with_disagreements_first(serve_page):
 
 def test_labels_are_lines_of_a_file_and_shown(serve_page, tmp_path: Path):
     with httpx.Client(base_url=serve_page(scored_items())) as client:
-        numbers = [n for n in range(1, 7) if "0.25" in client.get(f"/record/{n}").text[:2500]]
+        numbers = [
+            n for n in numbers_of(client) if "0.25" in client.get(f"/record/{n}").text[:2500]
+        ]
         page = client.get(f"/record/{numbers[0]}").text
         target = page.split('hx-post="')[1].split("?")[0]
         record_id = page.split("&amp;id=")[1].split('"')[0]
@@ -132,33 +134,35 @@ def test_the_random_sample_is_labeled_without_the_verdict(serve_page, tmp_path: 
 
 
 @pytest.fixture(scope="module")
-def attacked(tmp_path_factory) -> Iterator[httpx.Client]:
-    """The page of records with a harmless text, then with each attack."""
+def attacked(tmp_path_factory) -> Iterator[tuple[httpx.Client, list[int]]]:
+    """The page of records with a harmless text, then with each attack, and their numbers."""
     texts = ["plain", *ATTACKS]
     items = [each for at, text in enumerate(texts) for each in scored_items(text, 1000.0 * at)]
     with (
         served(tmp_path_factory.mktemp("attacked"), items) as url,
         httpx.Client(base_url=url) as client,
     ):
-        yield client
+        yield client, numbers_of(client)
 
 
 @pytest.mark.parametrize("number", range(1, len(ATTACKS) + 1), ids=ATTACKS)
-def test_what_a_policy_wrote_is_text(attacked: httpx.Client, number: int):
+def test_what_a_policy_wrote_is_text(attacked: tuple[httpx.Client, list[int]], number: int):
+    client, numbers = attacked
     shown = ""
-    for place in range(1, 7):
+    for place in range(6):
         plain, page = (
-            Structure(attacked.get(f"/record/{6 * at + place}").text) for at in (0, number)
+            Structure(client.get(f"/record/{numbers[6 * at + place]}").text) for at in (0, number)
         )
         assert page.tags == plain.tags
         shown += page.text
     assert ATTACKS[number - 1] in shown
 
 
-def test_the_table_shows_attacks_as_text(attacked: httpx.Client):
-    plain = Structure(attacked.get("/", params={"text": "plain"}).text)
+def test_the_table_shows_attacks_as_text(attacked: tuple[httpx.Client, list[int]]):
+    client, _ = attacked
+    plain = Structure(client.get("/", params={"text": "plain"}).text)
     for at in range(0, 6 * (len(ATTACKS) + 1), 50):
-        page = Structure(attacked.get("/", params={"start": at}).text)
+        page = Structure(client.get("/", params={"start": at}).text)
         assert {*page.tags} - {*plain.tags} <= {
             ("a", ("rel", "href")),
             ("nav", ("class", "aria-label")),
@@ -167,10 +171,11 @@ def test_the_table_shows_attacks_as_text(attacked: httpx.Client):
 
 def test_pages_allow_nothing_but_their_own_files(serve_page):
     with httpx.Client(base_url=serve_page(scored_items())) as client:
-        for path in ("/", "/compare", "/record/1", "/record/1/frames", "/static/look.js", "/none"):
+        record = f"/record/{numbers_of(client)[0]}"
+        for path in ("/", "/compare", record, f"{record}/frames", "/static/look.js", "/none"):
             policy = client.get(path).headers["content-security-policy"]
             assert "default-src 'none'" in policy and "unsafe" not in policy
-        page = client.get("/record/1").text
+        page = client.get(record).text
         assert "style=" not in page and "<script>" not in page
 
 

@@ -19,7 +19,7 @@ from rewardfleet import RewardFleet
 from rewardfleet.commands.main import main
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.server import GracefulServer
-from rewardfleet_server.serve import bind
+from rewardfleet_server.system.listener import bind
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
