@@ -70,7 +70,9 @@ def open_log(
             else:
                 parts += _of_log(folder, stack)
         connection = stack.enter_context(connect() if database is None else database.cursor())
-        connection.execute(f"CREATE OR REPLACE VIEW scores AS {' UNION ALL BY NAME '.join([_EMPTY, *parts])}")
+        connection.execute(
+            f"CREATE OR REPLACE VIEW scores AS {' UNION ALL BY NAME '.join([_EMPTY, *parts])}"
+        )
         yield connection
 
 

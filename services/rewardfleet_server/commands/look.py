@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from pydantic import ValidationError
 
 from rewardfleet.commands.explain import score_of
-from rewardfleet.commands.explain.code import cases_of, parts_of
+from rewardfleet.commands.explain.code import parts_of
 from rewardfleet.commands.explain.story import story_of
 from rewardfleet.commands.explain.tools import calls_of
 from rewardfleet.commands.options import grouped
 from rewardfleet.commands.running_logs import copied
+from rewardfleet.wire.code import DatasetTests
+from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.settings import is_loopback
 from rewardfleet_server.system.listener import bind, url_of
 from rewardfleet_server.system.optional_imports import require
@@ -110,9 +113,9 @@ def command(
         records = Records(
             folders,
             copies,
-            decode=_strips(shown.video_roots),
-            decode_reference=_strips([shown.library] if shown.library else None),
-            explain=_explain,
+            decode=strips(shown.video_roots),
+            decode_reference=strips([shown.library] if shown.library else None),
+            explain=explain,
         )
         known = Labels(shown.labels, shown.threshold)
         listener = bind(host, 18090 if network.port is None else network.port)
@@ -120,7 +123,7 @@ def command(
         return serve_page(records, known, listener, keys)
 
 
-def _strips(roots: Sequence[Path] | None) -> Callable[[Mapping[str, Any]], bytes | None]:
+def strips(roots: Sequence[Path] | None) -> Callable[[Mapping[str, Any]], bytes | None]:
     """Return what decodes clips in folders, or those of the library in the package.
 
     The packages that it needs are imported with the first clip, as that takes a quarter of the
@@ -128,7 +131,7 @@ def _strips(roots: Sequence[Path] | None) -> Callable[[Mapping[str, Any]], bytes
     """
 
     @functools.cache
-    def strips() -> Any:
+    def decoder() -> Any:
         from rewardfleet_server.video.references.library import SHIPPED  # noqa: PLC0415 - see above
         from rewardfleet_server.video.sources import VideoFiles  # noqa: PLC0415 - see above
         from rewardfleet_server.video.strip import FileStrips  # noqa: PLC0415 - see above
@@ -136,18 +139,30 @@ def _strips(roots: Sequence[Path] | None) -> Callable[[Mapping[str, Any]], bytes
         folders = [SHIPPED] if roots is None else roots
         return FileStrips(VideoFiles(folders, max_bytes=_MAX_CLIP_BYTES))
 
-    return lambda request: strips().strip_of(request)
+    return lambda request: decoder().strip_of(request)
 
 
-def _explain(record: Mapping[str, Any]) -> "Explanation":
+def explain(record: Mapping[str, Any]) -> "Explanation":
     """Return what `rewardfleet explain` knows of a record."""
     from rewardfleet_server.look.details import Explanation  # noqa: PLC0415 - optional packages
 
     score = score_of({**record, "backend": record["judge"]})
     request = json.loads(record["request"] or "{}")
-    cases = cases_of(request.get("tests") or {}, len(score.get("verdicts") or ()))
     return Explanation(
         "\n".join(story_of(record["service"], request, score)),
-        [parts_of(each) if isinstance(each, dict) else (each, "") for each in cases],
+        _cases_of(request.get("tests") or {}),
         list(calls_of(request, score)),
     )
+
+
+def _cases_of(tests: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """Return what each test gives and expects; of a row that cannot be read, nothing."""
+    if tests.get("kind") == "dataset":
+        from rewardfleet_server.code.datasets.rows import read_row  # noqa: PLC0415 - for rows only
+
+        try:
+            tests = read_row(DatasetTests.model_validate(tests)).tests.model_dump()
+        except (InvalidRequest, ValidationError):
+            return []
+    cases = tests.get("cases") or []
+    return [parts_of(each) if isinstance(each, dict) else (each, "") for each in cases]

@@ -74,7 +74,7 @@ def details_of(record: Mapping[str, Any], explained: Explanation) -> Details:
         correct_answer=request.pop("ground_truth", ""),
         calls=explained.calls[:_MOST_CALLS],
         more_calls=max(len(explained.calls) - _MOST_CALLS, 0),
-        budget=_budget(components) if "run" in request else None,
+        budget=_budget(components),
         tests=shown,
         more_tests=max(len(verdicts) - len(shown), 0),
         suspicions=details.pop("suspicions", ()),
@@ -89,8 +89,9 @@ def details_of(record: Mapping[str, Any], explained: Explanation) -> Details:
 
 
 def _budget(components: Mapping[str, float]) -> float | None:
-    cost, violation = components.get("cost"), components.get("violation")
-    return None if cost is None or violation is None else cost - violation
+    # Without a budget, nothing violates it.
+    violation = components.get("violation")
+    return components["cost"] - violation if violation and "cost" in components else None
 
 
 def _parsed(text: str | None) -> dict[str, Any]:

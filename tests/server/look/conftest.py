@@ -1,6 +1,7 @@
 """A log with a score of each service, and the page that shows it."""
 
 import io
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -11,17 +12,23 @@ import pytest
 from PIL import Image
 
 from rewardfleet.score_log import Scored, ScoreLog
+from rewardfleet.tool_use import score_answer
 from rewardfleet.wire.code import CodeRequest, CodeScore, Outcome, StdioCase, StdioTests, Verdict
-from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
+from rewardfleet.wire.episode import EpisodeOptions, EpisodeRequest, EpisodeScore, FilterOptions
 from rewardfleet.wire.score import Score, Status
-from rewardfleet.wire.tools import ToolsRequest, ToolsScore
+from rewardfleet.wire.tools import CostWeights, ToolsOptions, ToolsRequest, ToolsScore
 from rewardfleet.wire.video import Curve, VideoRequest, VideoScore
+from rewardfleet_server.commands.look import explain, strips
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.auth import ApiKeys
 from rewardfleet_server.look.app import LookApp
 from rewardfleet_server.look.labels import Labels
 from rewardfleet_server.look.records import Records
 from rewardfleet_server.testing import serving
+from rewardfleet_server.video.references.library import MANIFEST, SHIPPED
+
+#: A clip of the library in the package.
+REFERENCE = json.loads((SHIPPED / MANIFEST).read_text().splitlines()[0])["file"]
 
 
 def strip() -> bytes:
@@ -39,7 +46,7 @@ def scored_items(text: str = "plain", start: float = 1000.0) -> list[Scored]:
         status=Status.OK,
         backend="reference",
         components={text: 0.5},
-        model_output=f"It saw {text}",
+        model_output=f"It saw {text}. Nearest finished frame: {REFERENCE} ({text}) at 1.5 gray",
         curve=Curve(frames=[0, 5, 9], values=[0.1, None, 0.25]),
         provenance={"prompt": text},
     )
@@ -58,19 +65,34 @@ def scored_items(text: str = "plain", start: float = 1000.0) -> list[Scored]:
         ("video", clip, judged),
         ("video", clip.model_copy(update={"step": 2}), other),
         ("code", CodeRequest(revision=program, tests=tests, uid=text, step=2), ran),
-        (
-            "tools",
-            ToolsRequest(response=text, ground_truth=text, run=text, step=3),
-            ToolsScore(score=1.0, status=Status.OK, backend="tools", calls=2),
-        ),
+        ("tools", *answer(text)),
     ]
     for number in range(2):
-        episode = EpisodeRequest(uid=f"{text}{number}", kind="success", group=text, success=True)
-        items.append(
-            ("episode", episode, EpisodeScore(score=1.0, status=Status.OK, uid=episode.uid))
+        episode = EpisodeRequest(
+            uid=f"{text}{number}", kind="success", group=text, success=not number, steps=9
         )
+        reason = "not_selected" if number else None
+        score = EpisodeScore(
+            score=0.7 - number,
+            status=Status.OK,
+            components={"reward": 1.0 - number},
+            keep=not number,
+            drop_reason=reason,
+            uid=episode.uid,
+        )
+        items.append(("episode", episode, score))
+    options = EpisodeOptions(
+        normalize="group_std", filter=FilterOptions(select="efficient", select_count=1)
+    )
     return [
-        Scored(service, start + number, request, score, strip=strip)
+        Scored(
+            service,
+            start + number,
+            request,
+            score,
+            strip=strip,
+            options=options if service == "episode" else None,
+        )
         for number, (service, request, score) in enumerate(items)
     ]
 
@@ -84,6 +106,33 @@ def drawn_items(task: str = "plain") -> list[Scored]:
                 score=clip.score.model_copy(update={"score": n / 3}), label_fraction=fraction)
         for n, fraction in enumerate(fractions)
     ]  # fmt: skip
+
+
+def answer(text: str) -> tuple[ToolsRequest, ToolsScore]:
+    """Return an answer with two calls, of which one is right, and its score."""
+    calls = [{"name": "search", "parameters": {"for": text}}, {"name": text, "parameters": {}}]
+    lines = "\n".join(map(json.dumps, calls))
+    request = ToolsRequest(
+        response=f"<think>{text}</think>\n<tool_call>\n{lines}\n</tool_call>",
+        ground_truth=f"<tool_call>\n{json.dumps(calls[0])}\n</tool_call>",
+        run=text,
+        step=3,
+        options=ToolsOptions(cost="calls", cost_weights=CostWeights(search=0.5)),
+    )
+    reward = score_answer(request.response, request.ground_truth, request.options)
+    return request, ToolsScore(
+        score=reward.task - 0.5 * reward.cost,
+        status=Status.OK,
+        backend="tools",
+        components={
+            "task": reward.task,
+            "cost": reward.cost,
+            "lambda": 0.5,
+            "violation": reward.cost - 0.3,
+        },
+        calls=2,
+        tools=reward.usage.by_family,
+    )
 
 
 def write_log(folder: Path, items: list[Scored]) -> None:
@@ -108,7 +157,7 @@ def served(folder: Path, items: list[Scored], keys: Path | None = None) -> Itera
     """Serve the page of a log of items in a folder, with labels beside it; give its base URL."""
     write_log(folder / "log", items)
     app = LookApp(
-        Records([folder / "log"]),
+        Records([folder / "log"], decode_reference=strips(None), explain=explain),
         Labels(folder / "labels.jsonl", 0.5),
         ApiKeys(keys),
         AllowedHosts([], listens_on="127.0.0.1", has_keys=keys is not None),

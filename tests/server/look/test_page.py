@@ -1,8 +1,10 @@
 """The page over HTTP: what it shows, who may see it, and that nothing a policy wrote runs."""
 
 import base64
+import io
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from html import unescape
 from html.parser import HTMLParser
@@ -10,9 +12,19 @@ from pathlib import Path
 
 import httpx
 import pytest
+from PIL import Image
+
+from rewardfleet.blocking import RewardFleet
+from rewardfleet.code import code_request
+from rewardfleet.score_log import Scored
+from rewardfleet_server.code.app import create_app
+from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.testing import serving, wait_until
 
 from .attacks import ATTACKS
-from .conftest import drawn_items, numbers_of, scored_items, served
+from .conftest import REFERENCE, drawn_items, numbers_of, scored_items, served, write_log
+
+ROWS = Path(__file__).parents[2] / "data" / "rows"
 
 
 class Structure(HTMLParser):
@@ -22,13 +34,23 @@ class Structure(HTMLParser):
         super().__init__()
         self.tags: list[tuple[str, tuple[str, ...]]] = []
         self.text = ""
+        self.cells: list[str] = []  # of tables
+        self.in_cell = False
         self.feed(page)
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, tuple(name for name, _ in attrs)))
+        if tag == "td":
+            self.cells.append("")
+            self.in_cell = True
+
+    def handle_endtag(self, tag):
+        self.in_cell = self.in_cell and tag != "td"
 
     def handle_data(self, data):
         self.text += data
+        if self.in_cell:
+            self.cells[-1] += data
 
 
 def pages(client: httpx.Client) -> dict[str, str]:
@@ -58,7 +80,7 @@ def test_the_table_is_filtered_sorted_and_searched(serve_page):
         assert numbers("text=nothing of this") == []
         by_score = numbers("sort=score&order=up")
         assert sorted(by_score) == sorted(everything)
-        assert client.get(f"/record/{by_score[0]}").text.count("wrong_answer") == 1
+        assert client.get(f"/record/{by_score[1]}").text.count("1 wrong_answer") == 1
         # What is no filter is ignored.
         assert numbers("sort=n; drop table items&step=x&start=x") == everything
 
@@ -70,7 +92,78 @@ def test_a_record_shows_what_was_scored_and_why(serve_page):
     assert "Curve" in clip and "Frames" in clip and "Same request" in clip
     program = next(text for text in shown if "What the policy wrote" in text and "Tests" in text)
     assert "wrong_answer" in program and "Suspicions" in program
-    assert any("Group" in text and "a plum1" in text for text in shown)
+    assert "a plum1" in next(text for text in shown if "Group a plum" in text)
+
+
+def test_a_clip_shows_the_references_that_it_was_compared_with(serve_page):
+    with httpx.Client(base_url=serve_page(scored_items("a plum"))) as client:
+        number = numbers_of(client)[0]
+        page = Structure(client.get(f"/record/{number}").text).text
+        assert "Nearest finished frame: a plum, 1.5 gray levels away" in page and REFERENCE in page
+        picture = client.get(f"/record/{number}/references/0")
+        assert picture.headers["content-type"] == "image/jpeg"
+        assert Image.open(io.BytesIO(picture.content)).width > 100
+        for path in ("references/1", "references/x", f"references/{'9' * 99}"):
+            assert client.get(f"/record/{number}/{path}").status_code == 404
+        other = numbers_of(client)[2]
+        assert client.get(f"/record/{other}/references/0").status_code == 404
+
+
+def test_an_answer_shows_what_its_calls_cost_and_how_the_score_follows(serve_page):
+    with httpx.Client(base_url=serve_page(scored_items("a plum"))) as client:
+        shown = Structure(client.get(f"/record/{numbers_of(client)[3]}").text).cells
+        text = Structure(client.get(f"/record/{numbers_of(client)[3]}").text).text
+    assert shown[:8] == [
+        'search(for="a plum")', "yes", "search", "0.5", "a plum()", "no", "other", "1",
+    ]  # fmt: skip
+    assert shown[8] == "1.5" and "the budget is 0.3 per answer" in text
+    assert "price (lambda) 0.5 x cost 1.5 =" in text
+
+
+def test_an_episode_shows_its_group_and_what_was_kept_and_why(serve_page):
+    with httpx.Client(base_url=serve_page(scored_items("a plum"))) as client:
+        page = Structure(client.get(f"/record/{numbers_of(client)[5]}").text)
+    assert page.cells[:7] == ["a plum0", "yes", "9", "1", "0.7", "", "yes"]
+    assert page.cells[7:13] == ["a plum1", "no", "9", "0", "-0.3", ""]
+    assert page.cells[13] == "no: `select` keeps 1 members of a group: efficient"
+    assert "1 of 2 episodes are kept" in page.text and "Advantage" in page.text
+
+
+@pytest.fixture(scope="module")
+def code() -> Iterator[str]:
+    with serving(create_app(CodeSettings(cache_mb=0))) as url:
+        yield url
+
+
+@pytest.mark.parametrize("path", sorted(ROWS.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_tests_of_rows_of_data_sets_are_shown(serve_page, code: str, path: Path):
+    row = json.loads(path.read_text().splitlines()[0])
+    row.pop("_source", None)
+    request = code_request("print(1)", row)
+    with RewardFleet(code=code) as fleet:
+        score = fleet.code.score("print(1)", row)
+    with httpx.Client(base_url=serve_page([Scored("code", 1.0, request, score)])) as client:
+        cells = Structure(client.get(f"/record/{numbers_of(client)[0]}").text).cells
+    assert len(cells) == 6 * len(score.verdicts)
+    assert all(cells[6 * at + 2] for at in range(len(score.verdicts)))
+
+
+def test_texts_are_found_as_a_policy_wrote_them(serve_page):
+    with httpx.Client(base_url=serve_page(scored_items('Größe "\\\n\t中'))) as client:
+        for text in ("größe", "GRÖSSE"[:3], '"\\\n', "中", "print('größe \""):
+            assert 'data-n="' in client.get("/", params={"text": text}).text, text
+
+
+def test_new_records_are_there_when_the_table_is_loaded_again(serve_page, tmp_path: Path):
+    with httpx.Client(base_url=serve_page(scored_items("a plum"))) as client:
+        before = numbers_of(client)
+        write_log(tmp_path / "log", scored_items("a pear", start=0.0))
+        wait_until(lambda: "12 scores" in client.get("/").text, 60)
+        after = numbers_of(client)
+        assert after[6:] == before  # a record keeps its number: open pages stay right
+        shutil.rmtree(tmp_path / "log")
+        wait_until(lambda: "new records cannot be read" in client.get("/").text, 60)
+        assert numbers_of(client) == after
 
 
 def test_two_judges_are_compared_with_disagreements_first(serve_page):

@@ -56,8 +56,7 @@ def _failure(
     by = _BY[verdict.get("verdict_by") or "service"]
     yield f"Test {index + 1} failed first: {verdict['verdict']}, decided {by}"
     tests = request.get("tests") or {}
-    cases = cases_of(tests, len(verdicts))
-    case = cases[index] if index < len(cases) else None
+    case = _case(tests, index, len(verdicts))
     yield from _shown_case(case)
     if verdict.get("returned"):
         yield f"  actual value:    {quoted(verdict['returned'])}"
@@ -77,18 +76,15 @@ def _failure(
         yield "  standard error:  nothing: a signal ended the program, or it closed the stream"
 
 
-def cases_of(tests: Mapping[str, Any], count: int) -> list[Any]:
-    """Return the tests as the request or its row has them; none if that is not known.
-
-    Args:
-        count: How many tests have a verdict.
-    """
-    if tests.get("kind") != "dataset":
-        return tests.get("cases") or []
-    cases = list(_cases_of_row(tests.get("row"), _MAX_DEPTH))
-    # Otherwise the tests are others, or there are more than one reading of the row.
-    is_known = len(cases) == count or tests.get("first") == count < len(cases)
-    return cases[:count] if is_known else []
+def _case(tests: Mapping[str, Any], index: int, count: int) -> Any:
+    """Return a test as the request or its row has it; None if that is not known."""
+    cases = tests.get("cases") or []
+    if tests.get("kind") == "dataset":
+        cases = list(_cases_of_row(tests.get("row"), _MAX_DEPTH))
+        # Otherwise the tests are others, or there are more than one reading of the row.
+        if not (len(cases) == count or tests.get("first") == count < len(cases)):
+            return None
+    return cases[index] if index < len(cases) else None
 
 
 def _shown_case(case: Any) -> Iterator[str]:
