@@ -28,26 +28,28 @@ def copied(urls: Sequence[str], key_file: Path | None) -> Iterator[list[LogCopie
     if not urls:
         yield []
         return
+    bases = [*map(base_url, urls)]
     if key_file is None:
         raise ValueError(
             f"{redact(urls[0])}: give --score-log-key-file FILE, with a key of the file that the "
             "services were started with by the same option, besides --score-log"
         )
     key = _key_of(key_file)
-    services = [asyncio.run(_services_at(url)) for url in map(base_url, urls)]
+    services = [asyncio.run(_services_at(url)) for url in bases]
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="rewardfleet-look-", ignore_cleanup_errors=True)
         )
         copies = []
-        for number, (url, found) in enumerate(zip(urls, services, strict=True)):
+        for number, (url, found) in enumerate(zip(bases, services, strict=True)):
             each = LogCopies(redact(url), found, key, Path(folder, str(number)))
             stack.callback(each.close)
             each.update()
-            for failure in (failures := each.problems()):
-                click.echo(failure, err=True)
+            problems = each.problems()
             if len(each.failures) == len(found):
-                raise ValueError(f"no service at {redact(url)} shows its score log: {failures[0]}")
+                raise ValueError(f"no service at {redact(url)} shows its score log: {problems[0]}")
+            for problem in problems:
+                click.echo(problem, err=True)
             each.start()
             copies.append(each)
         yield copies
