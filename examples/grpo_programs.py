@@ -63,6 +63,7 @@ class Run(NamedTuple):
     seed: int
     folder: Path
     steps: int
+    score_log: Path | None
 
 
 def main() -> None:
@@ -73,10 +74,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--jobs", type=int, default=2, help="runs that are trained at a time")
+    parser.add_argument("--score-log", type=Path, help="keeps the programs, for `rewardfleet look`")
     given = parser.parse_args()
-    runs = [Run("killed", given.seeds[0], given.folder, given.steps)]
+    shared = given.folder, given.steps, given.score_log
+    runs = [Run("killed", given.seeds[0], *shared)]
     runs += [
-        Run(name, seed, given.folder, given.steps)
+        Run(name, seed, *shared)
         for seed in given.seeds
         for name in ("real", "shuffled")
     ]
@@ -197,7 +200,13 @@ class Rewards:
     def __init__(self, run: Run, replicas: Sequence["Replica"]) -> None:
         self._run = run
         self._replicas = replicas
-        self._reward: Any = reward_function("code", [each.url for each in replicas])
+        self._reward: Any = reward_function(
+            "code",
+            [each.url for each in replicas],
+            columns=("step", "uid"),
+            run=f"{run.name}-{run.seed}",
+            score_log=run.score_log,
+        )
         self._shuffle = random.Random(run.seed)  # noqa: S311 - not for secrets
         self._calls = 0
         self.missing = 0
@@ -209,7 +218,10 @@ class Rewards:
             replica = self._replicas[0].process
             replica.send_signal(signal.SIGSTOP)  # so that its requests wait when it is killed
             asyncio.get_running_loop().call_later(0.1, replica.kill)
-        rewards: list[float] = await self._reward(**given)
+        prompts = given["prompts"]
+        rewards: list[float] = await self._reward(
+            **given, step=[self._calls] * len(prompts), uid=prompts
+        )
         self.missing += int(np.isnan(rewards).sum())
         if self._run.name == "shuffled":
             self._shuffle.shuffle(rewards)
