@@ -1,10 +1,11 @@
-"""Take the screenshots of docs/look.md: real rollouts and programs, scored and shown.
+"""Take the screenshots of docs/look.md: the LIBERO example and some programs, scored and shown.
 
 .venv/bin/python docs/look_screenshots.py        needs Debian's Chromium; `make screenshots`
 """
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -44,16 +45,18 @@ def main() -> None:
     """Score, serve the page, and take the screenshots."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
-        root = shutil.copytree(DATA / "libero", Path(folder, "rollouts"))
-        keep = f"--score-log {log} --score-log-sample 1"
-        with local_service("video", f"--video-root {root} {keep}") as url:
-            command = [sys.executable, "-m", "rewardfleet", "score", "video", "--by-path"]
-            output = ["-o", f"{folder}/scores", "--url", url, str(root / "manifest.jsonl")]
-            subprocess.run([*command, *output], check=True)
-        with local_service("code", f"--cache '' {keep}") as url:
+        example = [sys.executable, str(ROOT / "examples" / "libero_episodes.py")]
+        keep = {"REWARDFLEET_SCORE_LOG": str(log), "REWARDFLEET_SCORE_LOG_SAMPLE": "1"}
+        subprocess.run(
+            [*example, str(DATA / "libero"), f"{folder}/episodes.png"],
+            env={**os.environ, **keep},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        with local_service("code", f"--cache '' --score-log {log} --score-log-sample 1") as url:
             asyncio.run(score_programs(url))
         look = [sys.executable, "-m", "rewardfleet", "look", str(log), "--port", "0"]
-        options = ["--video-root", str(root), "--labels", f"{folder}/labels.jsonl"]
+        options = ["--labels", f"{folder}/labels.jsonl"]
         with subprocess.Popen([*look, *options], stdout=subprocess.PIPE, text=True) as page:
             try:
                 assert page.stdout is not None
@@ -71,14 +74,18 @@ def take(url: str) -> None:
         page = browser.new_page(viewport={"width": 1100, "height": 640})
         page.goto(f"{url}?run=example")
         page.screenshot(path=ROOT / "docs" / "look-table.png")
-        for name, query in (
-            ("clip", "service=video&sort=score"),
-            ("program", "cause=wrong_answer"),
+        for name, query, heading in (
+            ("clip", "service=video&cause=not_finished&sort=score&order=up", "Frames"),
+            ("program", "cause=wrong_answer&run=example", ""),
+            ("group", "service=episode&text=wrong_object__s48781", "Group"),
         ):
             page.goto(f"{url}?{query}")
             page.locator("tr[data-n] a").first.click()
-            page.locator("h1").wait_for()
+            page.locator("#back").wait_for()
             page.wait_for_load_state("networkidle")
+            if heading:
+                top = page.locator("h2", has_text=heading).first
+                top.evaluate("element => element.scrollIntoView()")
             page.screenshot(path=ROOT / "docs" / f"look-{name}.png")
         browser.close()
 

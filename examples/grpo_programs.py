@@ -203,7 +203,6 @@ class Rewards:
         self._reward: Any = reward_function(
             "code",
             [each.url for each in replicas],
-            columns=("step", "uid"),
             run=f"{run.name}-{run.seed}",
             score_log=run.score_log,
         )
@@ -218,10 +217,7 @@ class Rewards:
             replica = self._replicas[0].process
             replica.send_signal(signal.SIGSTOP)  # so that its requests wait when it is killed
             asyncio.get_running_loop().call_later(0.1, replica.kill)
-        prompts = given["prompts"]
-        rewards: list[float] = await self._reward(
-            **given, step=[self._calls] * len(prompts), uid=prompts
-        )
+        rewards: list[float] = await self._reward(**given)
         self.missing += int(np.isnan(rewards).sum())
         if self._run.name == "shuffled":
             self._shuffle.shuffle(rewards)

@@ -11,7 +11,7 @@ _RULES = {
     "all_equal": "all rewards of the group are equal: nothing can be learned from it",
     "alone": "no other member of the group has a score",
     "accuracy": "the success rate of the group is outside of `accuracy_bounds` {accuracy_bounds}",
-    "not_selected": "`select` keeps {select_count} members of a group: {select}",
+    "not_selected": "`select: {select}` keeps {select_count} members of a group",
 }
 
 

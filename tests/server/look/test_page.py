@@ -125,7 +125,7 @@ def test_an_episode_shows_its_group_and_what_was_kept_and_why(serve_page):
         page = Structure(client.get(f"/record/{numbers_of(client)[5]}").text)
     assert page.cells[:7] == ["a plum0", "yes", "9", "1", "0.7", "", "yes"]
     assert page.cells[7:13] == ["a plum1", "no", "9", "0", "-0.3", ""]
-    assert page.cells[13] == "no: `select` keeps 1 members of a group: efficient"
+    assert page.cells[13] == "no: `select: efficient` keeps 1 members of a group"
     assert "1 of 2 episodes are kept" in page.text and "Advantage" in page.text
 
 
