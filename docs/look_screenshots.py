@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 
 import rewardfleet
@@ -88,6 +89,10 @@ def take(url: str) -> None:
                 top.evaluate("element => element.scrollIntoView()")
             page.screenshot(path=ROOT / "docs" / f"look-{name}.png")
         browser.close()
+    for path in (ROOT / "docs").glob("look-*.png"):  # a third of the size
+        Image.open(path).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
+            path, optimize=True
+        )
 
 
 main()

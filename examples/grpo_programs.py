@@ -78,11 +78,7 @@ def main() -> None:
     given = parser.parse_args()
     shared = given.folder, given.steps, given.score_log
     runs = [Run("killed", given.seeds[0], *shared)]
-    runs += [
-        Run(name, seed, *shared)
-        for seed in given.seeds
-        for name in ("real", "shuffled")
-    ]
+    runs += [Run(name, seed, *shared) for seed in given.seeds for name in ("real", "shuffled")]
     given.folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(given.jobs, context) as pool:

@@ -119,6 +119,7 @@ def command(
         )
         known = Labels(shown.labels, shown.threshold)
         listener = bind(host, 18090 if network.port is None else network.port)
+        listener.listen()  # so that who reads the next line can connect
         click.echo(f"{url_of(listener)}/  (Ctrl-C ends it)")
         return serve_page(records, known, listener, keys)
 

@@ -74,14 +74,17 @@ class Filter:
         conditions = [f"{name} = ?" for name in self.values]
         parameters: list[Any] = list(self.values.values())
         if self.text:
-            conditions.append(
-                "(contains(lower(request), ?) OR contains(lower(details), ?) OR "
-                "contains(lower(details), ?) OR contains(lower(concat_ws(' ', uid, task)), ?))"
-            )
             # As JSON has it: requests in ASCII, details not always.
-            in_ascii = json.dumps(self.text.lower())[1:-1]
-            in_unicode = json.dumps(self.text.lower(), ensure_ascii=False)[1:-1]
-            parameters += [in_ascii, in_ascii, in_unicode, self.text.lower()]
+            text = self.text.lower()
+            in_ascii, in_unicode = (
+                json.dumps(text, ensure_ascii=each)[1:-1] for each in (True, False)
+            )
+            sought = [("request", in_ascii), ("details", in_ascii)]
+            sought += [("details", in_unicode)] * (in_unicode != in_ascii)
+            sought += [("concat_ws(' ', uid, task)", text)]
+            parts = [f"contains(lower({name}), ?)" for name, _ in sought]
+            conditions.append(f"({' OR '.join(parts)})")
+            parameters += [each for _, each in sought]
         if self.step is not None:
             conditions.append("step = ?")
             parameters.append(self.step)
@@ -164,14 +167,17 @@ class Records:
         """Return the records of a page, and how many there are in all."""
         where, parameters = chosen.where()
         direction = "DESC" if chosen.descending else "ASC"
+        # To search the texts takes longer than the rest, so that is done once.
+        total = "count(*) OVER ()" if chosen.text else "NULL"
         rows = self._rows(
-            f"SELECT {_SHOWN}, count(*) OVER () AS total FROM items WHERE {where} "
+            f"SELECT {_SHOWN}, {total} AS total FROM items WHERE {where} "
             f"ORDER BY {chosen.sort} {direction} NULLS LAST, n LIMIT {PAGE} OFFSET ?",
             [*parameters, start],
         )
-        if start and not rows:  # beyond the end
-            return [], self.page(chosen)[1]
-        return rows, rows[0]["total"] if rows else 0
+        if chosen.text and rows:
+            return rows, rows[0]["total"]
+        counted = self._rows(f"SELECT count(*) AS total FROM items WHERE {where}", parameters)
+        return rows, counted[0]["total"]
 
     def facets(self) -> dict[str, list[str]]:
         """Return the most frequent values of each column that is filtered by value."""
