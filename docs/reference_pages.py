@@ -62,7 +62,7 @@ whose formats these are. Types are not converted: neither `"16"` nor `true` is a
 `16.0` is one. Numbers beyond the range of a double, such as `1e400`, are refused. Failures are
 [problems](errors.md). In a batch, what is wrong with one item is the `error` of its result.
 `/openapi.json` has these tables, the rules between fields, and the forms, as OpenAPI 3.1. `GET /`,
-`/healthz`, `/readyz`, `/metrics`, `/inflight`, `/docs` and `/openapi.json` are described in
+`/healthz`, `/readyz`, `/metrics`, `/inflight`, `/score-log`, `/docs` and `/openapi.json` are in
 [operations](../operations.md)."""
 
 _FORM_NOTE = f"""\
