@@ -5,9 +5,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 
 from rewardfleet.wire.errors import InvalidRequest, NotFound, Unavailable
 from rewardfleet.wire.log_segments import PATH, LogSegments
@@ -23,6 +23,8 @@ T = TypeVar("T")
 #: Seconds in which a disk must answer.
 _SECONDS = 10.0
 _MAX_DIGITS = 15
+#: Documented only: FastAPI's own refusal would be no problem.
+_OFFSET = Query(json_schema_extra={"pattern": f"^[0-9]{{1,{_MAX_DIGITS}}}$"})
 
 
 def add_log_pages(pages: FastAPI, settings: ServerSettings, api_keys: ApiKeys) -> None:
@@ -67,7 +69,7 @@ def add_log_pages(pages: FastAPI, settings: ServerSettings, api_keys: ApiKeys) -
         request: Request,
         name: str,
         version: str = "",
-        offset: str = "0",
+        offset: Annotated[str, _OFFSET] = "0",
     ) -> Response:
         if not (offset.isascii() and offset.isdecimal() and len(offset) <= _MAX_DIGITS):
             raise InvalidRequest(f"offset: give the number of a byte, not {offset[:20]!r}")

@@ -214,7 +214,7 @@ class LookApp:
 
     async def _to_label(self, request: Request) -> Response:
         """Show a clip that was drawn for labels, and nothing of what the judge thinks of it."""
-        await run_in_threadpool(self._records.refresh)
+        await self._refresh()
         record, total = await run_in_threadpool(
             self._records.to_label, [*self._labels.by_id], request.query_params.get("after", "")
         )

@@ -51,7 +51,7 @@ def test_a_person_filters_opens_and_labels_by_mouse(page, serve_page, tmp_path: 
     playwright.expect(rows).to_have_count(1)
     rows.first.get_by_role("link").click()
     playwright.expect(page.get_by_role("heading", level=1)).to_contain_text("0.25")
-    playwright.expect(page.locator("img.frames")).to_have_js_property("naturalWidth", 320)
+    playwright.expect(page.locator("img.frames").first).to_have_js_property("naturalWidth", 320)
     wrong = page.get_by_role("button", name="Wrong")
     wrong.click()
     playwright.expect(wrong).to_have_attribute("aria-pressed", "true")
