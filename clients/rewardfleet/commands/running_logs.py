@@ -64,7 +64,12 @@ async def _services_at(url: str) -> list[str]:
 
 
 def _key_of(file: Path) -> str:
-    lines = (line.strip() for line in file.read_text("utf-8-sig").splitlines())
+    try:
+        lines = [line.strip() for line in file.read_text("utf-8-sig").splitlines()]
+    except OSError as error:
+        raise ValueError(f"--score-log-key-file {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"--score-log-key-file {file}: not a text file") from None
     key = next((line for line in lines if line and not line.startswith("#")), None)
     if key is None:
         raise ValueError(f"--score-log-key-file {file}: no key in it")

@@ -60,7 +60,7 @@ class _Shown:
 @click.option(
     "--score-log-key-file",
     "key_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="With URLs: the key of their --score-log-key-file; the first line counts.",
 )
@@ -76,13 +76,13 @@ class _Shown:
     "--video-root",
     "video_roots",
     multiple=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="Folder of clips that requests name by path, to show their frames.  Can be repeated.",
 )
 @click.option(
     "--library",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="Library of the judge `reference`, to show what it compared with.  [default: that in the "
     "package]",
@@ -103,6 +103,9 @@ def command(
     host, keys = network.host or "127.0.0.1", network.api_key_file
     if not (is_loopback(host) or keys or network.allow_unauthenticated):
         raise ValueError(f"--host {host}: give --api-key-file, or --allow-unauthenticated")
+    for folder in (*shown.video_roots, *([shown.library] if shown.library else ())):
+        if not folder.is_dir():  # else it would be noticed with the first clip only
+            raise ValueError(f"{folder}: no such folder of clips")
     require("look", "the page", "duckdb", "jinja2")
     from rewardfleet_server.look.labels import Labels  # noqa: PLC0415 - optional packages
     from rewardfleet_server.look.records import Records  # noqa: PLC0415 - likewise

@@ -72,7 +72,9 @@ def test_what_to_do_is_said_if_there_is_nothing_to_show(
             (["http://127.0.0.1:9", "--score-log-key-file", str(key_file)], "there is no service"),
             (["ftp://x", "--score-log-key-file", str(key_file)], "give a URL such as"),
             (["scores://none"], "give a URL such as"),
+            ([fleet, "--score-log-key-file", str(tmp_path / "none")], "No such file"),
             (["none"], "no such folder"),
+            ([str(tmp_path), "--video-root", "none"], "none: no such folder of clips"),
         ):
             assert main(["look", "--port", "0", *arguments]) == 2
             error = capsys.readouterr().err
