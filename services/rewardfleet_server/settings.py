@@ -100,7 +100,7 @@ class ServerSettings(BaseSettings):
 
     most_used: ClassVar[tuple[str, ...]] = ()  #: the settings that the command's help lists first
     #: The settings that the command's help does not list.
-    hidden: ClassVar[Collection[str]] = ("score_log_mb", "score_log_days")
+    hidden: ClassVar[Collection[str]] = ("score_log_mb", "score_log_days", "score_log_key_file")
     #: Further spellings of flags, by the setting's name.
     other_flags: ClassVar[Mapping[str, str]] = {}
     #: What a shell completes for settings, by name, if their type does not say it.
