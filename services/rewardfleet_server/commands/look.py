@@ -46,7 +46,6 @@ class _Shown:
 
     labels: Path
     video_roots: tuple[Path, ...]
-    library: Path | None
     threshold: float
 
 
@@ -81,13 +80,6 @@ class _Shown:
     help="Folder of clips that requests name by path, to show their frames.  Can be repeated.",
 )
 @click.option(
-    "--library",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Library of the judge `reference`, to show what it compared with.  [default: that in the "
-    "package]",
-)
-@click.option(
     "--threshold",
     type=click.FloatRange(0, 1),
     default=0.5,
@@ -103,7 +95,7 @@ def command(
     host, keys = network.host or "127.0.0.1", network.api_key_file
     if not (is_loopback(host) or keys or network.allow_unauthenticated):
         raise ValueError(f"--host {host}: give --api-key-file, or --allow-unauthenticated")
-    for folder in (*shown.video_roots, *([shown.library] if shown.library else ())):
+    for folder in shown.video_roots:
         if not folder.is_dir():  # else it would be noticed with the first clip only
             raise ValueError(f"{folder}: no such folder of clips")
     require("look", "the page", "duckdb", "jinja2")
@@ -117,7 +109,7 @@ def command(
             folders,
             copies,
             decode=strips(shown.video_roots),
-            decode_reference=strips([shown.library] if shown.library else None),
+            decode_reference=strips(None),
             explain=explain,
         )
         known = Labels(shown.labels, shown.threshold)

@@ -101,6 +101,7 @@ def test_a_person_labels_the_sample_by_keyboard(page, serve_page, tmp_path: Path
         page.keyboard.press(key)
         text = f"{left} score" if left else "No score is to be labeled"
         playwright.expect(page.locator("main")).to_contain_text(text)
+        page.wait_for_load_state()  # with what handles keys
     labels = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
     assert [each["success"] for each in labels] == [True, False, None]
 
