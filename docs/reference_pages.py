@@ -181,7 +181,8 @@ def _setting_tables(settings_type: type[ServerSettings], skipped: set[str]) -> I
     groups: dict[str, list[tuple[str, ...]]] = {}
     schemas = settings_type.model_json_schema()["properties"]
     for name, info in settings_type.model_fields.items():
-        if name in {*skipped, *settings_type.hidden}:
+        # Those that are hidden in all services are left out of their help for its length only.
+        if name in skipped or name in {*settings_type.hidden} - {*ServerSettings.hidden}:
             continue
         extra = info.json_schema_extra
         group = str(extra["group"]) if isinstance(extra, dict) else "Other"

@@ -18,7 +18,8 @@ class Labels:
 
     Args:
         path: Created with the first label; readable by its owner only.
-        threshold: The judge's verdict is success from this score on.
+        threshold: The judge's verdict is success from this score on, unless a calibration has
+            another threshold.
 
     Raises:
         ValueError: A line of the file is not a label.
@@ -39,11 +40,11 @@ class Labels:
         Raises:
             OSError: The file cannot be written.
         """
-        success = None
-        if label != "unclear" and record["score"] is not None:
-            success = (record["score"] >= self._threshold) == (label == "right")
         request = json.loads(record["request"] or "{}")
         provenance = json.loads(record["provenance"] or "{}")
+        success = None
+        if label != "unclear" and record["score"] is not None:
+            success = self._verdict(record, provenance) == (label == "right")
         line = {
             "id": record["id"],
             "service": record["service"],
@@ -68,10 +69,14 @@ class Labels:
 
         See `add`.
         """
-        verdict = record["score"] >= self._threshold
+        verdict = self._verdict(record, json.loads(record["provenance"] or "{}"))
         self.add(
             record, "unclear" if success is None else "right" if success == verdict else "wrong"
         )
+
+    def _verdict(self, record: Mapping[str, Any], provenance: Mapping[str, Any]) -> bool:
+        calibration = provenance.get("calibration") or {}
+        return bool(record["score"] >= calibration.get("threshold", self._threshold))
 
 
 def _read(path: Path) -> dict[str, Label]:

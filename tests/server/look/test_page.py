@@ -19,6 +19,7 @@ from rewardfleet.code import code_request
 from rewardfleet.score_log import Scored
 from rewardfleet_server.code.app import create_app
 from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.look.labels import Labels
 from rewardfleet_server.testing import serving, wait_until
 
 from .attacks import ATTACKS
@@ -198,6 +199,21 @@ def test_labels_are_lines_of_a_file_and_shown(serve_page, tmp_path: Path):
     assert (first["label"], first["success"]) == ("wrong", True)  # 0.25 says no, wrongly
     assert (last["label"], last["success"], last["judge"]) == ("right", False, "reference")
     assert (tmp_path / "labels.jsonl").stat().st_mode & 0o077 == 0
+
+
+def test_a_verdict_is_by_the_threshold_of_the_calibration(tmp_path: Path):
+    labels = Labels(tmp_path / "labels.jsonl", threshold=0.5)
+    record = {
+        **dict.fromkeys(("service", "judge", "task", "request")),
+        "id": "7" * 64,
+        "score": 0.6,
+        "provenance": '{"calibration": {"threshold": 0.7}}',
+    }
+    labels.add(record, "right")
+    labels.add_seen(record, success=True)
+    right, seen = map(json.loads, (tmp_path / "labels.jsonl").read_text().splitlines())
+    assert right["success"] is False
+    assert (seen["success"], seen["label"]) == (True, "wrong")
 
 
 def test_the_random_sample_is_labeled_without_the_verdict(serve_page, tmp_path: Path):
