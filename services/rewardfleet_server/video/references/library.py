@@ -23,7 +23,8 @@ from rewardfleet.wire.validation import format_validation_error
 from rewardfleet_server.video.containers import check_container
 from rewardfleet_server.video.frames import decode_video
 
-from .matcher import Library, Reference, make_thumbnail, normalize_task
+from .matcher import Library, Reference, normalize_task
+from .thumbnail import make_thumbnail
 
 #: The library in the package: rollouts of 14 LIBERO tasks, see its NOTICE.md.
 SHIPPED = Path(__file__).parent / "libero"

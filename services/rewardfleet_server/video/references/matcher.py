@@ -45,12 +45,12 @@ from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.video.frames import Frame
 from rewardfleet_server.video.judges import Judgment
 
-#: One difference map per reference frame, `[frames, _SIDE, _SIDE]`, gray levels.
+from .thumbnail import SIDE, Thumbnail, change, difference, make_thumbnail
+
+#: One difference map per reference frame, `[frames, 64, 64]`, gray levels.
 DifferenceMaps: TypeAlias = NDArray[np.float32]
 
-_SIDE = 64  # pixels per side of a thumbnail; a finer one was not more accurate
-_REACH = np.ones((5, 5), np.uint8)  # pixels are compared with those up to two pixels away
-_LARGEST = _SIDE * _SIDE // 250  # the pixels whose mean is a difference: 0.4 % of them
+_LARGEST = SIDE * SIDE // 250  # the pixels whose mean is a difference: 0.4 % of them
 _HALF_WEIGHT = 10.0  # gray levels of change at which a pixel has half of its weight
 _WEIGHTS = (np.arange(256) / (np.arange(256) + _HALF_WEIGHT)).astype(np.float32)
 _SIMILAR_END = 10.0  # gray levels; tasks whose ends differ by less are not compared with each other
@@ -65,15 +65,6 @@ _UNFINISHED_UNTIL, _FINISHED_FROM = 0.6, 0.9
 # with one task left out at a time. Failures weigh 1.5 times as much as successes, because rewarding
 # a failure does more harm than missing a success. _NOISE: gray levels that are noise.
 _INTERCEPT, _PER_LOG_RATIO, _PER_UNEXPLAINED, _NOISE = 0.66, 2.14, 0.049, 2.0
-
-
-@dataclass(frozen=True)
-class Thumbnail:
-    """A frame at the size of comparison; all arrays are `[64, 64, 3]`, uint8."""
-
-    pixels: Frame
-    darkest: Frame  #: the minimum within two pixels of each pixel
-    brightest: Frame  #: the maximum within two pixels of each pixel
 
 
 @dataclass(frozen=True)
@@ -127,7 +118,7 @@ class Reference:
         return frames
 
     def _frame(self, label: str, thumbnail: Thumbnail, progress: float | None) -> ReferenceFrame:
-        touched = _change(thumbnail, self.thumbnails[0])
+        touched = change(thumbnail, self.thumbnails[0])
         return ReferenceFrame(self.file, label, thumbnail, touched, progress)
 
 
@@ -222,14 +213,14 @@ class _Task:
         # With fewer than four frames the previous one is too old to show what still moves.
         lag = max(1, round(0.08 * len(clip)))
         before = make_thumbnail(clip[-1 - lag]) if len(clip) > 3 else last
-        still = 1 - _weight(_change(last, before))
-        touched = _change(last, first)
+        still = 1 - _weight(change(last, before))
+        touched = change(last, first)
         if len(clip) == 1:  # there is no start to compare with: any pixel may have changed
             touched[:] = 255
         maps = []
         for frame in self.frames:
             weight = np.multiply(still, _weight(np.maximum(touched, frame.touched)))
-            maps.append(_smooth(_difference(last, frame.thumbnail) * weight))
+            maps.append(_smooth(difference(last, frame.thumbnail) * weight))
         return np.stack(maps)
 
     def _evidence(
@@ -280,7 +271,7 @@ def _ends_of_other_tasks(
         task
         for task, end in ends
         if any(
-            _max_difference(_smooth(_difference(end.thumbnail, own.thumbnail))[None])[0]
+            _max_difference(_smooth(difference(end.thumbnail, own.thumbnail))[None])[0]
             < _SIMILAR_END
             for own in finished
         )
@@ -293,42 +284,13 @@ def normalize_task(task_text: str) -> str:
     return " ".join(re.findall(r"\w+", task_text.casefold()))
 
 
-def make_thumbnail(frame: Frame) -> Thumbnail:
-    """Return the thumbnail of an RGB frame `[H, W, 3]`, uint8."""
-    resized = cv2.resize(frame, (_SIDE, _SIDE), interpolation=cv2.INTER_AREA)
-    pixels = np.ascontiguousarray(np.asarray(resized, np.uint8))
-    return Thumbnail(
-        pixels,
-        np.asarray(cv2.erode(pixels, _REACH), np.uint8),
-        np.asarray(cv2.dilate(pixels, _REACH), np.uint8),
-    )
-
-
-def _difference(a: Thumbnail, b: Thumbnail) -> Frame:
-    """Return by how many gray levels each pixel is outside the other's range within reach.
-
-    It is the maximum over both directions and over the colors: a burner that glows differs only in
-    red.
-    """
-    subtract = cv2.subtract  # saturates at 0, so a pixel inside the range gives 0
-    a_outside = cv2.max(subtract(a.pixels, b.brightest), subtract(b.darkest, a.pixels))
-    b_outside = cv2.max(subtract(b.pixels, a.brightest), subtract(a.darkest, b.pixels))
-    red, green, blue = cv2.split(cv2.max(a_outside, b_outside))
-    return np.asarray(cv2.max(cv2.max(red, green), blue), np.uint8)
-
-
-def _change(a: Thumbnail, b: Thumbnail) -> Frame:
-    """Return the maximum difference within two pixels of each pixel."""
-    return np.asarray(cv2.dilate(_difference(a, b), _REACH), np.uint8)
-
-
 def _weight(levels: Frame) -> NDArray[np.float32]:
     """Return weights in [0, 1): 0 at 0 gray levels, 1/2 at `_HALF_WEIGHT`, near 1 far above."""
     return _WEIGHTS[levels]
 
 
-def _smooth(difference: NDArray[Any]) -> NDArray[np.float32]:
-    return np.asarray(cv2.blur(np.asarray(difference, np.float32), (3, 3)))
+def _smooth(levels: NDArray[Any]) -> NDArray[np.float32]:
+    return np.asarray(cv2.blur(np.asarray(levels, np.float32), (3, 3)))
 
 
 def _max_difference(maps: DifferenceMaps) -> NDArray[np.float32]:
