@@ -153,6 +153,8 @@ def test_the_judge_reference_has_no_reference(frames_request: dict):
     with served_with(VideoSettings()) as client:
         body = {**frames_request, "task_text": "juggle five balls"}
         assert cause_of(client.post("/score", json=body)) == "no_reference"
+        body["task_text"] = "put the bowl on the stove"
+        assert cause_of(client.post("/score", json=body)) == "unknown_scene"
 
 
 @pytest.mark.slow
@@ -374,7 +376,7 @@ def test_any_episode_has_a_cause_unless_its_score_is_1_or_more(
 
 def test_the_tables_have_every_cause():
     """Those that have a test of their own are named here."""
-    own = {"sandbox_died", "no_reference", "answer_cut"}
+    own = {"sandbox_died", "no_reference", "unknown_scene", "answer_cut"}
     groups = {"low_objectives", "no_variance", "normalized", "alone"}
     text = json.dumps([row[-1] for table in (CODE, TOOLS, EPISODES) for row in table])
     judgments = {"judge_says_no", "not_finished", "no_verdict", "too_few_frames"}

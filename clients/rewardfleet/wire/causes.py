@@ -149,6 +149,17 @@ class VideoCause(Cause):
         "The judge `reference` has no labeled rollout of this task.",
         "Add one to its library, spell `task_text` as in the library, or use another judge.",
     )
+    UNKNOWN_SCENE = (
+        "unknown_scene",
+        (
+            "The first frame of the clip is unlike those of the judge's labeled rollouts: another "
+            "camera, scene or light."
+        ),
+        (
+            "Add labeled rollouts of this camera to its library, send the clip as that camera "
+            "shows it (upright, not mirrored, not cropped), or use another judge."
+        ),
+    )
     TOO_FEW_FRAMES = (
         "too_few_frames",
         "The clip has fewer frames than the judge needs.",

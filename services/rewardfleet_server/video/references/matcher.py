@@ -34,7 +34,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import cv2
@@ -45,7 +45,7 @@ from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.video.frames import Frame
 from rewardfleet_server.video.judges import Judgment
 
-from .thumbnail import SIDE, Thumbnail, change, difference, make_thumbnail
+from .thumbnail import SIDE, Thumbnail, change, difference, make_thumbnail, share_unlike
 
 #: One difference map per reference frame, `[frames, 64, 64]`, gray levels.
 DifferenceMaps: TypeAlias = NDArray[np.float32]
@@ -53,18 +53,24 @@ DifferenceMaps: TypeAlias = NDArray[np.float32]
 _LARGEST = SIDE * SIDE // 250  # the pixels whose mean is a difference: 0.4 % of them
 _HALF_WEIGHT = 10.0  # gray levels of change at which a pixel has half of its weight
 _WEIGHTS = (np.arange(256) / (np.arange(256) + _HALF_WEIGHT)).astype(np.float32)
+_MOVING_SHARE = 1 / 8  # of the clip, at its end, in which what moves is the robot
 _SIMILAR_END = 10.0  # gray levels; tasks whose ends differ by less are not compared with each other
 _MAX_COMPARED = 300  # characters of an unknown task that are compared with the known ones
 _NO_OTHER = 100.0  # the difference to the other frames if the library has none, in gray levels
+
+# The share of the first frame that may be as in no frame of the task's references. Measured: at
+# most 0.04 with their camera and scene, wherever objects and robot are, and at least 0.08 with
+# others, or mirrored.
+_OTHER_SCENE = 0.06
 
 # The progress of a reference without `success_frame`: its end is finished, its first part is not,
 # and frames between are left out. Shares of its length.
 _UNFINISHED_UNTIL, _FINISHED_FROM = 0.6, 0.9
 
-# Logistic calibration over all 14 tasks of the LIBERO clips and many random libraries, validated
-# with one task left out at a time. Failures weigh 1.5 times as much as successes, because rewarding
-# a failure does more harm than missing a success. _NOISE: gray levels that are noise.
-_INTERCEPT, _PER_LOG_RATIO, _PER_UNEXPLAINED, _NOISE = 0.66, 2.14, 0.049, 2.0
+# Logistic calibration over 14 tasks of LIBERO, each rollout compared with the library without itself,
+# and validated with one task left out at a time. _NOISE, _FAINT: gray levels that are noise.
+_INTERCEPT, _PER_LOG_RATIO, _PER_LOG_UNEXPLAINED = 6.90, 2.12, -2.93
+_NOISE, _FAINT = 2.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -154,15 +160,25 @@ class ReferenceMatcher:
 
         Returns:
             The probability of success as the score, with the components `success` and `progress`.
-            It abstains if the library has no successful reference of the task, or there are no
-            frames.
+            With several frames, `scene_distance` is the share of the first frame that is as in no
+            frame of the task's references. It abstains if that is large, whatever follows; if the
+            library has no successful reference of the task; and if there are no frames.
         """
         task = self._tasks.get(normalize_task(task_text))
         if task is None:
             return Judgment(None, self._unknown(task_text), cause=VideoCause.NO_REFERENCE)
         if len(frames) == 0:
             return Judgment(None, "The clip has no frames.", cause=VideoCause.TOO_FEW_FRAMES)
-        return task.compare(frames)
+        if len(frames) == 1:  # it may be the last one, which depends on the policy
+            return task.compare(frames)
+        distance = share_unlike(make_thumbnail(frames[0]), task.scene)
+        components = {"scene_distance": distance}
+        if distance > _OTHER_SCENE:
+            return Judgment(
+                None, _other_scene(distance), components, cause=VideoCause.UNKNOWN_SCENE
+            )
+        judgment = task.compare(frames)
+        return replace(judgment, components={**judgment.components, **components})
 
     def _unknown(self, task_text: str) -> str:
         """Return that a task is unknown, and the known one that is nearest."""
@@ -174,11 +190,32 @@ class ReferenceMatcher:
 
 
 @dataclass(frozen=True)
+class _Evidence:
+    """How the end of a clip compares with the reference frames, in gray levels."""
+
+    nearest: float  #: the difference to the nearest finished frame
+    other: float  #: the difference to the nearest other frame
+    #: What no finished frame explains, if each pixel is taken from the one that explains it best:
+    #: the robot may have retreated as in one of them while the object is as in another.
+    unexplained: float
+
+    @property
+    def probability(self) -> float:
+        logit = (
+            _INTERCEPT
+            + _PER_LOG_RATIO * math.log((self.other + _NOISE) / (self.nearest + _NOISE))
+            + _PER_LOG_UNEXPLAINED * math.log(self.unexplained + _FAINT)
+        )
+        return 1 / (1 + math.exp(-logit))
+
+
+@dataclass(frozen=True)
 class _Task:
     """The reference frames of one task, and which of them are finished."""
 
     frames: tuple[ReferenceFrame, ...]
     finished: NDArray[np.bool_]
+    scene: tuple[Thumbnail, ...]  #: frames of the task's references from start to end
     successes: int
     failures: int
     other_tasks: int
@@ -189,19 +226,23 @@ class _Task:
         failures = [reference for reference in own if not reference.success]
         frames = [frame for reference in successes for frame in reference.frames()]
         finished = [frame for frame in frames if frame.progress == 1.0]
-        other_ends = _ends_of_other_tasks(finished, foreign)
+        scene = tuple(thumbnail for reference in own for thumbnail in reference.thumbnails[::2])
+        starts = [reference.thumbnails[0] for reference in own]
+        beside = [r for r in foreign if share_unlike(r.thumbnails[0], starts) <= _OTHER_SCENE]
+        other_ends = _ends_of_other_tasks(finished, beside)
         frames += [reference.last for reference in failures] + other_ends
         is_finished = np.array([frame.progress == 1.0 for frame in frames])
-        return cls(tuple(frames), is_finished, len(successes), len(failures), len(other_ends))
+        counts = len(successes), len(failures), len(other_ends)
+        return cls(tuple(frames), is_finished, scene, *counts)
 
     def compare(self, frames: Sequence[Frame]) -> Judgment:
         maps = self._difference_maps(frames)
         differences = _max_difference(maps)
-        ratio, unexplained = self._evidence(maps, differences)
-        logit = _INTERCEPT + _PER_LOG_RATIO * ratio - _PER_UNEXPLAINED * unexplained
-        probability = 1 / (1 + math.exp(-logit))
+        evidence = self._evidence(maps, differences)
+        probability = evidence.probability
         components = {"success": probability, "progress": self._progress(differences)}
-        return Judgment(probability, self._text(differences, unexplained), components)
+        text = self._text(differences, evidence.unexplained)
+        return Judgment(probability, text, components)
 
     def _difference_maps(self, clip: Sequence[Frame]) -> DifferenceMaps:
         """Return the weighted differences of the last frame to every reference frame.
@@ -210,10 +251,7 @@ class _Task:
         its start: objects that were not touched start at other positions in every rollout.
         """
         last, first = make_thumbnail(clip[-1]), make_thumbnail(clip[0])
-        # With fewer than four frames the previous one is too old to show what still moves.
-        lag = max(1, round(0.08 * len(clip)))
-        before = make_thumbnail(clip[-1 - lag]) if len(clip) > 3 else last
-        still = 1 - _weight(change(last, before))
+        still = 1 - _weight(_movement(clip, last))
         touched = change(last, first)
         if len(clip) == 1:  # there is no start to compare with: any pixel may have changed
             touched[:] = 255
@@ -223,18 +261,13 @@ class _Task:
             maps.append(_smooth(difference(last, frame.thumbnail) * weight))
         return np.stack(maps)
 
-    def _evidence(
-        self, maps: DifferenceMaps, differences: NDArray[np.float32]
-    ) -> tuple[float, float]:
-        """Return how much nearer the finished frames are (log ratio), and the unexplained rest.
-
-        The rest takes each pixel from the finished frame that explains it best: the robot may have
-        retreated as in one of them while the object is as in another.
-        """
-        nearest = differences[self.finished].min()
-        other = differences[~self.finished].min(initial=_NO_OTHER)
+    def _evidence(self, maps: DifferenceMaps, differences: NDArray[np.float32]) -> "_Evidence":
         unexplained = _max_difference(maps[self.finished].min(axis=0, keepdims=True))[0]
-        return math.log((other + _NOISE) / (nearest + _NOISE)), float(unexplained)
+        return _Evidence(
+            float(differences[self.finished].min()),
+            float(differences[~self.finished].min(initial=_NO_OTHER)),
+            float(unexplained),
+        )
 
     def _progress(self, differences: NDArray[np.float32]) -> float:
         """Return the mean progress of the frames, where near ones weigh more."""
@@ -257,6 +290,21 @@ class _Task:
             f"Nearest other frame: {other}. "
             f"Not explained by any finished frame: {unexplained:.1f}."
         )
+
+
+def _movement(clip: Sequence[Frame], last: Thumbnail) -> Frame:
+    """Return how much each pixel changed in the last eighth of a clip, `[64, 64]`, gray levels."""
+    # With fewer than four frames the previous one is too old to show what still moves.
+    count = max(1, round(_MOVING_SHARE * len(clip))) if len(clip) > 3 else 0
+    changes = [change(last, make_thumbnail(frame)) for frame in clip[len(clip) - 1 - count : -1]]
+    return np.maximum.reduce([np.zeros((SIDE, SIDE), np.uint8), *changes])
+
+
+def _other_scene(distance: float) -> str:
+    return (
+        f"{distance:.0%} of the first frame is as in no frame of this task's references, where "
+        f"{_OTHER_SCENE:.0%} are accepted: another camera, scene or light."
+    )
 
 
 def _ends_of_other_tasks(

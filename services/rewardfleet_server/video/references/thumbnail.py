@@ -1,5 +1,6 @@
 """Small copies of frames, and by how much they differ where shifts of a few pixels cost nothing."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import cv2
@@ -9,6 +10,7 @@ from rewardfleet_server.video.frames import Frame
 
 SIDE = 64  #: pixels per side of a thumbnail; a finer one was not more accurate
 _REACH = np.ones((5, 5), np.uint8)  # pixels are compared with those up to two pixels away
+_UNLIKE = 16  # gray levels from which on a pixel is not as in another thumbnail
 
 
 @dataclass(frozen=True)
@@ -47,3 +49,11 @@ def difference(a: Thumbnail, b: Thumbnail) -> Frame:
 def change(a: Thumbnail, b: Thumbnail) -> Frame:
     """Return the maximum difference within two pixels of each pixel."""
     return np.asarray(cv2.dilate(difference(a, b), _REACH), np.uint8)
+
+
+def share_unlike(a: Thumbnail, others: Iterable[Thumbnail]) -> float:
+    """Return the share of pixels that are as in none of the others."""
+    nearest = np.full((SIDE, SIDE), 255, np.uint8)
+    for other in others:
+        cv2.min(nearest, difference(a, other), dst=nearest)
+    return float(np.mean(nearest >= _UNLIKE))
