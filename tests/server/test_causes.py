@@ -153,7 +153,8 @@ def test_the_judge_reference_has_no_reference(frames_request: dict):
     with served_with(VideoSettings()) as client:
         body = {**frames_request, "task_text": "juggle five balls"}
         assert cause_of(client.post("/score", json=body)) == "no_reference"
-        body["task_text"] = "put the bowl on the stove"
+        frames = frames_request["frames_base64"] * 2
+        body = {"task_text": "put the bowl on the stove", "frames_base64": frames}
         assert cause_of(client.post("/score", json=body)) == "unknown_scene"
 
 
