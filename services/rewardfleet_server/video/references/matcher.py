@@ -1,10 +1,11 @@
 """Distinguish success from failure by comparing the end of a clip with labeled rollouts.
 
 This is the judge `reference`, for use until a VLM is configured. It needs no GPU and no model.
-It works for a fixed camera, and for tasks with at least one successful reference (a few are
-better). It does not understand the task. Another camera, another scene, or a valid ending that no
-reference shows is scored as a failure. It compares only the end of a clip, so it cannot judge what
-is hidden then.
+It works for a fixed camera, and for tasks with at least one successful reference (five are
+better). It does not understand the task. A valid ending that no reference shows is scored as a
+failure. It compares only the end of a clip, so it cannot judge what is hidden then. It abstains for
+another camera, scene or light, which the first frame alone decides: nothing that a policy does
+later may turn a failure into a missing reward.
 
 Method. The last frame is compared, at 64x64 pixels, with two sets of reference frames:
   - finished: frames of this task's successful references after their success;
@@ -12,22 +13,15 @@ Method. The last frame is compared, at 64x64 pixels, with two sets of reference 
     references, and the last frames of other tasks' successes (the right object on the wrong
     target).
 A difference is the mean of the largest 0.4 % of a difference map, because a near miss differs in
-one small region. Shifts of about 8 of 256 pixels cost nothing. A region counts less if it still
-moves as the clip ends (that is the retreating robot, not the result), or if nothing touched it
+one small region. Shifts of about 8 of 256 pixels cost nothing. A region counts less if it moved in
+the last eighth of the clip (that is the retreating robot, not the result), or if nothing touched it
 since the start. Two numbers give the probability: how much nearer the finished frames are than the
 others, and how much of the last frame no finished frame explains. Only the end is compared, so
 neither the speed nor the length of a clip matters.
 
-Measured on LIBERO (14 tasks; 32 shipped references; 16 frames per clip; threshold 0.5):
-  - the 38 remaining clips: AUROC 1.00 (with 14 successes the interval is wide), 1 of 24
-    failures scored as a success; ten random libraries, calibrated without the judged task: AUROC
-    0.98 [0.97, 0.99], the lowest of them 0.97, 5 % false positives, recall 94 %;
-  - 143 new rollouts (other starts, speeds and kinds of failure): AUROC 0.95 [0.91, 0.97], 5 % false
-    positives, recall 77 %; on the last 50 of them, made after the method was final, 0.93
-    [0.85, 1.00], 12 % false positives (2 of 17), recall 76 %.
-It is weakest if a success ends with the robot in a pose that no reference shows (recall), if the
-object is out of sight, if a clip stops just before the success, and if it ends in motion. With a
-library without `success_frame`: AUROC 0.95 and 0.93.
+docs/judges.md and docs/benchmarks/libero-judge.md have what was measured. It is weakest if a
+success ends with the robot in a pose that no reference shows (recall), if the object is out of
+sight, and if a clip stops in motion just before the success.
 """
 
 import difflib
