@@ -67,7 +67,12 @@ _EXISTING = {
 }
 
 #: What a page's Python may use without defining it.
-_GIVEN = "import numpy as np\nframes = np.zeros((20, 64, 64, 3), np.uint8)\n"
+_CLIP = next((ROOT / "tests/data/libero/videos").glob("*_stove__success__*.mp4"))
+_GIVEN = f"""import av
+import numpy as np
+with av.open({str(_CLIP)!r}) as video:
+    frames = np.stack([each.to_ndarray(format="rgb24") for each in video.decode(video=0)][::8])
+"""
 #: In addition, on the pages about trainers. By its folder: a package of a trainer is named `tests`.
 _TRAINER = "import sys\nsys.path.insert(0, 'tests/adapters')\nfrom standin import *\n"
 #: In addition, where the block needs a package.

@@ -291,7 +291,8 @@ def _movement(clip: Sequence[Frame], last: Thumbnail) -> Frame:
     # With fewer than four frames the previous one is too old to show what still moves.
     count = max(1, round(_MOVING_SHARE * len(clip))) if len(clip) > 3 else 0
     changes = [change(last, make_thumbnail(frame)) for frame in clip[len(clip) - 1 - count : -1]]
-    return np.maximum.reduce([np.zeros((SIDE, SIDE), np.uint8), *changes])
+    none = np.zeros((SIDE, SIDE), np.uint8)
+    return np.asarray(np.maximum.reduce([none, *changes]), np.uint8)
 
 
 def _other_scene(distance: float) -> str:
