@@ -28,7 +28,7 @@ from rewardfleet.wire.tools import ToolsRequest
 from rewardfleet_server.commands.size import Sizing, measured_times, read_durations
 
 ROOT = Path(__file__).parent.parent.parent
-CLIPS = sorted((ROOT / "tests" / "data" / "libero" / "videos").glob("*.mp4"))
+CLIPS = sorted((ROOT / "tests" / "data" / "libero" / "videos").glob("libero_goal*.mp4"))
 TASK = "put the bowl on the stove"
 MEASURED = 60
 

@@ -28,7 +28,7 @@ from rewardfleet_server.video.settings import VideoSettings
 
 from .conftest import KEY, ROOT, SCRIPT, VIDEOS, Cluster, replicas, run
 
-CLIPS = sorted((VIDEOS / "videos").glob("*.mp4"))[:12]
+CLIPS = sorted((VIDEOS / "videos").glob("libero_goal*.mp4"))[:12]
 TASK = "put the bowl on the stove"
 ANSWER = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
 
