@@ -27,6 +27,8 @@ PROGRAMS = (
     "def solve(:\n    pass",
     "while True: pass",
 )
+#: The task of the clip, in which a robot takes the wrong bowl.
+TASK = "pick up the black bowl between the plate and the ramekin and place it on the plate"
 
 
 async def score_programs(url: str) -> None:
@@ -76,7 +78,7 @@ def take(url: str) -> None:
         page.goto(f"{url}?run=example")
         page.screenshot(path=ROOT / "docs" / "look-table.png")
         for name, query, heading in (
-            ("clip", "service=video&cause=not_finished&sort=score&order=up", "Frames"),
+            ("clip", f"service=video&task={TASK}&cause=not_finished&sort=score&order=up", "Frames"),
             ("program", "cause=wrong_answer&run=example", ""),
             ("group", "service=episode&text=wrong_object__s48781", "Group"),
         ):

@@ -80,6 +80,7 @@ def test_a_file_that_the_service_may_not_read_is_forbidden(serve, tmp_path):
     for folder in [tmp_path, *tmp_path.parents][:3]:
         folder.chmod(0o755)
     client = serve()
+    client.get("/healthz")  # imports what the other user may not be able to read
     user = os.geteuid()
     os.seteuid(65534 if user == 0 else user)  # the server is a thread of this process
     try:
