@@ -1,7 +1,7 @@
 """What becomes of scores: they are kept or printed, and counted.
 
-With a folder, this is done by a process of its own, which takes over a quarter of the command's CPU
-time. What crosses is a line of JSON for each message and for each answer.
+With a folder, a process of its own does this on another core. Each message and each answer between
+the processes is a line of JSON.
 """
 
 import asyncio

@@ -14,9 +14,10 @@ expectation of at most 1 without drift, as the share is a mean, however its scor
 other: those of a group of rollouts, which come together, may all be alike. Scores of a block may
 depend on earlier blocks in their success only. The evidence of a set and a bet is multiplied by it
 after each block, and then grows by the time since the block before, in days, of which all sets,
-bets and tasks together get one day a day. So all evidence minus the time is a supermartingale. An
-alarm is when that of a task has reached 30 days, which begins anew. Without drift, there is one in
-30 days of the process at most, in expectation, at any rate of scores and with any number of tasks.
+bets and tasks together get one day a day. So all evidence minus the time is a supermartingale. When
+the evidence of a task reaches 30 days, an alarm is raised and that evidence is reset to 0. Without
+drift, a process raises at most one alarm in 30 days in expectation, at any rate of scores and with
+any number of tasks.
 
 This is an e-detector by Shiryaev's and Roberts' sum: Shin, Ramdas and Rinaldo, E-detectors: a
 nonparametric framework for sequential change detection, 2022, arXiv:2203.03532, whose starts are
@@ -184,8 +185,8 @@ class DriftMetrics(Collector):
         )
         evidence = GaugeMetricFamily(
             "rewardfleet_drift_evidence",
-            "Evidence that the scores of a task are not those of the calibration. At 1, there is "
-            "an alarm, and it begins anew.",
+            "Evidence that the scores of a task differ from those of the calibration. At 1, an "
+            "alarm is raised and the evidence is reset to 0.",
             labels=("backend", "task"),
         )
         alarms = CounterMetricFamily(
