@@ -63,7 +63,8 @@ def log(tmp_path: Path) -> Path:
     items += [scored(n, 90, 0.9) for n in range(40, 60)]  # before the week
     items += [scored(n, 103, 0.9, None) for n in range(60, 80)]  # not drawn
     items += [scored(n, 103, 0.9) for n in range(80, 85)]  # without a label
-    lines = [{"id": "x" * 64, "success": True}, {"id": 3}, ["no"], {"id": "y", "success": "yes"}]
+    lines = [{"id": "x" * 64, "label": "right", "success": True}, {"id": 3}, ["no"]]
+    lines += [{"id": "y", "label": "right", "success": "yes"}]
     for number, each in enumerate(items[:80]):
         label = {"id": request_id(each.request), "success": None if number == 39 else number < 5}
         lines.append({**label, "label": "right"})

@@ -1,14 +1,15 @@
 """`rewardfleet report`: what happened in a run, from its score log."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import ValidationError
 
 from rewardfleet.evaluation.metrics import share
+from rewardfleet.score_log.labels import read_labels
 from rewardfleet.score_log.reading import Filters, open_log, query
 from rewardfleet.wire.causes import SUCCESS_THRESHOLD
 
@@ -121,16 +122,11 @@ def _add_labels(connection: Any, path: Path | None) -> None:
 
 def _read_labels(path: Path) -> Iterator[tuple[str, bool | None]]:
     """Yield ids and labels, of which the last one counts, and name the lines that are none."""
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        try:
-            label = json.loads(line)
-            name, success = label["id"], label["success"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            name = success = None
-        if isinstance(name, str) and isinstance(success, bool | None):
-            yield name, success
-        else:
+    for number, line in read_labels(path):
+        if isinstance(line, ValidationError):
             click.echo(f"{path}:{number}: no label, which is left out", err=True)
+        else:
+            yield line.id, line.success
 
 
 def _overview(log: Log) -> Iterator[str]:

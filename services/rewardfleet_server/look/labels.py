@@ -5,11 +5,12 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-Label = Literal["right", "wrong", "unclear"]
+from rewardfleet.score_log.labels import Label, read_labels
+
 LABELS: tuple[Label, ...] = get_args(Label)
 
 
@@ -81,17 +82,9 @@ class Labels:
 
 def _read(path: Path) -> dict[str, Label]:
     found: dict[str, Label] = {}
-    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
-        try:
-            read = _Line.model_validate_json(line)
-        except ValidationError as error:
-            raise ValueError(f"{path}:{number}: no label: {error.errors()[0]['msg']}") from None
-        found[read.id] = read.label
+    for number, line in read_labels(path) if path.exists() else ():
+        if isinstance(line, ValidationError):
+            reason = line.errors()[0]["msg"]
+            raise ValueError(f"{path}:{number}: no label: {reason}")  # noqa: TRY004 - of a value
+        found[line.id] = line.label
     return found
-
-
-class _Line(BaseModel):
-    """What is read of a line."""
-
-    id: str
-    label: Label

@@ -12,6 +12,7 @@ import pytest
 from rewardfleet.commands.main import main
 from rewardfleet_server.commands import demo
 from rewardfleet_server.commands.demo import auroc
+from rewardfleet_server.look.references import references_of
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.frames import decode_video
@@ -137,6 +138,13 @@ def frames_of(rollout: dict) -> list[np.ndarray]:
     path = str(LIBERO / rollout["file"])
     clip = decode_video(path, count=16, max_pixels=65_536, stop=threading.Event())
     return list(clip.frames)
+
+
+def test_the_page_of_look_reads_which_references_the_judge_names(matcher):
+    judgment = matcher.compare(ROLLOUTS[0]["task_text"], frames_of(ROLLOUTS[0]))
+    found = references_of({"judge": "reference"}, judgment.text)
+    assert [each.kind for each in found] == ["finished", "other"]
+    assert all((SHIPPED / each.file).is_file() for each in found)
 
 
 #: What another camera, scene or light makes of a frame.
