@@ -18,12 +18,13 @@ given more requests than it has connections.
 """
 
 import asyncio
+import base64
 import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 
 import httpx
 
@@ -74,7 +75,10 @@ class Replica:
     """One base URL, its connections, and its health. Times are those of the loop's clock."""
 
     url: str
-    http: httpx.AsyncClient
+    #: Without a client of httpx, whose redirects, cookies and event hooks nothing here needs: they
+    #: take a sixth of the CPU time of a call.
+    http: httpx.AsyncHTTPTransport
+    headers: Mapping[str, str]  #: of all its requests
     limit: float  #: items that may be unanswered at once
     returns_ids: bool = False  #: whether it has answered with the `X-Request-Id` of a request
     in_flight: int = 0  #: items sent and not answered yet
@@ -93,6 +97,31 @@ class Replica:
     suspect: bool = False  #: whether it must answer a check before it gets other requests
     watch: asyncio.TimerHandle | None = None
     check: asyncio.Task[None] | None = None
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        timeout: httpx.Timeout,
+        content: bytes | AsyncIterable[bytes] | None = None,
+    ) -> httpx.Request:
+        """Build a request to it. A user and a password in its URL become `Authorization`."""
+        url = _parsed(self.url + path)
+        more = {}
+        if url.userinfo:
+            user = f"{url.username}:{url.password}".encode()
+            more["authorization"] = f"Basic {base64.b64encode(user).decode()}"
+        return httpx.Request(
+            method,
+            url,
+            headers={**self.headers, **headers, **more},
+            content=content,
+            extensions={"timeout": timeout.as_dict()},
+        )
+
+
+_parsed = lru_cache(maxsize=256)(httpx.URL)
 
 
 @dataclass(eq=False)
@@ -125,15 +154,15 @@ class Replicas:
         self._loop = asyncio.get_running_loop()
         self._max_concurrency = max_concurrency
         connect = partial(
-            httpx.AsyncClient,
-            # The size of a compressed response is not known before it is in memory.
-            headers={**headers, "accept-encoding": "identity"},
+            httpx.AsyncHTTPTransport,
             limits=httpx.Limits(max_connections=max_concurrency + 2),  # and a probe and a check
             verify=httpx.create_ssl_context(trust_env=False),  # slow, so done once
             # A proxy from the environment is for external hosts, not for traffic within a fleet.
             trust_env=False,
         )
-        self._replicas = [Replica(url, connect(), max_concurrency) for url in urls]
+        # The size of a compressed response is not known before it is in memory.
+        headers = {"accept": "*/*", **headers, "accept-encoding": "identity"}
+        self._replicas = [Replica(url, connect(), headers, max_concurrency) for url in urls]
         self._waiting: deque[_Waiter] = deque()
         self._alarm: asyncio.TimerHandle | None = None
         self._requests = 0
@@ -353,12 +382,8 @@ class Replicas:
 
     async def _readiness(self, replica: Replica, seconds: float) -> int | None:
         """Return the status of a replica's answer to `/readyz`; None if there is none in time."""
-        request = replica.http.build_request(
-            "GET",
-            f"{replica.url}/readyz",
-            headers={REQUEST_ID_HEADER: new_request_id()},
-            timeout=seconds,
-        )
+        headers = {REQUEST_ID_HEADER: new_request_id()}
+        request = replica.request("GET", "/readyz", headers, httpx.Timeout(seconds))
         try:
             async with timeout(seconds):
                 answer = await receive(replica.http, request, _MAX_PROBE_BYTES)

@@ -63,7 +63,7 @@ def new_request_id() -> str:
 
 
 async def receive(
-    http: httpx.AsyncClient,
+    http: httpx.AsyncHTTPTransport,
     request: httpx.Request,
     max_bytes: int,
     on_bytes: Callable[[], None] = lambda: None,
@@ -86,7 +86,7 @@ async def receive(
             its size is not known.
         httpx.RequestError: It could not be received.
     """
-    response = await http.send(request, stream=True)
+    response = await http.handle_async_request(request)
     try:
         on_bytes()
         has_id = _check_id(response, request, needs_id=needs_id)
@@ -99,7 +99,7 @@ async def receive(
         _check_size(_announced(response), max_bytes, request)
         parts: list[bytes] = []
         received = 0
-        assert isinstance(response.stream, httpx.AsyncByteStream)  # noqa: S101 - of an AsyncClient
+        assert isinstance(response.stream, httpx.AsyncByteStream)  # noqa: S101 - of an asynchronous transport
         async for part in response.stream:
             on_bytes()
             received += len(part)

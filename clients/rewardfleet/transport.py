@@ -97,13 +97,8 @@ class _HttpCall(PendingCall, Generic[ModelT]):
         service_timeout = left - min(left / 10, _MAX_RESPONSE_SECONDS)
         headers[TIMEOUT_HEADER] = f"{max(service_timeout, 0.001):.3f}"
         headers[CALL_TIMEOUT_HEADER] = f"{self.timeout_s:g}"
-        return replica.http.build_request(
-            self.method,
-            replica.url + self.path,
-            content=content,
-            headers=headers,
-            timeout=httpx.Timeout(left, connect=min(left, _CONNECT_SECONDS)),
-        )
+        timeout = httpx.Timeout(left, connect=min(left, _CONNECT_SECONDS))
+        return replica.request(self.method, self.path, headers, timeout, content)
 
     def _encode(self) -> tuple[str, list[Buffer]]:
         assert self.body is not None  # noqa: S101 - the caller has checked it
