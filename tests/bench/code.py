@@ -35,6 +35,7 @@ from harness import (
 from rewardfleet import CodeRequest, CodeScore, RewardFleet, code_request
 from rewardfleet_server.code.app import create_app
 from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.system.threads import usable_cores
 
 TESTS = 20
 CALLERS = 4
@@ -52,7 +53,7 @@ def main() -> int:
 
 
 def bench(level: str) -> int:
-    print(f"\n{level}, {os.cpu_count()} cores")
+    print(f"\n{level}, {usable_cores()} cores")
     with service(level) as (port, pid):
         score_submissions(port)
         measured: list[Submissions] = []
@@ -189,7 +190,7 @@ def bare_rate() -> float:
             count += 1
         return count
 
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     started = time.perf_counter()
     with ThreadPoolExecutor(cores) as pool:
         count = sum(pool.map(run, range(cores)))

@@ -5,7 +5,6 @@ Uses loopback only, with fixed counts. Exits with 1 if a ratio misses its limit.
 
 import json
 import math
-import os
 import statistics
 import sys
 import time
@@ -36,6 +35,7 @@ from rewardfleet.wire.episode import EpisodeOptions
 from rewardfleet_server.episode.app import create_app
 from rewardfleet_server.episode.decode import Item
 from rewardfleet_server.episode.settings import EpisodeSettings
+from rewardfleet_server.system.threads import usable_cores
 
 EPISODES, BATCH, GROUP = 100_000, 1_000, 8
 ROUNDS = 3
@@ -94,7 +94,7 @@ def http() -> Ratio:
             rounds=ROUNDS,
         )
     cpu, parsing, computing = (each / EPISODES * 1e6 for each in seconds)
-    print(f"{EPISODES} episodes in batches of {BATCH} over HTTP, {os.cpu_count()} cores")
+    print(f"{EPISODES} episodes in batches of {BATCH} over HTTP, {usable_cores()} cores")
     print(f"  msgspec {parsing:.2f} us + arithmetic {computing:.2f} us of CPU per episode")
     print(f"  {statistics.median(rates):.0f} episodes/s, responses checked; target 50000")
     return Ratio(

@@ -22,6 +22,7 @@ from harness import Ratio, cpu_seconds, medians_in_turns, post, report, seconds_
 from rewardfleet.tool_use import score_answer
 from rewardfleet.tool_use.answer import parse_ground_truth
 from rewardfleet.wire.tools import ToolsOptions
+from rewardfleet_server.system.threads import usable_cores
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
 
@@ -74,7 +75,7 @@ def http() -> Ratio:
         batch_request(items[first : first + BATCH]) for first in range(0, len(items), BATCH)
     ]
     print(f"answers of {statistics.mean(len(text) for text, _ in items):.0f} bytes", end="; ")
-    print(f"{os.cpu_count()} cores")
+    print(f"{usable_cores()} cores")
     options = ToolsOptions()
     with serving(create_app, ToolsSettings(port=0)) as (port, pid):
         score_over_http(port, requests[:5])

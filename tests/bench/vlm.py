@@ -43,6 +43,7 @@ from harness import (
     wait_until_ready,
 )
 
+from rewardfleet_server.system.threads import usable_cores
 from rewardfleet_server.up.settings import free_port
 from rewardfleet_server.video.frames import Clip, decode_video, video_cost
 from rewardfleet_server.video.judges.vlm import VideoPart
@@ -328,7 +329,7 @@ def compare(
     results: dict[str, dict[int, list[Result]]], stages: dict[str, float], slowest_ms: float
 ) -> int:
     """Print the results; return the exit status."""
-    print(f"{NFRAMES} frames, {MAX_TOKENS} tokens; {os.cpu_count()} cores; clips/s by round")
+    print(f"{NFRAMES} frames, {MAX_TOKENS} tokens; {usable_cores()} cores; clips/s by round")
     for name, by_callers in results.items():
         for callers, rounds in by_callers.items():
             rates = ", ".join(f"{each.rate:.2f}" for each in rounds)

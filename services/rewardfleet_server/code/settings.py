@@ -18,6 +18,7 @@ from rewardfleet_server.settings import (
     setting,
     unread,
 )
+from rewardfleet_server.system.threads import usable_cores
 
 from .sandboxes.jail.memory import MOST_MB, default_limit_mb
 
@@ -39,7 +40,7 @@ _FUSION_WORKERS = 32
 
 
 def _default_workers(given: dict[str, object]) -> int:
-    return _FUSION_WORKERS if given.get("fusion_url") else os.cpu_count() or 1
+    return _FUSION_WORKERS if given.get("fusion_url") else usable_cores()
 
 
 def _default_memory_mb(given: dict[str, object]) -> int:

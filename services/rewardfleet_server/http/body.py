@@ -1,7 +1,6 @@
 """Request bodies: limited as they arrive, then decoded."""
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,7 +20,7 @@ from rewardfleet.wire.validation import MAX_PARSED_AGAIN, ParsedOnce, validate_j
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 from rewardfleet_server.system.child_process import MemoryFile
 from rewardfleet_server.system.started import DeadlinePassed, finish_by
-from rewardfleet_server.system.threads import run_in_thread
+from rewardfleet_server.system.threads import run_in_thread, usable_cores
 
 from .body_parser import (
     BodyParser,
@@ -41,7 +40,7 @@ _SMALL_BODY = 64 * 1024
 #: would wait for so long.
 _HOLD_SECONDS = 0.02
 #: Such processes, of which another one starts only while the others are busy.
-_PROCESSES = max(2, min(os.cpu_count() or 1, 4))
+_PROCESSES = max(2, min(usable_cores(), 4))
 #: Bodies above this size are stored as files in memory.
 _LARGE_BODY = 1024 * 1024
 #: Seconds without any byte after which a body is given up.

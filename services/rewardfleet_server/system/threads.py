@@ -13,6 +13,13 @@ T = TypeVar("T")
 _NICE = 10
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may use: those of its CPU set, where there is one."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS
+
+
 def run_in_thread(executor: Executor, work: Callable[[], T]) -> asyncio.Future[T]:
     """Run `work` in an executor, with this task's context: log lines keep their request id."""
     context = contextvars.copy_context()

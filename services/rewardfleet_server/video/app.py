@@ -1,7 +1,6 @@
 """Assembly of the video service."""
 
 import logging
-import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,7 +16,7 @@ from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.http.trainers import TrainerApi
 from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.system.threads import lower_thread_priority
+from rewardfleet_server.system.threads import lower_thread_priority, usable_cores
 
 from .calibration import JudgeCalibration
 from .chat_api import ChatApi
@@ -77,7 +76,7 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
     judges = judges or load_judges(settings)
     default = next(iter(judges))
     readers = ThreadPoolExecutor(2, thread_name_prefix="read", initializer=lower_thread_priority)
-    decode_threads = max(2, os.cpu_count() or 1)
+    decode_threads = max(2, usable_cores())
     decoders = ThreadPoolExecutor(
         2 * decode_threads,  # for small and for large clips; the system shares the cores
         thread_name_prefix="decode",

@@ -25,6 +25,7 @@ from rewardfleet_server.code.sandboxes.jail.isolation import (
     jail_user,
 )
 from rewardfleet_server.code.settings import CodeSettings, checkers_folder
+from rewardfleet_server.system.threads import usable_cores
 
 _COMPILERS = ("g++", "clang++")
 #: `-Bsymbolic`: the checker's own functions come before those of the process that loads it.
@@ -97,7 +98,7 @@ class Compiler:
         self._folder = checkers_folder()
         self._errors: dict[str, str] = {}
         self._running: SingleFlight[bytes] = SingleFlight()
-        self._permits = asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 2))
+        self._permits = asyncio.Semaphore(max(1, usable_cores() // 2))
 
     async def compile(self, source: str) -> bytes:
         """Return a checker as a shared library with a function `main`.

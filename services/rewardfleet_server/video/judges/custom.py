@@ -6,7 +6,6 @@
 a plain function, which runs in a thread, or an `async def`. All of it runs in a process of its own.
 """
 
-import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from rewardfleet_server.settings import flag_of
+from rewardfleet_server.system.threads import usable_cores
 from rewardfleet_server.video.judge_process import JudgeNotStarted, JudgeOrder, JudgeProcess
 from rewardfleet_server.video.prompts import PERCENTAGE, Prompt
 from rewardfleet_server.video.settings import ORIGINAL_DEFAULTS, VideoSettings
@@ -42,7 +42,7 @@ def build(name: str, settings: VideoSettings) -> DeferredJudge:
         name=name,
         factory=factory,
         settings=_factory_arguments(name, settings),
-        threads=min(32, (os.cpu_count() or 1) + 4),
+        threads=min(32, usable_cores() + 4),
         path=list(path),
         log_level=settings.log_level.upper(),
     )

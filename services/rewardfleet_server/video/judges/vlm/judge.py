@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import math
-import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -15,7 +14,7 @@ from pydantic import Field, JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.video import Curve
-from rewardfleet_server.system.threads import lower_thread_priority, run_in_thread
+from rewardfleet_server.system.threads import lower_thread_priority, run_in_thread, usable_cores
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
@@ -54,7 +53,7 @@ class VlmOptions(PromptOptions):
 def preparing_threads() -> ThreadPoolExecutor:
     """Return the threads of a judge that prepare conversations and read completions."""
     return ThreadPoolExecutor(
-        max(2, (os.cpu_count() or 2) // 2),
+        max(2, usable_cores() // 2),
         thread_name_prefix="prepare",
         initializer=lower_thread_priority,
     )
