@@ -36,7 +36,7 @@ _EXIT_SECONDS = 2.5
 #: Seconds for the last log line of a process whose threads do not end.
 _LOG_SECONDS = 0.2
 #: How long another thread may run before the event loop gets its turn; the default is 5 ms.
-_SWITCH_SECONDS = 0.001
+_SWITCH_SECONDS = 0.0002
 #: Parameters of glibc's `mallopt`, and the values that are set: freed memory above
 #: `M_TRIM_THRESHOLD` is returned to the system, blocks above `M_MMAP_THRESHOLD` are mapped.
 _M_TRIM_THRESHOLD, _TRIM_BYTES = -1, 256 * 2**20
