@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from rewardfleet_server.engine import Engine
+from rewardfleet_server.audits import Audits
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings
@@ -78,9 +78,9 @@ def _no_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _no_audits_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audit all cached scores or none: tests count what is computed."""
-    is_audited = Engine._is_audited
+    is_due = Audits.is_due
     monkeypatch.setattr(
-        Engine, "_is_audited", lambda engine: engine._audit_rate == 1 and is_audited(engine)
+        Audits, "is_due", lambda audits, free: audits._rate == 1 and is_due(audits, free)
     )
 
 

@@ -11,21 +11,16 @@ score = await engine.score_item(request)
 
 import asyncio
 import errno
-import hashlib
-import json
 import logging
-import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import BaseModel
 
 from rewardfleet.wire.errors import (
     DeadlineExceeded,
@@ -37,13 +32,15 @@ from rewardfleet.wire.errors import (
 from rewardfleet.wire.score import Score, Status, Timing, abstained
 
 from .admission import Admission
+from .audits import Audits
 from .cache import Cache
+from .cache.scores import CachedScores
 from .cache.single_flight import SingleFlight
-from .observe.score_log import BatchHeader, Seen, ServiceLog
+from .observe.score_log import BatchHeader, ServiceLog
 from .observe.telemetry import RequestContext, Telemetry
-from .observe.tracing import SAMPLE, stage
+from .observe.tracing import stage
+from .scorer import BulkScorer, CachePolicy, ScoredBatch, ScoreFields, Scorer, ScoringPlan
 from .system.anonymous_file import AnonymousFile
-from .system.log_throttle import LogThrottle
 from .system.started import DeadlinePassed, finish_by
 
 log = logging.getLogger(__name__)
@@ -53,106 +50,7 @@ log = logging.getLogger(__name__)
 _PLANNED_AT_ONCE = 8
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
-RequestT_contra = TypeVar("RequestT_contra", bound=BaseModel, contravariant=True)
 ScoreT = TypeVar("ScoreT", bound=Score)
-#: The share of time that audits take at most. Where a score takes long, fewer hits are audited.
-_AUDIT_SHARE = 0.02
-#: Seconds until the next audit, at most: one may have waited until its deadline.
-_MAX_AUDIT_PAUSE = 60.0
-#: The fields of a score by name, at least `score`, `status` and `cause`. Others have defaults.
-ScoreFields = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class CachePolicy(Generic[ScoreT]):
-    """How one item's score is shared with other items."""
-
-    #: Keys under which a usable score may be stored. The first one also names the computation,
-    #: which concurrent identical items share.
-    lookup_keys: tuple[str, ...]
-    #: Returns the key to store a computed score under, and its time to live in seconds (None: no
-    #: limit). Default: the first lookup key, without limit.
-    store_policy: Callable[[ScoreT], tuple[str, float | None]] | None = None
-    #: Returns whether a stored score can be one of this item, besides being valid by its model.
-    #: Scores that are not are computed again.
-    is_valid: Callable[[ScoreT], bool] = lambda _: True
-    #: Adapts a stored or shared score to this item.
-    from_cached: Callable[[ScoreT], ScoreT] = lambda score: score
-    #: Returns the fields in which a stored and a recomputed score must agree.
-    audit_fields: Callable[[ScoreT], object] = lambda score: score.score
-    not_stored: frozenset[str] = frozenset()  #: ScoreFields that `from_cached` takes from the item
-
-
-@dataclass(frozen=True)
-class ScoringPlan(Generic[ScoreT]):
-    """How one item will be scored."""
-
-    backend: str  #: the backend that will score it
-    #: Scores it, given `RequestContext.call_timeout_s`. Fills in the stages of `timing_ms` except
-    #: `total`, and the item's own part of `provenance`.
-    compute: Callable[[float | None], Awaitable[ScoreT]]
-    #: How its score is shared; None if it must be computed each time, because it is not
-    #: deterministic or depends on a training run.
-    cache: CachePolicy[ScoreT] | None = None
-    is_large: bool = False  #: whether it takes much longer than most items; see `Admission.permit`
-    #: Returns the failure if the deadline passes first. Default: `DeadlineExceeded`.
-    overdue: Callable[[], RewardFleetError] | None = None
-    seen: Seen | None = None  #: filled in by `compute`, for the score log
-
-
-class BulkScorer(Protocol[RequestT_contra]):
-    """Scores the independent items of a batch in one computation.
-
-    It is for items that take less time than a task, a permit and a model for each.
-    """
-
-    backend: str  #: the backend of all scores
-
-    async def prepare(
-        self, requests: Sequence[RequestT_contra]
-    ) -> Callable[[RequestT_contra], ScoreFields]:
-        """Return the function that scores an item; it may raise RewardFleetError."""
-
-    def is_small(self, requests: Sequence[RequestT_contra]) -> bool:
-        """Return whether scoring all of them takes at most milliseconds."""
-
-
-class Scorer(Protocol[RequestT_contra, ScoreT]):
-    """What a service does for one item."""
-
-    async def plan(
-        self, request: RequestT_contra, upload: AnonymousFile | None = None
-    ) -> ScoringPlan[ScoreT]:
-        """Check an item and plan how to score it. Does no heavy work.
-
-        Args:
-            upload: The file that was uploaded with it, if the service accepts uploads.
-
-        Raises:
-            RewardFleetError: The item cannot be scored.
-        """
-
-    def provenance(self, backend: str) -> dict[str, JsonValue]:
-        """Return the provenance that all scores of a backend share."""
-
-    def check_ready(self) -> Mapping[str, str] | None:
-        """Return what `/readyz` reports besides its status.
-
-        Raises:
-            Unavailable: The service cannot score now.
-        """
-
-
-@dataclass(frozen=True)
-class ScoredBatch:
-    """The result of a batch that is scored as a whole."""
-
-    content: bytes
-    statuses: Mapping[Status, int]  #: how many items have each status, for metrics
-    scores: NDArray[np.float64]  #: the scores of the items that are `ok`, `[N]`, for metrics
-    causes: Mapping[str, int]  #: how many items have each cause, for metrics
-    #: Returns its items, each with the fields of its score, for the score log; None for nothing.
-    logged: Callable[[], Iterable[tuple[BaseModel, ScoreFields]]] | None = None
 
 
 class Engine(Generic[RequestT, ScoreT]):
@@ -182,19 +80,12 @@ class Engine(Generic[RequestT, ScoreT]):
         self.scorer = scorer
         self._score_log = score_log
         self._score_type = score_type
-        self._cache = cache
+        self._cached: CachedScores[ScoreT] = CachedScores(cache, score_type, telemetry)
+        self._audits = Audits(audit_rate, self._cached, telemetry)
         self._admission = admission
         self._telemetry = telemetry
-        self._audit_rate = audit_rate
         self._abstention_fails = abstention_fails
-        self._audits: set[asyncio.Task[None]] = set()
-        self._next_audit = 0.0  # not before this time of `time.monotonic`
         self._single_flight: SingleFlight[ScoreT] = SingleFlight()
-        self._warning = LogThrottle(log)
-        # Part of every key: scores stored by a version with other fields are not looked up.
-        schema = json.dumps(score_type.model_json_schema(), sort_keys=True)
-        version = hashlib.sha256(schema.encode()).hexdigest()[:12]
-        self._key_prefix = f"{telemetry.service}:{version}:"
 
     @property
     def service(self) -> str:
@@ -433,13 +324,12 @@ class Engine(Generic[RequestT, ScoreT]):
         policy = plan.cache
         if policy is None:
             return await self._compute(plan, context)
-        cached = await self._lookup(plan.backend, policy)
+        cached = await self._cached.get(plan.backend, policy)
         if cached is None:
             return await self._share(plan, policy, context)
-        if self._is_audited():
-            audit = asyncio.create_task(self._audit(plan, policy, cached, context))
-            self._audits.add(audit)
-            audit.add_done_callback(self._audits.discard)
+        if self._audits.is_due(self._admission.free_permits):
+            compute = partial(self._share, plan, policy, context)
+            self._audits.begin(policy, cached, compute, context.timeout_s)
         return cached
 
     async def _share(
@@ -465,82 +355,8 @@ class Engine(Generic[RequestT, ScoreT]):
             score = await plan.compute(context.call_timeout_s)
         score.timing_ms.queue = round(score.timing_ms.queue + waited.queue, 3)
         if plan.cache is not None and score.status is Status.OK:
-            await self._store(plan.cache, score)
+            await self._cached.put(plan.cache, score)
         return score
-
-    async def _lookup(self, backend: str, policy: CachePolicy[ScoreT]) -> ScoreT | None:
-        keys = [self._key_prefix + key for key in policy.lookup_keys]
-        values = await self._cache.get_many(keys)
-        score = None
-        for key in keys:
-            if score is None and key in values:
-                score = self._decode(values[key], backend, policy)
-        self._telemetry.record_lookup(hit=score is not None)
-        return None if score is None else policy.from_cached(score)
-
-    def _decode(self, value: bytes, backend: str, policy: CachePolicy[ScoreT]) -> ScoreT | None:
-        """Decode a stored score; return None if it cannot be the score of an item.
-
-        Others may write to the store. So everything is checked that later code relies on.
-        """
-        try:
-            score = self._score_type.model_validate_json(value, strict=True)
-        except ValidationError:
-            score = None
-        is_usable = score and score.status is Status.OK and score.backend == backend
-        if score is None or not (is_usable and policy.is_valid(score)):
-            self._telemetry.record_damaged_entry()
-            self._warning("a cached score is not valid and is computed again")
-            return None
-        score.cached = True
-        return score
-
-    async def _store(self, policy: CachePolicy[ScoreT], score: ScoreT) -> None:
-        key, ttl_s = policy.lookup_keys[0], None
-        if policy.store_policy is not None:
-            key, ttl_s = policy.store_policy(score)
-        left_out = {"cached", "timing_ms", *policy.not_stored}
-        value = score.model_dump_json(exclude=left_out, exclude_defaults=True)
-        await self._cache.put(self._key_prefix + key, value.encode(), ttl_s)
-
-    def _is_audited(self) -> bool:
-        """Return whether to compute this cached score again: never at the expense of requests."""
-        is_sampled = self._audit_rate > 0 and random.random() < self._audit_rate  # noqa: S311 - no secret
-        is_time = is_sampled and time.monotonic() >= self._next_audit
-        return is_time and len(self._audits) < self._admission.free_permits
-
-    async def _audit(
-        self,
-        plan: ScoringPlan[ScoreT],
-        policy: CachePolicy[ScoreT],
-        cached: ScoreT,
-        context: RequestContext,
-    ) -> None:
-        """Compute a cached score again and compare. The caller has its score already.
-
-        If they differ, neither may be served: the key lacks something, or the score is not
-        deterministic.
-        """
-        SAMPLE.set(None)  # no sample in flight waits for it
-        expected = policy.audit_fields(cached)
-        started = time.monotonic()
-        try:
-            async with asyncio.timeout(context.timeout_s):
-                computed = await self._share(plan, policy, context)
-        except Exception as error:  # noqa: BLE001 - no caller waits for it
-            log.warning("a cached score could not be audited: %r", error)
-            return
-        finally:
-            now = time.monotonic()
-            pause = min((now - started) / _AUDIT_SHARE, _MAX_AUDIT_PAUSE)
-            self._next_audit = max(now, self._next_audit) + pause
-        agrees = expected == policy.audit_fields(computed)
-        if not agrees:
-            for key in policy.lookup_keys:
-                await self._cache.delete(self._key_prefix + key)
-            message = "a cached score differs from its recomputation and was evicted: %s"
-            log.warning(message, policy.lookup_keys[0])
-        self._telemetry.record_audit(agrees=agrees)
 
 
 def _score_in_turn(

@@ -19,13 +19,14 @@ from rewardfleet.wire.errors import BackendFailed, DeadlineExceeded, InternalErr
 from rewardfleet.wire.score import Request, Score, Status, Timing
 from rewardfleet_server.admission import Admission
 from rewardfleet_server.cache.memory import MemoryCache
-from rewardfleet_server.engine import CachePolicy, Engine, ScoringPlan
+from rewardfleet_server.engine import Engine
 from rewardfleet_server.http import app as http_app
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Route, Service
 from rewardfleet_server.observe.logs import add_request_id
 from rewardfleet_server.observe.telemetry import REQUEST, RequestContext, Telemetry
 from rewardfleet_server.observe.tracing import stage
+from rewardfleet_server.scorer import CachePolicy, ScoringPlan
 from rewardfleet_server.settings import CacheSettings
 from rewardfleet_server.system.threads import run_in_thread
 from rewardfleet_server.testing import serving, wait_until
@@ -336,7 +337,7 @@ async def test_an_audit_neither_delays_a_cached_score_nor_makes_it_fail(telemetr
         score = await scripted.score_item(item, RequestContext(timeout_s=4.5))
         assert (score.score, score.cached) == (0.25, True)
         assert score.timing_ms.total < 4000
-    await asyncio.gather(*scripted._audits)  # failures are logged, and not raised
+    await asyncio.gather(*scripted._audits._running)  # failures are logged, and not raised
     counts = re.findall(r"cache_audits_total\{.*\} ([\d.]+)", telemetry.exposition().decode())
     assert counts == ["0.0", "0.0"]
 
@@ -345,12 +346,12 @@ async def test_an_audit_neither_delays_a_cached_score_nor_makes_it_fail(telemetr
 async def test_audits_take_a_small_share_of_the_time(
     telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch, share: float, count: int
 ):
-    monkeypatch.setattr("rewardfleet_server.engine._AUDIT_SHARE", share)
+    monkeypatch.setattr("rewardfleet_server.audits._AUDIT_SHARE", share)
     scripted = engine(telemetry, audit_rate=1.0)
     await scripted.score_item(Item(behavior="scores", key="k"))
     for _ in range(2):
         assert (await scripted.score_item(Item(behavior="scores", key="k"))).cached
-        await asyncio.gather(*scripted._audits)
+        await asyncio.gather(*scripted._audits._running)
     assert f'result="agree",service="test"}} {count}.0' in telemetry.exposition().decode()
 
 

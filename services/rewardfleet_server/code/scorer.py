@@ -21,8 +21,8 @@ from rewardfleet.wire.code import (
 )
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet.wire.score import Status
-from rewardfleet_server.engine import CachePolicy, ScoringPlan
 from rewardfleet_server.observe.tracing import stage
+from rewardfleet_server.scorer import CachePolicy, ScoringPlan
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 from .cache_key import CacheKeys, lookup_keys, store_policy

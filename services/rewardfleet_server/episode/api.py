@@ -36,12 +36,13 @@ from rewardfleet.wire.episode import (
     TemperaturesResponse,
 )
 from rewardfleet.wire.score import Status, Timing
-from rewardfleet_server.engine import Engine, ScoredBatch
+from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route
 from rewardfleet_server.observe.score_log import BatchHeader
 from rewardfleet_server.observe.telemetry import RequestContext
 from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.run_state import RunState
+from rewardfleet_server.scorer import ScoredBatch
 from rewardfleet_server.system.threads import run_in_thread
 
 from . import encode

@@ -9,8 +9,8 @@ from pydantic import JsonValue
 from rewardfleet.episodes import score_episodes
 from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
 from rewardfleet.wire.score import Timing
-from rewardfleet_server.engine import ScoringPlan
 from rewardfleet_server.observe.tracing import stage
+from rewardfleet_server.scorer import ScoringPlan
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 from . import encode

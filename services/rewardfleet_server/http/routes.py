@@ -30,8 +30,9 @@ from rewardfleet.wire.frames import FRAMES_TYPE, JSON_TYPE, Frames
 from rewardfleet.wire.score import MAX_BATCH_ITEMS, BatchRequest, BatchResponse, Score, Status
 from rewardfleet.wire.validation import check_parsed_again, validate_json
 from rewardfleet.wire.waiting import without_gym_prefix
-from rewardfleet_server.engine import BulkScorer, Engine, Scorer
+from rewardfleet_server.engine import Engine
 from rewardfleet_server.observe.telemetry import RequestContext
+from rewardfleet_server.scorer import BulkScorer, Scorer
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 RequestT = TypeVar("RequestT", bound=BaseModel)

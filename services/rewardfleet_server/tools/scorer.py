@@ -11,8 +11,8 @@ from rewardfleet.wire.causes import ToolsCause
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.score import Status, Timing
 from rewardfleet.wire.tools import Family, ToolsRequest, ToolsScore
-from rewardfleet_server.engine import ScoreFields, ScoringPlan
 from rewardfleet_server.observe.tracing import stage
+from rewardfleet_server.scorer import ScoreFields, ScoringPlan
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 from .budgets import Budgets, Price

@@ -26,9 +26,9 @@ from rewardfleet.wire.errors import (
 )
 from rewardfleet.wire.score import Status, Timing
 from rewardfleet.wire.video import MAX_SECONDS, VideoRequest, VideoScore, sample_indices
-from rewardfleet_server.engine import CachePolicy, ScoringPlan
 from rewardfleet_server.observe.score_log import Seen
 from rewardfleet_server.observe.tracing import stage
+from rewardfleet_server.scorer import CachePolicy, ScoringPlan
 from rewardfleet_server.system.anonymous_file import AnonymousFile, spool_bytes
 from rewardfleet_server.system.threads import run_in_thread
 

@@ -13,7 +13,7 @@ from rewardfleet.tool_use.families import read_families
 from rewardfleet.wire.errors import InvalidRequest, NotFound
 from rewardfleet.wire.tools import ToolsRequest, ToolsScore
 from rewardfleet_server.commands.size import read_durations
-from rewardfleet_server.engine import ScoreFields
+from rewardfleet_server.scorer import ScoreFields
 from rewardfleet_server.tools.budgets import Price
 from rewardfleet_server.tools.scorer import ToolsScorer
 
