@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Niceness of threads and engine processes that compute; the event loop's is 0.
+#: Niceness of threads that compute; the event loop's is mostly 0.
 _NICE = 10
 
 
@@ -28,4 +28,5 @@ def run_in_thread(executor: Executor, work: Callable[[], T]) -> asyncio.Future[T
 
 def lower_thread_priority() -> None:
     """Lower this thread's priority, so that heavy work does not delay the event loop."""
-    os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)  # of the service; only root may lower it
+    os.setpriority(os.PRIO_PROCESS, 0, max(niceness, _NICE))
