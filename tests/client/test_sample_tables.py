@@ -1,14 +1,15 @@
 """Tables of samples: which samples they have, of which step, and that training goes on."""
 
+import io
 import pickle
 import random
 import re
 from dataclasses import dataclass, field
 from html import unescape
-from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from rewardfleet import (
     CodeScore,
@@ -21,6 +22,8 @@ from rewardfleet import (
 )
 from rewardfleet import sample_tables as module
 from rewardfleet.png import encode_png
+from rewardfleet.sample_tables.sample import sample_of
+from rewardfleet.score_log import Scored
 from rewardfleet.score_log.of_client import ClientLog
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.tools.app import create_app as create_tools_app
@@ -37,14 +40,10 @@ class Writer:
     """A writer of TensorBoard, which keeps what it gets."""
 
     tables: list[tuple[str, int, list[list[str]]]] = field(default_factory=list)
-    pictures: list[Any] = field(default_factory=list)
 
     def add_text(self, tag: str, text: str, step: int) -> None:
         rows = [re.findall("<pre>(.*?)</pre>", row) for row in text.split("</tr>")[1:-1]]
         self.tables.append((tag, step, [[unescape(cell) for cell in row] for row in rows]))
-
-    def add_image(self, _tag: str, picture: Any, _step: int, dataformats: str) -> None:
-        self.pictures.append(picture)
 
     def flush(self) -> None:
         pass
@@ -110,18 +109,19 @@ def test_a_tracker_that_fails_is_counted_and_logged_once(caplog):
 
 def test_pictures_of_clips_are_small_whatever_they_are_sent_as():
     frames = np.full((40, 200, 100, 3), 90, np.uint8)
-    clips = [frames, frames.transpose(0, 3, 1, 2), [encode_png(each) for each in frames]]
-    writer = Writer()
-    tables = SampleTables(tensorboard=writer)
-    requests = [video_request("put it away", clip, step=0) for clip in clips]
-    ClientLog([tables], "video", None).add(requests, [VideoScore(score=0.5, status="ok")] * 3)
-    tables.close()
-    assert [each.shape for each in writer.pictures] == [(67, 4 * 34, 3)] * 3
-    assert all((each == 90).all() for each in writer.pictures)
-    damaged = video_request("put it away", [encode_png(frames[0])[:-40], b"no image"], step=1)
-    ClientLog([tables], "video", None).add([damaged], [VideoScore(score=0.5, status="ok")])
-    tables.close()
-    assert writer.tables[-1][1] == 1 and not any(tables.dropped.values())
+    images = [encode_png(each) for each in frames]
+    scored = VideoScore(score=0.5, status="ok")
+    jpeg = io.BytesIO()
+    Image.fromarray(frames[0]).save(jpeg, "JPEG")
+    for clip in (frames, frames.transpose(0, 3, 1, 2), images, [jpeg.getvalue()] * 4):
+        request = video_request("put it away", clip)
+        picture = sample_of(Scored("video", 0.0, request, scored)).picture
+        with Image.open(io.BytesIO(picture.jpeg)) as image:
+            assert (image.format, image.size) == ("JPEG", picture[1:])
+            assert abs(np.asarray(image).astype(int) - 90).max() < 3
+        assert picture.width <= 4 * 96 and picture.height <= 96 and picture.width > picture.height
+    damaged = video_request("put it away", [images[0][:-40], b"no image"])
+    assert sample_of(Scored("video", 0.0, damaged, scored)).picture is None
 
 
 def test_tables_can_be_pickled_with_their_client():

@@ -1,6 +1,9 @@
 """Tables of samples in the trackers of training runs, read back with their own libraries."""
 
+import base64
+import io
 import json
+import re
 import sqlite3
 import threading
 from pathlib import Path
@@ -11,7 +14,7 @@ from PIL import Image
 from rewardfleet import SampleTables
 
 from .conftest import NASTY, score_step
-from .wandb_file import history_of, records_of, rows_of
+from .wandb_file import history_of, rows_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the trackers
 
@@ -36,6 +39,12 @@ def tables():
 
 def shown(rows: list[dict]) -> list[tuple]:
     return [(row["uid"], row["kind"], row["score"]) for row in rows]
+
+
+def pictures_of(page: str) -> list[tuple[int, int]]:
+    """Return the sizes of the pictures in a page."""
+    encoded = re.findall('<img src="data:image/jpeg;base64,(.*?)">', page)
+    return [Image.open(io.BytesIO(base64.b64decode(each))).size for each in encoded]
 
 
 def test_wandb_has_a_table_per_step_and_all_steps_of_the_trainer(
@@ -63,14 +72,12 @@ def test_wandb_has_a_table_per_step_and_all_steps_of_the_trainer(
             assert of_step[0]["suspicions"] == "It reads the tests."
             assert NASTY[:20] in of_step[0]["output"] and '"stdin":"1"' in of_step[0]["task"]
             assert of_step[-1]["explanation"] == "no sandbox"
-    files = {
-        entry.path: Path(entry.local_path)
-        for each in records_of(file)
-        if each.HasField("artifact") and "rewardfleetvideo" in each.artifact.name
-        for entry in each.artifact.manifest.contents
-    }
-    sizes = {Image.open(file).size for path, file in files.items() if path.endswith(".jpg")}
-    assert sizes == {(4 * 64, 64)}
+    pages = [
+        Path(file.parent, "files", each["rewardfleet/video_page"]["path"]) for each in history[:2]
+    ]
+    for page in pages:
+        text = page.read_text()
+        assert pictures_of(text) == [(4 * 64, 64)] * 2 and "<script" not in text
 
 
 def test_mlflow_has_a_page_per_step_though_the_run_began_in_another_thread(
@@ -94,7 +101,7 @@ def test_mlflow_has_a_page_per_step_though_the_run_began_in_another_thread(
     video = mlflow.artifacts.load_text(
         f"{run.info.artifact_uri}/rewardfleet/video/step-000012.html"
     )
-    assert '<img src="data:image/png;base64,' in video
+    assert pictures_of(video) == [(4 * 64, 64)]
 
 
 def test_trackio_has_a_table_per_step(tables, tmp_path: Path, monkeypatch):
@@ -118,7 +125,8 @@ def test_trackio_has_a_table_per_step(tables, tmp_path: Path, monkeypatch):
         assert by_step[step, "loss"] == step
         assert shown(by_step[step, "rewardfleet/code"]["_value"]) == ROWS
         (clip,) = by_step[step, "rewardfleet/video"]["_value"]
-        assert (tmp_path / "media" / clip["picture"]["file_path"]).stat().st_size
+        with Image.open(tmp_path / "media" / clip["picture"]["file_path"]) as picture:
+            assert (picture.format, picture.size) == ("JPEG", (4 * 64, 64))
 
 
 def test_tensorboard_has_a_table_and_pictures_and_nothing_in_it_is_markdown(tmp_path: Path):
@@ -143,3 +151,4 @@ def test_tensorboard_has_a_table_and_pictures_and_nothing_in_it_is_markdown(tmp_
         (3, 256, 64),
         (4, 256, 64),
     ]
+    assert Image.open(io.BytesIO(pictures[0].encoded_image_string)).format == "JPEG"

@@ -2,15 +2,14 @@
 
 import io
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from rewardfleet.score_log.of_client import frames_of
 from rewardfleet.score_log.record import Scored
-from rewardfleet.score_log.strip import MAX_FRAMES, Frame, side_by_side
+from rewardfleet.score_log.strip import MAX_FRAMES, MAX_SIDE, QUALITY, Frame, side_by_side
 from rewardfleet.wire.causes import CAUSES
 from rewardfleet.wire.video import sample_indices
 
@@ -18,6 +17,14 @@ from rewardfleet.wire.video import sample_indices
 _MAX_TEXT = 2000
 #: The verdicts of tests that lower no score.
 _NO_FAILURES = {"accepted", "left_out", "skipped"}
+
+
+class Picture(NamedTuple):
+    """Frames of a clip side by side, encoded once for all trackers."""
+
+    jpeg: bytes
+    width: int
+    height: int
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class Sample:
     task: str  #: the task of a clip, the tests of a program, the ground truth of an answer
     output: str  #: the program that was extracted, or the answer
     explanation: str  #: the judge's words, the failure, or what the cause means
-    picture: NDArray[np.uint8] | None  #: frames of a clip side by side, [H, W, 3]
+    picture: Picture | None
 
 
 def sample_of(scored: Scored) -> Sample:
@@ -81,20 +88,26 @@ def _cut(value: Any) -> str:
     return shown if len(shown) <= _MAX_TEXT else f"{shown[:_MAX_TEXT]}…"
 
 
-def _picture(request: Any) -> NDArray[np.uint8] | None:
+def _picture(request: Any) -> Picture | None:
     """Return frames of a clip that the request has as an array, or as images."""
     try:
-        from PIL import Image  # noqa: PLC0415 - optional; the trackers need it as well
+        from PIL import Image  # noqa: PLC0415 - optional
     except ModuleNotFoundError:
         return None
-    if getattr(request, "frames", None) is not None:
-        return side_by_side(frames_of(request.frames))
     images = getattr(request, "frames_base64", None) or ()
     frames: list[Frame] = []
+    if getattr(request, "frames", None) is not None:
+        frames = frames_of(request.frames)
     try:
         for index in sample_indices(len(images), MAX_FRAMES):
             with Image.open(io.BytesIO(images[index])) as image:
+                image.draft("RGB", (MAX_SIDE, MAX_SIDE))  # JPEG decodes to about this size
                 frames.append(np.asarray(image.convert("RGB")))
-        return side_by_side(frames) if frames else None
+        if not frames:
+            return None
+        strip = Image.fromarray(side_by_side(frames))
     except (OSError, SyntaxError, ValueError):  # damaged, or of different sizes
         return None
+    jpeg = io.BytesIO()
+    strip.save(jpeg, "JPEG", quality=QUALITY)
+    return Picture(jpeg.getvalue(), *strip.size)

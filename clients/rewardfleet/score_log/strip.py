@@ -10,14 +10,18 @@ from rewardfleet.wire.video import sample_indices
 
 #: The most frames of a strip, and the most pixels of a frame's side.
 MAX_FRAMES, MAX_SIDE = 4, 96
-_QUALITY = 75
+#: That of the JPEG.
+QUALITY = 75
 
 #: An RGB frame, `[H, W, 3]`, uint8.
 Frame = NDArray[np.uint8]
 
 
 def _every(frame: Frame, by: int) -> Frame:
-    return frame[::by, ::by]
+    if frame.strides[-1] != 1:
+        return frame[::by, ::by]
+    # Copied in pixels of three bytes, which takes half as long.
+    return np.ascontiguousarray(frame.view("V3")[::by, ::by]).view(np.uint8)
 
 
 def side_by_side(frames: Sequence[Frame], shrink: Callable[[Frame, int], Frame] = _every) -> Frame:
@@ -47,7 +51,7 @@ def strip_of(
     except ModuleNotFoundError:
         return None
     pixels = side_by_side(frames, shrink)
-    strip: bytes = simplejpeg.encode_jpeg(pixels, quality=_QUALITY, colorsubsampling="420")
+    strip: bytes = simplejpeg.encode_jpeg(pixels, quality=QUALITY, colorsubsampling="420")
     return strip
 
 
