@@ -189,6 +189,15 @@ class Curve(Response):
     )
 
 
+class NearestReference(Response):
+    """The frame of a labeled rollout that is nearest to how a clip ends, by `reference`."""
+
+    file: str = Field(description="The rollout: its name in the library.")
+    frame: str = Field(description="Which frame of it, in words.")
+    finished: bool = Field(description="Whether the task is done in this frame.")
+    distance: FiniteFloat = Field(ge=0, description="How far it is from the clip, in gray levels.")
+
+
 class VideoScore(Score):
     """A `Score` in [0, 1] with the judge's output."""
 
@@ -203,6 +212,11 @@ class VideoScore(Score):
         None,
         description="Values after prefixes: K with `backend_kwargs: {curve: K}`; some "
         "judges always report them.",
+    )
+    references: list[NearestReference] = Field(
+        default_factory=list,
+        description="Of the judge `reference`: the nearest frame in which the task is done, then "
+        "the nearest other one.",
     )
 
 

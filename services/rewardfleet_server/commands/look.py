@@ -77,7 +77,8 @@ class _Shown:
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Folder of clips that requests name by path, to show their frames.  Can be repeated.",
+    help="Folder of clips that requests name by path, or library of the judge `reference`, to "
+    "show their frames.  Can be repeated.",
 )
 @click.option(
     "--threshold",
@@ -109,7 +110,7 @@ def command(
             folders,
             copies,
             decode=strips(shown.video_roots),
-            decode_reference=strips(None),
+            decode_reference=strips(shown.video_roots, of_references=True),
             explain=explain,
         )
         known = Labels(shown.labels, shown.threshold)
@@ -119,8 +120,10 @@ def command(
         return serve_page(records, known, listener, keys)
 
 
-def strips(roots: Sequence[Path] | None) -> Callable[[Mapping[str, Any]], bytes | None]:
-    """Return what decodes clips in folders, or those of the library in the package.
+def strips(
+    roots: Sequence[Path], *, of_references: bool = False
+) -> Callable[[Mapping[str, Any]], bytes | None]:
+    """Return what decodes clips in folders, or references in those that are libraries.
 
     The packages that it needs are imported with the first clip, as that takes a quarter of the
     time in which the page opens.
@@ -128,11 +131,16 @@ def strips(roots: Sequence[Path] | None) -> Callable[[Mapping[str, Any]], bytes 
 
     @functools.cache
     def decoder() -> Any:
-        from rewardfleet_server.video.references.library import SHIPPED  # noqa: PLC0415 - see above
+        from rewardfleet_server.video.references.library import (  # noqa: PLC0415 - see above
+            MANIFEST,
+            SHIPPED,
+        )
         from rewardfleet_server.video.sources import VideoFiles  # noqa: PLC0415 - see above
         from rewardfleet_server.video.strip import FileStrips  # noqa: PLC0415 - see above
 
-        folders = [SHIPPED] if roots is None else roots
+        folders = roots
+        if of_references:
+            folders = [SHIPPED, *(each for each in roots if (each / MANIFEST).is_file())]
         return FileStrips(VideoFiles(folders, max_bytes=_MAX_CLIP_BYTES))
 
     return lambda request: decoder().strip_of(request)

@@ -30,7 +30,6 @@ from .details import CURVE_HEIGHT, CURVE_WIDTH, details_of
 from .groups import group_of
 from .labels import LABELS, Labels
 from .records import FACETS, PAGE, SORTED, Filter, Records
-from .references import references_of
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +165,6 @@ class LookApp:
     ) -> HTMLResponse:
         records = self._records
         details = details_of(record, records.explain(record))
-        references = references_of(record, details.model_output)
         return self._page(
             "record.html",
             record=record,
@@ -174,7 +172,9 @@ class LookApp:
             related=records.related(record),
             group=group_of(records.group(record)),
             has_frames=records.frames(record) is not None,
-            references=[(each, records.reference_frames(each)) for each in references],
+            references=[
+                (each, records.reference_frames(each["file"])) for each in details.references
+            ],
             curve=(CURVE_WIDTH, CURVE_HEIGHT),
             query=query,
             near=near,
@@ -191,10 +191,11 @@ class LookApp:
     async def _reference_frames(self, request: Request) -> Response:
         record, place = await self._found(request), _integer(request.path_params["place"])
         details = json.loads(record["details"] or "{}") if record else {}
-        references = references_of(record, details.get("model_output", "")) if record else []
+        references = details.get("references", ())
         frames = None
         if place is not None and place < len(references):
-            frames = await run_in_threadpool(self._records.reference_frames, references[place])
+            file = references[place]["file"]
+            frames = await run_in_threadpool(self._records.reference_frames, file)
         if frames is None:
             return PlainTextResponse("there are no frames of this reference here", 404)
         return Response(frames, media_type="image/jpeg")

@@ -48,6 +48,7 @@ class Details:
     more_tests: int = 0  #: how many are not shown
     suspicions: Sequence[str] = ()
     model_output: str = ""
+    references: Sequence[Mapping[str, Any]] = ()  #: each a `NearestReference`
     curve: Sequence[tuple[int, float | None]] = ()  #: the last frame of each prefix, and its value
     lines: Sequence[str] = ()  #: the curve as points of SVG polylines, interrupted where it is null
     components: Mapping[str, float] = field(default_factory=dict)
@@ -79,6 +80,7 @@ def details_of(record: Mapping[str, Any], explained: Explanation) -> Details:
         more_tests=max(len(verdicts) - len(shown), 0),
         suspicions=details.pop("suspicions", ()),
         model_output=details.pop("model_output", ""),
+        references=details.pop("references", ()),
         curve=points,
         lines=_lines(points),
         components=dict(components),

@@ -17,7 +17,6 @@ from rewardfleet.score_log.copying import LogCopies
 from rewardfleet.score_log.reading import connect, open_log
 
 from .details import Explanation
-from .references import Reference
 
 #: Records of one page of the table.
 PAGE = 50
@@ -103,7 +102,7 @@ class Records:
         folders: The logs and outputs.
         copies: Logs of running services.
         decode: Returns frames of the clip that a request names by path; None if it cannot.
-        decode_reference: Likewise of a clip in the library of the judge `reference`.
+        decode_reference: Likewise of a clip in a library of the judge `reference`.
         explain: Returns what is known of a record.
 
     Raises:
@@ -228,9 +227,9 @@ class Records:
             found = log.execute(query, [record["file"], record["id"]]).fetchone()
         return bytes(found[0]) if found else None
 
-    def reference_frames(self, reference: Reference) -> bytes | None:
+    def reference_frames(self, file: str) -> bytes | None:
         """Return the frames of a reference as one JPEG; None if they are not to be had."""
-        return self._decode_reference({"video_path": reference.file})
+        return self._decode_reference({"video_path": file})
 
     def group(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the records of the group of an episode, that of the episode included."""

@@ -414,6 +414,7 @@ def _score_of(
         provenance={**provenance, **judgment.provenance},
         model_output=judgment.text,
         curve=judgment.curve,
+        references=list(judgment.references),
     )
 
 

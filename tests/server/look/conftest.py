@@ -17,7 +17,7 @@ from rewardfleet.wire.code import CodeRequest, CodeScore, Outcome, StdioCase, St
 from rewardfleet.wire.episode import EpisodeOptions, EpisodeRequest, EpisodeScore, FilterOptions
 from rewardfleet.wire.score import Score, Status
 from rewardfleet.wire.tools import CostWeights, ToolsOptions, ToolsRequest, ToolsScore
-from rewardfleet.wire.video import Curve, VideoRequest, VideoScore
+from rewardfleet.wire.video import Curve, NearestReference, VideoRequest, VideoScore
 from rewardfleet_server.commands.look import explain, strips
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.auth import ApiKeys
@@ -46,7 +46,11 @@ def scored_items(text: str = "plain", start: float = 1000.0) -> list[Scored]:
         status=Status.OK,
         backend="reference",
         components={text: 0.5},
-        model_output=f"It saw {text}. Nearest finished frame: {REFERENCE} ({text}) at 1.5 gray",
+        model_output=f"It saw {text}",
+        references=[
+            NearestReference(file=file, frame=text, finished=True, distance=1.5)
+            for file in (REFERENCE, "../manifest.jsonl", text)
+        ],
         curve=Curve(frames=[0, 5, 9], values=[0.1, None, 0.25]),
         provenance={"prompt": text},
     )
@@ -157,7 +161,7 @@ def served(folder: Path, items: list[Scored], keys: Path | None = None) -> Itera
     """Serve the page of a log of items in a folder, with labels beside it; give its base URL."""
     write_log(folder / "log", items)
     app = LookApp(
-        Records([folder / "log"], decode_reference=strips(None), explain=explain),
+        Records([folder / "log"], decode_reference=strips([], of_references=True), explain=explain),
         Labels(folder / "labels.jsonl", 0.5),
         ApiKeys(keys),
         AllowedHosts([], listens_on="127.0.0.1", has_keys=keys is not None),

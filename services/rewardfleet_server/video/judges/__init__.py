@@ -6,7 +6,7 @@ model is loaded once all requested judges have passed their checks. Importing a 
 neither torch nor vLLM. Any other name is that of a judge that the user provides, see `custom.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from pydantic import JsonValue
 
 from rewardfleet.wire.causes import VideoCause
-from rewardfleet.wire.video import Curve
+from rewardfleet.wire.video import Curve, NearestReference
 
 if TYPE_CHECKING:  # the settings are read where frames cannot be decoded, too
     from rewardfleet_server.video.frames import Clip
@@ -31,6 +31,8 @@ class Judgment:
     #: Values after prefixes of the clip, if the request has `backend_kwargs.curve` or the judge
     #: always reports them.
     curve: Curve | None = None
+    #: What the clip was compared with.
+    references: Sequence[NearestReference] = ()
     #: Why it abstains. None: its answer has no score that can be read.
     cause: VideoCause | None = None
     #: What the request's `backend_kwargs` replaced in the judge's own provenance.

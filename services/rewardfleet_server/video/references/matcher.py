@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewardfleet.wire.causes import VideoCause
+from rewardfleet.wire.video import NearestReference
 from rewardfleet_server.video.frames import Frame
 from rewardfleet_server.video.judges import Judgment
 
@@ -237,8 +238,9 @@ class _Task:
         evidence = self._evidence(maps, differences)
         probability = evidence.probability
         components = {"success": probability, "progress": self._progress(differences)}
-        text = self._text(differences, evidence.unexplained)
-        return Judgment(probability, text, components)
+        nearest = self._nearest(differences)
+        text = self._text(nearest, evidence.unexplained)
+        return Judgment(probability, text, components, references=nearest)
 
     def _difference_maps(self, clip: Sequence[Frame]) -> DifferenceMaps:
         """Return the weighted differences of the last frame to every reference frame.
@@ -272,17 +274,28 @@ class _Task:
         weight = np.exp((differences[known].min() - differences[known]) / _NOISE)
         return float(np.average(progress, weights=weight))
 
-    def _text(self, differences: NDArray[np.float32], unexplained: float) -> str:
-        def nearest(candidates: NDArray[np.bool_]) -> str:
-            index = int(np.where(candidates, differences, np.inf).argmin())
-            frame = self.frames[index]
-            return f"{frame.file} ({frame.label}) at {differences[index]:.1f}"
+    def _nearest(self, differences: NDArray[np.float32]) -> list[NearestReference]:
+        """Return the nearest finished frame and, if there is one, the nearest other frame."""
+        found = []
+        for finished in (True, False):
+            candidates = np.flatnonzero(self.finished == finished)
+            if len(candidates):
+                index = candidates[differences[candidates].argmin()]
+                frame, distance = self.frames[index], float(differences[index])
+                found.append(
+                    NearestReference(
+                        file=frame.file, frame=frame.label, finished=finished, distance=distance
+                    )
+                )
+        return found
 
-        other = nearest(~self.finished) if not self.finished.all() else "none in the library"
+    def _text(self, nearest: Sequence[NearestReference], unexplained: float) -> str:
+        shown = [f"{each.file} ({each.frame}) at {each.distance:.1f}" for each in nearest]
+        finished, other = [*shown, "none in the library"][:2]
         return (
             f"Compared how the clip ends with {self.successes} successes and {self.failures} "
             f"failures of this task and {self.other_tasks} successes of other tasks. "
-            f"Nearest finished frame: {nearest(self.finished)} gray levels. "
+            f"Nearest finished frame: {finished} gray levels. "
             f"Nearest other frame: {other}. "
             f"Not explained by any finished frame: {unexplained:.1f}."
         )
