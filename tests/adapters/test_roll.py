@@ -11,6 +11,7 @@ import json
 import math
 import sys
 from enum import Enum, auto
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -134,8 +135,8 @@ def dead_worker(port: int, **options: object):
     return reward_worker("code", f"http://127.0.0.1:{port}", timeout_s=0.3, **options)(CONFIG)
 
 
-async def test_a_worker_returns_the_tensors_of_a_reward_worker(code_url: str):
-    worker = reward_worker("code", code_url)(worker_config=CONFIG)
+async def test_a_worker_returns_the_tensors_of_a_reward_worker(code_url: str, tmp_path: Path):
+    worker = reward_worker("code", code_url, score_log=tmp_path / "log")(worker_config=CONFIG)
     assert (worker.rank_info.dp_rank, worker.rank_info.dp_size) == (1, 4)
     worker.initialize(pipeline_config=None)
     data = data_of([f"{SUM}<|im_end|>", ECHO, "", "\0"])
@@ -147,6 +148,10 @@ async def test_a_worker_returns_the_tensors_of_a_reward_worker(code_url: str):
     assert output.batch["token_level_rewards"].shape == data.batch["responses"].shape
     assert not output.batch["token_level_rewards"].any()
     assert output.meta_info["metrics"]["reward/failed"] == 0.0
+    await worker.scorer._fleet.aclose()
+    (segment,) = (tmp_path / "log").glob("*.jsonl")
+    steps = [json.loads(line)["step"] for line in segment.read_text().splitlines()]
+    assert steps == [3] * 4
 
 
 async def test_further_columns_are_fields_of_the_request(code_url: str):

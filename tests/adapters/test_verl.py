@@ -80,6 +80,16 @@ def test_a_score_is_the_pass_rate(score, code_url: str):
     assert result["score"] == 0.0
 
 
+def test_the_step_is_one_after_that_of_the_weights(code_url: str, tmp_path: Path):
+    """verl 0.9.1 adds the fields of its agent loop to `extra_info`; None before the first sync."""
+    extras = [{"max_global_steps": 7, "turn_scores": []}, {"max_global_steps": None}, {"step": 5}]
+    for extra in extras:
+        awaited("code", SUM, TESTS, extra, url=code_url, score_log=str(tmp_path / "log"))
+    segments = [each.read_text() for each in (tmp_path / "log").glob("*.jsonl")]
+    lines = "".join(segments).splitlines()
+    assert sorted(str(json.loads(line)["step"]) for line in lines) == ["8", "None", "None"]
+
+
 @both
 def test_a_critique_is_scored_by_its_revision(score, code_url: str):
     critique = "Sum them.\nOverall judgment: Incorrect"

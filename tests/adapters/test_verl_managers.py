@@ -5,6 +5,7 @@ import gc
 import importlib
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -94,17 +95,23 @@ def test_managers_of_the_reward_loop(manager: str, name: str, code_url: str):
 
 
 @pytest.mark.parametrize("name", ["compute_score", "compute_score_async"])
-def test_the_reward_loop_scores_clips(name: str, serve):
+def test_the_reward_loop_scores_clips(name: str, serve, tmp_path: Path):
     reward = importlib.import_module("verl.trainer.ppo.reward")
     given = {"url": str(serve(FakeJudge(0.7)).base_url), "service": "video", "binary_reward": False}
+    given["score_log"] = str(tmp_path / "log")
     loaded = reward.load_reward_manager(config_of("naive", name, **given), tokenizer())
     data = data_of([""])
     data.non_tensor_batch["reward_model"][0]["ground_truth"] = "put the bowl on the plate"
     # As an agent loop hands it on: in its extra fields.
     fields = {"clip": np.zeros((20, 32, 32, 3), np.uint8), "nframes": 4}
+    fields |= {"global_steps": 7, "min_global_steps": 6, "max_global_steps": 7, "turn_scores": []}
     data.non_tensor_batch["tool_extra_fields"] = np.array([fields], dtype=object)
     result = loaded.loop.run_until_complete(loaded.run_single(data))
     assert result["reward_score"] == pytest.approx(0.7)
+    (fleet,) = adapter._fleets.values()
+    adapter._loop.run(fleet.aclose())
+    (segment,) = (tmp_path / "log").glob("*.jsonl")
+    assert json.loads(segment.read_text())["step"] == 8  # the weights are those of step 7
 
 
 def legacy(manager: str, name: str, **reward_kwargs: object):

@@ -141,12 +141,14 @@ class DatasetReward(_ServiceReward):
         completions: Sequence[Any],
         columns: Mapping[str, Any],
         log_metric: Callable[[str, float], object] | None = None,
+        step: int | None = None,
     ) -> list[float]:
         """Return one reward per completion.
 
         Args:
             completions: The completions; see `completion_text`.
             log_metric: Called with the name and value of each of `metrics_of`.
+            step: That of the trainer, if it is not in `trainer_state`, as with TRL and ms-swift.
 
         Raises:
             InvalidRequest: A column is missing, or it or a completion has an invalid value.
@@ -158,7 +160,7 @@ class DatasetReward(_ServiceReward):
         ]
         # In a thread: it encodes the frames of clips.
         requests = await asyncio.to_thread(requests_of, self.service, samples)
-        step = getattr(columns.get("trainer_state"), "global_step", None)  # of TRL and ms-swift
+        step = getattr(columns.get("trainer_state"), "global_step", step)
         if step is not None:
             requests = [
                 each.model_copy(update={"step": step}) if each.step is None else each

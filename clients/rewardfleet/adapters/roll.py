@@ -75,7 +75,8 @@ def _worker() -> type:
             texts = self.tokenizer.batch_decode(responses, skip_special_tokens=True)
             metrics: dict[str, float] = {}
             columns = dict(data.non_tensor_batch.items())  # ROLL's cannot be iterated over
-            rewards = await self.scorer.rewards(texts, columns, metrics.__setitem__)
+            step = data.meta_info.get("global_step")
+            rewards = await self.scorer.rewards(texts, columns, metrics.__setitem__, step)
             # Not in half precision: equal rewards would differ from their mean.
             values = torch.tensor(rewards, dtype=torch.float32)
             return protocol.DataProto.from_dict(

@@ -83,7 +83,8 @@ async def compute_score_async(
     client = _client(service, url, on_failure, options)
     try:
         text, truth, row = _sample(service, solution_str, ground_truth, extra_info or {})
-        score = await client.score(**fields_of(service, text, truth, row))
+        fields = {"step": _step_of(row), **fields_of(service, text, truth, row)}
+        score = await client.score(**fields)
     except RewardFleetError as error:
         return _result(client, service, error)
     return _result(client, service, score)
@@ -159,6 +160,15 @@ def _sample(
     if service == "tools" or revision is None:
         return solution, truth, extra
     return revision, truth, {**extra, "critique": solution}
+
+
+def _step_of(extra: SampleRow) -> int | None:
+    """Return the first step that can train on a sample; None if verl does not say it.
+
+    Its agent loop adds the version of the weights that wrote the sample: how many steps there were.
+    """
+    version = extra.get("max_global_steps")
+    return version + 1 if isinstance(version, int) else None
 
 
 class _SampleResult(dict[str, Any]):
