@@ -8,12 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rewardfleet import CodeScore, code_request
-from rewardfleet.score_log import Scored, ScoreLog, queue
+from rewardfleet.score_log import Scored, ScoreLog, queue, writer
 from rewardfleet.score_log.deleting import delete_run
 from rewardfleet.score_log.reading import Filters, open_log, select
 from rewardfleet.score_log.rewrite import rewrite
@@ -148,6 +149,63 @@ def test_the_oldest_segments_are_deleted_by_bytes_and_by_age(tmp_path):
     os.utime(newest, (time.time() - 7200,) * 2)
     enforce_limits(tmp_path, 10**9, 3600)
     assert not segments(tmp_path)
+
+
+YEAR = 365 * 86_400.0
+
+
+@pytest.fixture
+def set_clock(monkeypatch) -> Callable[[float], None]:
+    """Set the clock of this process to some seconds after the time that it is."""
+    right = time.time
+    return lambda seconds: monkeypatch.setattr(time, "time", lambda: right() + seconds)
+
+
+def test_segments_keep_their_order_when_the_clock_is_set(tmp_path, set_clock):
+    (tmp_path / "other.jsonl").touch()  # of somebody else; it has no time
+    for number, years in enumerate((0, -50, 7, -1, 0)):
+        set_clock(years * YEAR)
+        written(tmp_path, scored(uid=str(number)))
+    *_, newest = found = [path for path in segments(tmp_path) if path.stat().st_size]
+    uids = [json.loads(path.read_text())["uid"] for path in found]
+    assert uids == [each["uid"] for each in read(tmp_path)] == [*"01234"]
+    enforce_limits(tmp_path, newest.stat().st_size, None)
+    assert [each["uid"] for each in read(tmp_path)] == ["4"]
+
+
+def test_what_was_written_while_the_clock_was_wrong_is_not_too_old(tmp_path):
+    now = time.time()
+    for run, written_at in {"a": now - 3600, "1970": 0.0, "b": now, "2100": now + 1e9}.items():
+        written(tmp_path, scored(run=run))
+        os.utime(segments(tmp_path)[-1], (written_at,) * 2)
+    enforce_limits(tmp_path, 10**9, 86_400)
+    assert len(segments(tmp_path)) == 4
+    enforce_limits(tmp_path, 10**9, 3000)
+    assert {each["run"] for each in read(tmp_path)} == {"b", "2100"}
+
+
+def test_nothing_is_deleted_by_age_before_the_clock_was_right_for_an_hour(
+    tmp_path, monkeypatch, set_clock
+):
+    monkeypatch.setattr(writer, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(writer, "_CLOCK_RIGHT", 0.0)
+    written(tmp_path, scored(uid="1"))
+    log = ScoreLog(tmp_path, max_days=1)
+    log.add(lambda: [scored(uid="2")])
+    wait_until(lambda: log.written == 1 and [*tmp_path.glob("*.parquet")])
+    monkeypatch.setattr(writer, "_CLOCK_RIGHT", 3600.0)
+    for uid, years in (("3", 10), ("4", -10), ("5", 0)):
+        set_clock(years * YEAR)
+        log.add(lambda uid=uid: [scored(uid=uid)])
+        looks = log._next_look
+        wait_until(lambda looks=looks: log._next_look > looks + 0.5)
+    assert [each["uid"] for each in read(tmp_path)] == ["1", "2", "3", "4", "5"]
+    set_clock(10 * YEAR)
+    monkeypatch.setattr(writer, "_CLOCK_RIGHT", 0.0)
+    log._clock_is_right_at = 0.0  # an hour later
+    wait_until(lambda: not [*tmp_path.glob("*.parquet")])
+    log.close()
+    assert [each["uid"] for each in read(tmp_path)] == ["2", "3", "4", "5"]
 
 
 def test_a_run_is_deleted_while_a_process_writes_the_log(tmp_path):

@@ -1,6 +1,7 @@
 """The files of a score log: segments of JSON lines, which become Parquet files once closed.
 
-`TIME-PID-RANDOM.jsonl` is written by one process, which has a lock on it. A segment without a lock
+`TIME-PID-RANDOM.jsonl` is written by one process, which has a lock on it. Names are in the order in
+which segments were begun, even if the clock is set back. A segment without a lock
 is closed: the process that notices it first rewrites it as `TIME-PID-RANDOM.parquet`. Where both
 files exist, the Parquet file counts: the process that rewrote the other one was killed.
 
@@ -9,16 +10,19 @@ Who replaces or reads files has a lock on `.lock`, so that no file vanishes whil
 
 import contextlib
 import fcntl
+import math
 import os
 import secrets
 import stat
 import time
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import IO
 
 OPEN, CLOSED = ".jsonl", ".parquet"
+#: The time in the name of a segment.
+_TIME = "%Y%m%dT%H%M%S%f"
 #: Tells writers, when it changes, to close their segments; see `ask_to_close`.
 _CLOSE = ".close"
 #: Ends the name of a file that is not complete, and seconds after which it never will be.
@@ -53,8 +57,7 @@ class Segment:
     """
 
     def __init__(self, folder: Path) -> None:
-        stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S%f")
-        self.path = folder / f"{stamp}-{os.getpid()}-{secrets.token_hex(4)}{OPEN}"
+        self.path = folder / f"{_next_time(folder)}-{os.getpid()}-{secrets.token_hex(4)}{OPEN}"
         unlocked = self.path.with_name(f".{self.path.name}")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC
         self._fd = os.open(unlocked, flags, 0o600)
@@ -83,6 +86,17 @@ class Segment:
         if not self.size:
             self.path.unlink(missing_ok=True)
         os.close(self._fd)
+
+
+def _next_time(folder: Path) -> str:
+    """Return the time, or one just after the newest segment if the clock was set back since."""
+    now = datetime.fromtimestamp(time.time(), timezone.utc)
+    for path in reversed(segments(folder)):
+        with contextlib.suppress(ValueError, OverflowError):  # no time, or the last one
+            begun = datetime.strptime(f"{path.name.partition('-')[0]}+0000", f"{_TIME}%z")
+            now = max(now, begun + timedelta(microseconds=1))
+            break
+    return now.strftime(_TIME)
 
 
 def segments(folder: Path) -> list[Path]:
@@ -171,22 +185,45 @@ def close_request(folder: Path) -> str:
         return ""
 
 
-def enforce_limits(folder: Path, max_bytes: int, max_age_s: float) -> None:
-    """Delete the oldest closed segments of a log that is too large, and those that are too old."""
-    now, total = time.time(), 0
+def enforce_limits(folder: Path, max_bytes: int, max_age_s: float | None) -> None:
+    """Delete the oldest closed segments of a log that is too large, and those that are too old.
+
+    Args:
+        max_age_s: None: nothing is deleted by its age, as the clock may be wrong.
+    """
+    if max_age_s is not None:
+        _delete_abandoned(folder)
+    total = 0
+    for path, size, age in reversed(_ages(folder)):
+        total += size
+        if total <= max_bytes and (max_age_s is None or age <= max_age_s):
+            continue
+        if path.suffix == CLOSED:
+            path.unlink(missing_ok=True)  # another process may have done it
+            continue
+        with if_closed(path) as closed:
+            if closed:
+                path.unlink(missing_ok=True)
+
+
+def _ages(folder: Path) -> list[tuple[Path, int, float]]:
+    """Return segments, their bytes and their ages in seconds, the oldest first.
+
+    A segment is no older than one that was begun before it: what is written while the clock is
+    years behind is not too old once it is right. One from the future has no age.
+    """
+    found, now, least = [], time.time(), math.inf
+    for path in segments(folder):
+        with contextlib.suppress(FileNotFoundError):  # another process has deleted it
+            status = path.stat()
+            age = now - status.st_mtime
+            least = min(least, age) if age >= 0 else least
+            found.append((path, status.st_size, least if age >= 0 else 0.0))
+    return found
+
+
+def _delete_abandoned(folder: Path) -> None:
     for path in folder.glob(f".*{_NEW}"):
         with contextlib.suppress(FileNotFoundError):
-            if now - path.stat().st_mtime > _ABANDONED_SECONDS:
+            if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                 path.unlink()
-    for path in reversed(segments(folder)):
-        with contextlib.suppress(FileNotFoundError):  # another process has done it
-            status = path.stat()
-            total += status.st_size
-            if total <= max_bytes and now - status.st_mtime <= max_age_s:
-                continue
-            if path.suffix == CLOSED:
-                path.unlink()
-                continue
-            with if_closed(path) as closed:
-                if closed:
-                    path.unlink()

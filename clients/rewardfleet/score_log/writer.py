@@ -1,6 +1,7 @@
 """Writing a score log off the path of requests."""
 
 import logging
+import math
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -26,6 +27,9 @@ _WRITE_SECONDS, _WRITE_BYTES = 0.25, 2**20
 _SEGMENT_BYTES, _SEGMENT_SECONDS = 256 * 2**20, 3600.0
 #: Seconds between two looks at what others have left in the folder.
 _LOOK_SECONDS = 10.0
+#: A clock that changes by more seconds between two looks was set, and seconds after which it is
+#: taken for right again.
+_CLOCK_SET, _CLOCK_RIGHT = 60.0, 3600.0
 #: Seconds between two warnings.
 _WARNING_SECONDS = 60.0
 
@@ -42,7 +46,8 @@ class ScoreLog(ScoredQueue):
     Args:
         folder: Is created if it does not exist, and only its owner can read what is in it.
         max_mb: MiB of all segments; beyond them, the oldest are deleted.
-        max_days: Days after which a segment is deleted.
+        max_days: Days after which a segment is deleted, by a process whose clock was not set for
+            an hour.
 
     Raises:
         ValueError: The folder cannot be written, or others may write to it.
@@ -67,6 +72,7 @@ class ScoreLog(ScoredQueue):
         self._not_rewritten: set[Path] = set()  # which failed
         self._close_request = close_request(self.folder)
         self._next_look = self._next_warning = 0.0
+        self._clock_is_right_at, self._clock_offset = 0.0, -math.inf
         self.written = 0  #: records in files
         self._reported, self._reason = 0, ""
 
@@ -145,8 +151,16 @@ class ScoreLog(ScoredQueue):
             self._rewriting, self._next_look = None, 0.0
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
-            enforce_limits(self.folder, self._max_bytes, self._max_age_s)
+            is_right = self._is_clock_right()
+            enforce_limits(self.folder, self._max_bytes, self._max_age_s if is_right else None)
             self._rewrite_next()
+
+    def _is_clock_right(self) -> bool:
+        """Return whether the clock was not set for an hour: until then, it may be set again."""
+        offset, self._clock_offset = self._clock_offset, time.time() - time.monotonic()
+        if abs(self._clock_offset - offset) > _CLOCK_SET:
+            self._clock_is_right_at = time.monotonic() + _CLOCK_RIGHT
+        return time.monotonic() >= self._clock_is_right_at
 
     def _rewrite_next(self) -> None:
         for path in open_segments(self.folder) if can_rewrite() else ():
