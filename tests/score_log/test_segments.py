@@ -29,7 +29,7 @@ WRITER = """
 import sys, time
 from rewardfleet import CodeScore, code_request
 from rewardfleet.score_log import ScoreLog, Scored, writer
-writer._SEGMENT_BYTES, writer._LOOK_SECONDS = 20_000, 0.0
+writer._SEGMENT_BYTES, writer._LOOK_SECONDS = 60_000, 0.0
 log = ScoreLog(sys.argv[1])
 score = CodeScore(score=1.0, status="ok", backend="jail")
 tests = {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1"}]}

@@ -24,16 +24,20 @@ def _every(frame: Frame, by: int) -> Frame:
     return np.ascontiguousarray(frame.view("V3")[::by, ::by]).view(np.uint8)
 
 
+def chosen(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """Return the frames that a strip has; of them, all are chosen again."""
+    return [frames[index] for index in sample_indices(len(frames), MAX_FRAMES)]
+
+
 def side_by_side(frames: Sequence[Frame], shrink: Callable[[Frame, int], Frame] = _every) -> Frame:
-    """Return frames as one picture. Of more than `MAX_FRAMES`, those of `sample_indices` are taken.
+    """Return the `chosen` frames as one picture.
 
     Args:
         frames: Frames of one size, in order; one or more.
         shrink: Returns a frame whose sides are divided by a number.
     """
     by = -(-max(frames[0].shape[:2]) // MAX_SIDE)
-    chosen = [frames[index] for index in sample_indices(len(frames), MAX_FRAMES)]
-    small = [shrink(frame, by) if by > 1 else frame for frame in chosen]
+    small = [shrink(frame, by) if by > 1 else frame for frame in chosen(frames)]
     return np.ascontiguousarray(np.concatenate(small, axis=1))
 
 

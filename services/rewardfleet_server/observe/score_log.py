@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel
 
 from rewardfleet.score_log import Scored, ScoreLog
-from rewardfleet.score_log.strip import Frame, strip_of
+from rewardfleet.score_log.strip import Frame, chosen, strip_of
 from rewardfleet.score_log.writer import DROPPED
 from rewardfleet.wire.score import Score
 from rewardfleet_server.settings import ServerSettings
@@ -82,7 +82,9 @@ class ServiceLog:
             return
         label_fraction = self._label_fraction if self._is_to_be_labeled(score) else None
         seen, now = seen or Seen(), time.time()
-        frames = () if score.cached else seen.frames
+        # No other frames are kept in memory: its limit is reached at four times as many clips.
+        frames = () if score.cached else chosen(seen.frames)
+        sha256, strip = seen.sha256, partial(seen.strip, frames)
 
         def scored() -> Iterable[Scored]:
             yield Scored(
@@ -93,8 +95,8 @@ class ServiceLog:
                 context.request_id,
                 provenance=provenance(),
                 sample_rate=self._sample if is_fast else 1.0,
-                sha256=seen.sha256,
-                strip=partial(seen.strip, frames),
+                sha256=sha256,
+                strip=strip,
                 label_fraction=label_fraction,
             )
 
