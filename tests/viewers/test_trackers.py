@@ -124,9 +124,8 @@ def test_trackio_has_a_table_per_step(tables, tmp_path: Path, monkeypatch):
     for step in range(2):
         assert by_step[step, "loss"] == step
         assert shown(by_step[step, "rewardfleet/code"]["_value"]) == ROWS
-        (clip,) = by_step[step, "rewardfleet/video"]["_value"]
-        with Image.open(tmp_path / "media" / clip["picture"]["file_path"]) as picture:
-            assert (picture.format, picture.size) == ("JPEG", (4 * 64, 64))
+        page = tmp_path / "media" / by_step[step, "rewardfleet/video_page"]["file_path"]
+        assert pictures_of(page.read_text()) == [(4 * 64, 64)]
 
 
 def test_tensorboard_has_a_table_and_pictures_and_nothing_in_it_is_markdown(tmp_path: Path):

@@ -4,8 +4,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from io import StringIO
 from typing import Any
 
 from .sample import Picture, Sample
@@ -62,12 +61,7 @@ class Trackers:
         while len(self._pending) > _MAX_PENDING:
             del self._pending[next(iter(self._pending))]
         data = [row for (each, _), table in self._pending.items() if each == name for row in table]
-        texts = [row[:-1] for row in data]
-        logged = {name: wandb.Table(columns=[*_COLUMNS[:-1]], data=texts)}
-        if any(row[-1] for row in data):  # one page, as each picture in a table takes 0.6 ms
-            page = _STYLE + _html(data)
-            logged[f"{name}_page"] = wandb.Html(page, inject=False, data_is_not_path=True)
-        run.log(logged, commit=False)
+        run.log(_logged(name, data, wandb), commit=False)
 
     def _to_tensorboard(self, name: str, step: int, rows: Sequence[Row]) -> None:
         if self._tensorboard is None:
@@ -103,20 +97,23 @@ def _to_mlflow(name: str, step: int, rows: Sequence[Row]) -> None:
 def _to_trackio(name: str, step: int, rows: Sequence[Row]) -> None:
     trackio: Any = sys.modules.get("trackio")
     run = None if trackio is None else trackio.context_vars.current_run.get()
-    if run is None:
-        return
-    with TemporaryDirectory() as folder:
-
-        def image(picture: Picture) -> Any:
-            path = Path(folder, f"{id(picture)}.jpg")
-            path.write_bytes(picture.jpeg)
-            return trackio.Image(path)
-
-        data = _cells(step, rows, image)
-        run.log({name: trackio.Table(columns=[*_COLUMNS], data=data)}, step=step)  # copies files
+    if run is not None:
+        run.log(_logged(name, _cells(step, rows, _img), trackio), step=step)
 
 
-def _cells(step: int, rows: Sequence[Row], picture: Callable[[Picture], Any]) -> list[list[Any]]:
+def _logged(name: str, cells: Sequence[list[Any]], tracker: Any) -> dict[str, Any]:
+    """Return what W&B or trackio logs: a table or, with pictures, a page.
+
+    In a table, each picture would be a file of its own, which takes up to a millisecond.
+    """
+    if any(row[-1] for row in cells):
+        page = StringIO(_STYLE + _html(cells))
+        return {f"{name}_page": tracker.Html(page, inject=False)}
+    texts = [row[:-1] for row in cells]
+    return {name: tracker.Table(columns=[*_COLUMNS[:-1]], data=texts)}
+
+
+def _cells(step: int, rows: Sequence[Row], picture: Callable[[Picture], str]) -> list[list[Any]]:
     """Return rows in the order of `_COLUMNS`, with pictures as a tracker takes them."""
     cells = []
     for kind, sample in rows:
