@@ -1,9 +1,13 @@
 """The pages in docs/reference, generated from the code. Run by `docs/generate.py`."""
 
 import json
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from prometheus_client import Metric
+
+from rewardfleet.score_log import ScoreLog
 from rewardfleet.wire.errors import (
     ERRORS,
     STATUS,
@@ -22,6 +26,7 @@ from rewardfleet_server.engine import Engine
 from rewardfleet_server.flags import metavar_of, range_text, shown_default
 from rewardfleet_server.http.body import FILE_FIELD
 from rewardfleet_server.http.routes import Routes, Service
+from rewardfleet_server.observe.score_log import ScoreLogMetrics
 from rewardfleet_server.observe.telemetry import Telemetry
 from rewardfleet_server.registry import SERVICES, ServiceEntry
 from rewardfleet_server.settings import ENV_PREFIX, ServerSettings, flag_of
@@ -216,20 +221,30 @@ def metrics_page() -> str:
         "`GET /metrics` has these for every service, and those of the process and of Python.",
         _table(("metric", "type", "labels", ""), rows),
     ]
+    with tempfile.TemporaryDirectory() as folder:
+        of_log = [*ScoreLogMetrics("docs", ScoreLog(folder)).collect()]
+    parts += [
+        "With [`--score-log`](../score-log.md), also these, by `service`, and by `reason`.",
+        _families(of_log),
+    ]
     for name, service in services().items():
         families = [family for each in service.collectors for family in each.collect()]
         if families:
-            own = [
-                (
-                    f"`{family.name}{'_total' if family.type == 'counter' else ''}`",
-                    family.type,
-                    family.documentation,
-                )
-                for family in families
-            ]
             parts += [f"## Service `{name}`", f"Label {SERVICES[name].metric_labels}."]
-            parts.append(_table(("metric", "type", ""), own))
+            parts.append(_families(families))
     return _page(parts)
+
+
+def _families(families: Iterable[Metric]) -> str:
+    rows = [
+        (
+            f"`{family.name}{'_total' if family.type == 'counter' else ''}`",
+            family.type,
+            family.documentation,
+        )
+        for family in families
+    ]
+    return _table(("metric", "type", ""), rows)
 
 
 def errors_page() -> str:
