@@ -84,6 +84,13 @@ def _no_audits_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.fixture(autouse=True)
+def _logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands that run in this process leave its logging and standard error alone."""
+    monkeypatch.setattr("rewardfleet_server.serve.configure_logging", lambda level: None)
+    monkeypatch.setattr("rewardfleet_server.serve.capture_native_output", lambda: None)
+
+
 @contextmanager
 def client_of(app: Callable[..., Any]) -> Iterator[httpx.Client]:
     """Serve an application; yield an HTTP client of it."""

@@ -1,4 +1,4 @@
-"""A real Redis server, which tests stop and freeze; commands that leave this process as it was."""
+"""A real Redis server, which tests stop and freeze."""
 
 import os
 import signal
@@ -15,13 +15,6 @@ from rewardfleet_server.testing import wait_until
 from rewardfleet_server.up.settings import free_port
 
 from ..conftest import required
-
-
-@pytest.fixture(autouse=True)
-def _logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let commands that run in this process leave its logging and standard error alone."""
-    monkeypatch.setattr("rewardfleet_server.serve.configure_logging", lambda level: None)
-    monkeypatch.setattr("rewardfleet_server.serve.capture_native_output", lambda: None)
 
 
 async def cached_value(cache: Cache, key: str) -> bytes | None:
