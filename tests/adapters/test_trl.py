@@ -97,7 +97,10 @@ def test_nan_is_refused_where_trl_counts_it_as_0(version: str, works: bool, monk
         reward_function("code", url)
 
 
-def test_metrics_of_a_batch_are_logged_and_never_nan(code_url: str, unused_tcp_port: int):
+def test_metrics_of_a_batch_are_logged_and_have_the_same_names(
+    code_url: str, unused_tcp_port: int, monkeypatch
+):
+    monkeypatch.setattr(metadata, "version", {"trl": "1.16.0"}.__getitem__)
     logged: dict[str, float] = {}
     given = {"tests": [TESTS] * 4, "log_metric": logged.__setitem__}
     call(reward_function("code", code_url), [SUM, ECHO, "", "pass"], **given)
@@ -113,6 +116,13 @@ def test_metrics_of_a_batch_are_logged_and_never_nan(code_url: str, unused_tcp_p
     call(reward_function("code", dead, timeout_s=0.3), [SUM] * 4, **given)
     shares = {"reward/failed": 1.0, "reward/abstained": 0.0, "reward/cached": 0.0}
     assert logged == shares | NO_CAUSES
+    # Before, each process must log all names.
+    monkeypatch.setattr(metadata, "version", {"trl": "1.15.0"}.__getitem__)
+    call(reward_function("code", dead, timeout_s=0.3), [SUM] * 4, **given)
+    missing = {name for name, value in logged.items() if math.isnan(value)}
+    assert missing == {f"reward/p{percent}" for percent in (0, 25, 50, 75, 100)}
+    call(reward_function("code", code_url), [SUM] * 4, **given)
+    assert logged["reward/p100"] == 1.0 and not any(map(math.isnan, logged.values()))
 
 
 def test_what_the_caller_wrote_can_be_invalid(reward):

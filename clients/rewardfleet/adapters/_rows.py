@@ -20,6 +20,9 @@ from rewardfleet.wire.score import Score, Status
 #: The column with what a response is scored by, unless another one is given.
 COLUMNS: dict[ServiceName, str] = {"code": "tests", "tools": "ground_truth", "video": "clip"}
 
+#: The names of quartiles, and which percents they are.
+QUARTILES = {f"reward/p{percent}": percent for percent in (0, 25, 50, 75, 100)}
+
 #: Seconds in which the calls of a trainer that scores one sample per call are collected.
 COALESCE_SECONDS = 0.005
 
@@ -221,9 +224,8 @@ def quartiles_of(rewards: Sequence[float]) -> dict[str, float]:
     """Return the quartiles of rewards, as `reward/p0` to `reward/p100`; none of no rewards."""
     if not rewards:
         return {}
-    percents = (0, 25, 50, 75, 100)
-    quartiles = np.percentile(rewards, percents)
-    return {f"reward/p{at}": float(each) for at, each in zip(percents, quartiles, strict=True)}
+    quartiles = np.percentile(rewards, [*QUARTILES.values()])
+    return {name: float(each) for name, each in zip(QUARTILES, quartiles, strict=True)}
 
 
 class SampleReward(_ServiceReward):

@@ -10,7 +10,7 @@ from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.rows import ServiceName
 from rewardfleet.service import OnFailure
 
-from ._rows import DatasetReward, is_before, refuse_nan
+from ._rows import QUARTILES, DatasetReward, is_before, refuse_nan
 
 #: A function that TRL awaits, or calls: one reward per completion, NaN where there is none.
 RewardFunction = Callable[..., Awaitable[list[float]]] | Callable[..., list[float]]
@@ -55,7 +55,16 @@ def _function(service: ServiceName) -> Callable[..., Awaitable[list[float]]]:
     async def reward(
         completions: Sequence[Any], *, scorer: DatasetReward, **columns: Any
     ) -> list[float]:
-        return await scorer.rewards(completions, columns, columns.get("log_metric"))
+        log_metric = columns.get("log_metric")
+        if log_metric is None:
+            return await scorer.rewards(completions, columns)
+        # In old versions, a process that logs other names than the others waits for them forever,
+        # or gets their values.
+        metrics = dict.fromkeys(QUARTILES, math.nan) if is_before("trl", 1, 16) else {}
+        rewards = await scorer.rewards(completions, columns, metrics.__setitem__)
+        for name, value in metrics.items():
+            log_metric(name, value)
+        return rewards
 
     reward.__name__ = reward.__qualname__ = f"{service}_reward"
     return reward
