@@ -11,7 +11,6 @@ from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
 from .bulk.arrow import pyarrow
-from .wire.string_enum import StrEnum
 
 _TYPES = {float: "float64", int: "int64", str: "string", bool: "bool"}
 
@@ -72,7 +71,7 @@ def _type_of(annotation: Any) -> str:
     if get_origin(kind) is dict:
         return "map" if _type_of(get_args(kind)[1]) == "float64" else "json"
     kinds = _parts(kind) or [kind]
-    if all(isinstance(each, type) and issubclass(each, StrEnum) for each in kinds):
+    if all(isinstance(each, type) and issubclass(each, str) for each in kinds):
         return "string"
     literals = {type(each) for each in get_args(kind)}
     if len(literals) == 1 and get_origin(kind) is not Union:

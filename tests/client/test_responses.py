@@ -10,8 +10,10 @@ import pytest
 
 import rewardfleet
 from rewardfleet import RewardFleet, responses, transport
+from rewardfleet.wire.causes import VideoCause
+from rewardfleet.wire.errors import RewardFleetError
 
-from .conftest import answering
+from .conftest import Received, Reply, answering
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +77,26 @@ async def test_a_compressed_response_is_refused_unread(encoding):
         async with RewardFleet(video=url, timeout_s=10) as fleet:
             with pytest.raises(rewardfleet.BackendFailed, match="Content-Encoding"):
                 await fleet.video.score("task 1", "clip.mp4")
+
+
+async def test_causes_and_errors_of_newer_services_are_read(replica):
+    async def newer(request: Received) -> Reply:
+        problem = {"title": "Vague", "status": 422, "detail": "Which bowl?", "kind": "vague"}
+        problem["retryable"] = False
+        results = [
+            {"score": 0.5, "status": "ok", "cause": "too_slow"},
+            {"score": 0.25, "status": "ok", "cause": "judge_says_no"},
+            {"score": None, "status": "error", "error": problem},
+        ]
+        return Reply(body={"results": results})
+
+    async with RewardFleet(video=(await replica(newer)).url) as fleet:
+        request = rewardfleet.video_request("task", "clip.mp4")
+        new, known, failed = await fleet.video.score_batch([request] * 3)
+    assert (new.cause, new.score, known.cause) == ("too_slow", 0.5, "judge_says_no")
+    assert isinstance(known.cause, VideoCause)
+    assert isinstance(RewardFleetError.from_problem(failed.error), rewardfleet.InvalidRequest)
+    assert (failed.cause, failed.error.detail) == ("invalid", "Which bowl?")
 
 
 async def test_the_client_accepts_no_compression(replica):

@@ -458,8 +458,11 @@ class CodeScore(Score):
     score: FiniteFloat | None = Field(
         ge=0, le=1, description="In [0, 1], or null if there is none."
     )
-    cause: CodeCause | ErrorKind | None = Field(
-        None, description="Why the score is below 1, or missing. Of an error, its kind."
+    cause: CodeCause | ErrorKind | str | None = Field(
+        None,
+        union_mode="left_to_right",
+        description="Why the score is below 1, or missing. Of an error, its kind. Newer services "
+        "may have further ones.",
     )
     pass_rate: FiniteFloat | None = Field(
         None, ge=0, le=1, description="The share of tests passed, in [0, 1]."

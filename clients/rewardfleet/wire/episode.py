@@ -276,8 +276,11 @@ class EpisodeBatchRequest(EpisodeBatchHeader):
 class EpisodeScore(Score):
     """The score of one episode, and how to train on it."""
 
-    cause: EpisodeCause | ErrorKind | None = Field(
-        None, description="Why the score is below 1, or missing. Of an error, its kind."
+    cause: EpisodeCause | ErrorKind | str | None = Field(
+        None,
+        union_mode="left_to_right",
+        description="Why the score is below 1, or missing. Of an error, its kind. Newer services "
+        "may have further ones.",
     )
     uid: str = Field("", description="The `uid` of the request.")
     keep: bool = Field(True, description="Train on this episode.")

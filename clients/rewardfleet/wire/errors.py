@@ -39,7 +39,11 @@ class Problem(BaseModel, extra="ignore"):
     title: str = Field(description="The kind as text, e.g. `Too large`.")
     status: int = Field(description="The HTTP status of this kind.")
     detail: str = Field(description="What was wrong and what is accepted.")
-    kind: ErrorKind = Field(description="The kind of the failure, for programs to branch on.")
+    kind: ErrorKind | str = Field(
+        union_mode="left_to_right",
+        description="The kind of the failure, for programs to branch on. Newer services may have "
+        "further ones.",
+    )
     retryable: bool = Field(description="Whether the same request may succeed later.")
     retry_after: float | None = Field(
         None, description="Seconds to wait before trying again; null if unknown."
@@ -108,10 +112,16 @@ class RewardFleetError(Exception):
 
     @staticmethod
     def from_problem(problem: Problem) -> "RewardFleetError":
-        """Return the failure that a response's body describes, as the class of its kind."""
-        return ERRORS[problem.kind](
-            problem.detail, retry_after=problem.retry_after, request_id=problem.request_id
-        )
+        """Return the failure that a response's body describes, as the class of its kind.
+
+        That of an unknown kind, of a newer service, is the class of its HTTP status.
+        """
+        if isinstance(problem.kind, ErrorKind):
+            error = ERRORS[problem.kind]
+        else:
+            of_status = (each for each in ERRORS.values() if each.status == problem.status)
+            error = next(of_status, InternalError)
+        return error(problem.detail, retry_after=problem.retry_after, request_id=problem.request_id)
 
 
 class InvalidRequest(RewardFleetError, kind=ErrorKind.INVALID, status=422):

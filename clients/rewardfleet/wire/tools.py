@@ -184,10 +184,11 @@ class ToolsScore(Score):
     `cost`, `lambda` and `violation` (the cost minus the budget; 0 without a run).
     """
 
-    cause: ToolsCause | ErrorKind | None = Field(
+    cause: ToolsCause | ErrorKind | str | None = Field(
         None,
+        union_mode="left_to_right",
         description="Why the score is below what the options allow, or missing. Of an error, its "
-        "kind.",
+        "kind. Newer services may have further ones.",
     )
     used_any_tool: bool = Field(False, description="Whether the answer calls a tool.")
     used_search: bool = Field(False, description="Whether it calls a search tool.")

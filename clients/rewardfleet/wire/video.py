@@ -204,8 +204,11 @@ class VideoScore(Score):
     score: FiniteFloat | None = Field(
         ge=0, le=1, description="In [0, 1], or null if there is none."
     )
-    cause: VideoCause | ErrorKind | None = Field(
-        None, description="Why the score is below 1, or missing. Of an error, its kind."
+    cause: VideoCause | ErrorKind | str | None = Field(
+        None,
+        union_mode="left_to_right",
+        description="Why the score is below 1, or missing. Of an error, its kind. Newer services "
+        "may have further ones.",
     )
     model_output: str = Field("", description="The judge's text output.")
     curve: Curve | None = Field(
