@@ -67,7 +67,7 @@ def begin(tracker: str, folder: str) -> SampleTables:
 
 def measure(tracker: str, service: str) -> int:
     """Print the milliseconds of each thread per step, as medians after the first steps."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # in use until the end
         tables = begin(tracker, folder)
         log = ClientLog([tables], service, None)
         requests, answers = scored(service)
