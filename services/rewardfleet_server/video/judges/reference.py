@@ -18,7 +18,7 @@ from .options import JudgeOptions
 from .settings import BuiltInJudge, JudgeSettings, own
 
 #: Increased when scores change, so that judgments cached before are not used any more.
-_VERSION = 3
+_VERSION = 4
 
 
 class ReferenceSettings(JudgeSettings):

@@ -13,7 +13,7 @@ Method. The last frame is compared, at 64x64 pixels, with two sets of reference 
     references, and the last frames of other tasks' successes (the right object on the wrong
     target).
 A difference is the mean of the largest 0.4 % of a difference map, because a near miss differs in
-one small region. Shifts of about 8 of 256 pixels cost nothing. A region counts less if it moved in
+one small region. Shifts of about 4 of 256 pixels cost nothing. A region counts less if it moved in
 the last eighth of the clip (that is the retreating robot, not the result), or if nothing touched it
 since the start. Two numbers give the probability: how much nearer the finished frames are than the
 others, and how much of the last frame no finished frame explains. Only the end is compared, so
@@ -29,7 +29,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import cv2
 import numpy as np
@@ -40,7 +40,16 @@ from rewardfleet.wire.video import NearestReference
 from rewardfleet_server.video.frames import Frame
 from rewardfleet_server.video.judges import Judgment
 
-from .thumbnail import SIDE, Thumbnail, change, difference, make_thumbnail, share_unlike
+from .thumbnail import (
+    SIDE,
+    Levels,
+    Thumbnails,
+    change,
+    difference,
+    join,
+    make_thumbnails,
+    share_unlike,
+)
 
 #: One difference map per reference frame, `[frames, 64, 64]`, gray levels.
 DifferenceMaps: TypeAlias = NDArray[np.float32]
@@ -49,8 +58,9 @@ _LARGEST = SIDE * SIDE // 250  # the pixels whose mean is a difference: 0.4 % of
 _HALF_WEIGHT = 10.0  # gray levels of change at which a pixel has half of its weight
 _WEIGHTS = (np.arange(256) / (np.arange(256) + _HALF_WEIGHT)).astype(np.float32)
 _MOVING_SHARE = 1 / 8  # of the clip, at its end, in which what moves is the robot
-_SIMILAR_END = 10.0  # gray levels; tasks whose ends differ by less are not compared with each other
+_SIMILAR_END = 20.0  # gray levels; tasks whose ends differ by less are not compared with each other
 _MAX_COMPARED = 300  # characters of an unknown task that are compared with the known ones
+_OF_OTHER_TASK = 3  # successes of each other task that clips are compared with
 _NO_OTHER = 100.0  # the difference to the other frames if the library has none, in gray levels
 
 # The share of the first frame that may be as in no frame of the task's references. Measured: at
@@ -62,11 +72,17 @@ _OTHER_SCENE = 0.06
 # and frames between are left out. Shares of its length.
 _UNFINISHED_UNTIL, _FINISHED_FROM = 0.6, 0.9
 
+# The frames of a success that clips are compared with. More of them were not more accurate, but
+# without the early ones some clips that end early pass.
+_FINISHED_FRAMES = 3
+_NEAR_THE_END, _EARLY_STEP = 0.7, 3  # one of three frames until this progress, then all
+_SCENE_STEP = 6  # one of so many frames shows the scene
+
 # Logistic calibration over 14 tasks of LIBERO, each rollout compared with the library without
-# itself, and validated with one task left out at a time. The intercept is 0.7 below the fitted one,
-# because rewarding a failure does more harm than missing a success. _NOISE, _FAINT: noise in gray
-# levels.
-_INTERCEPT, _PER_LOG_RATIO, _PER_LOG_UNEXPLAINED = 6.20, 2.12, -2.93
+# itself, and validated with one task left out at a time. Clips that are cut before their success
+# count as failures, with a tenth of the weight. The intercept is 0.6 below the fitted one, because
+# rewarding a failure does more harm than missing a success. _NOISE, _FAINT: noise in gray levels.
+_INTERCEPT, _PER_LOG_RATIO, _PER_LOG_UNEXPLAINED = 5.45, 3.26, -2.45
 _NOISE, _FAINT = 2.0, 5.0
 
 
@@ -76,9 +92,9 @@ class ReferenceFrame:
 
     file: str
     label: str  #: describes the frame in a judgment's text
-    thumbnail: Thumbnail
-    #: How much each pixel changed since the start of the rollout, `[64, 64]`, gray levels, uint8.
-    touched: Frame
+    thumbnail: Thumbnails
+    #: How much each pixel changed since the start of the rollout, `[1, 64, 64]`, gray levels.
+    touched: Levels
     #: In [0, 1], and 1 from the success on; None if unknown.
     progress: float | None
 
@@ -92,17 +108,17 @@ class Reference:
     success: bool  #: whether the task was done at the end
     #: Index of the first frame that shows the success, or None if unknown.
     success_frame: int | None
-    thumbnails: tuple[Thumbnail, ...]  #: frames, evenly spread, the last included
+    thumbnails: Thumbnails  #: of frames, evenly spread, the last included
     frame_count: int
 
     @property
     def last(self) -> ReferenceFrame:
         """The last frame; its progress is None."""
         label = "success" if self.success else "failure"
-        return self._frame(f"{label} of '{self.task_text}', end", self.thumbnails[-1], None)
+        return self._frame(f"{label} of '{self.task_text}', end", -1, None)
 
     def frames(self) -> list[ReferenceFrame]:
-        """Return the frames of a success whose progress is known, in order."""
+        """Return frames of a success whose progress is known: those that clips may end like."""
         step = 1 / max(1, len(self.thumbnails) - 1)
         if self.success_frame is None:
             until, done = _UNFINISHED_UNTIL, _FINISHED_FROM
@@ -110,17 +126,20 @@ class Reference:
         else:
             reached = min(1.0, self.success_frame / max(1, self.frame_count - 1))
             until, done = reached - step, min(1.0, reached + step)
-        frames = []
-        for index, thumbnail in enumerate(self.thumbnails):
-            time = 1.0 if index == len(self.thumbnails) - 1 else index * step
-            if time >= done:
-                frames.append(self._frame("success, finished", thumbnail, 1.0))
-            elif time <= until:
-                label = f"success, {time / reached:.0%} of the way"
-                frames.append(self._frame(label, thumbnail, time / reached))
-        return frames
+        times = [index * step for index in range(len(self.thumbnails) - 1)] + [1.0]
+        finished = [index for index, time in enumerate(times) if time >= done]
+        spread = np.linspace(0, len(finished) - 1, min(_FINISHED_FRAMES, len(finished)))
+        frames = [
+            self._frame(f"success, {time / reached:.0%} of the way", index, time / reached)
+            for index, time in enumerate(times)
+            if time <= until and (time >= _NEAR_THE_END * reached or index % _EARLY_STEP == 0)
+        ]
+        return frames + [
+            self._frame("success, finished", finished[round(place)], 1.0) for place in spread
+        ]
 
-    def _frame(self, label: str, thumbnail: Thumbnail, progress: float | None) -> ReferenceFrame:
+    def _frame(self, label: str, index: int, progress: float | None) -> ReferenceFrame:
+        thumbnail = self.thumbnails[index]
         touched = change(thumbnail, self.thumbnails[0])
         return ReferenceFrame(self.file, label, thumbnail, touched, progress)
 
@@ -168,7 +187,7 @@ class ReferenceMatcher:
             return Judgment(None, "The clip has no frames.", cause=VideoCause.TOO_FEW_FRAMES)
         if len(frames) == 1:  # it may be the last one, which depends on the policy
             return task.compare(frames)
-        distance = share_unlike(make_thumbnail(frames[0]), task.scene)
+        distance = share_unlike(make_thumbnails(frames[:1]), task.scene)
         components = {"scene_distance": distance}
         if distance > _OTHER_SCENE:
             return Judgment(
@@ -210,9 +229,12 @@ class _Evidence:
 class _Task:
     """The reference frames of one task, and which of them are finished."""
 
-    frames: tuple[ReferenceFrame, ...]
+    names: tuple[tuple[str, str], ...]  #: of the frames: the file, and a description
+    thumbnails: Thumbnails
+    touched: Levels
+    progress: NDArray[np.float64]  #: NaN if unknown
     finished: NDArray[np.bool_]
-    scene: tuple[Thumbnail, ...]  #: frames of the task's references from start to end
+    scene: Thumbnails  #: frames of the task's references from start to end
     successes: int
     failures: int
     other_tasks: int
@@ -223,14 +245,20 @@ class _Task:
         failures = [reference for reference in own if not reference.success]
         frames = [frame for reference in successes for frame in reference.frames()]
         finished = [frame for frame in frames if frame.progress == 1.0]
-        scene = tuple(thumbnail for reference in own for thumbnail in reference.thumbnails[::2])
-        starts = [reference.thumbnails[0] for reference in own]
-        beside = [r for r in foreign if share_unlike(r.thumbnails[0], starts) <= _OTHER_SCENE]
-        other_ends = _ends_of_other_tasks(finished, beside)
+        other_ends = _ends_of_other_tasks(own, finished, foreign)
         frames += [reference.last for reference in failures] + other_ends
-        is_finished = np.array([frame.progress == 1.0 for frame in frames])
-        counts = len(successes), len(failures), len(other_ends)
-        return cls(tuple(frames), is_finished, scene, *counts)
+        progress = np.array([frame.progress for frame in frames], np.float64)
+        return cls(
+            names=tuple((frame.file, frame.label) for frame in frames),
+            thumbnails=join(frame.thumbnail for frame in frames),
+            touched=np.concatenate([frame.touched for frame in frames]),
+            progress=progress,
+            finished=progress == 1.0,
+            scene=join(reference.thumbnails[::_SCENE_STEP] for reference in own),
+            successes=len(successes),
+            failures=len(failures),
+            other_tasks=len(other_ends),
+        )
 
     def compare(self, frames: Sequence[Frame]) -> Judgment:
         maps = self._difference_maps(frames)
@@ -248,16 +276,16 @@ class _Task:
         A pixel weighs less if the clip still moves there, or if neither rollout changed there since
         its start: objects that were not touched start at other positions in every rollout.
         """
-        last, first = make_thumbnail(clip[-1]), make_thumbnail(clip[0])
+        last, first = make_thumbnails(clip[-1:]), make_thumbnails(clip[:1])
         still = 1 - _weight(_movement(clip, last))
         touched = change(last, first)
         if len(clip) == 1:  # there is no start to compare with: any pixel may have changed
             touched[:] = 255
-        maps = []
-        for frame in self.frames:
-            weight = np.multiply(still, _weight(np.maximum(touched, frame.touched)))
-            maps.append(_smooth(difference(last, frame.thumbnail) * weight))
-        return np.stack(maps)
+        maps = np.empty(self.touched.shape, np.float32)
+        for index, levels in enumerate(difference(last, self.thumbnails)):
+            weight = _weight(cv2.max(touched[0], self.touched[index])) * still
+            cv2.blur(levels * weight, (3, 3), dst=maps[index])
+        return maps
 
     def _evidence(self, maps: DifferenceMaps, differences: NDArray[np.float32]) -> "_Evidence":
         unexplained = _max_difference(maps[self.finished].min(axis=0, keepdims=True))[0]
@@ -269,10 +297,9 @@ class _Task:
 
     def _progress(self, differences: NDArray[np.float32]) -> float:
         """Return the mean progress of the frames, where near ones weigh more."""
-        known = [i for i, frame in enumerate(self.frames) if frame.progress is not None]
-        progress = np.array([self.frames[i].progress for i in known], np.float64)
-        weight = np.exp((differences[known].min() - differences[known]) / _NOISE)
-        return float(np.average(progress, weights=weight))
+        known = ~np.isnan(self.progress)
+        nearness = np.exp((differences[known].min() - differences[known]) / _NOISE)
+        return float(np.average(self.progress[known], weights=nearness))
 
     def _nearest(self, differences: NDArray[np.float32]) -> list[NearestReference]:
         """Return the nearest finished frame and, if there is one, the nearest other frame."""
@@ -281,11 +308,9 @@ class _Task:
             candidates = np.flatnonzero(self.finished == finished)
             if len(candidates):
                 index = candidates[differences[candidates].argmin()]
-                frame, distance = self.frames[index], float(differences[index])
+                (file, label), distance = self.names[index], float(differences[index])
                 found.append(
-                    NearestReference(
-                        file=frame.file, frame=frame.label, finished=finished, distance=distance
-                    )
+                    NearestReference(file=file, frame=label, finished=finished, distance=distance)
                 )
         return found
 
@@ -301,13 +326,13 @@ class _Task:
         )
 
 
-def _movement(clip: Sequence[Frame], last: Thumbnail) -> Frame:
+def _movement(clip: Sequence[Frame], last: Thumbnails) -> Levels:
     """Return how much each pixel changed in the last eighth of a clip, `[64, 64]`, gray levels."""
     # With fewer than four frames the previous one is too old to show what still moves.
     count = max(1, round(_MOVING_SHARE * len(clip))) if len(clip) > 3 else 0
-    changes = [change(last, make_thumbnail(frame)) for frame in clip[len(clip) - 1 - count : -1]]
-    none = np.zeros((SIDE, SIDE), np.uint8)
-    return np.asarray(np.maximum.reduce([none, *changes]), np.uint8)
+    if count == 0:
+        return np.zeros((SIDE, SIDE), np.uint8)
+    return np.asarray(change(last, make_thumbnails(clip[-1 - count : -1])).max(axis=0))
 
 
 def _other_scene(distance: float) -> str:
@@ -318,23 +343,31 @@ def _other_scene(distance: float) -> str:
 
 
 def _ends_of_other_tasks(
-    finished: Sequence[ReferenceFrame], foreign: Iterable[Reference]
+    own: Iterable[Reference], finished: Iterable[ReferenceFrame], foreign: Iterable[Reference]
 ) -> list[ReferenceFrame]:
-    """Return the last frames of other tasks' successes, except of tasks that end like this one.
+    """Return last frames of other tasks' successes in this scene, except of tasks that end alike.
 
     Those are paraphrases of this task, and no evidence against it.
     """
-    ends = [(normalize_task(r.task_text), r.last) for r in foreign if r.success]
-    similar = {
-        task
-        for task, end in ends
-        if any(
-            _max_difference(_smooth(difference(end.thumbnail, own.thumbnail))[None])[0]
-            < _SIMILAR_END
-            for own in finished
-        )
-    }
-    return [end for task, end in ends if task not in similar]
+    starts = join(reference.thumbnails[0] for reference in own)
+    known = join(frame.thumbnail for frame in finished)
+    by_task: dict[str, list[Reference]] = {}
+    for reference in foreign:
+        others = by_task.setdefault(normalize_task(reference.task_text), [])
+        if reference.success and len(others) < _OF_OTHER_TASK:
+            others.append(reference)
+    ends = []
+    for others in by_task.values():
+        beside = [r for r in others if share_unlike(r.thumbnails[0], starts) <= _OTHER_SCENE]
+        if all(_distance(reference.last.thumbnail, known) >= _SIMILAR_END for reference in beside):
+            ends += [reference.last for reference in beside]
+    return ends
+
+
+def _distance(one: Thumbnails, others: Thumbnails) -> float:
+    """Return the difference to the nearest of the others, in gray levels."""
+    maps = np.asarray(difference(one, others), np.float32)
+    return float(_max_difference(maps).min())
 
 
 def normalize_task(task_text: str) -> str:
@@ -342,13 +375,9 @@ def normalize_task(task_text: str) -> str:
     return " ".join(re.findall(r"\w+", task_text.casefold()))
 
 
-def _weight(levels: Frame) -> NDArray[np.float32]:
+def _weight(levels: Levels) -> NDArray[np.float32]:
     """Return weights in [0, 1): 0 at 0 gray levels, 1/2 at `_HALF_WEIGHT`, near 1 far above."""
-    return _WEIGHTS[levels]
-
-
-def _smooth(levels: NDArray[Any]) -> NDArray[np.float32]:
-    return np.asarray(cv2.blur(np.asarray(levels, np.float32), (3, 3)))
+    return np.asarray(cv2.LUT(levels, _WEIGHTS))
 
 
 def _max_difference(maps: DifferenceMaps) -> NDArray[np.float32]:

@@ -1,59 +1,117 @@
-"""Small copies of frames, and by how much they differ where shifts of a few pixels cost nothing."""
+"""Small copies of frames, and by how much they differ where shifts of a pixel cost nothing."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from rewardfleet_server.video.frames import Frame
 
 SIDE = 64  #: pixels per side of a thumbnail; a finer one was not more accurate
-_REACH = np.ones((5, 5), np.uint8)  # pixels are compared with those up to two pixels away
+_REACH = np.ones((3, 3), np.uint8)  # pixels are compared with those up to one pixel away
+_SPREAD = np.ones((5, 5), np.uint8)  # a change counts up to two pixels away
 _UNLIKE = 16  # gray levels from which on a pixel is not as in another thumbnail
+
+Levels = NDArray[np.uint8]  #: gray levels of one or more thumbnails, `[..., 64, 64]`
 
 
 @dataclass(frozen=True)
-class Thumbnail:
-    """A frame at the size of comparison; all arrays are `[64, 64, 3]`, uint8."""
+class Thumbnails:
+    """Frames at the size of comparison.
 
-    pixels: Frame
-    darkest: Frame  #: the minimum within two pixels of each pixel
-    brightest: Frame  #: the maximum within two pixels of each pixel
+    The arrays are `[frames, 3 * 64, 64]`, uint8: the red, the green and the blue plane of a frame.
+    """
+
+    pixels: Levels
+    darkest: Levels  #: the minimum within one pixel of each pixel
+    brightest: Levels  #: the maximum within one pixel of each pixel
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: int | slice) -> "Thumbnails":
+        part = slice(index, index + 1 or None) if isinstance(index, int) else index
+        return Thumbnails(self.pixels[part], self.darkest[part], self.brightest[part])
 
 
-def make_thumbnail(frame: Frame) -> Thumbnail:
-    """Return the thumbnail of an RGB frame `[H, W, 3]`, uint8."""
-    resized = cv2.resize(frame, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
-    pixels = np.ascontiguousarray(np.asarray(resized, np.uint8))
-    return Thumbnail(
-        pixels,
-        np.asarray(cv2.erode(pixels, _REACH), np.uint8),
-        np.asarray(cv2.dilate(pixels, _REACH), np.uint8),
+def make_thumbnails(frames: Sequence[Frame]) -> Thumbnails:
+    """Return the thumbnails of RGB frames `[H, W, 3]`, uint8."""
+    size = (SIDE, SIDE)
+    resized = [cv2.resize(frame, size, interpolation=cv2.INTER_AREA) for frame in frames]
+
+    def stack(images: Iterable[NDArray[np.generic]]) -> Levels:
+        planes = [np.asarray(image, np.uint8).transpose(2, 0, 1) for image in images]
+        return np.stack(planes).reshape(len(planes), 3 * SIDE, SIDE)
+
+    return Thumbnails(
+        stack(resized),
+        stack(cv2.erode(image, _REACH) for image in resized),
+        stack(cv2.dilate(image, _REACH) for image in resized),
     )
 
 
-def difference(a: Thumbnail, b: Thumbnail) -> Frame:
-    """Return by how many gray levels each pixel is outside the other's range within reach.
+def join(parts: Iterable[Thumbnails]) -> Thumbnails:
+    """Return the thumbnails of all parts, in order."""
+    parts = list(parts)
+    return Thumbnails(
+        np.concatenate([part.pixels for part in parts]),
+        np.concatenate([part.darkest for part in parts]),
+        np.concatenate([part.brightest for part in parts]),
+    )
+
+
+def difference(one: Thumbnails, others: Thumbnails) -> Levels:
+    """Return by how many gray levels pixels are outside the other's range within reach.
 
     It is the maximum over both directions and over the colors: a burner that glows differs only in
     red.
+
+    Args:
+        one: A single thumbnail.
+        others: Those that it is compared with.
+
+    Returns:
+        `[others, 64, 64]`
     """
+    result = np.empty((len(others), SIDE, SIDE), np.uint8)
     subtract = cv2.subtract  # saturates at 0, so a pixel inside the range gives 0
-    a_outside = cv2.max(subtract(a.pixels, b.brightest), subtract(b.darkest, a.pixels))
-    b_outside = cv2.max(subtract(b.pixels, a.brightest), subtract(a.darkest, b.pixels))
-    red, green, blue = cv2.split(cv2.max(a_outside, b_outside))
-    return np.asarray(cv2.max(cv2.max(red, green), blue), np.uint8)
+    pixels, darkest, brightest = one.pixels[0], one.darkest[0], one.brightest[0]
+    for index, other in enumerate(others.pixels):
+        a_outside = cv2.max(
+            subtract(pixels, others.brightest[index]), subtract(others.darkest[index], pixels)
+        )
+        b_outside = cv2.max(subtract(other, brightest), subtract(darkest, other))
+        red, green, blue = cv2.max(a_outside, b_outside).reshape(3, SIDE, SIDE)
+        cv2.max(cv2.max(red, green), blue, dst=result[index])
+    return result
 
 
-def change(a: Thumbnail, b: Thumbnail) -> Frame:
-    """Return the maximum difference within two pixels of each pixel."""
-    return np.asarray(cv2.dilate(difference(a, b), _REACH), np.uint8)
+def change(one: Thumbnails, others: Thumbnails) -> Levels:
+    """Return the maximum difference within two pixels of each pixel, `[others, 64, 64]`.
+
+    Here, shifts of two pixels cost nothing: a change is the place where something has moved.
+    """
+    levels = difference(_widened(one), _widened(others))
+    return np.stack([np.asarray(cv2.dilate(each, _SPREAD), np.uint8) for each in levels])
 
 
-def share_unlike(a: Thumbnail, others: Iterable[Thumbnail]) -> float:
+def _widened(thumbnails: Thumbnails) -> Thumbnails:
+    """Return thumbnails with the ranges within two pixels of each pixel."""
+
+    def each_plane(operation: Callable[..., Any], planes: Levels) -> Levels:
+        done = [operation(plane, _REACH) for plane in planes.reshape(-1, SIDE, SIDE)]
+        return np.asarray(done, np.uint8).reshape(planes.shape)
+
+    return Thumbnails(
+        thumbnails.pixels,
+        each_plane(cv2.erode, thumbnails.darkest),
+        each_plane(cv2.dilate, thumbnails.brightest),
+    )
+
+
+def share_unlike(one: Thumbnails, others: Thumbnails) -> float:
     """Return the share of pixels that are as in none of the others."""
-    nearest = np.full((SIDE, SIDE), 255, np.uint8)
-    for other in others:
-        cv2.min(nearest, difference(a, other), dst=nearest)
-    return float(np.mean(nearest >= _UNLIKE))
+    return float(np.mean(difference(one, others).min(axis=0) >= _UNLIKE))
