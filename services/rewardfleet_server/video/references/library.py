@@ -24,7 +24,7 @@ from rewardfleet_server.video.containers import check_container
 from rewardfleet_server.video.frames import decode_video
 
 from .matcher import Library, Reference, normalize_task
-from .thumbnail import make_thumbnails
+from .thumbnail import shrink
 
 #: The library in the package: rollouts of 14 LIBERO tasks, see its NOTICE.md.
 SHIPPED = Path(__file__).parent / "libero"
@@ -190,7 +190,7 @@ def _reference(folder: Path, entry: ManifestEntry) -> Reference:
         raise ValueError(f"{entry.file}: {error.detail}") from None
     if entry.success_frame is not None and entry.success_frame >= clip.total:
         raise ValueError(f"{entry.file}: success_frame is past its {clip.total} frames")
-    thumbnails = make_thumbnails(clip.frames)
+    pixels = shrink(clip.frames)
     return Reference(
-        entry.file, entry.task_text, entry.success, entry.success_frame, thumbnails, clip.total
+        entry.file, entry.task_text, entry.success, entry.success_frame, pixels, clip.total
     )

@@ -46,7 +46,6 @@ from .thumbnail import (
     Thumbnails,
     change,
     difference,
-    join,
     make_thumbnails,
     share_unlike,
 )
@@ -92,7 +91,7 @@ class ReferenceFrame:
 
     file: str
     label: str  #: describes the frame in a judgment's text
-    thumbnail: Thumbnails
+    pixels: Levels  #: `[1, 3 * 64, 64]`, see `shrink`
     #: How much each pixel changed since the start of the rollout, `[1, 64, 64]`, gray levels.
     touched: Levels
     #: In [0, 1], and 1 from the success on; None if unknown.
@@ -108,7 +107,9 @@ class Reference:
     success: bool  #: whether the task was done at the end
     #: Index of the first frame that shows the success, or None if unknown.
     success_frame: int | None
-    thumbnails: Thumbnails  #: of frames, evenly spread, the last included
+    #: Of frames, evenly spread, the last included; see `shrink`. Their thumbnails would take three
+    #: times the memory.
+    pixels: Levels
     frame_count: int
 
     @property
@@ -119,14 +120,14 @@ class Reference:
 
     def frames(self) -> list[ReferenceFrame]:
         """Return frames of a success whose progress is known: those that clips may end like."""
-        step = 1 / max(1, len(self.thumbnails) - 1)
+        step = 1 / max(1, len(self.pixels) - 1)
         if self.success_frame is None:
             until, done = _UNFINISHED_UNTIL, _FINISHED_FROM
             reached = _FINISHED_FROM
         else:
             reached = min(1.0, self.success_frame / max(1, self.frame_count - 1))
             until, done = reached - step, min(1.0, reached + step)
-        times = [index * step for index in range(len(self.thumbnails) - 1)] + [1.0]
+        times = [index * step for index in range(len(self.pixels) - 1)] + [1.0]
         finished = [index for index, time in enumerate(times) if time >= done]
         spread = np.linspace(0, len(finished) - 1, min(_FINISHED_FRAMES, len(finished)))
         frames = [
@@ -139,9 +140,9 @@ class Reference:
         ]
 
     def _frame(self, label: str, index: int, progress: float | None) -> ReferenceFrame:
-        thumbnail = self.thumbnails[index]
-        touched = change(thumbnail, self.thumbnails[0])
-        return ReferenceFrame(self.file, label, thumbnail, touched, progress)
+        pixels = self.pixels[[index]]
+        touched = change(Thumbnails.of(pixels), Thumbnails.of(self.pixels[:1]))
+        return ReferenceFrame(self.file, label, pixels, touched, progress)
 
 
 @dataclass(frozen=True)
@@ -250,11 +251,11 @@ class _Task:
         progress = np.array([frame.progress for frame in frames], np.float64)
         return cls(
             names=tuple((frame.file, frame.label) for frame in frames),
-            thumbnails=join(frame.thumbnail for frame in frames),
+            thumbnails=_thumbnails(frame.pixels for frame in frames),
             touched=np.concatenate([frame.touched for frame in frames]),
             progress=progress,
             finished=progress == 1.0,
-            scene=join(reference.thumbnails[::_SCENE_STEP] for reference in own),
+            scene=_thumbnails(reference.pixels[::_SCENE_STEP] for reference in own),
             successes=len(successes),
             failures=len(failures),
             other_tasks=len(other_ends),
@@ -349,8 +350,8 @@ def _ends_of_other_tasks(
 
     Those are paraphrases of this task, and no evidence against it.
     """
-    starts = join(reference.thumbnails[0] for reference in own)
-    known = join(frame.thumbnail for frame in finished)
+    starts = _thumbnails(reference.pixels[:1] for reference in own)
+    known = _thumbnails(frame.pixels for frame in finished)
     by_task: dict[str, list[Reference]] = {}
     for reference in foreign:
         others = by_task.setdefault(normalize_task(reference.task_text), [])
@@ -358,10 +359,19 @@ def _ends_of_other_tasks(
             others.append(reference)
     ends = []
     for others in by_task.values():
-        beside = [r for r in others if share_unlike(r.thumbnails[0], starts) <= _OTHER_SCENE]
-        if all(_distance(reference.last.thumbnail, known) >= _SIMILAR_END for reference in beside):
+        beside = [
+            r for r in others if share_unlike(Thumbnails.of(r.pixels[:1]), starts) <= _OTHER_SCENE
+        ]
+        if all(
+            _distance(Thumbnails.of(reference.last.pixels), known) >= _SIMILAR_END
+            for reference in beside
+        ):
             ends += [reference.last for reference in beside]
     return ends
+
+
+def _thumbnails(parts: Iterable[Levels]) -> Thumbnails:
+    return Thumbnails.of(np.concatenate(list(parts)))
 
 
 def _distance(one: Thumbnails, others: Thumbnails) -> float:

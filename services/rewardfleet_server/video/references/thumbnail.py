@@ -1,6 +1,6 @@
 """Small copies of frames, and by how much they differ where shifts of a pixel cost nothing."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,47 +20,42 @@ Levels = NDArray[np.uint8]  #: gray levels of one or more thumbnails, `[..., 64,
 
 @dataclass(frozen=True)
 class Thumbnails:
-    """Frames at the size of comparison.
-
-    The arrays are `[frames, 3 * 64, 64]`, uint8: the red, the green and the blue plane of a frame.
-    """
+    """Frames at the size of comparison; the arrays are as `shrink` returns them."""
 
     pixels: Levels
-    darkest: Levels  #: the minimum within one pixel of each pixel
-    brightest: Levels  #: the maximum within one pixel of each pixel
+    darkest: Levels  #: the minimum within reach of each pixel
+    brightest: Levels  #: the maximum within reach of each pixel
 
-    def __len__(self) -> int:
-        return len(self.pixels)
+    @classmethod
+    def of(cls, pixels: Levels) -> "Thumbnails":
+        return cls(pixels, _each_plane(cv2.erode, pixels), _each_plane(cv2.dilate, pixels))
 
-    def __getitem__(self, index: int | slice) -> "Thumbnails":
-        part = slice(index, index + 1 or None) if isinstance(index, int) else index
-        return Thumbnails(self.pixels[part], self.darkest[part], self.brightest[part])
+    def widened(self) -> "Thumbnails":
+        """Return these with ranges that reach one pixel farther."""
+        darkest = _each_plane(cv2.erode, self.darkest)
+        return Thumbnails(self.pixels, darkest, _each_plane(cv2.dilate, self.brightest))
+
+
+def shrink(frames: Sequence[Frame]) -> Levels:
+    """Return small copies of RGB frames `[H, W, 3]`, uint8.
+
+    Returns:
+        `[frames, 3 * 64, 64]`: the red, the green and the blue plane of each.
+    """
+    size = (SIDE, SIDE)
+    small = [cv2.resize(frame, size, interpolation=cv2.INTER_AREA) for frame in frames]
+    planes = [np.asarray(image, np.uint8).transpose(2, 0, 1) for image in small]
+    return np.stack(planes).reshape(len(planes), 3 * SIDE, SIDE)
 
 
 def make_thumbnails(frames: Sequence[Frame]) -> Thumbnails:
     """Return the thumbnails of RGB frames `[H, W, 3]`, uint8."""
-    size = (SIDE, SIDE)
-    resized = [cv2.resize(frame, size, interpolation=cv2.INTER_AREA) for frame in frames]
-
-    def stack(images: Iterable[NDArray[np.generic]]) -> Levels:
-        planes = [np.asarray(image, np.uint8).transpose(2, 0, 1) for image in images]
-        return np.stack(planes).reshape(len(planes), 3 * SIDE, SIDE)
-
-    return Thumbnails(
-        stack(resized),
-        stack(cv2.erode(image, _REACH) for image in resized),
-        stack(cv2.dilate(image, _REACH) for image in resized),
-    )
+    return Thumbnails.of(shrink(frames))
 
 
-def join(parts: Iterable[Thumbnails]) -> Thumbnails:
-    """Return the thumbnails of all parts, in order."""
-    parts = list(parts)
-    return Thumbnails(
-        np.concatenate([part.pixels for part in parts]),
-        np.concatenate([part.darkest for part in parts]),
-        np.concatenate([part.brightest for part in parts]),
-    )
+def _each_plane(operation: Callable[..., Any], pixels: Levels) -> Levels:
+    planes = [operation(plane, _REACH) for plane in pixels.reshape(-1, SIDE, SIDE)]
+    return np.asarray(planes, np.uint8).reshape(pixels.shape)
 
 
 def difference(one: Thumbnails, others: Thumbnails) -> Levels:
@@ -76,7 +71,7 @@ def difference(one: Thumbnails, others: Thumbnails) -> Levels:
     Returns:
         `[others, 64, 64]`
     """
-    result = np.empty((len(others), SIDE, SIDE), np.uint8)
+    result = np.empty((len(others.pixels), SIDE, SIDE), np.uint8)
     subtract = cv2.subtract  # saturates at 0, so a pixel inside the range gives 0
     pixels, darkest, brightest = one.pixels[0], one.darkest[0], one.brightest[0]
     for index, other in enumerate(others.pixels):
@@ -94,22 +89,8 @@ def change(one: Thumbnails, others: Thumbnails) -> Levels:
 
     Here, shifts of two pixels cost nothing: a change is the place where something has moved.
     """
-    levels = difference(_widened(one), _widened(others))
+    levels = difference(one.widened(), others.widened())
     return np.stack([np.asarray(cv2.dilate(each, _SPREAD), np.uint8) for each in levels])
-
-
-def _widened(thumbnails: Thumbnails) -> Thumbnails:
-    """Return thumbnails with the ranges within two pixels of each pixel."""
-
-    def each_plane(operation: Callable[..., Any], planes: Levels) -> Levels:
-        done = [operation(plane, _REACH) for plane in planes.reshape(-1, SIDE, SIDE)]
-        return np.asarray(done, np.uint8).reshape(planes.shape)
-
-    return Thumbnails(
-        thumbnails.pixels,
-        each_plane(cv2.erode, thumbnails.darkest),
-        each_plane(cv2.dilate, thumbnails.brightest),
-    )
 
 
 def share_unlike(one: Thumbnails, others: Thumbnails) -> float:
