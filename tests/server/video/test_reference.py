@@ -69,7 +69,7 @@ def test_the_tasks_of_a_library_are_listed_and_an_unknown_one_has_a_neighbor(mat
     assert main(["references", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 14
-    assert any(re.fullmatch(r"put the bowl on the stove +6 +1", line) for line in lines)
+    assert any(re.fullmatch(r"put the bowl on the stove +15 +8", line) for line in lines)
     assert main(["references", "list", str(DATA)]) == 2
     assert f"library {DATA}: not a library" in capsys.readouterr().err
     judgment = matcher.compare("Put a bowl on that stove!", [])
@@ -130,7 +130,7 @@ def test_a_success_of_another_task_in_the_same_scene_is_a_failure(client):
 def test_near_misses_are_failures(results):
     scores = [r["score"] for r, each in zip(results, ROLLOUTS, strict=True) if each["near_miss"]]
     assert len(scores) == 14
-    assert sum(score >= 0.5 for score in scores) <= 1
+    assert sum(score >= 0.5 for score in scores) == 0
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_the_first_frame_alone_decides_whether_the_scene_is_known(matcher, view:
     other = [OTHER_VIEWS[view](frame) for frame in frames]
     judgment = matcher.compare(task, [other[0], *frames[1:]])
     assert (judgment.score, judgment.cause) == (None, "unknown_scene")
-    assert judgment.components["scene_distance"] > 0.06
+    assert judgment.components["scene_distance"] > 0.09
     known = matcher.compare(task, [frames[0], *other[1:]])
     assert known.score is not None and known.components["scene_distance"] < 0.01
 
