@@ -62,9 +62,9 @@ _MAX_COMPARED = 300  # characters of an unknown task that are compared with the 
 _OF_OTHER_TASK = 3  # successes of each other task that clips are compared with
 _NO_OTHER = 100.0  # the difference to the other frames if the library has none, in gray levels
 
-# The share of the first frame that may be as in no frame of the task's references. Measured with two
-# references: at most 0.08 with their camera and scene, wherever objects and robot are, and at least
-# 0.13 with others, or mirrored.
+# The share of the first frame that may be as in no frame of the task's references. Measured with
+# two references: at most 0.08 with their camera and scene, wherever objects and robot are, and at
+# least 0.13 with others, or mirrored.
 _OTHER_SCENE = 0.09
 
 # The progress of a reference without `success_frame`: its end is finished, its first part is not,
