@@ -1,13 +1,12 @@
 """The judge `reference`; see `rewardfleet_server.video.references.matcher`."""
 
-import os
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from pydantic import DirectoryPath, JsonValue
 
-from rewardfleet_server.system.threads import run_in_thread
+from rewardfleet_server.system.threads import run_in_thread, usable_cores
 from rewardfleet_server.video.frames import Clip
 from rewardfleet_server.video.references.library import SHIPPED, load_library
 from rewardfleet_server.video.references.matcher import Library, ReferenceMatcher
@@ -53,7 +52,7 @@ class ReferenceJudge:
 
     def __init__(self, library: Library) -> None:
         self._matcher = ReferenceMatcher(library)
-        self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compare")
+        self._threads = ThreadPoolExecutor(usable_cores(), thread_name_prefix="compare")
         self._provenance: dict[str, JsonValue] = {
             "judge": f"reference v{_VERSION}",
             "library": library.fingerprint,
