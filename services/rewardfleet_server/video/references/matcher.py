@@ -41,6 +41,7 @@ from rewardfleet_server.video.frames import Frame
 from rewardfleet_server.video.judges import Judgment
 
 from .thumbnail import (
+    BLOCK,
     SIDE,
     Levels,
     Thumbnails,
@@ -282,10 +283,16 @@ class _Task:
         touched = change(last, first)
         if len(clip) == 1:  # there is no start to compare with: any pixel may have changed
             touched[:] = 255
-        maps = np.empty(self.touched.shape, np.float32)
-        for index, levels in enumerate(difference(last, self.thumbnails)):
-            weight = _weight(cv2.max(touched[0], self.touched[index])) * still
-            cv2.blur(levels * weight, (3, 3), dst=maps[index])
+        levels = difference(last, self.thumbnails)
+        maps = np.empty(levels.shape, np.float32)
+        for start in range(0, len(maps), BLOCK):
+            block = slice(start, start + BLOCK)
+            changed = np.maximum(touched, self.touched[block])
+            weighted = _weight(changed.reshape(-1, SIDE)).reshape(changed.shape)
+            weighted *= still
+            weighted *= levels[block]
+            for each, blurred in zip(weighted, maps[block], strict=True):
+                cv2.blur(each, (3, 3), dst=blurred)
         return maps
 
     def _evidence(self, maps: DifferenceMaps, differences: NDArray[np.float32]) -> "_Evidence":

@@ -15,6 +15,10 @@ _REACH = np.ones((3, 3), np.uint8)  # pixels are compared with those up to one p
 _SPREAD = np.ones((5, 5), np.uint8)  # a change counts up to two pixels away
 _UNLIKE = 16  # gray levels from which on a pixel is not as in another thumbnail
 
+#: Thumbnails that are compared in one step. Each step gives the interpreter away, and waits for it
+#: while other clips are compared; in fewer steps, these would not stay in the processor's cache.
+BLOCK = 16
+
 Levels = NDArray[np.uint8]  #: gray levels of one or more thumbnails, `[..., 64, 64]`
 
 
@@ -71,16 +75,20 @@ def difference(one: Thumbnails, others: Thumbnails) -> Levels:
     Returns:
         `[others, 64, 64]`
     """
-    result = np.empty((len(others.pixels), SIDE, SIDE), np.uint8)
     subtract = cv2.subtract  # saturates at 0, so a pixel inside the range gives 0
-    pixels, darkest, brightest = one.pixels[0], one.darkest[0], one.brightest[0]
-    for index, other in enumerate(others.pixels):
-        a_outside = cv2.max(
-            subtract(pixels, others.brightest[index]), subtract(others.darkest[index], pixels)
+    result = np.empty((len(others.pixels), SIDE, SIDE), np.uint8)
+    tiled = [np.tile(each[0], (BLOCK, 1)) for each in (one.pixels, one.darkest, one.brightest)]
+    for start in range(0, len(result), BLOCK):
+        block = slice(start, start + BLOCK)
+        others_pixels, others_darkest, others_brightest = (
+            each[block].reshape(-1, SIDE)
+            for each in (others.pixels, others.darkest, others.brightest)
         )
-        b_outside = cv2.max(subtract(other, brightest), subtract(darkest, other))
-        red, green, blue = cv2.max(a_outside, b_outside).reshape(3, SIDE, SIDE)
-        cv2.max(cv2.max(red, green), blue, dst=result[index])
+        pixels, darkest, brightest = (each[: len(others_pixels)] for each in tiled)
+        a_outside = cv2.max(subtract(pixels, others_brightest), subtract(others_darkest, pixels))
+        b_outside = cv2.max(subtract(others_pixels, brightest), subtract(darkest, others_pixels))
+        colors = np.asarray(cv2.max(a_outside, b_outside)).reshape(-1, 3, SIDE, SIDE)
+        np.max(colors, axis=1, out=result[block])
     return result
 
 
