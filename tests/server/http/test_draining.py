@@ -55,7 +55,7 @@ async def ask(url: str) -> str:
     """Send one request on a connection of its own; return its status, or how it failed.
 
     A server that ends waits for at most a second for the request of a connection, so one that is
-    reset later than that says that the machine is busy, and nothing about the server.
+    reset or closed later than that says that the machine is busy, and nothing about the server.
     """
     address, began = urlsplit(url), time.monotonic()
     try:
@@ -65,11 +65,14 @@ async def ask(url: str) -> str:
     try:
         writer.write(REQUEST)
         start = await reader.readline()
-        return start.split()[1].decode() if start else "closed"
+        if start:
+            return start.split()[1].decode()
+        outcome = "closed"
     except ConnectionResetError:
-        return "reset" if time.monotonic() < began + 1 else "late"
+        outcome = "reset"
     finally:
         writer.close()
+    return outcome if time.monotonic() < began + 1 else "late"
 
 
 async def test_no_connection_is_reset_that_was_accepted(server: Ended):
