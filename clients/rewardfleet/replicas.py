@@ -161,7 +161,8 @@ class Replicas:
             trust_env=False,
         )
         # The size of a compressed response is not known before it is in memory.
-        headers = {"accept": "*/*", **headers, "accept-encoding": "identity"}
+        own = {"user-agent": f"python-httpx/{httpx.__version__}", "accept-encoding": "identity"}
+        headers = {**headers, **own}
         self._replicas = [Replica(url, connect(), headers, max_concurrency) for url in urls]
         self._waiting: deque[_Waiter] = deque()
         self._alarm: asyncio.TimerHandle | None = None

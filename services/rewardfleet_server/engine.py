@@ -32,8 +32,8 @@ from rewardfleet.wire.errors import (
 from rewardfleet.wire.score import Score, Status, Timing, abstained
 
 from .admission import Admission
-from .audits import Audits
 from .cache import Cache
+from .cache.audits import Audits
 from .cache.scores import CachedScores
 from .cache.single_flight import SingleFlight
 from .observe.score_log import BatchHeader, ServiceLog

@@ -160,6 +160,9 @@ async def test_failures_are_typed_and_carry_the_message_of_the_service(
             await fleet.video.reward(TASK, frames)
     async with fleet_of(locked, api_key="right") as fleet:
         assert (await fleet.video.score(TASK, frames)).score == 1
+    in_url = str(locked.base_url).replace("://", "://any:right@")
+    async with RewardFleet(video=in_url) as fleet:
+        assert (await fleet.video.score(TASK, frames)).score == 1
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
-"""Threads of services."""
+"""Threads of services, and the cores that they may use."""
 
+import os
 import subprocess
 import sys
 
@@ -28,3 +29,16 @@ def test_threads_compute_at_a_low_priority_also_in_a_service_with_a_lower_one():
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["0", "0", "0"]
+
+
+def test_only_the_cores_of_the_process_count():
+    """Also with the options of the code service, whose workers are as many."""
+    program = (
+        "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\n"
+        "from rewardfleet_server.code.settings import CodeSettings\n"
+        "print(CodeSettings().workers)"
+    )
+    core = min(os.sched_getaffinity(0))
+    command = [sys.executable, "-c", program, str(core)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "1\n"

@@ -213,7 +213,7 @@ def test_an_audit_runs_cached_programs_again_and_counts_disagreements(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(http_app, "_AUDIT_RATE", 1)
-    monkeypatch.setattr("rewardfleet_server.audits._AUDIT_SHARE", 1e9)
+    monkeypatch.setattr("rewardfleet_server.cache.audits._AUDIT_SHARE", 1e9)
     sandbox = FakeSandbox()
     with served_code(sandbox=sandbox, cache_mb=16) as service:
 

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from rewardfleet.wire.score import Score
+from rewardfleet_server.observe.telemetry import Telemetry
+from rewardfleet_server.observe.tracing import SAMPLE
+from rewardfleet_server.scorer import CachePolicy
 
-from .cache.scores import CachedScores
-from .observe.telemetry import Telemetry
-from .observe.tracing import SAMPLE
-from .scorer import CachePolicy
+from .scores import CachedScores
 
 log = logging.getLogger(__name__)
 
