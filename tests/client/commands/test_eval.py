@@ -166,7 +166,9 @@ class _Page(HTMLParser):
 def test_the_page_runs_and_loads_nothing_whatever_judge_and_labels_say(
     evaluate, clips, judge, tmp_path
 ):
-    attack = "<script>alert(1)</script><img src=x onerror='x'>\"'&{{7*7}} $\\frac \u202e\U0001f916"
+    attack = (
+        "<script>alert(1)</script><img src=x onerror='x'>\"'&{{7777*7777}} $\\frac \u202e\U0001f916"
+    )
     judge.words = attack
     for each in clips:
         each["task_text"] = attack + each["task_text"]
@@ -189,7 +191,7 @@ def test_the_page_runs_and_loads_nothing_whatever_judge_and_labels_say(
         assert not [name for name in attributes if name.startswith("on")], (tag, attributes)
         for name in ("src", "href", "xlink:href"):
             assert attributes.get(name, "data:").startswith(("data:image/jpeg", "data:", "#"))
-    assert attack in page.text and odd.name in page.text and "49" not in page.text
+    assert attack in page.text and odd.name in page.text and "60481729" not in page.text
     [policy] = [a["content"] for tag, a in page.tags if "http-equiv" in a]
     assert "default-src 'none'" in policy and "script" not in policy
     assert text.index("What cannot be concluded") < text.index("<h1>")
