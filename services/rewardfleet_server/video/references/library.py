@@ -5,6 +5,7 @@ import os
 import re
 import threading
 from collections import Counter
+from functools import cache, partial
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Self
 
@@ -23,7 +24,7 @@ from rewardfleet.wire.validation import format_validation_error
 from rewardfleet_server.video.containers import check_container
 from rewardfleet_server.video.frames import decode_video
 
-from .matcher import Library, Reference, normalize_task
+from .matcher import DecodedReference, Library, Reference, normalize_task
 from .thumbnail import shrink
 
 #: The library in the package: rollouts of 14 LIBERO tasks, see its NOTICE.md.
@@ -74,7 +75,7 @@ class ManifestEntry(BaseModel):
 
 
 def load_library(folder: Path) -> Library:
-    """Read a library.
+    """Read a library. The files of the one in the package are decoded when they are needed.
 
     Raises:
         ValueError: Its manifest or one of its files is missing, damaged or changed.
@@ -88,6 +89,8 @@ def load_library(folder: Path) -> Library:
         hashed = entry.model_copy(update={"sha256": sha256})
         digest.update(hashed.model_dump_json().encode())
         references.append(_reference(folder, entry))
+        if folder != SHIPPED:
+            references[-1].decode()  # raises an error if it is damaged
     return Library(tuple(references), digest.hexdigest())
 
 
@@ -130,7 +133,7 @@ def add_reference(
     for _, other in existing:
         if other.sha256 == sha256:
             raise ValueError(f"{clip.name} is already in the library, as {other.file}")
-    _reference(clip.parent, entry.model_copy(update={"file": clip.name}))
+    _decode(clip.parent, entry.model_copy(update={"file": clip.name}))
     folder.mkdir(parents=True, exist_ok=True)
     # The file is complete before the manifest names it, so a crash leaves a valid library.
     part = folder / f".{name}.part"
@@ -179,6 +182,16 @@ def _sha256(path: Path) -> str:
 
 
 def _reference(folder: Path, entry: ManifestEntry) -> Reference:
+    return Reference(
+        entry.file,
+        entry.task_text,
+        entry.success,
+        entry.success_frame,
+        cache(partial(_decode, folder, entry)),
+    )
+
+
+def _decode(folder: Path, entry: ManifestEntry) -> DecodedReference:
     path = folder / entry.file
     try:
         with path.open("rb") as file:
@@ -190,7 +203,4 @@ def _reference(folder: Path, entry: ManifestEntry) -> Reference:
         raise ValueError(f"{entry.file}: {error.detail}") from None
     if entry.success_frame is not None and entry.success_frame >= clip.total:
         raise ValueError(f"{entry.file}: success_frame is past its {clip.total} frames")
-    pixels = shrink(clip.frames)
-    return Reference(
-        entry.file, entry.task_text, entry.success, entry.success_frame, pixels, clip.total
-    )
+    return DecodedReference(shrink(clip.frames), clip.total)

@@ -27,9 +27,10 @@ sight, and if a clip stops in motion just before the success.
 import difflib
 import math
 import re
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import cv2
 import numpy as np
@@ -99,19 +100,30 @@ class ReferenceFrame:
     progress: float | None
 
 
+class DecodedReference(NamedTuple):
+    """The frames of a reference."""
+
+    #: Of frames, evenly spread, the last included; see `shrink`. Their thumbnails would take three
+    #: times the memory.
+    pixels: Levels
+    frame_count: int  #: how many frames the rollout has
+
+
 @dataclass(frozen=True)
 class Reference:
-    """A labeled rollout of a library."""
+    """A labeled rollout of a library. Its frames are decoded when they are first needed."""
 
     file: str  #: its name in the library
     task_text: str
     success: bool  #: whether the task was done at the end
     #: Index of the first frame that shows the success, or None if unknown.
     success_frame: int | None
-    #: Of frames, evenly spread, the last included; see `shrink`. Their thumbnails would take three
-    #: times the memory.
-    pixels: Levels
-    frame_count: int
+    decode: Callable[[], DecodedReference]  #: decodes its frames, once
+
+    @property
+    def pixels(self) -> Levels:
+        """The pixels of its frames; see `DecodedReference`."""
+        return self.decode().pixels
 
     @property
     def last(self) -> ReferenceFrame:
@@ -126,7 +138,7 @@ class Reference:
             until, done = _UNFINISHED_UNTIL, _FINISHED_FROM
             reached = _FINISHED_FROM
         else:
-            reached = min(1.0, self.success_frame / max(1, self.frame_count - 1))
+            reached = min(1.0, self.success_frame / max(1, self.decode().frame_count - 1))
             until, done = reached - step, min(1.0, reached + step)
         times = [index * step for index in range(len(self.pixels) - 1)] + [1.0]
         finished = [index for index, time in enumerate(times) if time >= done]
@@ -155,19 +167,16 @@ class Library:
 
 
 class ReferenceMatcher:
-    """Compares clips with the references of a library. It has no state; threads may share it."""
+    """Compares clips with the references of a library. Threads may share it.
+
+    What it compares with is prepared when a task is first asked for: most services judge few tasks.
+    """
 
     def __init__(self, library: Library) -> None:
-        by_task: dict[str, list[Reference]] = {}
-        for reference in library.references:
-            by_task.setdefault(normalize_task(reference.task_text), []).append(reference)
-        self._tasks = {
-            task: _Task.of(
-                own, [r for r in library.references if normalize_task(r.task_text) != task]
-            )
-            for task, own in by_task.items()
-            if any(reference.success for reference in own)
-        }
+        self._references = library.references
+        tasks = {normalize_task(each.task_text) for each in library.references if each.success}
+        self._locks = {words: threading.Lock() for words in sorted(tasks)}
+        self._tasks: dict[str, _Task] = {}  #: those that are prepared
 
     def compare(self, task_text: str, frames: Sequence[Frame]) -> Judgment:
         """Compare the frames of a clip with the references of its task.
@@ -182,11 +191,12 @@ class ReferenceMatcher:
             frame of the task's references. It abstains if that is large, whatever follows; if the
             library has no successful reference of the task; and if there are no frames.
         """
-        task = self._tasks.get(normalize_task(task_text))
-        if task is None:
+        words = normalize_task(task_text)
+        if words not in self._locks:
             return Judgment(None, self._unknown(task_text), cause=VideoCause.NO_REFERENCE)
         if len(frames) == 0:
             return Judgment(None, "The clip has no frames.", cause=VideoCause.TOO_FEW_FRAMES)
+        task = self._task(words)
         if len(frames) == 1:  # it may be the last one, which depends on the policy
             return task.compare(frames)
         distance = share_unlike(make_thumbnails(frames[:1]), task.scene)
@@ -198,10 +208,18 @@ class ReferenceMatcher:
         judgment = task.compare(frames)
         return replace(judgment, components={**judgment.components, **components})
 
+    def _task(self, words: str) -> "_Task":
+        """Return the reference frames of a task that has a success."""
+        if words not in self._tasks:
+            with self._locks[words]:
+                if words not in self._tasks:
+                    self._tasks[words] = _Task.of(words, self._references)
+        return self._tasks[words]
+
     def _unknown(self, task_text: str) -> str:
         """Return that a task is unknown, and the known one that is nearest."""
         words = normalize_task(task_text[:_MAX_COMPARED])
-        near = difflib.get_close_matches(words, self._tasks, 1, cutoff=0)[0] if self._tasks else ""
+        near = difflib.get_close_matches(words, self._locks, 1, cutoff=0)[0] if self._locks else ""
         return f"No successful reference of the task '{task_text}'." + (
             f" The nearest known task is '{near}'." if near else ""
         )
@@ -242,7 +260,9 @@ class _Task:
     other_tasks: int
 
     @classmethod
-    def of(cls, own: list[Reference], foreign: list[Reference]) -> "_Task":
+    def of(cls, words: str, references: Sequence[Reference]) -> "_Task":
+        own = [each for each in references if normalize_task(each.task_text) == words]
+        foreign = [each for each in references if normalize_task(each.task_text) != words]
         successes = [reference for reference in own if reference.success]
         failures = [reference for reference in own if not reference.success]
         frames = [frame for reference in successes for frame in reference.frames()]
