@@ -3,6 +3,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from rewardfleet_server.system.cgroups import cpu_quotas
+
+from ..cgroups import cpu_group
 
 PROGRAM = """
 import os
@@ -42,3 +49,52 @@ def test_only_the_cores_of_the_process_count():
     command = [sys.executable, "-c", program, str(core)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "1\n"
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(1.5, 1), (0.2, 1), (4096.0, None)])
+def test_only_the_cores_within_the_cpu_quota_count(quota: float, cores: int | None):
+    """As in a container with a CPU limit. A quota beyond the machine changes nothing."""
+    program = "from rewardfleet_server.code.settings import CodeSettings as S; print(S().workers)"
+    with cpu_group(quota) as group:
+        command = [*group.command, sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) == (cores or len(os.sched_getaffinity(0)))
+
+
+V1 = "34 31 0:31 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
+
+
+@pytest.mark.parametrize(
+    ("group", "mount", "files", "quotas"),
+    [
+        ("0::/\n", V2, {"cpu.max": "250000 100000\n"}, [2.5]),
+        ("0::/\n", V2, {"cpu.max": "max 100000\n"}, []),
+        ("0::/\n", V2, {}, []),
+        (
+            "0::/pod/app\n",
+            V2,
+            {"pod/app/cpu.max": "max 100000\n", "pod/cpu.max": "50000 100000\n"},
+            [0.5],
+        ),
+        (
+            "4:cpu,cpuacct:/docker\n",
+            V1,
+            {
+                "cpu/docker/cpu.cfs_quota_us": "300000\n",
+                "cpu/docker/cpu.cfs_period_us": "100000\n",
+                "cpu/cpu.cfs_quota_us": "-1\n",
+                "cpu/cpu.cfs_period_us": "100000\n",
+            },
+            [3.0],
+        ),
+    ],
+)
+def test_cpu_quotas_are_those_of_the_cgroups_of_both_versions(
+    tmp_path: Path, group: str, mount: str, files: dict[str, str], quotas: list[float]
+):
+    found = {"proc/self/cgroup": group, "proc/self/mountinfo": mount}
+    for name, content in {**found, **{f"sys/fs/cgroup/{k}": v for k, v in files.items()}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert list(cpu_quotas(tmp_path)) == quotas

@@ -6,9 +6,10 @@ they never take more than there is, whatever they do, and the kernel need not en
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from rewardfleet_server.code.sandboxes import MAX_REPORT_BYTES, RunLimits
+from rewardfleet_server.system.cgroups import cgroups
 
 from .guest.descriptors import TESTS_MEMORY
 
@@ -200,32 +201,12 @@ def _machine_bytes(root: Path) -> int:
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
     """Return the limits of this process's cgroups, and of those that they are in."""
-    for folder in _cgroups(root):
+    for folder in cgroups("memory", root):
         for name in _LIMIT_FILES:
             try:
                 yield int((folder / name).read_text())
             except (OSError, ValueError):  # there is none, or it is `max`
                 continue
-
-
-def _cgroups(root: Path) -> Iterator[Path]:
-    try:
-        own = [line.split(":", 2) for line in _lines(root / "proc/self/cgroup")]
-        mounts = [line.split() for line in _lines(root / "proc/self/mountinfo")]
-    except OSError:
-        return
-    for _, names, path in own:
-        controllers = names.split(",")  # in version 2 there is one cgroup, without names
-        for mount in mounts:
-            kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
-            is_v1 = kind == "cgroup" and "memory" in controllers and "memory" in options
-            if not (is_v1 or (kind == "cgroup2" and not names)):
-                continue
-            mounted, top = mount[3], root / mount[4].lstrip("/")
-            folder = top
-            if PurePath(path).is_relative_to(mounted):  # else it is that of another namespace
-                folder = top / PurePath(path).relative_to(mounted)
-            yield from (each for each in (folder, *folder.parents) if each.is_relative_to(top))
 
 
 def _lines(path: Path) -> list[str]:
