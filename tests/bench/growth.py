@@ -366,14 +366,14 @@ def main() -> int:
     parts = sys.argv[1:] or [*SERVICES, "memory"]
     measured: dict[str, Series] = {}
     for part in parts:
-        if part in SERVICES:
-            measured.update(growth(part))
+        for title, series in growth(part) if part in SERVICES else ():
+            measured[title] = series
+            cells = (f"{number}: {us} us" for number, us in series.items())
+            print(f"{title:48}", *cells, sep="  ", flush=True)
     figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
     figures.update(measured)
     FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
     draw(figures)
-    for title, series in measured.items():
-        print(f"{title:48}", *(f"{number}: {us} us" for number, us in series.items()), sep="  ")
     ratios = [limited(title, series) for title, series in measured.items()]
     return report(ratios + (memory() if "memory" in parts else []))
 
