@@ -99,6 +99,29 @@ async def test_causes_and_errors_of_newer_services_are_read(replica):
     assert (failed.cause, failed.error.detail) == ("invalid", "Which bowl?")
 
 
+async def test_outcomes_and_reasons_of_newer_services_are_read(replica):
+    """The reward is valid, whatever a newer service says about it."""
+
+    async def newer(request: Received) -> Reply:
+        tests = [{"verdict": "network_limit", "verdict_by": "people"}, {"verdict": "accepted"}]
+        own = {"verdicts": tests, "drop_reason": "too_long", "tools": {"browse": {"open": 2}}}
+        return Reply(body={"score": 0.5, "status": "ok", **own})
+
+    url = (await replica(newer)).url
+    async with RewardFleet(code=url, tools=url) as fleet:
+        tests = rewardfleet.StdioTests(
+            kind="stdio", cases=[rewardfleet.StdioCase(stdin="", stdout="")] * 2
+        )
+        program = await fleet.code.score("pass", tests)
+        answer = await fleet.tools.score("an answer", "a ground truth")
+    new, known = program.verdicts
+    assert (new.verdict, new.verdict_by, program.score) == ("network_limit", "people", 0.5)
+    assert known.verdict is rewardfleet.Outcome.ACCEPTED
+    assert answer.tools == {"browse": {"open": 2}}
+    episode = rewardfleet.EpisodeScore(score=0.5, status="ok", drop_reason="too_long")
+    assert episode.drop_reason == "too_long"
+
+
 async def test_the_client_accepts_no_compression(replica):
     only = await replica()
     async with RewardFleet(video=only.url) as fleet:

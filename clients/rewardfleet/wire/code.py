@@ -399,20 +399,26 @@ class Outcome(StrEnum):
     LEFT_OUT = "left_out"  #: not run and not counted, because it passes without a program
 
 
+#: What decided a test.
+DecidedBy = Literal["service", "jail", "checker"]
+
+
 class Verdict(Response):
     """The outcome of one test, its time, and the beginning of its output."""
 
-    verdict: Outcome = Field(
+    verdict: Outcome | str = Field(
+        union_mode="left_to_right",
         description="exited_early: the program ended before it had answered. skipped: it was not "
         "run, because a test before it failed or the time was used up. left_out: it does not "
-        "count, because it passes without a program."
+        "count, because it passes without a program. Newer services may have further ones.",
     )
-    verdict_by: Literal["service", "jail", "checker"] = Field(
+    verdict_by: DecidedBy | str = Field(
         "service",
+        union_mode="left_to_right",
         description="service: the test was decided outside the program's process, by the service "
         "or by a process of the tests. jail: a class of the program decided a comparison, or the "
         "test looks into the program's process, where the program can tamper with it. checker: "
-        "by the request's `checker_program`.",
+        "by the request's `checker_program`. Newer services may have further ones.",
     )
     checker_message: str = Field(
         "",

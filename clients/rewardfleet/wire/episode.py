@@ -284,8 +284,10 @@ class EpisodeScore(Score):
     )
     uid: str = Field("", description="The `uid` of the request.")
     keep: bool = Field(True, description="Train on this episode.")
-    drop_reason: DropReason | None = Field(
-        None, description="Filter rule that set `keep` to false."
+    drop_reason: DropReason | str | None = Field(
+        None,
+        union_mode="left_to_right",
+        description="Filter rule that set `keep` to false. Newer services may have further ones.",
     )
     cluster: int | None = Field(None, description="Number of its cluster within its group.")
     pseudo_label: Literal[0, 1] | None = Field(

@@ -195,10 +195,10 @@ class ToolsScore(Score):
     used_calculate: bool = Field(False, description="Whether it calls a calculation tool.")
     calls: int = Field(0, description="Number of tool calls, also of those that cannot be parsed.")
     repeats: int = Field(0, description="Number of calls that equal an earlier one.")
-    tools: dict[Family, dict[str, int]] = Field(
+    tools: dict[Family | str, dict[str, int]] = Field(
         default_factory=dict,
         description="Number of calls by family and name; the name is empty if a call cannot be "
-        "parsed.",
+        "parsed. Newer services may have further families.",
     )
 
 

@@ -27,7 +27,7 @@ def cause_of(score: CodeScore, submission: Submission) -> CodeCause | None:
         return submission.cause_of_compile_error
     if outcome is Outcome.SKIPPED:  # no test before it failed, so the time was up
         return CodeCause.TIME_LIMIT
-    return _special_cause(score, index) or CodeCause[outcome.name]
+    return _special_cause(score, index) or CodeCause[Outcome(outcome).name]
 
 
 def _special_cause(score: CodeScore, index: int) -> CodeCause | None:

@@ -359,7 +359,7 @@ def _is_valid_cached(request: CodeRequest, score: CodeScore) -> bool:
     if not (isinstance(tests, DatasetTests) or len(tests.cases) == len(outcomes)):
         return False
     outcomes = [each for each in outcomes if each is not Outcome.LEFT_OUT]
-    if not outcomes:
+    if not outcomes or not all(isinstance(each, Outcome) for each in outcomes):
         return False
     passed = outcomes.count(Outcome.ACCEPTED)
     right = score.components.get("judgment_correct")

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from rewardfleet.wire.code import (
     MAX_TESTS,
     AssertTests,
+    DecidedBy,
     FunctionalTests,
     Outcome,
     PlainTests,
@@ -403,7 +404,7 @@ def _verdict(
     outcome: Outcome,
     result: RunResult,
     *,
-    by: Literal["service", "jail", "checker"] = "service",
+    by: DecidedBy = "service",
     checks: int = 0,
 ) -> Verdict:
     stderr = result.stderr

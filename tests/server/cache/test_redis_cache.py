@@ -230,6 +230,7 @@ FORGED = [
     {"components": []},
     {"verdicts": []},
     {"verdicts": [{"verdict": "accepted"}], "pass_rate": 1.0, "score": 1.0},
+    {"verdicts": [{"verdict": "accepted"}, {"verdict": "unknown"}]},
     {"verdicts": None},
     {"provenance": "mine"},
 ]

@@ -51,7 +51,7 @@ _HINT = """What happened when the program was run, which its author does not kno
 {}
 </hint>
 Let this guide your review, but do not mention that you know it."""
-_LIMITS = {
+_LIMITS: dict[str, str] = {
     Outcome.TIME_LIMIT: "It exceeds the time limit; a faster algorithm is needed.",
     Outcome.MEMORY_LIMIT: "It exceeds the memory limit.",
     Outcome.OUTPUT_LIMIT: "It prints far too much.",

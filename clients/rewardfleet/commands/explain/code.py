@@ -53,7 +53,8 @@ def _failure(
     request: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]], index: int
 ) -> Iterator[str]:
     verdict = verdicts[index]
-    by = _BY[verdict.get("verdict_by") or "service"]
+    by = verdict.get("verdict_by") or "service"
+    by = _BY.get(by, f"by {by}")  # of a newer service
     yield f"Test {index + 1} failed first: {verdict['verdict']}, decided {by}"
     tests = request.get("tests") or {}
     case = _case(tests, index, len(verdicts))
