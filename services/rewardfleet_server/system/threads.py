@@ -5,7 +5,6 @@ import contextvars
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
-from pathlib import Path
 from typing import TypeVar
 
 from .cgroups import cpu_quotas
@@ -16,15 +15,11 @@ T = TypeVar("T")
 _NICE = 10
 
 
-def usable_cores(root: Path = Path("/")) -> int:
-    """Return how many cores this process may use: of its CPU set, and within its CPU quotas.
-
-    Args:
-        root: The root of the file system.
-    """
+def usable_cores() -> int:
+    """Return how many cores this process may use: of its CPU set, and within its CPU quotas."""
     has_set = hasattr(os, "sched_getaffinity")  # macOS has none
     cores = len(os.sched_getaffinity(0)) if has_set else os.cpu_count() or 1
-    return max(1, int(min([cores, *cpu_quotas(root)])))
+    return max(1, int(min([cores, *cpu_quotas()])))
 
 
 def run_in_thread(executor: Executor, work: Callable[[], T]) -> asyncio.Future[T]:
