@@ -68,9 +68,6 @@ V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdele
 @pytest.mark.parametrize(
     ("group", "mount", "files", "quotas"),
     [
-        ("0::/\n", V2, {"cpu.max": "250000 100000\n"}, [2.5]),
-        ("0::/\n", V2, {"cpu.max": "max 100000\n"}, []),
-        ("0::/\n", V2, {}, []),
         (
             "0::/pod/app\n",
             V2,

@@ -12,11 +12,12 @@ def cgroups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
         root: The root of the file system.
     """
     try:
-        own = [line.split(":", 2) for line in _lines(root / "proc/self/cgroup")]
-        mounts = [line.split() for line in _lines(root / "proc/self/mountinfo")]
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+        mounted_at = (root / "proc/self/mountinfo").read_text().splitlines()
     except OSError:
         return
-    for _, names, path in own:
+    mounts = [line.split() for line in mounted_at]
+    for _, names, path in (line.split(":", 2) for line in groups):
         controllers = names.split(",")  # in version 2 there is one cgroup, without names
         for mount in mounts:
             kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
@@ -44,7 +45,3 @@ def cpu_quotas(root: Path = Path("/")) -> Iterator[float]:
                     yield int(quota) / int(period)
             except (OSError, ValueError):  # there is none, or it is `max`
                 continue
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines()

@@ -169,7 +169,7 @@ class Library:
 class ReferenceMatcher:
     """Compares clips with the references of a library. Threads may share it.
 
-    What it compares with is prepared when a task is first asked for: most services judge few tasks.
+    What it compares with is prepared when a task is first asked for. All tasks would take seconds.
     """
 
     def __init__(self, library: Library) -> None:
