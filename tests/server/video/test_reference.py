@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from rewardfleet.commands.main import main
+from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.commands import demo
 from rewardfleet_server.commands.demo import auroc
 from rewardfleet_server.commands.look import strips
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.frames import decode_video
+from rewardfleet_server.video.references import library
 from rewardfleet_server.video.references.library import (
     SHIPPED,
     add_reference,
@@ -313,6 +315,21 @@ def test_a_damaged_library_is_rejected_with_the_reason(tmp_path: Path, manifest,
     if manifest is not None:
         (tmp_path / "manifest.jsonl").write_text(manifest)
     with pytest.raises(ValueError, match=message):
+        load_library(tmp_path)
+
+
+def test_only_the_library_in_the_package_is_not_decoded_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    clip = rollout_of("put the bowl on the stove", success=True)
+    add_reference(tmp_path, clip, "a", success=True)
+
+    def decode(*_: object, **__: object) -> None:
+        raise InvalidRequest("it is decoded")
+
+    monkeypatch.setattr(library, "decode_video", decode)
+    assert len(load_library(SHIPPED).references) == 379
+    with pytest.raises(ValueError, match="it is decoded"):
         load_library(tmp_path)
 
 
