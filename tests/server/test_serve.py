@@ -163,6 +163,25 @@ def test_the_command_scores_a_clip_for_the_shell_and_logs_json(tmp_path: Path):
     assert "libpng warning: sRGB: duplicate" in [line["message"] for line in log]
 
 
+def test_what_json_has_no_form_for_is_logged_as_text():
+    program = """
+import logging, pathlib
+from rewardfleet_server.observe.logs import configure_logging
+configure_logging("info")
+try:
+    raise ValueError("half of a pair: \\ud83d")
+except ValueError as error:
+    extra = {"path": pathlib.Path("clip.mp4"), "bytes": 2**70, "request_id": "r1"}
+    logging.exception("%s", error, extra=extra)
+"""
+    with process(sys.executable, "-c", program) as started:
+        _, text = started.communicate(timeout=60)
+    [line] = map(json.loads, text.splitlines())
+    assert (line["level"], line["message"]) == ("ERROR", "half of a pair: \ud83d")
+    assert (line["path"], line["bytes"], line["request_id"]) == ("clip.mp4", 2**70, "r1")
+    assert line["exc_info"].startswith("Traceback ") and line["time"].endswith("+00:00")
+
+
 def with_repeated_chunk(png: bytes) -> bytes:
     """Return an image that libpng reports on the standard error of the process."""
     chunk = b"sRGB\0"

@@ -37,7 +37,7 @@ from .auth import ApiKeys
 from .body import BodyReader
 from .guard import ClientDisconnected, guarded
 from .problems import problem_response
-from .routes import Route
+from .routes import Route, encode
 
 #: Bodies that are read only to be refused: so many at once, of so many bytes, in so many seconds.
 _CONCURRENT_REFUSALS, _MAX_REFUSED_BYTES, _REFUSAL_SECONDS = 8, 4 * 2**20, 15.0
@@ -122,7 +122,7 @@ class Dispatcher:
         request: Request,
         headers: Mapping[str, str],
         context: RequestContext,
-    ) -> str | bytes:
+    ) -> bytes:
         self._keys.check(headers.get("authorization"))
         reported = _number(headers.get(FALLBACK_REWARDS_HEADER, ""))
         context.fallback_rewards = min(reported, MAX_FALLBACK_REWARDS)
@@ -164,7 +164,7 @@ class Dispatcher:
                 raise
             context.stage = "response"
             response = await guarded(request, deadline, route.handler(decoded, context))
-        return response if isinstance(response, bytes) else response.model_dump_json()
+        return response if isinstance(response, bytes) else encode(response)
 
     async def _refuse_in_full(
         self,
@@ -172,7 +172,7 @@ class Dispatcher:
         request: Request,
         headers: Mapping[str, str],
         error: RewardFleetError,
-    ) -> str:
+    ) -> bytes:
         """Return a refusal in the route's own format, for which the body must be known."""
         assert route.refuse is not None  # noqa: S101 - as the caller has checked
 
@@ -186,7 +186,7 @@ class Dispatcher:
                 decoded = await self._bodies.read(request, headers, route, deadline, limit)
         except TimeoutError:
             raise error from None
-        return route.refuse(decoded, error).model_dump_json()
+        return encode(route.refuse(decoded, error))
 
     async def _admit(
         self, announced: int, waits: Waits | None, context: RequestContext
