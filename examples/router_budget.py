@@ -427,7 +427,7 @@ def constrained_runs(unconstrained_cost: float, table: Table) -> dict[str, Run]:
 
 
 def needed_budget(table: Table) -> float:
-    """Return the smallest budget with which the optimum is within 0.3 % of that without one."""
+    """Return the smallest budget with which the optimum is within 0.3% of that without one."""
     enough = 0.997 * optimum(table, 1.0).task
     budgets = np.arange(0.0, 1.0, 0.001)
     return float(next(each for each in budgets if optimum(table, each).task >= enough))

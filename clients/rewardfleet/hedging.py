@@ -12,7 +12,7 @@ _MIN_ANSWERS = 20
 #: No call is hedged before it has waited so many seconds.
 _MIN_SECONDS = 0.1
 _ANSWERS = 200
-#: A call is hedged after this multiple of the time that 99 % of its kind take.
+#: A call is hedged after this multiple of the time that 99% of its kind take.
 _FACTOR = 2.0
 
 #: A route, and the number of items in powers of two.

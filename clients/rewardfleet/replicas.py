@@ -76,7 +76,7 @@ class Replica:
 
     url: str
     #: Without a client of httpx, whose redirects, cookies and event hooks nothing here needs: they
-    #: take 7 % of the CPU time of a call.
+    #: take 7% of the CPU time of a call.
     http: httpx.AsyncHTTPTransport
     headers: Mapping[str, str]  #: of all its requests
     limit: float  #: items that may be unanswered at once

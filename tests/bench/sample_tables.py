@@ -2,7 +2,7 @@
 
 A step has 64 samples: programs, or clips of 16 frames. Measured are the thread that trains, and the
 one that makes and logs the tables, with each tracker in turn. Exits with 1 if one of these needs
-more than 1 % of a step of one second.
+more than 1% of a step of one second.
 """
 
 import os

@@ -1,8 +1,8 @@
 """`make bench-size`: what `rewardfleet size` predicts of services whose time is that of the cores.
 
 The times are those that `/metrics` has of the same load, so that other work on the machine, which
-comes and goes, affects both. Exits with 1 if a throughput is more than 20 % off, or a 95th
-percentile more than 30 %. With as many callers as slots, slots are empty while callers prepare
+comes and goes, affects both. Exits with 1 if a throughput is more than 20% off, or a 95th
+percentile more than 30%. With as many callers as slots, slots are empty while callers prepare
 their next request, on the same cores; the simulation knows nothing of that, so these lines are for
 information. So are those of the tools service, of whose batches the simulation knows the time of
 the scores, and not that of reading and writing JSON. Scores are not cached; the digests of the 38

@@ -172,7 +172,7 @@ async def test_a_call_that_takes_unusually_long_is_hedged_within_the_budget(repl
         both[0].script = stuck(never)
         calls = [asyncio.create_task(score_number(fleet, number)) for number in range(40)]
         state = fleet.video._transport._replicas().hedging
-        await until(lambda: sum(call.done() for call in calls) == 20 + 7)  # 5 % of 140 are 7
+        await until(lambda: sum(call.done() for call in calls) == 20 + 7)  # 5% of 140 are 7
         probes = both[0].probes
         await until(lambda: both[0].probes > probes)  # meanwhile, others would be hedged
         assert (state.requests, state.hedges) == (140, 7)

@@ -334,7 +334,7 @@ def _false_positives(log: Log) -> Iterator[str]:
         yield f"{drawn:,} scores were drawn: label them in `rewardfleet look`, and give --labels"
         return
     head = ("judge", "threshold", "task", "share", "drawn", "labeled", "unclear", "failures",
-            "accepted", "rate", "95 % interval")  # fmt: skip
+            "accepted", "rate", "95% interval")  # fmt: skip
     yield table(head, [_false_positive_row(*row) for row in rows])
 
 

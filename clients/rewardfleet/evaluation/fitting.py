@@ -103,7 +103,7 @@ def calibrate(
 
 
 def failures_needed(false_positive_rate: float, confidence: float) -> int:
-    """Return how many failures, none of them accepted, bound the rate: 59 for 5 % and 95 %."""
+    """Return how many failures, none of them accepted, bound the rate: 59 for 5% and 95%."""
     return math.ceil(math.log(1 - confidence) / math.log(1 - false_positive_rate))
 
 

@@ -1,7 +1,7 @@
 """Figures of a judge: arrays of labels and scores in, numbers out.
 
 `success` is an array of bool `[N]`, `scores` one of floats in [0, 1] `[N]`, `tasks` one of whole
-numbers `[N]`, each of a task. A figure that cannot be computed is None. Intervals are of 95 %.
+numbers `[N]`, each of a task. A figure that cannot be computed is None. Intervals are of 95%.
 """
 
 from collections.abc import Callable, Iterator

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Bytes of a clip whose frames are shown, at most.
 _MAX_CLIP_BYTES = 512 * 2**20
+#: Away from the ports of services, replicas and gateways.
+_PORT = 18070
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class _Shown:
     "and URLs of running services or fleets. People can filter, compare and label scores there.",
 )
 @click.argument("sources", nargs=-1, required=True, metavar="FOLDER|URL...")
-@network_flags("the page")
+@network_flags("the page", port=_PORT)
 @click.option(
     "--score-log-key-file",
     "key_file",
@@ -114,7 +116,7 @@ def command(
             explain=explain,
         )
         known = Labels(shown.labels, shown.threshold)
-        listener = bind(host, 18090 if network.port is None else network.port)
+        listener = bind(host, _PORT if network.port is None else network.port)
         listener.listen()  # so that who reads the next line can connect
         click.echo(f"{url_of(listener)}/  (Ctrl-C ends it)")
         return serve_page(records, known, listener, keys)

@@ -137,7 +137,7 @@ class Sizing(NamedTuple):
     batch: int = 1
     #: Callers that send their next request as soon as the last one is answered.
     callers: int | None = None
-    p95_s: float = math.inf  #: the time in which 95 % of the requests must be answered
+    p95_s: float = math.inf  #: the time in which 95% of the requests must be answered
 
     def simulate(self, times: Times, replicas: int) -> Prediction:
         """Simulate requests whose items take `times` at the backend, `[requests, items]`.
@@ -204,7 +204,7 @@ class Sizing(NamedTuple):
         alone = self._replace(rate=None, burst=1, callers=1).predict(1)
         if alone.p95_s > self.p95_s:
             raise ValueError(
-                "no number of replicas suffices: 95 % of the requests take up to "
+                "no number of replicas suffices: 95% of the requests take up to "
                 f"{alone.p95_s:.3g} s at an idle replica (--p95-s {self.p95_s:g})"
             )
         predict = functools.cache(self.predict)
@@ -213,7 +213,7 @@ class Sizing(NamedTuple):
         if enough > _MAX_REPLICAS:
             most = predict(_MAX_REPLICAS)
             raise ValueError(
-                f"{most.replicas} replicas do not suffice: 95 % of the requests take up to "
+                f"{most.replicas} replicas do not suffice: 95% of the requests take up to "
                 f"{most.p95_s:.3g} s, slots are occupied {most.busy:.0%} of the time"
             )
         return [predict(n) for n in (enough - 1, enough, enough + 1) if n]
@@ -238,7 +238,7 @@ class Sizing(NamedTuple):
     help="Items at the backend of a replica at the same time: --workers of the code service, "
     "decode threads or the batch of a model of the video service.",
 )
-@number("--p95-s", "SECONDS", "Time in which 95 % of the requests must be answered.", 10.0)
+@number("--p95-s", "SECONDS", "Time in which 95% of the requests must be answered.", 10.0)
 @AS_JSON
 @API_KEY
 def command(seconds: str, as_json: bool, api_key: str, **load: Any) -> None:

@@ -24,22 +24,24 @@ _KEYS = (
 )
 
 
-def network_flags(listener: str, *, has_keys: bool = True) -> Callable[[_FunctionT], _FunctionT]:
+def network_flags(
+    listener: str, *, port: int = 18000, has_keys: bool = True
+) -> Callable[[_FunctionT], _FunctionT]:
     """Return a decorator that adds the flags to a command.
 
     Args:
         listener: What listens, for the help, e.g. `the gateway`.
+        port: The default of `--port`, for the help.
         has_keys: Whether it is given the API keys.
     """
     host = f"Address of {listener}.  [default: 127.0.0.1]"
-    port = f"Port of {listener}.  [default: 18000]"
+    port_help = f"Port of {listener}.  [default: {port}]"
 
     def add(function: _FunctionT) -> _FunctionT:
         for flag in _KEYS if has_keys else ():
             function = flag(function)
-        function = click.option("--port", type=click.IntRange(0, 65535), metavar="PORT", help=port)(
-            function
-        )
+        number = click.IntRange(0, 65535)
+        function = click.option("--port", type=number, metavar="PORT", help=port_help)(function)
         return click.option("--host", metavar="HOST", help=host)(function)
 
     return add

@@ -69,7 +69,7 @@ class VideoReader:
         self.decoder_bytes = decoder_bytes(stream.codec_context, stream.width, stream.height)
 
     def count_packets(self, limit: int) -> int:
-        """Count the packets that become frames, up to `limit`. It takes 5 % of decoding's time."""
+        """Count the packets that become frames, up to `limit`. It takes 5% of decoding's time."""
         shown = (p for p in self._container.demux(self._stream) if p.size and not p.is_discard)
         return sum(1 for _ in islice(shown, limit))
 

@@ -48,14 +48,14 @@ STORIES = {
         {"revision": "So:\n```python\nprint(5)\n```", "tests": TESTS},
         ["code: score 0.5 by jail, ok, cause wrong_answer", "  | print(5)",
          "Test 2 failed first: wrong_answer", 'input:           "2 4\\n"', 'expected:        "6"',
-         'actual output:   "5\\n"', "50 % of the tests pass", "the checker tokens",
+         'actual output:   "5\\n"', "50% of the tests pass", "the checker tokens",
          "What would have to change: The program must"],
     ),
     "a row of a data set": (
         "code",
         {"revision": "print(int(input()))", "tests": ROW, "mode": "all_pass"},
         ["code: score 0 by jail", 'input:           "7"', 'expected:        "49"',
-         'actual output:   "7\\n"', "all tests must pass; 50 %"],
+         'actual output:   "7\\n"', "all tests must pass; 50%"],
     ),
     "a value, with control characters": (
         "code",

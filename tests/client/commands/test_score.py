@@ -24,6 +24,7 @@ from rewardfleet.commands.main import main
 from rewardfleet.commands.score import scoring
 from rewardfleet_server.episode.app import create_app as create_episode_app
 from rewardfleet_server.episode.settings import EpisodeSettings
+from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.testing import FakeJudge, serving, wait_until
 from rewardfleet_server.tools.app import create_app as create_tools_app
 from rewardfleet_server.tools.settings import ToolsSettings
@@ -43,6 +44,15 @@ def rows(count: int) -> list[dict[str, Any]]:
     return [
         {"id": f"r{i}", "response": f"{TRUTH} {i}", "ground_truth": TRUTH} for i in range(count)
     ]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_without_a_url_it_is_the_service_that_serve_starts(
+    service: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["score", service, "--help"]) == 0
+    port = SERVICES[service].load_settings().model_fields["port"].default
+    assert f"http://127.0.0.1:{port}]" in capsys.readouterr().out.replace("\n", "")
 
 
 def write_rows(path: Path, lines: list[Any]) -> Path:

@@ -479,7 +479,7 @@ def renamed(program: ast.Module, chance: random.Random) -> str | None:
 
 @pytest.mark.slow
 def test_renamed_locals_share_the_key():
-    """At least 97 % of the renamings that do not change the bytecode keep the key.
+    """At least 97% of the renamings that do not change the bytecode keep the key.
 
     Of the parts of modules that have a form: others use what their module imports. For complete
     programs, see test_normal_form_fuzz.py.

@@ -28,7 +28,7 @@ def test_a_search_finds_no_pair_with_one_key_that_behaves_differently():
 
 @pytest.mark.slow
 def test_pure_renames_of_real_programs_share_a_key():
-    """At least 95 %. Names that text can show do not: of classes, of functions that are values."""
+    """At least 95%. Names that text can show do not: of classes, of functions that are values."""
     assert len(programs()) >= 300
     counts = hits()
     assert counts["rename all: shared"] >= 0.95 * counts["rename all"]

@@ -218,7 +218,7 @@ async def measure(urls: list[str], load: Sizing, count: int) -> tuple[float, flo
     ids=["callers", "bursts", "batches"],
 )
 async def test_a_prediction_agrees_with_a_measured_fleet(load: Sizing, count: int):
-    """Throughput within 20 %, p95 within 30 %, from what the fleet itself has measured."""
+    """Throughput within 20%, p95 within 30%, from what the fleet itself has measured."""
     random = np.random.default_rng(3)
     values = random.lognormal(np.log(0.4), 0.5, 10_000)
     exact = load._replace(times=[values]).predict(REPLICAS if load.batch == 1 else 1)

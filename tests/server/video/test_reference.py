@@ -86,7 +86,7 @@ def test_the_library_is_small_and_states_its_license():
 
 @pytest.mark.slow
 def test_successes_are_distinguished_from_failures(results):
-    """At least 0.95 AUROC and at most 10 % false positives at the default threshold."""
+    """At least 0.95 AUROC and at most 10% false positives at the default threshold."""
     successes = [
         result["score"] for result, rollout in zip(results, ROLLOUTS, strict=True)
         if rollout["success"]

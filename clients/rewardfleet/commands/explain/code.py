@@ -142,7 +142,7 @@ def _is_test(value: Any) -> bool:
 
 def _threshold(request: Mapping[str, Any], score: Mapping[str, Any]) -> str:
     rate = score.get("pass_rate")
-    passes = "no test was run" if rate is None else f"{number(100 * rate)} % of the tests pass"
+    passes = "no test was run" if rate is None else f"{number(100 * rate)}% of the tests pass"
     if request.get("mode") == "all_pass":
         return f"Decided by: mode all_pass, in which all tests must pass; {passes}."
     tests = request.get("tests") or {}

@@ -147,7 +147,7 @@ def _report(plan: LoadPlan, results: LoadResults) -> dict[str, Any]:
     ]
     if (late := lateness["p99"] or 0.0) > _LATE_SECONDS:
         warnings.append(
-            f"The generator was late: 1 % of the requests were sent {late * 1000:.0f} ms or more "
+            f"The generator was late: 1% of the requests were sent {late * 1000:.0f} ms or more "
             "after they were due, which is part of their latency. Use a machine with idle cores, "
             "or a lower --rate."
         )

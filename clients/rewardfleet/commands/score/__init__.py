@@ -11,7 +11,7 @@ from rewardfleet.client import SERVICES
 from rewardfleet.commands.options import API_KEY, TIMEOUT, CommandGroup, grouped
 
 from . import replay
-from .scoring import DEFAULT_URL, Destination, Fields, Scorer, Scoring, Selection
+from .scoring import Destination, Fields, Scorer, Scoring, Selection, default_url
 
 
 @click.group(
@@ -106,7 +106,7 @@ def _command_of(service: str) -> click.Command:
         envvar=variables,
         metavar="URL",
         help=f"Of a fleet or of the service; several are replicas.  [env var: "
-        f"{', '.join(variables)}; default: {DEFAULT_URL}]",
+        f"{', '.join(variables)}; default: {default_url(service)}]",
     )
 
     @grouped(

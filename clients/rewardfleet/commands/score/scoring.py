@@ -29,10 +29,15 @@ from rewardfleet.commands.index import find_service, printable
 from rewardfleet.commands.local_service import local_service
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 
-#: Of a service that runs alone.
-DEFAULT_URL = "http://127.0.0.1:18080"
+#: The ports of services that run alone.
+_PORTS = {"video": 18080, "code": 18081, "episode": 18082, "tools": 18083}
 #: How many items `--dry-run` shows, and how many characters of each.
 _SHOWN, _SHOWN_CHARACTERS = 3, 2000
+
+
+def default_url(service: str) -> str:
+    """Return where `rewardfleet serve` starts a service if no port is given."""
+    return f"http://127.0.0.1:{_PORTS[service]}"
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,7 @@ class Scoring:
         """Give the base URLs of the service, which runs for the block if this command starts it."""
         options = self.scorer.start
         if options is None:
-            yield self.scorer.url or [DEFAULT_URL]
+            yield self.scorer.url or [default_url(self.service)]
             return
         if self.service == "video" and "--video-root" not in options:
             folders = {(path if path.is_dir() else path.parent).resolve() for path in paths}

@@ -12,7 +12,7 @@ Method. The last frame is compared, at 64x64 pixels, with two sets of reference 
   - other: frames of the same references before their success, the last frames of the task's failed
     references, and the last frames of other tasks' successes (the right object on the wrong
     target).
-A difference is the mean of the largest 0.4 % of a difference map, because a near miss differs in
+A difference is the mean of the largest 0.4% of a difference map, because a near miss differs in
 one small region. Shifts of about 4 of 256 pixels cost nothing. A region counts less if it moved in
 the last eighth of the clip (that is the retreating robot, not the result), or if nothing touched it
 since the start. Two numbers give the probability: how much nearer the finished frames are than the
@@ -55,7 +55,7 @@ from .thumbnail import (
 #: One difference map per reference frame, `[frames, 64, 64]`, gray levels.
 DifferenceMaps: TypeAlias = NDArray[np.float32]
 
-_LARGEST = SIDE * SIDE // 250  # the pixels whose mean is a difference: 0.4 % of them
+_LARGEST = SIDE * SIDE // 250  # the pixels whose mean is a difference: 0.4% of them
 _HALF_WEIGHT = 10.0  # gray levels of change at which a pixel has half of its weight
 _WEIGHTS = (np.arange(256) / (np.arange(256) + _HALF_WEIGHT)).astype(np.float32)
 _MOVING_SHARE = 1 / 8  # of the clip, at its end, in which what moves is the robot
@@ -418,7 +418,7 @@ def _weight(levels: Levels) -> NDArray[np.float32]:
 
 
 def _max_difference(maps: DifferenceMaps) -> NDArray[np.float32]:
-    """Return the mean of the largest 0.4 % of each map, `[frames]`, in gray levels."""
+    """Return the mean of the largest 0.4% of each map, `[frames]`, in gray levels."""
     # The largest pixels are in the columns with the largest maxima, of which few are searched.
     columns = maps.reshape(len(maps), _LARGEST, -1)
     largest = np.argpartition(columns.max(axis=1), -_LARGEST, axis=1)[:, None, -_LARGEST:]
