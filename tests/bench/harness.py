@@ -189,6 +189,9 @@ def _run_server(
     def send_port() -> None:
         wait_until(lambda: server.started)
         pipe.send(server.servers[0].sockets[0].getsockname()[1])
+        with suppress(EOFError):
+            pipe.recv()  # ends with the benchmark, also if that is killed
+        server.should_exit = True
 
     threading.Thread(target=send_port, daemon=True).start()
     server.run()
