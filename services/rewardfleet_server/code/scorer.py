@@ -358,12 +358,12 @@ def _is_valid_cached(request: CodeRequest, score: CodeScore) -> bool:
     tests = request.tests
     if not (isinstance(tests, DatasetTests) or len(tests.cases) == len(outcomes)):
         return False
-    outcomes = [each for each in outcomes if each is not Outcome.LEFT_OUT]
-    if not outcomes or not all(isinstance(each, Outcome) for each in outcomes):
+    counted = len(outcomes) - outcomes.count(Outcome.LEFT_OUT)
+    if counted == 0 or {*map(type, outcomes)} != {Outcome}:
         return False
     passed = outcomes.count(Outcome.ACCEPTED)
     right = score.components.get("judgment_correct")
-    return score.pass_rate == passed / len(outcomes) and right in {None, 0.0, 1.0}
+    return score.pass_rate == passed / counted and right in {None, 0.0, 1.0}
 
 
 def _from_cached(request: CodeRequest, submission: Submission, score: CodeScore) -> CodeScore:
