@@ -51,7 +51,7 @@ class RewardFleet:
 
     def __init__(self, url: str | Sequence[str] | None = None, **options: Any) -> None:
         self._fleet = client.RewardFleet(url, **options)
-        self._loop = EventLoopThread()
+        self._loop = EventLoopThread(self._fleet.aclose)
 
     def __getattr__(self, name: str) -> _BlockingClient:
         if name not in client.SERVICES:

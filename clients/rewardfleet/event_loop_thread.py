@@ -3,10 +3,10 @@
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 T = TypeVar("T")
 
@@ -17,24 +17,39 @@ class _LoopThread:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.calls: WeakSet[Coroutine[Any, Any, Any]] = WeakSet()
-        self.thread = threading.Thread(
-            target=self.loop.run_forever, name="rewardfleet", daemon=True
-        )
+        self.thread = threading.Thread(target=self._run, name="rewardfleet", daemon=True)
+
+    def _run(self) -> None:
+        self.loop.run_forever()
+        self.loop.close()
+
+    def end(self, last: Coroutine[Any, Any, None]) -> Future[None]:
+        """Cancel the pending calls, run a last coroutine, and end the thread, without waiting."""
+        finished = asyncio.run_coroutine_threadsafe(_finish(self.calls, last), self.loop)
+        finished.add_done_callback(lambda _: self.loop.call_soon_threadsafe(self.loop.stop))
+        return finished
 
 
 class EventLoopThread:
     """A thread that runs coroutines for synchronous callers, even inside another event loop.
 
-    It starts on first use, and again in a forked process, which has no threads.
+    It starts on first use, and again in a forked process, which has no threads. It ends when
+    nothing refers to this object any more: each task of a process pool may unpickle another one.
+
+    Args:
+        aclose: Closes the connections of an event loop; None if it has the life of the process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, aclose: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        self._aclose = aclose
         # By process. A parent's event loop is not released in a child: that would unregister the
         # parent's sockets, as both processes share the selector that watches them.
         self._workers: dict[int, _LoopThread] = {}
+        if aclose is not None:
+            finalize(self, _release, self._workers, aclose).atexit = False
 
-    def __reduce__(self) -> tuple[type["EventLoopThread"], tuple[()]]:
-        return EventLoopThread, ()
+    def __reduce__(self) -> tuple[type["EventLoopThread"], tuple[Any]]:
+        return EventLoopThread, (self._aclose,)
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine and return at once, with the future of its result."""
@@ -61,10 +76,9 @@ class EventLoopThread:
         if worker is None:
             last.close()
             return
-        asyncio.run_coroutine_threadsafe(_finish(worker.calls, last), worker.loop).result()
-        worker.loop.call_soon_threadsafe(worker.loop.stop)
+        finished = worker.end(last)
         worker.thread.join()
-        worker.loop.close()
+        finished.result()
 
     def _worker(self) -> _LoopThread:
         worker = self._workers.get(os.getpid())
@@ -77,6 +91,15 @@ class EventLoopThread:
             else:
                 new.loop.close()
         return worker
+
+
+def _release(
+    workers: dict[int, _LoopThread], aclose: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    """End the thread of what was collected. That happens in any thread, also in this one."""
+    worker = workers.pop(os.getpid(), None)
+    if worker is not None:
+        worker.end(aclose())
 
 
 async def _finish(

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import inspect
+import os
 import pickle
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rewardfleet import RewardFleet, blocking
-from rewardfleet_server.testing import FakeJudge
+from rewardfleet_server.testing import FakeJudge, wait_until
 
 from ..conftest import LONG_CLIP, Serve
 
@@ -63,6 +64,27 @@ def test_a_blocking_fleet_and_its_calls_can_be_pickled(serve: Serve):
             with pickle.loads(pickle.dumps(fleet)) as copied:
                 assert copied.video.reward("task", CLIP) == 0.75
             assert fleet.video.reward("task", CLIP) == 0.75
+
+
+def test_copies_that_are_dropped_end_their_threads_and_connections(serve: Serve):
+    """As in a pool of processes, where each task unpickles one."""
+    url = str(serve(FakeJudge(0.75)).base_url)
+
+    def used() -> tuple[int, int]:
+        threads = [each for each in threading.enumerate() if each.name == "rewardfleet"]
+        return len(threads), len(os.listdir("/proc/self/fd"))
+
+    fleet = blocking.RewardFleet(video=url, binary_reward=False)
+    assert fleet.video.reward("task", CLIP) == 0.75
+    one, pickled = used(), pickle.dumps(fleet)
+    for _ in range(5):
+        reward = pickle.loads(pickled).video.reward
+        assert reward("task", CLIP) == 0.75
+    del reward
+    wait_until(lambda: used() <= one)
+    assert fleet.video.reward("task", CLIP) == 0.75
+    del fleet
+    wait_until(lambda: used()[0] < one[0])
 
 
 def test_a_fleet_serves_several_event_loops_one_after_another(serve: Serve):

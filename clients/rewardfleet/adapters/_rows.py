@@ -117,6 +117,10 @@ class _ServiceReward:
         """The client of the service."""
         return getattr(self._fleet, self.service)
 
+    async def aclose(self) -> None:
+        """Close the connections of this event loop."""
+        await self._fleet.aclose()
+
 
 class DatasetReward(_ServiceReward):
     """A reward function over completions and the columns of their rows; it can be pickled."""

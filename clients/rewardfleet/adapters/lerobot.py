@@ -76,7 +76,7 @@ def _model_class() -> type:
                 binary_reward=config.binary_reward,
                 success_threshold=config.success_threshold,
             )
-            self._loop = EventLoopThread()
+            self._loop = EventLoopThread(self._fleet.aclose)
 
         def compute_reward(self, batch: Mapping[str, Any]) -> Any:
             """Return the reward of each clip in a batch, a tensor [B] of float32.

@@ -34,7 +34,7 @@ def reward_function(
             which ends the step. With dynamic filtering, NaN drops the group and draws another one.
     """
     scorer = SampleReward(service, url, None, on_failure=on_failure, **options)
-    loop = EventLoopThread()
+    loop = EventLoopThread(scorer.aclose)
 
     async def reward(query: str, prompt: str, label: Any) -> tuple[float, dict[str, float]]:
         response = response_of(query, prompt)

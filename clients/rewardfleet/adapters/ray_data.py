@@ -50,7 +50,7 @@ class Scorer:
         self._scorer = DatasetReward(
             service, url, column, columns, on_failure=on_failure, **options
         )
-        self._loop = EventLoopThread()
+        self._loop = EventLoopThread(self._scorer.aclose)
         self._text = None if service == "video" else text
         self._reward = reward
 
@@ -117,11 +117,12 @@ class Records:
         builder = RequestBuilder(service, Columns(**(columns or {})), task, by_path, fields or {})
         urls: Any = {service: url}
         self._builder = builder
-        self._run = Run(RewardFleet(**urls, **options), builder)
+        fleet = RewardFleet(**urls, **options)
+        self._run = Run(fleet, builder)
         self._columns = columns_of(score_type_of(service))
         for name in ("row", "place"):
             del self._columns[name]
-        self._loop = EventLoopThread()
+        self._loop = EventLoopThread(fleet.aclose)
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
         """Return the records of a batch, a `pyarrow.Table`."""

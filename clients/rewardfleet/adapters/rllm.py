@@ -42,7 +42,7 @@ class RewardFleetEvaluator:
     def __init__(self, scorer: SampleReward, correct_from: float) -> None:
         self._scorer = scorer
         self._correct_from = correct_from
-        self._loop = EventLoopThread()
+        self._loop = EventLoopThread(scorer.aclose)
 
     def evaluate(self, task: Any, episode: Any) -> Any:
         """Return rLLM's `EvalOutput` of an episode, with its signals, e.g. `reward/pass_rate`.

@@ -46,7 +46,7 @@ def reward_function(
         refuse_nan(on_failure, trainer, effect="count as 0")
     scorer = DatasetReward(service, url, column, columns, on_failure=on_failure, **options)
     function = functools.partial(_FUNCTIONS[service], scorer=scorer)
-    reward: Any = function if is_async else _BlockingFunction(function)
+    reward: Any = function if is_async else _BlockingFunction(function, scorer)
     reward.__name__ = _FUNCTIONS[service].__name__  # old versions read it, a partial has none
     return reward  # type: ignore[no-any-return] # a callable
 
@@ -79,9 +79,9 @@ _FUNCTIONS = {"code": code_reward, "tools": tools_reward, "video": video_reward}
 class _BlockingFunction:
     """A coroutine function as one that blocks. Unlike a closure, it can be pickled."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], scorer: DatasetReward) -> None:
         self._function = function
-        self._loop = EventLoopThread()
+        self._loop = EventLoopThread(scorer.aclose)
 
     def __call__(self, *args: Any, **given: Any) -> list[float]:
         return self._loop.run(self._function(*args, **given))

@@ -209,7 +209,7 @@ class LiberoRewards:
         self._fleet = RewardFleet(
             video=self.config.endpoint, timeout_s=self.config.timeout, api_key=self.config.api_key
         )
-        self._loop = EventLoopThread()
+        self._loop = EventLoopThread(self._fleet.aclose)
         self._closed = False
         self._pending: dict[Future[VideoScore], EpisodeReward] = {}
         self._arrived: list[EpisodeReward] = []
