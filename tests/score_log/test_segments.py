@@ -126,6 +126,20 @@ def test_an_incomplete_line_is_left_out(tmp_path):
     assert [each["uid"] for each in read(tmp_path)] == ["1"]
 
 
+def test_a_strip_that_is_damaged_costs_its_pictures_only(tmp_path):
+    written(tmp_path, scored(uid="1"), scored(uid="2"))
+    [path] = segments(tmp_path)
+    first, second = map(json.loads, path.read_text().splitlines())
+    first["frames"] = "***"
+    path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    for _ in range(2):
+        assert [(each["uid"], each["frames"]) for each in read(tmp_path)] == [
+            ("1", None),
+            ("2", None),
+        ]
+        rewrite(path)
+
+
 def test_a_segment_whose_rewriting_was_killed_counts_once(tmp_path):
     written(tmp_path, scored())
     [path] = segments(tmp_path)

@@ -166,8 +166,10 @@ def _of_log(folder: Path, stack: contextlib.ExitStack) -> list[str]:
     tables = [path for path in found if path.suffix != OPEN]
     queries = []
     if lines:
+        # A damaged strip costs its pictures, and not the log.
         names = ", ".join(
-            "from_base64(frames) AS frames" if name == "frames" else f'"{name}"' for name in COLUMNS
+            "try(from_base64(frames)) AS frames" if name == "frames" else f'"{name}"'
+            for name in COLUMNS
         )
         types = {name: _TYPES[kind] for name, kind in COLUMNS.items()} | {"frames": "VARCHAR"}
         # The last line may be incomplete, as it is being written or its process was killed.

@@ -63,17 +63,20 @@ def rewrite(path: Path) -> None:
 def records_of(path: Path) -> Iterator[tuple[Record, int]]:
     """Yield the records of a segment of JSON lines, each with its size.
 
-    What is no record is left out, as the last line of a process that was killed.
+    What is no record, as the last line of a process that was killed, and damaged frames are left out.
     """
     empty = dict.fromkeys(COLUMNS)
     with path.open("rb") as file:
         for line in file:
             try:
                 record = empty | json.loads(line)
-                if record["frames"] is not None:
-                    record["frames"] = b64decode(record["frames"])
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError):
                 continue
+            if record["frames"] is not None:
+                try:
+                    record["frames"] = b64decode(record["frames"], validate=True)
+                except (ValueError, TypeError):
+                    record["frames"] = None
             yield record, len(line)
 
 

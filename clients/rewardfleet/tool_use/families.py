@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,10 @@ def read_families(path: Path) -> Mapping[str, Family]:
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-        labels: Any = _of_csv(text) if path.suffix.lower() == ".csv" else json.loads(text)
+        if path.suffix.lower() == ".csv":
+            labels = _unique(_of_csv(text))
+        else:
+            labels = json.loads(text, object_pairs_hook=_unique)
         return _LABELS.validate_python(labels)
     except ValidationError as error:
         raise ValueError(f"--tool-families {path}: {format_validation_error(error)}") from None
@@ -30,10 +33,16 @@ def read_families(path: Path) -> Mapping[str, Family]:
         raise ValueError(f"--tool-families {path}: {error}") from None
 
 
-def _of_csv(text: str) -> dict[str, str]:
-    labels = {}
+def _of_csv(text: str) -> Iterable[tuple[str, str]]:
     for row in csv.DictReader(text.splitlines()):
         if not {"tool", "family"} <= row.keys():
             raise ValueError("the first line names the columns: tool,family")
-        labels[row["tool"]] = row["family"]
+        yield row["tool"], row["family"]
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    labels: dict[str, Any] = {}
+    for tool, family in pairs:
+        if labels.setdefault(tool, family) != family:
+            raise ValueError(f"{tool} is in two families: {labels[tool]} and {family}")
     return labels

@@ -173,6 +173,13 @@ class FilterOptions(Request):
     )
     final_attempt: bool = Field(False, description="Last round of resampling: keep everything.")
 
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Self:
+        low, high = self.accuracy_bounds or (0.0, 1.0)
+        if low > high:
+            raise ValueError(f"accuracy_bounds: give [low, high], not [{low:g}, {high:g}]")
+        return self
+
 
 class ClusterOptions(Request):
     """How similar trajectories of a group are found, for a majority vote."""

@@ -108,6 +108,10 @@ def test_an_invalid_episode_does_not_fail_the_others(
         ({"items": [{"uid": "a"}], "options": {"weights": {"speed": 1}}}, "weights"),
         ({"items": [{"uid": "a"}], "options": {"filter": {"select": "diverse"}}}, "`clusters`"),
         ({"items": [{"uid": "a"}], "options": {"filter": {"accuracy_bounds": [0, 2]}}}, "bounds"),
+        (
+            {"items": [{"uid": "a"}], "options": {"filter": {"accuracy_bounds": [0.9, 0.1]}}},
+            "low, high",
+        ),
         ({"items": [{"uid": "a"}], "step": -1}, "step"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else None,

@@ -224,6 +224,8 @@ def test_a_file_of_families(tmp_path: Path, name: str, content: str):
         ("f.json", "{", "Expecting"),
         ("f.csv", "a,b\n1,2\n", "tool,family"),
         ("f.csv", "tool,family\nx\n", "x"),
+        ("f.csv", "tool,family\nx,other\nx,search\n", "x is in two families: other and search"),
+        ("f.json", '{"x": "other", "x": "search"}', "x is in two families"),
     ],
 )
 def test_a_file_of_families_that_cannot_be_used(
