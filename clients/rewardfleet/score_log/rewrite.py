@@ -63,7 +63,8 @@ def rewrite(path: Path) -> None:
 def records_of(path: Path) -> Iterator[tuple[Record, int]]:
     """Yield the records of a segment of JSON lines, each with its size.
 
-    What is no record, as the last line of a process that was killed, and damaged frames are left out.
+    What is no record is left out, as the last line of a process that was killed. So are damaged
+    frames.
     """
     empty = dict.fromkeys(COLUMNS)
     with path.open("rb") as file:
