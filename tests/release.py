@@ -32,8 +32,8 @@ ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"
 #: The folder of each distribution, and the folders of its packages.
 DISTRIBUTIONS = {".": ("clients", "services"), "contrib/router": ("contrib/router",)}
-#: The largest wheel, in bytes. Most of it are clips of the reference library and of the demo.
-MAX_WHEEL_BYTES = 5 * 2**20
+#: The largest wheel, in bytes. Most of it is the reference library and the clips of the demo.
+MAX_WHEEL_BYTES = 10 * 2**20
 #: Seconds of one command of an environment, and for a fleet to start.
 COMMAND_SECONDS, START_SECONDS = 300, 120
 

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,8 @@ def test_a_pool_of_actors_scores_a_dataset(code_url: str, tmp_path: Path):
     ray = pytest.importorskip("ray")
     pytest.importorskip("pandas")
     data = pytest.importorskip("ray.data")
+    # Its workers would look for this module in the package `tests` that verl installs.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     ray.init(
         address="local",
         num_cpus=2,

@@ -68,8 +68,8 @@ def sliceable(data):
             {name: each[mask] for name, each in data.batch.items()},
             {name: each[np.asarray(mask)] for name, each in data.non_tensor_batch.items()},
         )
-    elif not hasattr(type(data), "slice_batch"):
-        type(data).slice = type(data).select_idxs
+    else:
+        data.slice = data.select_idxs
     return data
 
 

@@ -103,6 +103,7 @@ class Batch:
 
     def __init__(self, batch: dict[str, Any], non_tensor_batch: dict[str, Any]) -> None:
         self.batch, self.non_tensor_batch = batch, non_tensor_batch
+        self.meta_info: dict[str, Any] = {}  # it is not recorded
 
     def slice(self, rows: Any) -> "Batch":
         others = {name: each[rows.numpy()] for name, each in self.non_tensor_batch.items()}
