@@ -12,7 +12,7 @@ from .coalesce import Coalescer
 from .replicas import rest_seconds, retry_wait
 from .score_log.of_client import ClientLog
 from .tracing import span
-from .transport import MAX_BATCH_BYTES, ServiceTransport
+from .transport import MAX_BATCH_BYTES, NotEncoded, ServiceTransport
 from .wire.errors import (
     BackendFailed,
     Forbidden,
@@ -285,7 +285,7 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
                 deadline=deadline,
                 is_stateless=True,
             )
-        except TooLarge:  # for the service: smaller ones, at last item by item
+        except (TooLarge, NotEncoded):  # smaller ones, at last item by item
             middle = len(requests) // 2
             if not middle:
                 return [await self._post_one(requests[0], deadline)]

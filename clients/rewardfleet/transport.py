@@ -19,6 +19,7 @@ from .timeouts import timeout_at
 from .tracing import span, trace_headers
 from .wire.errors import (
     DeadlineExceeded,
+    InvalidRequest,
     Overloaded,
     RewardFleetError,
     TooLarge,
@@ -50,6 +51,10 @@ _RUN = re.compile(r"(?<=^/budgets/)[^/]+")
 #: The service's deadline is earlier than the client's, as its response takes time: by a tenth of
 #: the remaining time, and at most by this many seconds.
 _MAX_RESPONSE_SECONDS = 1.0
+
+
+class NotEncoded(InvalidRequest):
+    """A body cannot be encoded, so nothing was sent. Without some of its items it may be."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -102,7 +107,10 @@ class _HttpCall(PendingCall, Generic[ModelT]):
 
     def _encode(self) -> tuple[str, list[Buffer]]:
         assert self.body is not None  # noqa: S101 - the caller has checked it
-        media_type, parts = encode_body(self.body)
+        try:
+            media_type, parts = encode_body(self.body)
+        except InvalidRequest as error:
+            raise NotEncoded(error.detail) from None
         is_compressed = self.compress_frames and media_type == FRAMES_TYPE
         return media_type, [compress(parts)] if is_compressed else parts
 
@@ -205,6 +213,7 @@ class ServiceTransport:
 
         Raises:
             TooLarge: The body has several items and more than `MAX_BATCH_BYTES`.
+            NotEncoded: The body cannot be encoded.
             RewardFleetError: The service's failure, or why it did not answer.
         """
         call = _HttpCall(

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import copy
+import math
 
 import pytest
 
@@ -166,6 +167,24 @@ async def test_a_part_that_is_too_large_for_the_service_is_sent_in_halves(replic
         assert scores[5].error.kind == "too_large"
         with pytest.raises(rewardfleet.TooLarge):  # the caller must send something else
             await fleet.video.rewards(requests(7))
+
+
+async def test_an_item_that_cannot_be_encoded_fails_alone(replica):
+    """Also among coalesced calls of others."""
+    only = await replica()
+    options = {"backend": "fake", "backend_kwargs": {"prompt": "\ud800"}}
+    items = requests(5)
+    items[2] = video_request("task 2", IMAGES, **options)
+    async with RewardFleet(video=only.url, coalesce_s=0.02, on_failure=math.nan) as fleet:
+        scores = await fleet.video.score_batch(items)
+        calls = [fleet.video.reward("task 7", IMAGES, **options)]
+        calls += [fleet.video.reward(f"task {n}", IMAGES) for n in (600_000, 1)]
+        failed, *rewards = await asyncio.gather(*calls, return_exceptions=True)
+    assert [score.status for score in scores] == ["ok", "ok", "error", "ok", "ok"]
+    assert scores[2].error.kind == "invalid"
+    assert scores[2].error.detail.startswith("backend_kwargs: the request cannot be encoded")
+    assert rewards == [1.0, 0.0]
+    assert isinstance(failed, rewardfleet.InvalidRequest)
 
 
 async def test_a_batch_whose_parts_are_all_refused_raises(replica):

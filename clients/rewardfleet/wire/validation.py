@@ -133,7 +133,17 @@ def encode_json(model: BaseModel, *, exclude_unset: bool = False) -> bytes:
     try:
         return model.model_dump_json(exclude_unset=exclude_unset).encode()
     except ValueError as error:  # pydantic_core.PydanticSerializationError
-        raise InvalidRequest(f"the request cannot be encoded: {error}") from None
+        field = next((name for name in model.model_fields_set if not _is_encoded(model, name)), "")
+        place = f"{field}: " if field else ""
+        raise InvalidRequest(f"{place}the request cannot be encoded: {error}") from None
+
+
+def _is_encoded(model: BaseModel, field: str) -> bool:
+    try:
+        model.model_dump_json(include={field})
+    except ValueError:
+        return False
+    return True
 
 
 def format_validation_error(error: ValidationError, model: type[BaseModel] | None = None) -> str:
