@@ -161,7 +161,7 @@ class TrainerApi(Generic[RequestT, ScoreT]):
             context.timeout_s = min(step.timeout_s, context.timeout_s or step.timeout_s)
             call = context.call_timeout_s or step.timeout_s
             context.call_timeout_s = min(step.timeout_s, call)
-        name = next((each for each in _TEXTS if step.action.get(each) is not None), None)
+        name = _text_field(step.action)
         item: RequestT | InvalidRequest
         if self.item_of is None or name is None:
             item = await self._attempt(partial(_item_of_action, self.request_type, step.action))
@@ -219,6 +219,18 @@ def _route(
         path, description, request_model, response_model, handler, decode, scores=scores,
         refuse=refuse,
     )  # fmt: skip
+
+
+def _text_field(action: Mapping[str, JsonValue]) -> str | None:
+    """Return the field of an action with the policy's text; None if the action is an item.
+
+    A null one is the empty text, unless another field has the text.
+    """
+    given = [name for name in _TEXTS if name in action]
+    written = [name for name in given if action[name] is not None]
+    if not written and action.get("revision") is not None:  # an item of the code service
+        return None
+    return next(iter(written or given), None)
 
 
 def _item_of_action(request_type: type[RequestT], action: Mapping[str, JsonValue]) -> RequestT:

@@ -357,7 +357,14 @@ def test_openenv_reset_and_step(code: httpx.Client):
     messages = [{"role": "assistant", "content": "print(5)<|im_end|>"}]
     step["action"] = {"message": messages, "ground_truth": FIVE}
     assert answer(code, "/step", step)["reward"] == 1
-    step["action"]["message"] = 5
+    step["action"] = {"code": None, "message": "print(5)", "ground_truth": FIVE}
+    assert answer(code, "/step", step)["reward"] == 1
+    for name in ("code", "message", "response", "completion"):  # no content
+        step["action"] = {name: None, "ground_truth": FIVE}
+        assert answer(code, "/step", step)["reward"] == 0
+    step["action"] = {"revision": "print(5)", "code": None, "tests": FIVE}
+    assert "unknown field 'code'" in refusal(code, "/step", step)
+    step["action"] = {"message": 5, "ground_truth": FIVE}
     assert "a completion is a text" in refusal(code, "/step", step)
 
 
