@@ -186,6 +186,28 @@ def test_calls_that_an_executor_runs_are_counted(text: str, calls: int):
     assert reward.correctness < 0
 
 
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        (f"<think>plan\n<tool_call>\n{RIGHT}\n</tool_call>", 1),
+        (f"<think>\n<tool_call>\n{RIGHT}\n</tool_call></think>", 1),
+        (f"<tool_call>\n{RIGHT}\n</tool_call></think>", 1),
+        (f"</tool_call><tool_call>\n{RIGHT}", 2),  # which is not closed, and so malformed
+        (TRUTH, 1),
+    ],
+)
+def test_a_call_that_toolrl_pays_for_is_not_free(text: str, calls: int):
+    options = ToolsOptions(variant="toolrl", cost="calls")
+    reward = score_answer(text, TRUTH, options)
+    assert (reward.correctness, reward.cost, reward.usage.calls) == (3.0, calls, calls)
+
+
+def test_all_tokens_at_the_end_of_a_turn_are_no_part_of_the_answer():
+    for end in ("<|im_end|><|endoftext|>", "<|endoftext|>\n<|im_end|>\n", "<end_of_turn><eos>"):
+        assert score_answer(TRUTH + end, TRUTH, STRICT).task == 4.0
+    assert score_answer(TRUTH + "<|im_end|>x", TRUTH, STRICT).format == 0.0
+
+
 @pytest.mark.parametrize("depth", [99, 101, 500, 960, 5000])
 def test_the_limit_of_nesting_does_not_depend_on_the_callers_stack(depth: int):
     text = answer(f'{{"name": "f", "parameters": {{"a": {"[" * depth}{"]" * depth}}}}}', RIGHT)

@@ -13,13 +13,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.query import without_end_tokens
 
 #: Limit on the tool calls of a ground truth.
 _MAX_GROUND_TRUTH_CALLS = 64
 
 _TAG = re.compile(r"<(/?)(think|tool_call|response)>")
-#: What chat templates put after an answer.
-_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "</s>")
 _DECODER = json.JSONDecoder()
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,39})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
 _SPACE = re.compile(r"[\s,]*")
@@ -61,9 +60,7 @@ class ParsedAnswer:
 
 def parse_answer(text: str) -> ParsedAnswer:
     """Parse an answer of a policy, whatever it contains."""
-    text = text.strip()
-    for end_of_turn in _END_OF_TURN:
-        text = text.removesuffix(end_of_turn).rstrip()
+    text = without_end_tokens(text.strip()).rstrip()
     blocks: list[str] = []
     think: str | None = None
     before_think, after_think = "", text
@@ -131,7 +128,7 @@ def _calls(content: str) -> Iterator[ToolCall]:
             return
         position = _SPACE.match(content, end).end()  # type: ignore[union-attr] # likewise
         for each in value if isinstance(value, list) else [value]:
-            yield _call(each)
+            yield call_of(each)
 
 
 def _calls_in_lines(lines: Iterable[str]) -> Iterator[ToolCall]:
@@ -139,14 +136,14 @@ def _calls_in_lines(lines: Iterable[str]) -> Iterator[ToolCall]:
     for line in lines:
         if line.lstrip().startswith("{"):
             try:
-                call = _call(json.loads(line))
+                call = call_of(json.loads(line))
             except (ValueError, RecursionError):
                 continue
             if call != MALFORMED:
                 yield call
 
 
-def _call(value: Any) -> ToolCall:
+def call_of(value: Any) -> ToolCall:
     """Return a decoded call; `MALFORMED` if it has no name, or no object of parameters."""
     if not isinstance(value, dict):
         return MALFORMED
@@ -243,7 +240,7 @@ def parse_ground_truth(text: str) -> GroundTruth:
     if "<tool_call>" in contents.get("response", ""):
         raise InvalidRequest("ground_truth: <tool_call> is in <response>; put it before")
     raw = _raw_calls(contents["tool_call"]) if "tool_call" in contents else []
-    calls = tuple(map(_call, raw))
+    calls = tuple(map(call_of, raw))
     if MALFORMED in calls:
         raise InvalidRequest(
             "ground_truth: <tool_call>: each call is an object with a `name` and `parameters` "

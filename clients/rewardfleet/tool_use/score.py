@@ -1,18 +1,20 @@
 """The reward of one answer, without a budget: a pure function."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rewardfleet.wire.causes import ToolsCause
 from rewardfleet.wire.tools import Family, ToolDescription, ToolsOptions
 
-from .answer import parse_answer, parse_ground_truth
+from .answer import ToolCall, parse_answer, parse_ground_truth
 from .cause import cause_of
 from .correctness import MAX_CORRECTNESS, strict_correctness, strict_format
 from .toolrl import (
     correctness_range,
     format_range,
     think_length,
+    toolrl_calls,
     toolrl_correctness,
     toolrl_format,
     toolrl_think,
@@ -65,6 +67,7 @@ def score_answer(
     """
     truth = parse_ground_truth(ground_truth)
     answer = parse_answer(response)
+    calls: Sequence[ToolCall] = answer.calls
     if options.variant == "strict":
         think = answer.think
         format_reward = strict_format(answer, truth)
@@ -75,6 +78,8 @@ def score_answer(
         think = toolrl_think(text)
         format_reward = toolrl_format(text, truth, options, step)
         correctness = toolrl_correctness(text, truth, options, step)
+        # What is paid for costs something, also where an executor would not look for calls.
+        calls = [*(Counter(calls) | Counter(toolrl_calls(text))).elements()]
         _, max_format = format_range(options, step)
         _, max_correctness = correctness_range(options, step)
     length = think_length(think, options, step) if options.with_length else 0.0
@@ -85,5 +90,5 @@ def score_answer(
         right_calls=correctness > (max_correctness if truth.calls else 0.0) - _ROUNDING,
         full_length=length == 1.0 or not options.with_length,
     )
-    usage = usage_of(answer.calls, options, labels or {}, tools, default_labels or {})
+    usage = usage_of(calls, options, labels or {}, tools, default_labels or {})
     return ToolUseReward(format_reward, correctness, length, cost_of(usage, options), usage, cause)

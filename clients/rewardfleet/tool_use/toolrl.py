@@ -11,7 +11,7 @@ from typing import Any
 
 from rewardfleet.wire.tools import ToolsOptions
 
-from .answer import GroundTruth
+from .answer import GroundTruth, ToolCall, call_of
 
 #: Steps after which a scheduled reward has its final range, and a scheduled length its final value.
 _REWARD_STEPS, _LENGTH_STEPS = 150, 105
@@ -86,6 +86,14 @@ def _calls(text: str) -> list[Any]:
         raise ValueError("no tool call")
     content = text.split("<tool_call>")[1].split("</tool_call>", maxsplit=1)[0].strip()
     return [json.loads(line) for line in content.split("\n")]
+
+
+def toolrl_calls(text: str) -> list[ToolCall]:
+    """Return the calls that `toolrl_correctness` compares, also those within `<think>`."""
+    try:
+        return [call_of(each) for each in _calls(text)]
+    except (ValueError, IndexError, RecursionError):
+        return []
 
 
 def _points(

@@ -97,10 +97,14 @@ def completion_text(completion: Any) -> str:
     Raises:
         InvalidRequest: It is none of these. As a text, it would be scored as what nobody wrote.
     """
-    text = _text(completion)
+    return without_end_tokens(_text(completion))
+
+
+def without_end_tokens(text: str) -> str:
+    """Return a text without the special tokens at its end, in linear time."""
     end = len(text)
-    while token := _SPECIAL_TOKEN.search(text[max(0, end - _TOKEN_LENGTH) : end]):
-        end = max(0, end - _TOKEN_LENGTH) + token.start()
+    while token := _SPECIAL_TOKEN.search(text, max(0, end - _TOKEN_LENGTH), end):
+        end = token.start()
     return text[:end]
 
 
