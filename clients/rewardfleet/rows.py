@@ -12,9 +12,11 @@ from .video import VideoOptions, video_request
 from .wire.code import as_tests
 from .wire.digest import LABELS
 from .wire.errors import RewardFleetError
+from .wire.native_calls import answer_text
 from .wire.policy_text import POLICY_FIELDS
 from .wire.query import completion_text
 from .wire.score import Status
+from .wire.tools import fields_of_truth
 
 #: A row of a trainer's dataset.
 SampleRow = Mapping[str, Any]
@@ -44,9 +46,10 @@ def fields_of(service: ServiceName, completion: Any, truth: Any, row: SampleRow)
     """Return the fields of a request, as the service's client takes them.
 
     Args:
-        completion: What the policy wrote; see `completion_text`. The video service ignores it.
+        completion: What the policy wrote; see `completion_text`, for tools `answer_text`. The video
+            service ignores it.
         truth: The tests of the code service, or their JSON as text; the ground truth of the tools
-            service; the clip of the video service.
+            service, see `fields_of_truth`; the clip of the video service.
         row: Options of the request, taken where they are not None; for video also `task`.
 
     Raises:
@@ -55,12 +58,8 @@ def fields_of(service: ServiceName, completion: Any, truth: Any, row: SampleRow)
     if service == "code":
         return request_fields(completion, truth, row)
     if service == "tools":
-        response = completion_text(completion)
-        return {
-            "response": response,
-            "ground_truth": truth,
-            **_given(row, _TOOLS_FIELDS),
-        }
+        fields = fields_of_truth(truth, _given(row, _TOOLS_FIELDS))
+        return {"ground_truth": None, **fields, "response": answer_text(completion)}
     if isinstance(truth, np.ndarray) and truth.dtype == object:
         truth = list(truth)  # images from a parquet file
     return {

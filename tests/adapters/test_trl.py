@@ -157,6 +157,12 @@ def test_answers_that_call_tools_are_scored_by_a_correct_answer():
         reward = reward_function("tools", str(service.base_url), is_async=False)
         answers = [text, [{"role": "assistant", "content": f"{text}<|im_end|>"}], ""]
         assert call(reward, answers, ground_truth=[text] * 3, tools=[None] * 3) == [4.0, 4.0, -3.0]
+        search = {"type": "function", "function": {"name": "search", "arguments": {}}}
+        message = {"role": "assistant", "content": "<think>x</think>", "tool_calls": [search]}
+        done = [message, {"role": "tool", "content": ""}, {"role": "assistant", "content": ""}]
+        truth = {"ground_truth": text, "options": {"variant": "toolrl", "correct_max1": True}}
+        truths = [text, text, json.dumps(truth)]
+        assert call(reward, [[message], done, text], ground_truth=truths) == [4.0, 4.0, 2.0]
 
 
 @pytest.mark.slice

@@ -19,6 +19,7 @@ from rewardfleet.blocking import RewardFleet
 from rewardfleet.client import SERVICES
 from rewardfleet.wire.code import as_tests
 from rewardfleet.wire.policy_text import MAX_CHARACTERS
+from rewardfleet.wire.tools import fields_of_truth
 
 from .index import redact
 from .options import API_KEY, TIMEOUT, grouped
@@ -65,7 +66,7 @@ class ScoringService:
     "--ground-truth",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The correct answer, for an answer that calls tools.",
+    help="The correct answer, for an answer that calls tools; or JSON with it as `ground_truth`.",
 )
 @click.option("--task", metavar="TEXT", help="The task that the video shows.")
 @click.option(
@@ -128,7 +129,8 @@ def _score(file: Path, truth: ExpectedResult, service: ScoringService) -> Score:
             tests = as_tests(truth.tests.read_text())
             return fleet.code.score(_read_text(file), tests, mode=truth.mode)
         if truth.ground_truth is not None:
-            return fleet.tools.score(_read_text(file), truth.ground_truth.read_text())
+            fields = fields_of_truth(truth.ground_truth.read_text())
+            return fleet.tools.score(_read_text(file), **fields)
         return fleet.video.score(truth.task or "", file.read_bytes())
 
 

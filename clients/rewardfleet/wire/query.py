@@ -112,25 +112,26 @@ def _text(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     is_list = isinstance(value, Iterable) and not isinstance(value, Mapping | BaseModel)
-    if not is_list and _field(value, "role") is None:
+    if not is_list and field_of(value, "role") is None:
         for name in ("code", "content"):  # of an agent's answer, of a model's output
-            if (found := _field(value, name, default=value)) is not value:
+            if (found := field_of(value, name, default=value)) is not value:
                 return _text(found)
     items = list(value) if is_list else [value]
-    if all(_field(item, "role") is not None for item in items):
-        written = [item for item in items if _field(item, "role") == "assistant"]
-        return _text(_field(written[-1], "content")) if written else ""
+    if all(field_of(item, "role") is not None for item in items):
+        written = [item for item in items if field_of(item, "role") == "assistant"]
+        return _text(field_of(written[-1], "content")) if written else ""
     if is_list and all(_is_part(item) for item in items):
-        return "".join(_text(_field(part, "text")) for part in items)
+        return "".join(_text(field_of(part, "text")) for part in items)
     forms = 'a text, messages, content parts or {"code": …}'
     raise InvalidRequest(f"a completion is {forms} (got {value!r:.60})")
 
 
 def _is_part(item: Any) -> bool:
-    named = _field(item, "type") is not None or _field(item, "text") is not None
-    return named and _field(item, "content") is None  # else a message of an unknown role
+    named = field_of(item, "type") is not None or field_of(item, "text") is not None
+    return named and field_of(item, "content") is None  # else a message of an unknown role
 
 
-def _field(item: Any, name: str, default: Any = None) -> Any:
+def field_of(item: Any, name: str, default: Any = None) -> Any:
+    """Return a field of a message: a mapping, or an object with attributes."""
     is_mapping = isinstance(item, Mapping)
     return item.get(name, default) if is_mapping else getattr(item, name, default)

@@ -4,7 +4,8 @@ Unknown fields are ignored, or returned where the format says so. What a policy 
 scored; what the caller wrote may be invalid.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -17,12 +18,15 @@ from pydantic import (
 from typing_extensions import Self
 
 from .errors import ErrorKind
+from .native_calls import answer_text
 from .policy_text import POLICY_FIELDS
 from .query import completion_text
 from .score import MAX_BATCH_ITEMS, ForeignRequest, Response
 
 #: The fields of these formats that have a policy's text, or parts of it.
-TEXT_FIELDS = POLICY_FIELDS | {"query", "text", "content", "message", "arguments", "refusal"}
+TEXT_FIELDS = POLICY_FIELDS | {
+    "query", "text", "content", "message", "arguments", "name", "refusal"
+}  # fmt: skip
 
 #: NeMo Gym's names of failures; a name with a colon is this project's.
 GYM_FAILURE_KINDS: dict[ErrorKind, str] = {
@@ -106,7 +110,8 @@ class GymResponse(ForeignRequest, extra="allow"):
     """What the policy answered, in the format of OpenAI's responses."""
 
     output: list[dict[str, JsonValue]] = Field(
-        description="Items. The texts of the assistant's messages are the response."
+        description="Items. The texts of the assistant's messages are the response; for the tools "
+        "service, with its items `function_call`."
     )
 
     @property
@@ -117,11 +122,28 @@ class GymResponse(ForeignRequest, extra="allow"):
             InvalidRequest: A message has content that cannot be read.
         """
         return "".join(
-            completion_text(item.get("content"))
-            for item in self.output
-            if item.get("type", "message") == "message"
-            and item.get("role", "assistant") == "assistant"
+            completion_text(item.get("content")) for item in self.output if _is_of_assistant(item)
         )
+
+    @property
+    def answer(self) -> str:
+        """The same with the calls of tools; see `answer_text`.
+
+        Raises:
+            InvalidRequest: A message has content that cannot be read.
+        """
+        messages: list[dict[str, Any]] = []
+        for item in self.output:
+            if _is_of_assistant(item):
+                messages.append({"role": "assistant", "content": item.get("content")})
+            elif item.get("type") == "function_call":
+                messages.append({"role": "assistant", "tool_calls": [item]})
+        return answer_text(messages)
+
+
+def _is_of_assistant(item: Mapping[str, JsonValue]) -> bool:
+    is_message = item.get("type", "message") == "message"
+    return is_message and item.get("role", "assistant") == "assistant"
 
 
 class GymVerifyRequest(ForeignRequest, extra="allow"):

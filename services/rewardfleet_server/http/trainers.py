@@ -15,6 +15,7 @@ from pydantic import BaseModel, JsonValue
 
 from rewardfleet.wire.causes import CAUSES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
+from rewardfleet.wire.native_calls import answer_text
 from rewardfleet.wire.query import completion_text, response_of
 from rewardfleet.wire.score import Score, Status, abstained
 from rewardfleet.wire.trainers import (
@@ -66,6 +67,8 @@ class TrainerApi(Generic[RequestT, ScoreT]):
     #: Makes an item from a text and a ground truth; None if the items of the service are not made
     #: from texts. It raises `InvalidRequest` for ground truths that it cannot read.
     item_of: ItemOf[RequestT] | None = None
+    #: Whether the calls of tools in messages are part of the text.
+    reads_calls: bool = False
 
     def routes(self) -> Sequence[Route[Any]]:
         """Return the routes of all formats that the service can have."""
@@ -133,7 +136,9 @@ class TrainerApi(Generic[RequestT, ScoreT]):
 
     async def _verify(self, request: GymVerifyRequest, context: RequestContext) -> BaseModel:
         try:
-            sample = (request.response.text, _ground_truth(_gym_row(request)))
+            response = request.response
+            text = response.answer if self.reads_calls else response.text
+            sample = (text, _ground_truth(_gym_row(request)))
             (score,) = await self._scores([sample], context)
         except RewardFleetError as error:
             if error.kind not in GYM_FAILURE_KINDS:
@@ -194,7 +199,8 @@ class TrainerApi(Generic[RequestT, ScoreT]):
         completion, ground_truth = sample
         item_of = self.item_of
         assert item_of is not None  # noqa: S101 - else there are no such routes
-        return await self._attempt(lambda: item_of(completion_text(completion), ground_truth))
+        text_of = answer_text if self.reads_calls else completion_text
+        return await self._attempt(lambda: item_of(text_of(completion), ground_truth))
 
     async def _attempt(self, make: Callable[[], RequestT]) -> RequestT | InvalidRequest:
         """Return an item, or why it is not one: it is counted like that of any other route."""

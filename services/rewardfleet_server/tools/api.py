@@ -16,6 +16,7 @@ from rewardfleet.wire.tools import (
     BudgetUpdateRequest,
     ToolsRequest,
     ToolsScore,
+    fields_of_truth,
 )
 from rewardfleet.wire.validation import validate
 from rewardfleet_server.engine import Engine
@@ -152,14 +153,13 @@ def request_of(response: str, ground_truth: JsonValue) -> ToolsRequest:
     Args:
         response: What the policy wrote.
         ground_truth: The correct answer; or an object with it as `ground_truth`, and further fields
-            of `ToolsRequest`. Other fields are ignored.
+            of `ToolsRequest`, or the JSON of that. Other fields are ignored.
 
     Raises:
         InvalidRequest: A field is invalid.
     """
-    fields = ground_truth if isinstance(ground_truth, dict) else {"ground_truth": ground_truth}
-    given = {name: fields[name] for name in ToolsRequest.model_fields if name in fields}
-    return validate(ToolsRequest, {**given, "response": response}, prefix="ground_truth: ")
+    given = {**fields_of_truth(ground_truth), "response": response}
+    return validate(ToolsRequest, given, prefix="ground_truth: ")
 
 
 def _run(context: RequestContext) -> str:

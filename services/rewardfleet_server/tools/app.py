@@ -52,7 +52,7 @@ def create_app(settings: ToolsSettings, store: RunState | None = None) -> Reward
         max_batch_fields=_MAX_BATCH_FIELDS,
         routes=lambda engine: [
             *ToolsApi(engine, budgets, metrics).routes(),
-            *TrainerApi(engine, ToolsRequest, request_of).routes(),
+            *TrainerApi(engine, ToolsRequest, request_of, reads_calls=True).routes(),
         ],
         collectors=(*metrics.collectors, state.metrics),
         failure=lambda: state.failure,

@@ -121,7 +121,10 @@ def test_an_answer_that_calls_tools(logs: Path, tmp_path: Path):
     with client_of(create_tools(ToolsSettings(run_state=tmp_path / "state.db"))) as client:
         url = f"tools={client.base_url}"
         answer = tmp_path / "answer.txt"
-        assert verify(logs, answer, "--ground-truth", answer, "--url", url) == 0
+        truth = tmp_path / "truth.json"
+        truth.write_text(json.dumps({"ground_truth": CALL, "difficulty": "easy"}))
+        for each in (answer, truth):
+            assert verify(logs, answer, "--ground-truth", each, "--url", url) == 0
     assert json.loads((logs / "reward.json").read_text()) == {"reward": 4.0}
 
 

@@ -138,6 +138,16 @@ def test_what_a_policy_wrote_is_judged_also_if_it_is_nothing(tools: str, tmp_pat
     assert {(each["status"], each["score"]) for each in records(out)} == {("ok", -3.0)}
 
 
+def test_native_calls_and_tools_of_a_row_are_read(tools: str, tmp_path: Path):
+    call = {"type": "function", "function": {"name": "search", "arguments": {"q": "a"}}}
+    message = {"role": "assistant", "content": "<think>x</think>", "tool_calls": [call]}
+    row = {"response": [message], "ground_truth": {"ground_truth": TRUTH},
+           "tools": [{"type": "function", "function": {"name": "search"}}]}  # fmt: skip
+    path, out = write_rows(tmp_path / "rows.jsonl", [row]), tmp_path / "out"
+    assert main(["score", "tools", str(path), "--url", tools, "-o", str(out)]) == 0
+    assert records(out)[0]["score"] == 4.0
+
+
 @pytest.mark.parametrize("name", ["bad.parquet", "bad.arrow"])
 def test_a_damaged_table_is_named(
     tools: str, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]

@@ -418,7 +418,22 @@ def test_answers_that_call_tools(tmp_path_factory: pytest.TempPathFactory):
         assert answer(client, "/verify", rollout(CALL, ground_truth=CALL))["reward"] == 4
         label = {"ground_truth": CALL, "options": {"variant": "toolrl", "correct_max1": True}}
         assert answer(client, "/slime", slime(CALL, label)) == 2
+        assert answer(client, "/slime", slime(CALL, json.dumps(label))) == 2
         check_problem(post(client, "/slime", slime(CALL, 5)), "invalid")
+        body = rollout("<think>x</think>", ground_truth=CALL)
+        call = {"type": "function_call", "name": "search", "arguments": "{}", "call_id": "1"}
+        reply = {"type": "function_call_output", "call_id": "1", "output": "a"}
+        body["response"]["output"] += [call, reply]
+        assert answer(client, "/verify", body)["reward"] == 4
+        call |= {"name": "\ud800", "arguments": "{"}
+        result = answer(client, "/verify", body)
+        assert (result["reward"], result["reward_cause"]) == (-3, "malformed_call")
+        message = {"role": "assistant", "content": "<think>x</think>",
+                   "tool_calls": [{"function": {"name": "search", "arguments": {}}}]}  # fmt: skip
+        step = {"action": {"message": [message], "ground_truth": CALL}}
+        assert answer(client, "/step", step)["reward"] == 4
+        step["action"]["message"] = None
+        assert answer(client, "/step", step)["reward"] == -3
 
 
 @pytest.mark.slow

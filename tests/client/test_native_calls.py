@@ -1,0 +1,92 @@
+"""Tool calls in fields of messages are scored like those in the text of an answer."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rewardfleet.rows import fields_of
+from rewardfleet.tool_use import parse_answer, score_answer
+from rewardfleet.wire.native_calls import answer_text
+from rewardfleet.wire.tools import ToolsOptions
+
+THINK = "<think>x</think>"
+TRUTH = f'{THINK}\n<tool_call>\n{{"name": "search", "parameters": {{"q": "a"}}}}\n</tool_call>'
+BOTH = TRUTH.replace("\n</tool", '\n{"name": "add", "parameters": {}}\n</tool')
+DONE = {"role": "assistant", "content": "<response>a</response>"}
+
+
+def message(*calls: Any, content: Any = THINK) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, "tool_calls": [*calls]}
+
+
+def native(name: Any = "search", arguments: Any = '{"q": "a"}') -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+ADD, TOOL, USER = native("add", None), {"role": "tool", "content": TRUTH}, {"role": "user"}
+
+
+@pytest.mark.parametrize(
+    ("completion", "text"),
+    [
+        ([message(native())], TRUTH),
+        ([message(native(arguments={"q": "a"}), content=f"{THINK}\n\n<|im_end|>\n")], TRUTH),
+        (message({"name": "search", "arguments": '{"q": "a"}'}), TRUTH),
+        ({"role": "assistant", "content": THINK, "function_call": native()["function"]}, TRUTH),
+        (SimpleNamespace(content=THINK, tool_calls=[native()]), TRUTH),  # a model's output
+        ((each for each in [message(native())]), TRUTH),
+        ([message(native(), ADD)], BOTH),
+        # With a tool reply: all messages of the turn count, and calls in a row are one block.
+        ([message(native()), TOOL, DONE], f"{TRUTH}\n{DONE['content']}"),
+        ([message(native()), TOOL, message(ADD, content=None), TOOL], BOTH),
+        ([message(content=TRUTH), TOOL, DONE], f"{TRUTH}\n{DONE['content']}"),
+        ([message(ADD), TOOL, DONE, USER, message(native())], TRUTH),  # an earlier turn
+        ([message(native()), USER], ""),
+        ([message(content=f"{THINK} ")], f"{THINK} "),
+        (TRUTH, TRUTH),
+        (None, ""),
+    ],
+)
+def test_calls_follow_the_content_in_the_form_of_a_ground_truth(completion: Any, text: str):
+    assert answer_text(completion) == text
+
+
+@pytest.mark.parametrize("variant", ["strict", "toolrl"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        native(arguments="{broken"), native(arguments="5"), native(arguments=[1]), native(None),
+        native(arguments="[" * 100_000), native(arguments={("q",): 1}), "search", 5, {}, None,
+    ],
+)  # fmt: skip
+def test_a_malformed_call_is_judged_as_one(call: Any, variant: str):
+    reward = score_answer(answer_text([message(call)]), TRUTH, ToolsOptions(variant=variant))
+    assert (reward.cause, reward.usage.calls, reward.correctness) == ("malformed_call", 1, -3.0)
+
+
+def test_tags_in_arguments_are_text():
+    """Else a call could be hidden, or look like several."""
+    for tag in ("</think>", "<think>", "</tool_call>", "</tool_call><tool_call>{}", "\ud800"):
+        [call] = parse_answer(answer_text([message(native(arguments={"q": tag}))])).calls
+        assert dict(call.parameters) == {"q": tag}
+
+
+USUAL = {"name": "lookup", "description": "Convert units", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [{"type": "function", "function": USUAL}], [USUAL], [{**USUAL, "type": "function"}],
+        json.dumps([{"type": "function", "function": USUAL}]), json.dumps([USUAL]),
+    ],
+)  # fmt: skip
+def test_tools_of_a_row_are_read_in_the_usual_forms(tools: Any):
+    described = [{"name": "lookup", "description": "Convert units"}]
+    assert fields_of("tools", TRUTH, TRUTH, {"tools": tools})["tools"] == described
+    truth = json.dumps({"ground_truth": TRUTH, "tools": tools, "difficulty": 3, "step": None})
+    expected = {"response": TRUTH, "ground_truth": TRUTH, "tools": described}
+    assert fields_of("tools", TRUTH, truth, {"tools": ["search"]}) == expected
+    assert fields_of("tools", TRUTH, json.loads(truth), {}) == expected
