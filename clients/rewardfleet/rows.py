@@ -16,7 +16,7 @@ from .wire.native_calls import answer_text
 from .wire.policy_text import POLICY_FIELDS
 from .wire.query import completion_text
 from .wire.score import Status
-from .wire.tools import fields_of_truth
+from .wire.tools_rows import fields_of_truth
 
 #: A row of a trainer's dataset.
 SampleRow = Mapping[str, Any]

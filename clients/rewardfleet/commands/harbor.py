@@ -19,7 +19,7 @@ from rewardfleet.blocking import RewardFleet
 from rewardfleet.client import SERVICES
 from rewardfleet.wire.code import as_tests
 from rewardfleet.wire.policy_text import MAX_CHARACTERS
-from rewardfleet.wire.tools import fields_of_truth
+from rewardfleet.wire.tools_rows import fields_of_truth
 
 from .index import redact
 from .options import API_KEY, TIMEOUT, grouped

@@ -1,0 +1,58 @@
+"""Ground truths and tools as rows of data sets have them, as fields of a `ToolsRequest`."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .tools import ToolsRequest
+
+
+def fields_of_truth(ground_truth: Any, row: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the fields of a request that a ground truth of a trainer's dataset stands for.
+
+    Args:
+        ground_truth: The correct answer; or an object with it as `ground_truth` and further fields,
+            or the JSON of that as text. Fields that a request does not have are left out.
+        row: Further fields, used where the object does not have them.
+    """
+    if isinstance(ground_truth, str) and ground_truth.lstrip().startswith("{"):
+        parsed = _parsed(ground_truth)
+        if isinstance(parsed, dict) and "ground_truth" in parsed:
+            ground_truth = parsed
+    is_object = isinstance(ground_truth, Mapping)
+    found = {**(row or {}), **(ground_truth if is_object else {"ground_truth": ground_truth})}
+    names = ToolsRequest.model_fields.keys() - {"response"}
+    fields = {name: found[name] for name in names if found.get(name) is not None}
+    return {**fields, "tools": _as_tools(fields["tools"])} if "tools" in fields else fields
+
+
+def _as_tools(tools: Any) -> Any:
+    """Return the tools of a row as `ToolsRequest` has them, by name and description.
+
+    A tool is an object with these, among others, or with a `function` that has them, as in OpenAI's
+    interface; or its name. The list may be JSON as text. Anything else stays as it is.
+    """
+    if isinstance(tools, str):
+        tools = _parsed(tools)
+    if isinstance(tools, Iterable) and not isinstance(tools, str | Mapping):
+        return [_as_tool(each) for each in tools]
+    return tools
+
+
+def _as_tool(tool: Any) -> Any:
+    if isinstance(tool, str):
+        return {"name": tool}
+    if not isinstance(tool, Mapping):
+        return tool
+    described = tool.get("function")
+    described = described if isinstance(described, Mapping) else tool
+    names = ("name", "description")
+    return {name: described[name] for name in names if described.get(name) is not None}
+
+
+def _parsed(text: str) -> Any:
+    """Return what a text is the JSON of; the text itself if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
