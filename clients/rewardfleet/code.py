@@ -84,7 +84,7 @@ def code_request(revision: str, tests: TestsLike, **options: Unpack[CodeOptions]
     Raises:
         InvalidRequest: The request is invalid; the message is the service's.
     """
-    found = as_tests([*tests] if isinstance(tests, tuple) else tests)
+    found = as_tests(tests)
     row = found.get("row") if isinstance(found, Mapping) else None
     if isinstance(row, Mapping) and row.keys() == {"ground_truth"}:
         content = row["ground_truth"]

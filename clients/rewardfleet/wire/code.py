@@ -9,10 +9,15 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    ConfigDict,
     Field,
     FiniteFloat,
     JsonValue,
     StringConstraints,
+    TypeAdapter,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
 
@@ -233,12 +238,18 @@ class AssertTests(Request):
     strict: bool = Field(False, description=_STRICT)
 
 
-class DatasetTests(
-    Request,
-    allow_inf_nan=True,  # in rows from pandas, a missing value is NaN
-    ser_json_inf_nan="constants",
-    json_schema_extra=_ONE_CHECKER,
-):
+_ROW = TypeAdapter(dict[str, JsonValue], config=ConfigDict(allow_inf_nan=True))
+
+
+def _with_nan(row: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    """Accept NaN at any depth, which is a missing value in rows from pandas.
+
+    In JSON, pydantic accepts it anyway. In Python, the outermost model decides.
+    """
+    return handler(row) if info.mode == "json" else _ROW.validate_python(row)
+
+
+class DatasetTests(Request, json_schema_extra=_ONE_CHECKER):
     """Read a raw row of a dataset as one of the other kinds of tests."""
 
     kind: Literal["dataset"] = Field(description="The kind of these tests.")
@@ -246,7 +257,7 @@ class DatasetTests(
         description="The dataset of the row. Give `apps` for rows of TACO. auto: recognized by the "
         "row's columns; for the ground truths of trainers, see docs/wire-formats.md."
     )
-    row: dict[str, JsonValue] = Field(
+    row: Annotated[dict[str, JsonValue], WrapValidator(_with_nan)] = Field(
         description="The row as in the dataset, in CTRL or in SandboxFusion; with `auto` also "
         "`ground_truth` alone, of any type. Columns that are not "
         "needed are ignored. Its `time_limit` is used as `limits.cpu_s` if the request gives none."
@@ -291,8 +302,8 @@ def as_tests(ground_truth: Any) -> Any:
 
     The tests of a request stay as they are. Anything else is sent as it is, for the service to
     recognize: `{"inputs": …, "outputs": …}` as in verl and PRIME, a row of a dataset, a list of
-    tests, a script of asserts. A text may be the JSON of all of these, and lists may be arrays, as
-    in rows from a Parquet file.
+    tests, a script of asserts. A text may be the JSON of all of these, and lists may be tuples, or
+    arrays as in rows from a Parquet file.
     """
     if isinstance(ground_truth, str):
         try:
@@ -313,7 +324,7 @@ def _without_arrays(value: Any) -> Any:
         return {name: _without_arrays(each) for name, each in value.items()}
     if hasattr(value, "tolist"):  # numpy's arrays and numbers
         value = value.tolist()
-    return [_without_arrays(each) for each in value] if isinstance(value, list) else value
+    return [_without_arrays(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 class Limits(Request):

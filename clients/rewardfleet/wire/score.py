@@ -77,6 +77,7 @@ class Request(
     allow_inf_nan=False,
     val_json_bytes="base64",
     ser_json_bytes="base64",
+    ser_json_inf_nan="constants",  # in rows of data sets; null would be another value
 ):
     """The base of request models. An unknown field is refused, and the error names it.
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import zlib
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from rewardfleet import code_request
 from rewardfleet.wire.code import CodeRequest, DatasetTests, as_tests
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.validation import validate
+from rewardfleet.wire.score import BatchRequest
+from rewardfleet.wire.validation import encode_json, validate, validate_json
 from rewardfleet_server.code.datasets.rows import read_row
 
 from .test_datasets import encoded
@@ -131,6 +133,30 @@ def test_arrays_of_a_parquet_file_are_lists():
     listed = {name: np.array(values, dtype=object) for name, values in IO.items()}
     for ground_truth in (listed, pairs, {"kind": "stdio", "cases": np.array(STDIO["cases"])}):
         assert read(ground_truth).cases[0].stdout.strip() == "3"
+
+
+def test_tuples_are_lists():
+    calls = {
+        "kind": "functional",
+        "fn_name": "f",
+        "cases": ({"args": ((1, 2),), "expected": (3,)},),
+    }
+    (case,) = code_request("", calls).tests.cases
+    assert (case.args, case.expected) == ([[1, 2]], [3])
+    pairs = {"fn_name": "f", "inputs": ([(1, 2)],), "outputs": ((3, 4),)}
+    (case,) = read_row(code_request("", pairs).tests)[0].cases
+    assert (case.args, case.expected) == ([[1, 2]], [3, 4])
+
+
+def test_nan_of_pandas_arrives_as_nan():
+    """A null would be another expected value."""
+    row = {"test_list": ASSERTS, "score": math.nan, "outputs": [math.nan]}
+    request = code_request("", row)
+    for body in (request, BatchRequest[CodeRequest](items=[request])):
+        sent = encode_json(body, exclude_unset=True)
+        assert sent.count(b"NaN") == 2
+        validate_json(type(body), sent)
+    assert read_row(request.tests)[0].cases == ASSERTS
 
 
 @pytest.mark.parametrize("ground_truth", [STDIO, json.dumps(STDIO)])
