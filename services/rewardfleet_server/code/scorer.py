@@ -241,7 +241,10 @@ class CodeScorer:
         changed = {"cpu_s": row.cpu_s}
         if "wall_s" not in given.model_fields_set:  # keep it well above the CPU time
             changed["wall_s"] = max(given.wall_s, min(3 * row.cpu_s, self._settings.max_wall_s))
-        return self.run_limits(given.model_copy(update=changed))
+        try:
+            return self.run_limits(given.model_copy(update=changed))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"tests.row: time_limit: as {error.detail}") from None
 
     async def _counted(
         self, tests: PlainTests, limits: RunLimits

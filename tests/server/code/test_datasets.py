@@ -332,13 +332,37 @@ def test_apps_rows_of_other_forms():
         (math.nan, None),
         (None, None),
         ("2.0 seconds", 2.0),
+        ("1 second(s)", 1.0),
+        (" 1.5 Sec. ", 1.5),
+        ("2s", 2.0),
+        (".5", 0.5),
+        ("50 ms", 0.05),
+        ("1000ms", 1.0),
+        ("2 minutes", 120.0),
+        ("0.5 - 2 seconds", 2.0),
+        ("", None),
         ({"seconds": 1, "nanos": 500_000_000}, 1.5),
+        ('{"seconds": 2, "nanos": 0}', 2.0),
+        ({"seconds": 0, "nanos": 0}, None),
+        ({"seconds": math.nan}, None),
     ],
 )
 def test_time_limits(time_limit: object, seconds: float | None):
     row = {"selected_uts": PAIRS, "time_limit": time_limit}
     tests = DatasetTests(kind="dataset", dataset="code_contests", row=row)
-    assert read_row(tests)[1] == seconds
+    assert read_row(tests)[1] == (None if seconds is None else pytest.approx(seconds))
+
+
+@pytest.mark.parametrize(
+    ("time_limit", "seconds"), [(2000, 2.0), ("2000", 2.0), ("2 seconds", 2.0), ("500 ms", 0.5)]
+)
+@pytest.mark.parametrize("checker", ["int main() {}", None])
+def test_codecontests_plus_has_milliseconds(checker, time_limit, seconds):
+    cases = [{"input": "1", "output": "1"}]
+    row = {"test_cases": cases, "checker": checker, "time_limit": time_limit}
+    for name in ("auto", "code_contests"):
+        read_again = read_row(DatasetTests(kind="dataset", dataset=name, row=row))
+        assert read_again[1] == seconds
 
 
 # Rows that cannot be read
@@ -420,6 +444,11 @@ INVALID = [
     ("code_contests", {"test": PAIRS, "time_limit": "soon"}, "time_limit"),
     ("code_contests", {"test": PAIRS, "time_limit": True}, "time_limit"),
     ("code_contests", {"test": PAIRS, "time_limit": math.inf}, "time_limit"),
+    ("code_contests", {"test": PAIRS, "time_limit": {"seconds": 10**400}}, "time_limit"),
+    ("code_contests", {"test": PAIRS, "time_limit": "-2"}, "'1000 ms' or '1 minute' (got '-2')"),
+    ("code_contests", {"test": PAIRS, "time_limit": "1e3"}, "time_limit"),
+    ("code_contests", {"test": PAIRS, "time_limit": "2 hours"}, "time_limit"),
+    ("code_contests", {"test": PAIRS, "time_limit": "2 seconds" + " " * 10**6}, "time_limit"),
     ("livecodebench", {}, "no tests"),
     ("livecodebench", {"test": ""}, "test"),
     ("livecodebench", {"test": "no base64!"}, "neither JSON nor base64"),
@@ -564,7 +593,7 @@ def test_the_time_limit_of_a_row_is_used_if_the_request_gives_none(service: Serv
     check_problem(
         service.client.post("/score", json={"revision": busy, "tests": tests}),
         "invalid",
-        "allows at most 60 (got 1000)",
+        "tests.row: time_limit: as limits.cpu_s: this service allows at most 60 (got 1000)",
     )
 
 

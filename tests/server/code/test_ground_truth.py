@@ -159,6 +159,56 @@ def test_nan_of_pandas_arrives_as_nan():
     assert read_row(request.tests)[0].cases == ASSERTS
 
 
+@pytest.mark.parametrize(
+    "ground_truth",
+    [
+        IO,
+        {"packed": packed(IO)},
+        {"tests": IO},
+        {"tests": ASSERTS},
+        {"tests": json.dumps({**IO, "time_limit": None})},
+        {"test_cases": PAIRS},
+        {"assert_case": ASSERTS},
+        {"test_list": ASSERTS},
+        {"verification_info": {"test_cases": PAIRS}},
+        {"reward_model": {"ground_truth": json.dumps(IO)}},
+        {"public_tests": {"input": ["1 2\n"], "output": ["3\n"]}},
+        {"public_test_cases": PAIRS},
+        {"input_output": json.dumps(IO)},
+    ],
+)
+def test_every_form_may_have_a_time_limit(ground_truth: dict):
+    """In seconds, beside the tests."""
+    for row in (
+        {**ground_truth, "time_limit": 0.2},
+        {"tests": {**ground_truth, "time_limit": 0.2}},
+    ):
+        tests = validate(DatasetTests, as_tests(row))
+        assert read_row(tests).cpu_s == 0.2
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"test_list": ASSERTS, "test_imports": math.nan, "test_setup_code": math.nan},
+        {"test_list": ASSERTS, "selected_uts": math.nan, "input_output": math.nan},
+        {"test_list": ASSERTS, "inputs": math.nan, "outputs": math.nan, "packed": math.nan},
+        {"test_list": ASSERTS, "test_cases": math.nan, "labels": {"entry_point": math.nan}},
+        {"tests": {"test_list": ASSERTS, "test_imports": math.nan}, "prompt": math.nan},
+    ],
+)
+def test_nan_is_a_missing_column(row: dict):
+    assert read(row).cases == ASSERTS
+    if "test_list" in row:
+        assert read_row(DatasetTests(kind="dataset", dataset="mbppplus", row=row))[0].cases
+
+
+def test_nan_in_a_list_is_no_missing_output():
+    with pytest.raises(InvalidRequest, match="expected"):
+        read({"fn_name": "f", "inputs": [[1]], "outputs": [math.nan]})
+    assert read({**IO, "fn_name": math.nan}).kind == "stdio"
+
+
 @pytest.mark.parametrize("ground_truth", [STDIO, json.dumps(STDIO)])
 def test_the_tests_of_a_request_stay_as_they_are(ground_truth: object):
     assert read(ground_truth).cases[0].stdin == "1 2"

@@ -7,6 +7,7 @@ message of an error begins with the name of the column.
 import ast
 import base64
 import json
+import math
 import pickletools
 import zlib
 from typing import Any
@@ -126,6 +127,18 @@ def _pickled_texts(content: bytes, column: str) -> tuple[list[str], bool]:
     return texts, is_dict
 
 
+def without_nan(row: Row) -> Row:
+    """Return a row with null in place of NaN, which is a missing value in rows from pandas.
+
+    What is in its values stays as it is: a NaN there may be an expected output.
+    """
+    return {name: None if _is_nan(each) else each for name, each in row.items()}
+
+
+def _is_nan(value: JsonValue) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
 def first_of(row: Row, *columns: str) -> tuple[str, JsonValue]:
     """Return the name and value of the first of these columns that the row has."""
     return next(((name, row[name]) for name in columns if row.get(name) is not None), ("", None))
@@ -152,13 +165,13 @@ def labels_of(row: Row) -> Row:
     labels = json_of(row.get("labels") or {}, "labels")
     if not isinstance(labels, dict):
         raise InvalidRequest("labels: must be an object, or its JSON")
-    return labels
+    return without_nan(labels)
 
 
 def func_name_of(test: Row) -> Any:
     """Return the function that the metadata of LiveCodeBench name; None if they name none."""
     metadata = json_of(test.get("metadata") or {}, "metadata")
-    return metadata.get("func_name") if isinstance(metadata, dict) else None
+    return without_nan(metadata).get("func_name") if isinstance(metadata, dict) else None
 
 
 def prompt_of(row: Row, entry_point: str) -> str:

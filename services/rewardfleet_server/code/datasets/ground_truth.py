@@ -18,7 +18,7 @@ from rewardfleet.wire.code import CodeRequest, as_tests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate
 
-from .columns import Row, decompress, func_name_of, json_of, read_json
+from .columns import Row, decompress, func_name_of, json_of, read_json, without_nan
 from .solutions import SOLUTIONS
 
 _ACCEPTED = (
@@ -46,11 +46,12 @@ _CONTAINERS = (
     "tests", "test", "ground_truth", "verification_info", "unit_tests", "reward_model",
     "verifier_metadata",
 )  # fmt: skip
-#: Columns that tests need wherever they are in a row: the code around the program, and solutions.
+#: Columns that tests need wherever they are in a row: the code around the program, solutions, and
+#: the limit.
 _AROUND = (
     "prompt", "complete_prompt", "code_prompt", "content", "starter_code", "import_statement",
     "entry_point", "class_name", "test_info", "test_imports", "test_setup_code",
-    "extra_info", *SOLUTIONS,
+    "extra_info", "time_limit", *SOLUTIONS,
 )  # fmt: skip
 #: Base64 as LiveCodeBench writes it, in the first characters of a text.
 _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]{40,}")
@@ -77,9 +78,10 @@ def _recognize(value: JsonValue) -> tuple[str, Row]:
     if isinstance(value, str) and value.lstrip()[:1] in {"{", "["}:
         value = read_json(value, "ground_truth")
     if isinstance(value, dict):
+        value = without_nan(value)
         dataset, row = _of_object(value)
-        around = {name: value[name] for name in _AROUND if value.get(name) is not None}
-        return dataset, {**around, **row}
+        missing = [name for name in _AROUND if row.get(name) is None]
+        return dataset, {**row, **{name: value.get(name) for name in missing}}
     if isinstance(value, list):
         return _of_list(value, "ground_truth")
     if isinstance(value, str) and _BASE64.fullmatch(value[:200]):
@@ -98,13 +100,13 @@ def _is_script(value: JsonValue) -> bool:
 def _of_object(value: Row) -> tuple[str, Row]:  # noqa: PLR0911, PLR0912 - one for each form
     if value.get("assert_case"):  # verl: in place of inputs and outputs
         return "mbppplus", {"test_list": value["assert_case"]}
-    if "packed" in value:  # NeMo Gym: base64 of zlib of JSON
+    if value.get("packed") is not None:  # NeMo Gym: base64 of zlib of JSON
         packed = read_json(decompress(value["packed"], "packed").decode(errors="replace"), "packed")
         if not isinstance(packed, dict) or "packed" in packed:
             raise InvalidRequest("packed: must be an object with `inputs` and `outputs`")
         return _of_object({**packed, "fn_name": value.get("fn_name") or packed.get("fn_name")})
-    if "inputs" in value and "outputs" in value:
-        inputs = value["inputs"]
+    inputs = value.get("inputs")
+    if inputs is not None and value.get("outputs") is not None:
         is_text = isinstance(inputs, list) and all(isinstance(each, str) for each in inputs)
         if value.get("fn_name") and is_text:  # outputs are JSON as well
             return "livecodebench", {"test": {"input_output": value}}
@@ -112,8 +114,8 @@ def _of_object(value: Row) -> tuple[str, Row]:  # noqa: PLR0911, PLR0912 - one f
     for column in _SCRIPTS:
         if _is_script(value.get(column)):
             return "mbppplus", {**value, "test": value[column]}
-    if "test_cases" in value:
-        if value.get("checker"):
+    if value.get("test_cases") is not None:
+        if "checker" in value:
             return "code_contests", value  # CodeContests+
         if (language := value.get("language")) not in {None, "python", "python3"}:
             raise InvalidRequest(f"language: must be 'python' (got {json.dumps(language)[:40]})")

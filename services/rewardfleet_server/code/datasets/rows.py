@@ -19,7 +19,6 @@ integer always needs an equal number:
 docs/code-service.md says what else differs from CTRL with SandboxFusion.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -45,6 +44,7 @@ from .columns import (
     list_of,
     prompt_of,
     read_json,
+    without_nan,
 )
 from .ground_truth import recognize
 from .scripts import PRELUDE, read_tests
@@ -62,7 +62,15 @@ _APPS_RULE = {"checker": "float", "tolerance": 1e-8, "relative_tolerance": 1e-5}
 
 #: The fields of `DatasetTests` that do not override the rule of the dataset.
 _NOT_RULES = {"kind", "dataset", "row", "first", "check_reference"}
-_NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+")
+_NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)"
+#: A time with its unit; or a range of times, whose end counts.
+_TIME = re.compile(rf"(?:{_NUMBER}\s*[a-z]*\s*[-\u2013]\s*)?({_NUMBER})\s*([a-z]*)(?:\(s\))?\.?")
+_MAX_TIME = 100
+_SECONDS = {
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("ms", "msec", "msecs", "millisecond", "milliseconds"), 1e-3),
+    **dict.fromkeys(("min", "mins", "minute", "minutes"), 60.0),
+}
 
 
 class DatasetRow(NamedTuple):
@@ -83,14 +91,14 @@ def read_row(tests: DatasetTests) -> DatasetRow:
         InvalidRequest: The row cannot be read, has no tests, or has no solution to check.
     """
     try:
-        dataset, row = (
-            recognize(tests.row) if tests.dataset == "auto" else (tests.dataset, tests.row)
-        )
+        given = without_nan(tests.row)
+        dataset, row = recognize(given) if tests.dataset == "auto" else (tests.dataset, given)
         _check_labels(row)
         fields = _READERS[dataset](row)
         fields["cases"] = _first_cases(fields["cases"], tests.first)
         fields |= _overrides(tests, fields["kind"])
-        time_limit = _time_limit(row)
+        is_plus = dataset == "code_contests" and row.get("test_cases") is not None
+        time_limit = _time_limit(row.get("time_limit"), unit=1e-3 if is_plus else 1.0)
         solution = first_solution_of(row) if tests.check_reference else solution_of(row)
     except InvalidRequest as error:
         raise InvalidRequest(f"tests.row: {error}") from None
@@ -136,21 +144,35 @@ def _check_labels(row: Row) -> None:
         raise InvalidRequest(f"labels: the language must be 'python' (got {str(language)[:40]!r})")
 
 
-def _time_limit(row: Row) -> float | None:
-    limit = row.get("time_limit")
-    if isinstance(limit, dict):  # as in CodeContests
+def _time_limit(limit: Any, unit: float) -> float | None:
+    """Return a time limit in seconds.
+
+    Args:
+        unit: The seconds of a number without a unit: CodeContests+ has milliseconds.
+    """
+    if isinstance(limit, str) and len(limit) <= _MAX_TIME:
+        limit = limit.strip().lower()
+        if limit in {"", "none", "null", "nan"}:
+            return None
+        limit = json_of(limit, "time_limit") if limit.startswith("{") else limit
+    if isinstance(limit, dict):  # as in CodeContests, where zeros stand for none
+        limit = without_nan(limit)
         seconds, nanos = limit.get("seconds") or 0, limit.get("nanos") or 0
-        if isinstance(seconds, int | float) and isinstance(nanos, int | float):
-            limit = seconds + nanos / 1e9
-    elif isinstance(limit, str) and (number := _NUMBER.search(limit[:100])):  # "2.0 seconds"
-        limit = float(number[0])
-    elif isinstance(limit, int | float) and row.get("test_cases") is not None:
-        limit /= 1000  # CodeContests+ has milliseconds
-    if limit is None or (isinstance(limit, float) and math.isnan(limit)):
+        if all(isinstance(each, int | float) and 0 <= each < 1e10 for each in (seconds, nanos)):
+            limit, unit = seconds + nanos / 1e9 or None, 1.0
+    elif isinstance(limit, str) and (found := _TIME.fullmatch(limit[:_MAX_TIME])):
+        number, name = found.groups()
+        if not name or name in _SECONDS:
+            limit, unit = float(number), _SECONDS.get(name, unit)
+    if limit is None:
         return None
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < 1e6:
-        raise InvalidRequest(f"time_limit: must be seconds above 0 (got {str(limit)[:40]!r})")
-    return float(limit)
+    is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    if not is_number or not 0 < limit < 1e6:
+        raise InvalidRequest(
+            "time_limit: must be seconds above 0, or a text with a unit, such as '2 seconds', "
+            f"'1.5 s', '1000 ms' or '1 minute' (got {str(limit)[:40]!r})"
+        )
+    return limit * unit
 
 
 # Datasets
@@ -251,6 +273,7 @@ def _input_output(value: Any) -> tuple[list[Any], list[Any], str | None]:
     fields = json_of(value, "input_output")
     if not isinstance(fields, dict):
         raise InvalidRequest("input_output: must be an object with `inputs` and `outputs`")
+    fields = without_nan(fields)
     return fields.get("inputs") or [], fields.get("outputs") or [], fields.get("fn_name")
 
 
