@@ -15,6 +15,7 @@ from rewardfleet.wire.code import (
     MAX_TESTS,
     AssertTests,
     DecidedBy,
+    FunctionalCase,
     FunctionalTests,
     Outcome,
     PlainTests,
@@ -24,6 +25,7 @@ from rewardfleet.wire.code import (
 from rewardfleet.wire.errors import InvalidRequest
 
 from .asserts import ParsedAssert, parse, parsed_asserts
+from .datasets.apps import AppsTests, with_integer_keys
 from .output_checkers import output_equals
 from .sandboxes import MAX_REPORT_BYTES, Check, ProgramRun, RunLimits, RunResult
 from .values import Equality, Tolerance, is_plain
@@ -98,21 +100,22 @@ def plan_runs(tests: PlainTests) -> Sequence["TestRun"]:
     if isinstance(tests, FunctionalTests):
         if keyword.iskeyword(tests.fn_name):
             raise InvalidRequest(f"tests.fn_name: {tests.fn_name!r} is a keyword")
-        rule = _equality(tests, as_json=True)
-        return [
-            CallRun(
-                ProgramRun(
-                    setup=tests.setup,
-                    checks=(Check("call", tests.fn_name, args=tuple(case.args)),),
-                ),
-                ((case.expected,),),
-                rule,
-            )
-            for case in tests.cases
-        ]
+        return [_call_run(tests, case) for case in tests.cases]
     asserts = parsed_asserts(tests)
     groups = [asserts] if tests.single_run else [[each] for each in asserts]
     return [_assert_run(tests, group) for group in groups]
+
+
+def _call_run(tests: FunctionalTests, case: FunctionalCase) -> "CallRun":
+    expected: tuple[Any, ...] = (case.expected,)
+    has_integers = False
+    if isinstance(tests, AppsTests):
+        expected = tests.accepted(case.expected)
+        only = case.args[0] if len(case.args) == 1 else None
+        has_integers = isinstance(only, dict) and with_integer_keys(only) is not None
+    check = Check("call", tests.fn_name, args=tuple(case.args), integer_keys=has_integers)
+    run = ProgramRun(setup=tests.setup, checks=(check,))
+    return CallRun(run, (expected,), _equality(tests, as_json=True))
 
 
 def _assert_run(tests: AssertTests, asserts: Sequence[ParsedAssert]) -> "CallRun":
@@ -202,8 +205,8 @@ class CallRun:
     """A run that answers checks."""
 
     run: ProgramRun  #: the run, with its checks
-    #: The value per check, in a tuple; None if the complete assert is evaluated in the jail.
-    expected: tuple[tuple[Any] | None, ...]
+    #: The accepted values per check; None if the complete assert is evaluated in the jail.
+    expected: tuple[tuple[Any, ...] | None, ...]
     rule: Equality  #: how values are compared
     strict: bool = False  #: whether a pass that the program could decide is a wrong answer
     #: What the checks were made of. One per check.
@@ -318,7 +321,7 @@ def _answers(report: bytes, nonces: set[str]) -> tuple[dict[str, dict[str, Any]]
 
 
 def _decided_inside(
-    answer: dict[str, Any] | None, expected: tuple[Any] | None, result: RunResult
+    answer: dict[str, Any] | None, expected: tuple[Any, ...] | None, result: RunResult
 ) -> str | None:
     """Return what in the program's process decided on a test; None if nothing did."""
     if answer is None:
@@ -336,7 +339,7 @@ def _checks_of(answer: dict[str, Any]) -> int:
     return checks if isinstance(checks, int) and 0 <= checks <= _MAX_CHECKS else 0
 
 
-def _outcome(answer: dict[str, Any], expected: tuple[Any] | None, rule: Equality) -> Outcome:
+def _outcome(answer: dict[str, Any], expected: tuple[Any, ...] | None, rule: Equality) -> Outcome:
     if "raised" in answer:
         return _RAISED.get(str(answer["raised"]), Outcome.RUNTIME_ERROR)
     if "too_large" in answer:
@@ -346,7 +349,7 @@ def _outcome(answer: dict[str, Any], expected: tuple[Any] | None, rule: Equality
     if "value" not in answer:
         return Outcome.WRONG_ANSWER
     try:
-        right = rule.equal(answer["value"], expected[0])
+        right = any(rule.equal(answer["value"], each) for each in expected)
     except (RecursionError, ArithmeticError, ValueError):  # a forged or an extreme value
         right = False
     return Outcome.ACCEPTED if right else Outcome.WRONG_ANSWER

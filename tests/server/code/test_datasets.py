@@ -306,7 +306,7 @@ def test_mbppplus_lists_of_asserts():
 @pytest.mark.parametrize(
     ("io", "cases"),
     [
-        ({"inputs": [[1, 2]], "outputs": [[3]], "fn_name": "f"}, [([1, 2], 3)]),
+        ({"inputs": [[1, 2]], "outputs": [[3]], "fn_name": "f"}, [([1, 2], [3])]),
         ({"inputs": [[1]], "outputs": [[0, 1]], "fn_name": "f"}, [([1], [0, 1])]),
         ({"inputs": [["x"]], "outputs": ["x"], "fn_name": "f"}, [(["x"], "x")]),
     ],
@@ -534,6 +534,45 @@ def test_a_method_of_livecodebench_may_use_the_imports_of_the_dataset(service: S
     assert (score["pass_rate"], score["code"]) == (0.5, SOLUTION)
     verdicts = [(each["verdict"], each["verdict_by"]) for each in score["verdicts"]]
     assert verdicts == [("accepted", "service"), ("wrong_answer", "service")]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "returned", "passed"),
+    [
+        # Outputs that are all lists of one item: the list, or the item.
+        ([[3], [4]], [[3], [4]], "x", 2),
+        ([[3], [4]], [[3], [4]], "[x]", 2),
+        ([[3], [4]], [[3], [4]], "[[x]]", 0),
+        ([[3], [4]], [[3], [4, 4]], "x", 0),
+        (["3"], ["[3]"], "x", 1),
+        (["3"], ["[3]"], "[x]", 1),
+        # JSON has turned the integer keys of dictionaries into texts.
+        ([["a"]], [[{"1": ["a"]}]], "{1: [x]}", 1),
+        ([["a"]], [[{"1": ["a"]}]], "[{1: [x]}]", 1),
+        ([["a"]], [{"1": ["a"]}], "{1: [x]}", 1),
+        (['"a"'], ['{"1": ["a"]}'], "{1: [x]}", 1),
+        ([["a"]], [{"1": ["a"]}], "{'1': [x]}", 0),
+        ([["a"]], [{"1": 1, "b": 2}], "{'1': 1, 'b': 2}", 1),
+        ([["a"]], [{"a": {"1": 2}}], "{'a': {'1': 2}}", 1),
+        ([[{"1": 5}]], [5], "x[1]", 1),
+        (['{"-1": {"2": 5}}'], ["5"], "x[-1]['2']", 1),
+        ([[{"1": 5, "b": 6}]], [11], "x['1'] + x['b']", 1),
+        ([[{}]], [{}], "x", 1),
+    ],
+)
+def test_values_of_apps(service: Service, inputs, outputs, returned, passed):
+    io = {"fn_name": "f", "inputs": inputs, "outputs": outputs}
+    for row in (io, {"input_output": json.dumps(io)}):
+        score = service.score(f"def f(x):\n    return {returned}", dataset("auto", row))
+        assert score["score"] == passed / len(inputs), score["verdicts"]
+
+
+def test_keys_of_livecodebench_stay_texts(service: Service):
+    """Its runner does not change them."""
+    test = {"input": '{"1": 5}', "output": '{"1": 5}', "testtype": "functional"}
+    row = {"public_test_cases": [test], "metadata": {"func_name": "f"}}
+    tests = dataset("livecodebench", row)
+    assert service.score("def f(x):\n    return {'1': x['1']}", tests)["score"] == 1.0
 
 
 def test_livecodebench_over_http(service: Service):

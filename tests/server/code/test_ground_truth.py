@@ -13,6 +13,7 @@ from rewardfleet.wire.code import CodeRequest, DatasetTests, as_tests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.score import BatchRequest
 from rewardfleet.wire.validation import encode_json, validate, validate_json
+from rewardfleet_server.code.datasets.ground_truth import request_of
 from rewardfleet_server.code.datasets.rows import read_row
 
 from .test_datasets import encoded
@@ -97,21 +98,22 @@ def test_compressed_tests_of_livecodebench_as_a_text():
 
 
 @pytest.mark.parametrize(
-    ("ground_truth", "expected"),
+    "ground_truth",
     [
         # PRIME and verl: one JSON value per line, and JSON as the output.
-        ({"inputs": ["[1, 2]\n3"], "outputs": ["[4]"], "fn_name": "f"}, [4]),
-        # APPS: lists of arguments; outputs that are all lists of one item are unwrapped.
-        ({**CALLS, "fn_name": "f"}, 4),
-        ([{"input": [[1, 2], 3], "output": [4], "type": "function_call", "fn_name": "f"}], 4),
-        ({"packed": packed({**CALLS, "fn_name": "f"})}, 4),
-        ({"packed": packed(CALLS), "fn_name": "f"}, 4),
+        {"inputs": ["[1, 2]\n3"], "outputs": ["[4]"], "fn_name": "f"},
+        {"input_output": {"inputs": ["[1, 2]\n3"], "outputs": ["[4]"], "fn_name": "f"}},
+        # APPS: lists of arguments, and values as outputs.
+        {**CALLS, "fn_name": "f"},
+        [{"input": [[1, 2], 3], "output": [4], "type": "function_call", "fn_name": "f"}],
+        {"packed": packed({**CALLS, "fn_name": "f"})},
+        {"packed": packed(CALLS), "fn_name": "f"},
     ],
 )
-def test_functions(ground_truth: object, expected: object):
+def test_functions(ground_truth: object):
     tests = read(ground_truth)
     assert (tests.fn_name, tests.cases[0].args) == ("f", [[1, 2], 3])
-    assert tests.cases[0].expected == expected
+    assert tests.cases[0].expected == [4]
 
 
 @pytest.mark.parametrize(
@@ -185,6 +187,8 @@ def test_every_form_may_have_a_time_limit(ground_truth: dict):
     ):
         tests = validate(DatasetTests, as_tests(row))
         assert read_row(tests).cpu_s == 0.2
+    sent_by_trainer = request_of("", {**ground_truth, "time_limit": 0.2})
+    assert read_row(sent_by_trainer.tests).cpu_s == 0.2
 
 
 @pytest.mark.parametrize(

@@ -105,11 +105,7 @@ def _of_object(value: Row) -> tuple[str, Row]:  # noqa: PLR0911, PLR0912 - one f
         if not isinstance(packed, dict) or "packed" in packed:
             raise InvalidRequest("packed: must be an object with `inputs` and `outputs`")
         return _of_object({**packed, "fn_name": value.get("fn_name") or packed.get("fn_name")})
-    inputs = value.get("inputs")
-    if inputs is not None and value.get("outputs") is not None:
-        is_text = isinstance(inputs, list) and all(isinstance(each, str) for each in inputs)
-        if value.get("fn_name") and is_text:  # outputs are JSON as well
-            return "livecodebench", {"test": {"input_output": value}}
+    if value.get("inputs") is not None and value.get("outputs") is not None:
         return "apps", {"input_output": value}
     for column in _SCRIPTS:
         if _is_script(value.get(column)):
@@ -149,8 +145,12 @@ def _of_list(items: Any, column: str) -> tuple[str, Row]:
         return "livecodebench", {"public_test_cases": items}
     if len(names) > 1:
         raise InvalidRequest(f"{column}: all tests must call the same function")
-    inputs, outputs = ([each[key] for each in items] for key in ("input", "output"))
-    return _of_object({"inputs": inputs, "outputs": outputs, "fn_name": names.pop()})
+    inputs: list[JsonValue] = [each["input"] for each in items]
+    outputs: list[JsonValue] = [each["output"] for each in items]
+    tests: Row = {"inputs": inputs, "outputs": outputs, "fn_name": names.pop()}
+    if all(isinstance(each, str) for each in inputs):
+        return "livecodebench", {"test": {"input_output": tests}}
+    return "apps", {"input_output": tests}
 
 
 def _of_roll(test: Any) -> Any:
@@ -170,7 +170,7 @@ def request_of(response: str, ground_truth: JsonValue) -> CodeRequest:
     Args:
         response: What the policy wrote.
         ground_truth: The tests, in any form; or an object with `tests`, in any form, and further
-            fields of `CodeRequest`. Other fields are ignored.
+            fields of `CodeRequest`, or the `time_limit` of a row. Other fields are ignored.
 
     Raises:
         InvalidRequest: A field is invalid. Tests are read later, see `read_row`.
@@ -182,6 +182,10 @@ def request_of(response: str, ground_truth: JsonValue) -> CodeRequest:
         fields = {"tests": fields}
     given = {name: fields[name] for name in CodeRequest.model_fields if name in fields}
     tests = as_tests(fields["tests"])
+    row = tests.get("row") if isinstance(tests, dict) else None
+    if isinstance(row, dict) and row.keys() == {"ground_truth"} and "time_limit" in fields:
+        limited = {"time_limit": fields["time_limit"], "tests": row["ground_truth"]}
+        tests = {**tests, "row": {"ground_truth": limited}}
     return validate(
         CodeRequest, {**given, "revision": response, "tests": tests}, prefix="ground_truth: "
     )

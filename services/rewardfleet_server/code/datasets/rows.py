@@ -13,7 +13,8 @@ integer always needs an equal number:
                                 as Python does (`grade_stdio`, `grade_call_based` in
                                 testing_util.py)
     APPS, TACO                  word by word; numbers as `numpy.allclose` does (testing_util.py).
-                                Its runner also accepts words in any order, which is unsound
+                                Its runner also accepts words in any order, which is unsound.
+                                Values: see `apps.py`
     MBPP+                       as Python does; floating-point numbers with EvalPlus's tolerance
 
 docs/code-service.md says what else differs from CTRL with SandboxFusion.
@@ -34,6 +35,7 @@ from rewardfleet.wire.code import (
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate
 
+from .apps import AppsTests
 from .columns import (
     Row,
     decode_column,
@@ -103,7 +105,8 @@ def read_row(tests: DatasetTests) -> DatasetRow:
     except InvalidRequest as error:
         raise InvalidRequest(f"tests.row: {error}") from None
     kind = fields["kind"]
-    plain = validate(_KINDS[kind], fields, prefix=f"tests.row: as {kind} tests, ")
+    model = AppsTests if "is_wrapped" in fields else _KINDS[kind]
+    plain = validate(model, fields, prefix=f"tests.row: as {kind} tests, ")
     return DatasetRow(plain, time_limit, solution)
 
 
@@ -172,7 +175,7 @@ def _time_limit(limit: Any, unit: float) -> float | None:
             "time_limit: must be seconds above 0, or a text with a unit, such as '2 seconds', "
             f"'1.5 s', '1000 ms' or '1 minute' (got {str(limit)[:40]!r})"
         )
-    return limit * unit
+    return float(limit * unit)
 
 
 # Datasets
@@ -235,9 +238,12 @@ def _apps(row: Row) -> dict[str, Any]:
     pairs = _zip(inputs, outputs, "input_output")
     if not fn_name:
         return {**_stdio(pairs), **_APPS_RULE, "setup": PRELUDE}
-    if all(isinstance(output, list) and len(output) == 1 for output in outputs):
-        outputs = [output[0] for output in outputs]
-    return _functional(row, fn_name, inputs, outputs)
+    results = [
+        json_of(output, f"output {index}") if isinstance(given, str) else output  # as in verl
+        for index, (given, output) in enumerate(pairs)
+    ]
+    is_wrapped = all(isinstance(each, list) and len(each) == 1 for each in results)
+    return {**_functional(row, fn_name, inputs, results), "is_wrapped": is_wrapped}
 
 
 _READERS: dict[str, Callable[[Row], dict[str, Any]]] = {
@@ -273,8 +279,9 @@ def _input_output(value: Any) -> tuple[list[Any], list[Any], str | None]:
     fields = json_of(value, "input_output")
     if not isinstance(fields, dict):
         raise InvalidRequest("input_output: must be an object with `inputs` and `outputs`")
-    fields = without_nan(fields)
-    return fields.get("inputs") or [], fields.get("outputs") or [], fields.get("fn_name")
+    inputs, outputs = fields.get("inputs") or [], fields.get("outputs") or []
+    fn_name: Any = without_nan(fields).get("fn_name")
+    return inputs, outputs, fn_name
 
 
 def _arguments(value: Any, index: int) -> list[Any]:

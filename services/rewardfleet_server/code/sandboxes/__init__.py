@@ -48,6 +48,7 @@ class Check:
     #: A secret that the answer repeats. Without it, the program cannot forge an answer.
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
     args: tuple[JsonValue, ...] = ()  #: the arguments of a `call`
+    integer_keys: bool = False  #: whether the keys of its first one are integers, as in no JSON
     entry_point: str = ""  #: what the tests of a script call, if it does not name it
 
     def as_json(self) -> dict[str, JsonValue]:
@@ -55,6 +56,7 @@ class Check:
         return {
             self.kind: self.source,
             "args": list(self.args),
+            "integer_keys": self.integer_keys,
             "nonce": self.nonce,
             "entry_point": self.entry_point,
         }

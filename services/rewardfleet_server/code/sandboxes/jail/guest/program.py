@@ -189,7 +189,10 @@ class Program:
         """Do one check; return the value that the program gave, or what happened instead."""
         try:
             if "call" in check:
-                value = find(namespace, check["call"])(*check["args"])
+                args = check["args"]
+                if check["integer_keys"]:
+                    args[0] = {int(key): each for key, each in args[0].items()}
+                value = find(namespace, check["call"])(*args)
             elif (source := check.get("eval") or check.get("value")) is not None:
                 value = EVAL(COMPILE(source, "test.py", "eval"), namespace)
             else:
