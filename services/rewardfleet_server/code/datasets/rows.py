@@ -67,6 +67,7 @@ _NOT_RULES = {"kind", "dataset", "row", "first", "check_reference"}
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)"
 #: A time with its unit; or a range of times, whose end counts.
 _TIME = re.compile(rf"(?:{_NUMBER}\s*[a-z]*\s*[-\u2013]\s*)?({_NUMBER})\s*([a-z]*)(?:\(s\))?\.?")
+#: The most characters of such a text.
 _MAX_TIME = 100
 _SECONDS = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
@@ -153,17 +154,19 @@ def _time_limit(limit: Any, unit: float) -> float | None:
     Args:
         unit: The seconds of a number without a unit: CodeContests+ has milliseconds.
     """
+    found = None
     if isinstance(limit, str) and len(limit) <= _MAX_TIME:
         limit = limit.strip().lower()
         if limit in {"", "none", "null", "nan"}:
             return None
         limit = json_of(limit, "time_limit") if limit.startswith("{") else limit
+        found = _TIME.fullmatch(limit) if isinstance(limit, str) else None
     if isinstance(limit, dict):  # as in CodeContests, where zeros stand for none
         limit = without_nan(limit)
         seconds, nanos = limit.get("seconds") or 0, limit.get("nanos") or 0
         if all(isinstance(each, int | float) and 0 <= each < 1e10 for each in (seconds, nanos)):
             limit, unit = seconds + nanos / 1e9 or None, 1.0
-    elif isinstance(limit, str) and (found := _TIME.fullmatch(limit[:_MAX_TIME])):
+    elif found:
         number, name = found.groups()
         if not name or name in _SECONDS:
             limit, unit = float(number), _SECONDS.get(name, unit)
