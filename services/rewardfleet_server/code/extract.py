@@ -4,11 +4,14 @@ The text is read line by line:
 
     no fence                    all of the text is the program, also if it has fences in strings
     <think> ... </think>        is ignored, with its fences; if it never ends, there is no program,
-                                and the text will not compile
-    several fences              `python`, `py`, `python3`, ... come before one without a language,
-                                which comes before any other language. Among equals, the last one
-                                that defines something (except tests) or reads its input, because
-                                an example of use does neither
+                                and the text will not compile. So are other marks of thoughts, and
+                                the marks around an answer
+    several fences              those that define what the tests call come first; then `python`,
+                                `py`, `python3`, ...; then those without a language; then other
+                                languages. Among equals, the last one that defines something
+                                (except tests) or reads its input, because an example of use does
+                                neither
+    code, then a bare fence     the fence ends a block that the prompt began, unless code follows it
     a fence in a string         is part of the program around it
     an unclosed fence           extends to the end, or to the next fence that names a language
     fences within prose         need not begin a line, and may be indented, quoted or in a list
@@ -18,13 +21,35 @@ Extraction never fails: any text of a model gets a score.
 """
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-_THINKING_START = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
-_THINKING_END = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
-_THINKING_END_OF_LINE = re.compile(r"</think(?:ing)?>[ \t]*$", re.IGNORECASE | re.MULTILINE)
-_ENDS_OF_THINKING = ("</think>", "</thinking>")
+_THOUGHTS = "(?:think(?:ing)?|thought|reasoning)"
+#: The marks of thoughts in tags, of Magistral and of OpenThinker, and the channels of GPT-OSS.
+_THINKING_START = re.compile(
+    rf"<{_THOUGHTS}>|\[THINK\]|<\|begin_of_thought\|>|(?:<\|start\|>assistant)?(?=<\|channel\|>)",
+    re.IGNORECASE,
+)
+_THINKING_END = re.compile(
+    rf"</{_THOUGHTS}>|\[/THINK\]|<\|end_of_thought\|>|<\|channel\|>final<\|message\|>",
+    re.IGNORECASE,
+)
+_THINKING_END_OF_LINE = re.compile(
+    rf"(?:{_THINKING_END.pattern})[ \t]*(?:$|(?=<answer>))", re.IGNORECASE | re.MULTILINE
+)
+_COMMENT = re.compile(r"(?:^|\s)#(?!\d)")
+#: The marks around an answer, and tokens that end a text. No program begins or ends with them.
+_ANSWER_START = re.compile(
+    r"\s*(?:<(?:answer|solution|response)>|<\|begin_of_solution\|>)", re.IGNORECASE
+)
+_ANSWER_END = re.compile(
+    r"(?:\s*(?:</(?:answer|solution|response|s)>|<end_of_turn>|<([|\uff5c])[^|\uff5c<>\n]{1,40}\1>))+\s*\Z",
+    re.IGNORECASE,
+)
+#: Characters at the end of a text in which they are sought. Limits the time.
+_MAX_ANSWER_END = 200
+_LAST_MARK = re.compile(rf"(?:{_THINKING_END.pattern}|{_ANSWER_START.pattern})\s*\Z", re.IGNORECASE)
 _PYTHON = re.compile(r"[{.\s]*(?:i?python|py)[\d.]*(?![\w+#-])", re.IGNORECASE)
 #: Python ignores it at the beginning of a file.
 _BYTE_ORDER_MARK = "\ufeff"
@@ -35,15 +60,33 @@ _COMPLETE = re.compile(
     r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(?![tT]est)|\binput[ \t]*\(|\bstdin\b|\bopen\(0",
     re.MULTILINE,
 )
+_DEFINED = re.compile(
+    r"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+(\w+)|^(\w+)[ \t]*=(?!=)", re.MULTILINE
+)
+_TARGET = r"[*(]*[^\W\d][\w.]*(?:\[[^\]]*\])*\)*"
+#: A line of code that few lines of prose look like.
+_CODE = re.compile(
+    r"[ \t]*(?:@\w|[rR]?(?:\"\"\"|''')|(?:i?python|py)[\d.]*[ \t]*$"
+    r"|(?:async[ \t]+)?(?:def|class|for|while|with|if|match|try)\b.*:"
+    r"|(?:import|return|yield|raise|assert|del|global|nonlocal|pass)\b"
+    r"|from[ \t]+[\w.]+[ \t]+import\b"
+    rf"|{_TARGET}(?:[ \t]*,[ \t]*{_TARGET})*[ \t]*(?:[-+*/%&|^@]|//|\*\*|<<|>>)?=(?!=)"
+    r"|[^\W\d][\w.]*\(.*[()\[{,\\\"'][ \t]*(?:#.*)?$)"
+)
 _STRING_OR_COMMENT = re.compile(r"#.*|\"\"\"|'''|\"(?:\\.|[^\"\\])*\"?|'(?:\\.|[^'\\])*'?")
 _STRING_ENDS = {quote: re.compile(rf"\\.|{quote}") for quote in ('"""', "'''")}
 #: Blocks that may end inside a string before strings are ignored altogether. Limits the time.
 _MAX_BROKEN = 4
 
 
-def extract_program(text: str) -> str:
-    """Return the program in a model's text, in time linear in the text."""
-    return _extract(text.removeprefix(_BYTE_ORDER_MARK)).removeprefix(_BYTE_ORDER_MARK)
+def extract_program(text: str, called: Collection[str] = ()) -> str:
+    """Return the program in a model's text, in time linear in the text.
+
+    Args:
+        text: The text.
+        called: Names of functions and classes that the tests use.
+    """
+    return _extract(_without_answer_end(text), called).removeprefix(_BYTE_ORDER_MARK)
 
 
 def is_whole_answer(program: str, text: str) -> bool:
@@ -51,10 +94,10 @@ def is_whole_answer(program: str, text: str) -> bool:
 
     That is, whether no code block was found in it.
     """
-    text = _with_plain_line_ends(text.removeprefix(_BYTE_ORDER_MARK))
+    text = _without_answer_end(text)
     before = text.removesuffix(program)
     is_end = len(before) == len(text) - len(program)
-    return is_end and (not before or before[-20:].rstrip().lower().endswith(_ENDS_OF_THINKING))
+    return is_end and (not before or _LAST_MARK.search(before[-40:]) is not None)
 
 
 def has_fence(text: str) -> bool:
@@ -63,41 +106,80 @@ def has_fence(text: str) -> bool:
     return ("`" in text and "```" in text) or ("~" in text and "~~~" in text)
 
 
-def _extract(text: str) -> str:
-    text = _with_plain_line_ends(text)
-    answer = _after_thinking(text)
+def _without_answer_end(text: str) -> str:
+    """Return a text without a byte order mark and the tokens at its end, with plain line ends."""
+    text = text.removeprefix(_BYTE_ORDER_MARK).replace("\r\n", "\n").replace("\r", "\n")
+    end = _ANSWER_END.search(text, max(0, len(text) - _MAX_ANSWER_END))
+    return text[: end.start()] if end else text
+
+
+def _extract(text: str, called: Collection[str]) -> str:
+    answer = _answer_of(text)
     if answer is None or not has_fence(answer):
         return text if answer is None else answer
     lines = answer.split("\n")
-    if _is_program(lines):
+    number, quote = _first_fence(lines)
+    if number is None and not quote:
         return answer
-    broken: set[int] = set()
-    while True:
-        blocks, line = _blocks(lines, broken, track_strings=len(broken) < _MAX_BROKEN)
-        if line is None:
-            break
-        broken.add(line)
+    marks = None if number is None else _continued_marks(lines, number)
+    if marks:
+        has_language = _PYTHON.fullmatch(lines[0].strip())
+        lines = [marks + lines[0], *lines[1:]] if has_language else [f"{marks}python", *lines]
+    blocks = _blocks(lines)
     if not blocks:
         return answer
-    return max(enumerate(blocks), key=lambda numbered: numbered[1].rank(numbered[0]))[1].program()
+    blocks[0].continues = bool(marks)
+    ranked = enumerate(blocks)
+    return max(ranked, key=lambda numbered: numbered[1].rank(numbered[0], called))[1].program()
 
 
-def _with_plain_line_ends(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _after_thinking(text: str) -> str | None:
-    """Return what follows the thinking; None if the thinking never ends."""
-    start = _THINKING_START.search(text)
-    if start is None:  # there is no thinking, or it began in the prompt
-        end = _THINKING_END_OF_LINE.search(text)
-    elif text[: start.start()].strip():  # a text about thinking
-        return text
-    else:
-        end = _THINKING_END.search(text)
+def _answer_of(text: str) -> str | None:
+    """Return what follows the thinking and the mark of an answer; None if the thinking never ends."""
+    begin = len(text) - len(text.lstrip())
+    if start := _THINKING_START.match(text, begin):
+        end = _THINKING_END.search(text, start.end())
         if end is None:
             return None
-    return text[end.end() :] if end else text
+        begin = end.end()
+    else:  # there is no thinking, or it began in the prompt
+        end = _THINKING_END_OF_LINE.search(text)
+        begin = end.end() if end and not _is_in_code(text, end) else 0
+    mark = _ANSWER_START.match(text, begin)
+    return text[mark.end() if mark else begin :]
+
+
+def _is_in_code(text: str, end: re.Match[str]) -> bool:
+    """Return whether the end of a thinking is in a program, or in a text about thinking."""
+    if _THINKING_START.search(text, 0, end.start()):
+        return True
+    rest = text[end.end() :]
+    line = text[text.rfind("\n", 0, end.start()) + 1 : end.start()]
+    if _COMMENT.search(line) and not has_fence(rest):
+        return True
+    # In a string or a block, what follows closes what it has not opened.
+    return _is_open(rest) and not _is_open(text)
+
+
+def _is_open(text: str) -> bool:
+    """Return whether a text ends within a string, or leaves a block open."""
+    lines = text.split("\n")
+    number, quote = _first_fence(lines)
+    return bool(quote) if number is None else not all(each.closed for each in _blocks(lines))
+
+
+def _continued_marks(lines: Sequence[str], number: int) -> str | None:
+    """Return the marks of the first fence if it ends a block that the prompt began."""
+    fence = _fence_of(lines[number])
+    if fence is None or fence.after or "```" in fence.before:
+        return None
+    before = [*lines[:number], fence.before]
+    return fence.marks if _is_code(before) and not _is_code(lines[number + 1 :]) else None
+
+
+def _is_code(lines: Sequence[str]) -> bool:
+    """Return whether the first of some lines, except comments, looks like code."""
+    first = next((line for line in lines if line.strip() and line.lstrip()[0] != "#"), "")
+    return _CODE.match(first) is not None
 
 
 @dataclass(frozen=True)
@@ -122,6 +204,7 @@ class _Block:
     line: int
     lines: list[str] = field(default_factory=list)
     closed: bool = False
+    continues: bool = False  #: whether the prompt began it
 
     @cached_property
     def is_python(self) -> bool:
@@ -131,14 +214,17 @@ class _Block:
     def may_be_python(self) -> bool:
         return self.is_python or not self.fence.after
 
-    def rank(self, number: int) -> tuple[int, bool, int]:
+    def rank(self, number: int, called: Collection[str]) -> tuple[bool, bool, int, bool, int]:
         """Return a sort key: the more likely the `number`th block is the program, the larger."""
         text = "\n".join(self.lines)
         language = 3 if self.is_python else 0 if self.fence.after else 2 if self.closed else 1
-        is_complete = bool(_COMPLETE.search(text))
+        is_complete = self.continues or bool(_COMPLETE.search(text))
+        names = (name[1] or name[2] for name in _DEFINED.finditer(text)) if called else ()
+        # What continues a prompt may be the body of the function.
+        is_called = bool(called) and (self.continues or any(name in called for name in names))
         # Without a language, what comes after a short program may be its output.
         order = number if is_complete or self.is_python else -number
-        return language if text.strip() else -1, is_complete, order
+        return bool(text.strip()), is_called, language, is_complete, order
 
     def program(self) -> str:
         """Return its text, without the indentation of the fence and of the first line."""
@@ -152,8 +238,17 @@ class _Block:
         return "\n".join(line.removeprefix(indent) for line in lines) + "\n"
 
 
-def _blocks(
-    lines: list[str], broken: set[int], *, track_strings: bool
+def _blocks(lines: Sequence[str]) -> list[_Block]:
+    broken: set[int] = set()
+    while True:
+        blocks, line = _parsed_blocks(lines, broken, track_strings=len(broken) < _MAX_BROKEN)
+        if line is None:
+            return blocks
+        broken.add(line)
+
+
+def _parsed_blocks(
+    lines: Sequence[str], broken: set[int], *, track_strings: bool
 ) -> tuple[list[_Block], int | None]:
     """Return the blocks, and the line of one that ends inside a string, so is not valid Python.
 
@@ -223,15 +318,15 @@ def _interrupts(fence: _Fence, block: _Block) -> bool:
     return fence.begins_line and bool(fence.after) and not is_nested
 
 
-def _is_program(lines: list[str]) -> bool:
-    """Return whether all fences are in strings."""
+def _first_fence(lines: Sequence[str]) -> tuple[int | None, str]:
+    """Return the line of the first fence that is not in a string, and the string that is open."""
     quote = ""
-    for line in lines:
+    for number, line in enumerate(lines):
         fence = None if quote else _fence_of(line)
         if fence and _opened(fence, 0):
-            return False
+            return number, ""
         quote = _open_quote(line, quote)
-    return not quote
+    return None, quote
 
 
 def _open_quote(line: str, quote: str) -> str:

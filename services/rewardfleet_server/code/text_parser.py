@@ -6,7 +6,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
 from queue import PriorityQueue
@@ -52,14 +52,14 @@ class TextParser:
         self._quick = _Lane("parses texts", nice=5)
         self._slow = _Lane("parses long texts", nice=10)
 
-    async def program(self, text: str) -> str:
+    async def program(self, text: str, called: Collection[str] = ()) -> str:
         """Return the program in a text; see `extract_program`.
 
         Raises:
             Unavailable: The process that parses it failed.
         """
         ms = len(text) / (_FENCES_SPEED if has_fence(text) else _PLAIN_SPEED)
-        return await self._parsed("program", text, ms)
+        return await self._parsed("program", f"{' '.join(called)}\n{text}", ms)
 
     async def judgment(self, critique: str) -> CritiqueJudgment | None:
         """Return the judgment of a critique; see `overall_judgment`.

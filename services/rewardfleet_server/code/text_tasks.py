@@ -48,9 +48,14 @@ def _form_digest(text: str) -> str:
     return form_digest(program, visibility)
 
 
+def _program(text: str) -> str:
+    called, _, text = text.partition("\n")
+    return extract_program(text, called.split())
+
+
 #: What is computed of a text, by the name of the task.
 TASKS: dict[str, Callable[[str], str]] = {
-    "program": extract_program,
+    "program": _program,
     "judgment": lambda text: overall_judgment(text) or "",
     "form": _form_digest,
 }
