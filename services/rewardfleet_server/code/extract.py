@@ -21,7 +21,7 @@ Extraction never fails: any text of a model gets a score.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -100,8 +100,26 @@ def is_whole_answer(program: str, text: str) -> bool:
     return is_end and (not before or _LAST_MARK.search(before[-40:]) is not None)
 
 
-def has_fence(text: str) -> bool:
-    """Return whether a text may have a fence: without one, it is a program as a whole."""
+def has_several_blocks(text: str) -> bool:
+    """Return whether a text may have more than one block."""
+    return text.count("```") + text.count("~~~") > 2
+
+
+def defined_names(text: str) -> Iterator[str]:
+    """Yield the functions, classes and global variables that source code defines."""
+    return (name[1] or name[2] for name in _DEFINED.finditer(text))
+
+
+def is_unmarked(text: str) -> bool:
+    """Return whether a text has neither fences nor thoughts: it is a program as a whole."""
+    return not (_has_fence(text) or _has_mark(text))
+
+
+def _has_mark(text: str) -> bool:
+    return "</" in text or "<|" in text or "[/" in text
+
+
+def _has_fence(text: str) -> bool:
     # One character is sought much faster than three, and most texts without a fence have none.
     return ("`" in text and "```" in text) or ("~" in text and "~~~" in text)
 
@@ -115,7 +133,7 @@ def _without_answer_end(text: str) -> str:
 
 def _extract(text: str, called: Collection[str]) -> str:
     answer = _answer_of(text)
-    if answer is None or not has_fence(answer):
+    if answer is None or not _has_fence(answer):
         return text if answer is None else answer
     lines = answer.split("\n")
     number, quote = _first_fence(lines)
@@ -134,16 +152,17 @@ def _extract(text: str, called: Collection[str]) -> str:
 
 
 def _answer_of(text: str) -> str | None:
-    """Return what follows the thinking and the mark of an answer; None if the thinking never ends."""
-    begin = len(text) - len(text.lstrip())
-    if start := _THINKING_START.match(text, begin):
+    """Return what follows thoughts and the mark of an answer; None if the thoughts never end."""
+    begin = 0
+    if start := _THINKING_START.match(text, len(text) - len(text.lstrip())):
         end = _THINKING_END.search(text, start.end())
         if end is None:
             return None
         begin = end.end()
-    else:  # there is no thinking, or it began in the prompt
+    elif _has_mark(text):  # there is no thinking, or it began in the prompt
         end = _THINKING_END_OF_LINE.search(text)
-        begin = end.end() if end and not _is_in_code(text, end) else 0
+        if end and not _is_in_code(text, end):
+            begin = end.end()
     mark = _ANSWER_START.match(text, begin)
     return text[mark.end() if mark else begin :]
 
@@ -154,7 +173,7 @@ def _is_in_code(text: str, end: re.Match[str]) -> bool:
         return True
     rest = text[end.end() :]
     line = text[text.rfind("\n", 0, end.start()) + 1 : end.start()]
-    if _COMMENT.search(line) and not has_fence(rest):
+    if _COMMENT.search(line) and not _has_fence(rest):
         return True
     # In a string or a block, what follows closes what it has not opened.
     return _is_open(rest) and not _is_open(text)
@@ -219,7 +238,7 @@ class _Block:
         text = "\n".join(self.lines)
         language = 3 if self.is_python else 0 if self.fence.after else 2 if self.closed else 1
         is_complete = self.continues or bool(_COMPLETE.search(text))
-        names = (name[1] or name[2] for name in _DEFINED.finditer(text)) if called else ()
+        names = defined_names(text) if called else ()
         # What continues a prompt may be the body of the function.
         is_called = bool(called) and (self.continues or any(name in called for name in names))
         # Without a language, what comes after a short program may be its output.

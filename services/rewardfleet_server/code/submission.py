@@ -6,17 +6,29 @@ wrote. Waiting does not: for a jail, for memory, for a core, or in a pause of th
 budget that ends is a result, however busy the machine is. The deadline of the call is for the rest.
 """
 
+import asyncio
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rewardfleet.wire.causes import CodeCause
-from rewardfleet.wire.code import CodeRequest, CodeTiming, CritiqueJudgment, Outcome, Verdict
+from rewardfleet.wire.code import (
+    AssertTests,
+    CodeRequest,
+    CodeTiming,
+    CritiqueJudgment,
+    DatasetTests,
+    FunctionalTests,
+    Outcome,
+    Verdict,
+)
+from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.policy_text import MAX_CHARACTERS, UNUSABLE
 
 from .checkers.decision import Decision
-from .extract import is_whole_answer
+from .datasets.rows import read_row
+from .extract import defined_names, has_several_blocks, is_whole_answer
 from .sandboxes import ProgramRun, RunLimits, RunResult
 from .text_parser import TextParser
 from .verdict import CheckerFiles, TestRun
@@ -25,6 +37,8 @@ from .verdict import CheckerFiles, TestRun
 _STATEMENT = re.compile(r"\s*+(?:#[^\n]*+\s*+)*+[^\s#]")
 #: Bytes of outputs that wait for the checker program at the same time, about.
 _MAX_UNDECIDED_BYTES = 32 * 2**20
+#: Characters of a test in which the names that it calls are sought.
+_MAX_CASE = 10_000
 #: The budget of wall time, as a multiple of that of CPU time.
 _WALL_FACTOR = 1.5
 #: Seconds of wall time of a run, however little time is left.
@@ -52,11 +66,13 @@ class Submission:
         """Parse the texts of a request."""
         critique, original = request.critique, request.original_program
         judgment = None if critique is None else await parser.judgment(critique)
-        program = await parser.program(request.revision)
+        texts = [request.revision, request.original_program or ""]
+        called = await _called(request) if any(map(has_several_blocks, texts)) else set()
+        program = await parser.program(request.revision, called)
         return cls(
             program=program,
             no_program=why_no_program(program),
-            original_program=None if original is None else await parser.program(original),
+            original_program=None if original is None else await parser.program(original, called),
             judgment=judgment,
             critique_invalid=critique is not None and judgment is None,
             needs_original_run=judgment is not None
@@ -85,6 +101,25 @@ def why_no_program(program: str) -> str | None:
             f"{MAX_CHARACTERS} characters"
         )
     return None
+
+
+async def _called(request: CodeRequest) -> set[str]:
+    """Return the names of functions and classes that the tests use, as far as is known."""
+    tests = request.tests
+    if isinstance(tests, DatasetTests):
+        try:
+            tests = (await asyncio.to_thread(read_row, tests)).tests
+        except InvalidRequest:  # raised again where the row is scored
+            return set()
+    match tests:
+        case FunctionalTests(fn_name=name):
+            return {name}
+        case AssertTests(entry_point=name) if name:
+            return {re.findall(r"\w+", name)[-1]}
+        case AssertTests(cases=[case, *_]):  # all call the same, and it may be long
+            case = case[:_MAX_CASE]
+            return {*re.findall(r"[^\W\d]\w*", case)} - {*defined_names(case)}
+    return set()
 
 
 class SubmissionRun:

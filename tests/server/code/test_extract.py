@@ -16,6 +16,12 @@ USE = "print(add(2, 3))\n"
 T = "def test_add():\n    assert add(1, 1)\n"
 E = 'def f(x):\n    """Doubles."""\n    return 2 * x\n'
 C = "x = 1  # as ```\nprint(x)\n"
+#: Programs about marks of thoughts and answers.
+K = 'def f(x):\n    """Strips until </think>\n    """\n    return x\n'
+H = "x = 1  # strip until </think>\nprint(x)\n"
+M = "a = '<answer>'\nb = '[/THINK]<|channel|>final<|message|></answer>'\nprint(a, b)  # <|a|>.\n"
+ANALYSIS = f"<|channel|>analysis<|message|>Hm.\n```python\n{Q}```\n<|end|>"
+FINAL = "<|channel|>final<|message|>"
 X, V, F = "a - b\n", "print(5)\n", "5\n"
 
 
@@ -114,12 +120,72 @@ CASES = {
     "thinking-upper-case": (f"<THINKING>{fence(Q)}</THINKING>{fence(P)}", P),
     "thinking-without-end": (f"<think>\n{fence(P)}", f"<think>\n{fence(P)}"),
     "thinking-in-a-string": (fence("x = '<think></think>'\n"), "x = '<think></think>'\n"),
+    "thinking-then-an-answer": (f"{fence(Q)}So.</think><answer>{P}</answer>", P.rstrip()),
+    "thinking-then-a-program-about-it": (f"Hm.</think>\n{K}", f"\n{K}"),
+    "thinking-ends-in-a-docstring": (K, K),
+    "thinking-ends-in-a-docstring-in-a-fence": (f"Sure:\n{fence(K)}Done.", K),
+    "thinking-ends-in-a-comment": (H, H),
+    "thinking-ends-in-a-comment-in-a-fence": (f"Sure:\n{fence(H)}Done.", H),
+    "thinking-with-an-unclosed-draft": (f"```python\nx = 1\nNo.</think>\n{fence(P)}", P),
+    "thinking-then-a-cut-answer": (f"{fence(Q)}So.</think>\n```python\n{P}", P + "\n"),
+    "thinking-about-a-number": (f"{fence(Q)}So #2.</think>\n{P}", f"\n{P}"),
+    # other marks
+    "answer": (f"<think>\n{fence(Q)}</think>\n<answer>\n{P}</answer>", f"\n{P.rstrip()}"),
+    "answer-without-end": (f"<think>Hm.</think><answer>{P}", P),
+    "answer-with-a-fence": (f"<think>Hm.</think>\n<answer>\n{fence(P)}</answer>", P),
+    "answer-of-a-body": ("<answer>    return 1</answer>", "    return 1"),
+    "reasoning": (f"<reasoning>{fence(Q)}</reasoning>\n<answer>{P}</answer>\n", P.rstrip()),
+    "magistral": (f"[THINK]\n{fence(Q)}[/THINK]{P}", P),
+    "harmony": (f"{ANALYSIS}<|start|>assistant{FINAL}{P}<|return|>", P.rstrip()),
+    "harmony-with-a-fence": (f"{ANALYSIS}<|start|>assistant{FINAL}{fence(P)}<|return|>", P),
+    "harmony-final-only": (f"{FINAL}{P}", P),
+    "harmony-without-end": (ANALYSIS, ANALYSIS.removesuffix("<|end|>").rstrip()),
+    "end-of-text": (f"{fence(P)}<|im_end|>\n<|endoftext|>", P),
+    "end-of-text-deepseek": (f"{P}<\uff5cend\u2581of\u2581sentence\uff5c>", P.rstrip()),
+    "marks-in-strings": (M, M),
+    "marks-in-strings-in-a-fence": (fence(M), M),
+    # a fence that the prompt began
+    "prefilled": (f"{P}```", P),
+    "prefilled-windows": (f"{P}```\n\nDone.".replace("\n", "\r\n"), P),
+    "prefilled-with-prose": (f"{P}```\n\nExplanation: f(2) returns 4, O(n).", P),
+    "prefilled-with-output": (f"{P}```\n\nOutput:\n{fence(F, '')}", P),
+    "prefilled-with-use": (f"{V}```\n\nUse it:\n{fence(USE)}", V),
+    "prefilled-with-another": (f"{Q}```\nNo, wait.\n{fence(P)}", P),
+    "prefilled-body": ("    return a + b\n```\n\nThis adds.", "return a + b\n"),
+    "prefilled-closed-behind-code": ("x = 1\nprint(x)```", "x = 1\nprint(x)\n"),
+    "prefilled-with-a-fence-in-a-docstring": (f"{D}```\n\nDone.", D),
+    "prefilled-tildes": (f"{P}~~~\n\nDone.", P),
+    "prefilled-without-language": (f"python\n{P}```\nDone.", P),
+    "prefilled-commented": (f"# Adds.\n\n{P}```\nDone.", f"# Adds.\n\n{P}"),
+    "prose-then-no-language": (f"Here is the code:\n{fence(P, '')}It adds.", P),
+    "heading-then-no-language": (f"# Solution\n\n{fence(P, '')}", P),
+    "snippet-then-no-language": (f"x = a - b\nis wrong:\n{fence(P, '')}", P),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "program"), CASES.values(), ids=CASES.keys())
 def test_extraction(text: str, program: str):
     assert extract_program(text) == program
+
+
+@pytest.mark.parametrize(
+    "demo",
+    [
+        "def main():\n    print(add(1, 2))\n",
+        "def check_add():\n    assert add(1, 2) == 3\n",
+        "class Demo:\n    sums = [add(1, 2)]\n",
+        "print(add(int(input()), 2))\n",
+    ],
+)
+def test_the_block_that_defines_what_is_called_is_the_program(demo: str):
+    method = f"class Solution:\n{indented(P, '    ')}"
+    for program in (P, method, "add = lambda a, b: a + b\n"):
+        text = f"{fence(program, '')}Use it:\n{fence(demo)}"
+        assert extract_program(text, {"add"}) == program
+        assert extract_program(f"{fence(Q)}{text}", {"add"}) == program
+        assert extract_program(f"{text}No:\n{fence(P)}{fence(demo)}", {"add"}) == P
+        assert extract_program(text, {"sub"}) == extract_program(text) == demo
+    assert extract_program(f"    return a + b\n```\n{fence(demo)}", {"add"}) == "return a + b\n"
 
 
 @pytest.mark.serial
@@ -151,6 +217,12 @@ def test_extraction(text: str, program: str):
         "py3.",
         "\t\r",
         ". ",
+        "x </think>\n```\n",
+        '"""</think>\n',
+        "a.b, ",
+        "a[",
+        "f(x) ",
+        "<|end|>",
     ],
 )
 def test_extraction_takes_linear_time(part: str):
@@ -158,6 +230,7 @@ def test_extraction_takes_linear_time(part: str):
     watch = CpuStopwatch()
     extract_program(part * (100_000 // len(part)))
     extract_program("```python\n" + part * (100_000 // len(part)))
+    extract_program(part * (100_000 // len(part)) + "\n```\n")
     extract_program("```" + part * (50_000 // len(part)) + "\n" + "x\n" * 50_000)
     assert watch.seconds < 5
 
