@@ -70,7 +70,7 @@ _CODE = re.compile(
     r"|(?:async[ \t]+)?(?:def|class|for|while|with|if|match|try)\b.*:"
     r"|(?:import|return|yield|raise|assert|del|global|nonlocal|pass)\b"
     r"|from[ \t]+[\w.]+[ \t]+import\b"
-    rf"|{_TARGET}(?:[ \t]*,[ \t]*{_TARGET})*[ \t]*(?:[-+*/%&|^@]|//|\*\*|<<|>>)?=(?!=)"
+    rf"|{_TARGET}(?:[ \t]*,[ \t]*{_TARGET})*[ \t,]*(?:[-+*/%&|^@]|//|\*\*|<<|>>)?=(?!=)"
     r"|[^\W\d][\w.]*\(.*[()\[{,\\\"'][ \t]*(?:#.*)?$)"
 )
 _STRING_OR_COMMENT = re.compile(r"#.*|\"\"\"|'''|\"(?:\\.|[^\"\\])*\"?|'(?:\\.|[^'\\])*'?")
@@ -246,14 +246,17 @@ class _Block:
         return bool(text.strip()), is_called, language, is_complete, order
 
     def program(self) -> str:
-        """Return its text, without the indentation of the fence and of the first line."""
+        """Return its text, without the indentation of the fence and of the first line.
+
+        What continues a prompt keeps it, as it may be the body of a function.
+        """
         before = self.fence.before if self.fence.begins_line else ""
         lines = [line.removeprefix(before) for line in self.lines]
         first = next((line for line in lines if line.strip()), "")
         if not self.fence.after and _PYTHON.fullmatch(first.strip()):
             lines = lines[lines.index(first) + 1 :]  # the language is on the line after the fence
             first = next((line for line in lines if line.strip()), "")
-        indent = first[: len(first) - len(first.lstrip(" \t"))]
+        indent = "" if self.continues else first[: len(first) - len(first.lstrip(" \t"))]
         return "\n".join(line.removeprefix(indent) for line in lines) + "\n"
 
 

@@ -7,7 +7,7 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.completion import complete, with_setup
 from rewardfleet_server.code.extract import extract_program
 
-from .conftest import Service, asserts
+from .conftest import Service, asserts, functional
 
 PROMPT = '''from math import sqrt
 
@@ -162,6 +162,43 @@ def test_functional_tests_have_prompts():
 def test_a_prompt_that_is_not_valid_python_is_invalid():
     with pytest.raises(InvalidRequest, match=r"tests\.prompt: not valid Python"):
         completed("x", "Count the ones.")
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        functional("f", ([[1, 0]], 1)),
+        asserts("assert f([1, 0]) == 1"),
+        asserts("assert f([1, 0]) == 1", prompt=PROMPT, entry_point="f"),
+        {
+            "kind": "dataset",
+            "dataset": "apps",
+            "row": {"input_output": '{"fn_name": "f", "inputs": [[[1, 0]]], "outputs": [1]}'},
+        },
+        {
+            "kind": "dataset",
+            "dataset": "auto",
+            "row": {
+                "prompt": PROMPT,
+                "entry_point": "f",
+                "canonical_solution": BODY,
+                "test": "def check(candidate):\n    assert candidate([1, 0]) == 1\n",
+            },
+        },
+    ],
+    ids=["functional", "asserts", "entry point", "function of a row", "row with a prompt"],
+)
+def test_a_demonstration_after_the_function_is_not_the_program(
+    level_service: Service, tests: dict[str, object]
+):
+    """Also if the prompt began the fence, with the body of the function only."""
+    program, demo = "def f(xs):\n    return sum(xs)\n", "def main():\n    print(f([1, 0]))\n"
+    rest = f"{program}```\nUse it:\n```python\n{demo}```\n"
+    for text in (f"```python\n{rest}", rest):
+        scored = level_service.score(text, tests)
+        assert (scored["score"], scored["code"]) == (1, program)
+    if "prompt" in tests:
+        assert level_service.score(f"{BODY}```\nDone.\n```python\n{demo}```", tests)["score"] == 1
 
 
 def test_a_text_of_any_kind_is_judged(level_service: Service):

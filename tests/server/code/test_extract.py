@@ -151,7 +151,7 @@ CASES = {
     "prefilled-with-output": (f"{P}```\n\nOutput:\n{fence(F, '')}", P),
     "prefilled-with-use": (f"{V}```\n\nUse it:\n{fence(USE)}", V),
     "prefilled-with-another": (f"{Q}```\nNo, wait.\n{fence(P)}", P),
-    "prefilled-body": ("    return a + b\n```\n\nThis adds.", "return a + b\n"),
+    "prefilled-body": ("    return a + b\n```\n\nThis adds.", "    return a + b\n"),
     "prefilled-closed-behind-code": ("x = 1\nprint(x)```", "x = 1\nprint(x)\n"),
     "prefilled-with-a-fence-in-a-docstring": (f"{D}```\n\nDone.", D),
     "prefilled-tildes": (f"{P}~~~\n\nDone.", P),
@@ -185,7 +185,7 @@ def test_the_block_that_defines_what_is_called_is_the_program(demo: str):
         assert extract_program(f"{fence(Q)}{text}", {"add"}) == program
         assert extract_program(f"{text}No:\n{fence(P)}{fence(demo)}", {"add"}) == P
         assert extract_program(text, {"sub"}) == extract_program(text) == demo
-    assert extract_program(f"    return a + b\n```\n{fence(demo)}", {"add"}) == "return a + b\n"
+    assert extract_program(f"    return a + b\n```\n{fence(demo)}", {"add"}) == "    return a + b\n"
 
 
 @pytest.mark.serial
