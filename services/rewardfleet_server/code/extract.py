@@ -63,6 +63,8 @@ _COMPLETE = re.compile(
 _DEFINED = re.compile(
     r"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+(\w+)|^(\w+)[ \t]*=(?!=)", re.MULTILINE
 )
+#: The body of a function, which a prompt began.
+_BODY = re.compile(r"\A\n*[ \t]+\S|^(?:return|yield)\b", re.MULTILINE)
 _TARGET = r"[*(]*[^\W\d][\w.]*(?:\[[^\]]*\])*\)*"
 #: A line of code that few lines of prose look like.
 _CODE = re.compile(
@@ -233,17 +235,19 @@ class _Block:
     def may_be_python(self) -> bool:
         return self.is_python or not self.fence.after
 
-    def rank(self, number: int, called: Collection[str]) -> tuple[bool, bool, int, bool, int]:
+    def rank(self, number: int, called: Collection[str]) -> tuple[bool, int, int, bool, int]:
         """Return a sort key: the more likely the `number`th block is the program, the larger."""
         text = "\n".join(self.lines)
         language = 3 if self.is_python else 0 if self.fence.after else 2 if self.closed else 1
         is_complete = self.continues or bool(_COMPLETE.search(text))
-        names = defined_names(text) if called else ()
-        # What continues a prompt may be the body of the function.
-        is_called = bool(called) and (self.continues or any(name in called for name in names))
+        fits = 0
+        if called:
+            defines = any(name in called for name in defined_names(text))
+            # A body is of use only if no block defines the function.
+            fits = 2 if self.continues or defines else int(bool(_BODY.search(text)))
         # Without a language, what comes after a short program may be its output.
         order = number if is_complete or self.is_python else -number
-        return bool(text.strip()), is_called, language, is_complete, order
+        return bool(text.strip()), fits, language, is_complete, order
 
     def program(self) -> str:
         """Return its text, without the indentation of the fence and of the first line.

@@ -185,7 +185,9 @@ def test_the_block_that_defines_what_is_called_is_the_program(demo: str):
         assert extract_program(f"{fence(Q)}{text}", {"add"}) == program
         assert extract_program(f"{text}No:\n{fence(P)}{fence(demo)}", {"add"}) == P
         assert extract_program(text, {"sub"}) == extract_program(text) == demo
-    assert extract_program(f"    return a + b\n```\n{fence(demo)}", {"add"}) == "    return a + b\n"
+    body = "return a + b\n"
+    assert extract_program(f"    {body}```\n{fence(demo)}", {"add"}) == f"    {body}"
+    assert extract_program(fence(body) + fence(demo), {"add"}) == body
 
 
 @pytest.mark.serial
