@@ -184,7 +184,7 @@ def test_prometheus_scrapes_every_service_and_evaluates_the_alert_rules(stack: S
     def rules() -> set[str]:
         return {rule["health"] for group in data("rules")["groups"] for rule in group["rules"]}
 
-    wait_until(lambda: targets() == dict.fromkeys(SERVICES, "1"), 120)
+    wait_until(lambda: targets() == dict.fromkeys(("proxy", *SERVICES), "1"), 120)
     wait_until(lambda: rules() == {"ok"}, 120)
 
 
