@@ -73,14 +73,23 @@ def request_fields(revision: Any, tests: Any, options: SampleRow) -> dict[str, A
     """Return the fields of a request, as `rewardfleet.code_request` takes them.
 
     What a policy wrote (`revision`, `critique`, `original_program`) is read by `completion_text`,
-    and the tests by `as_tests`. Other fields are taken from the options where they are not None.
+    and the tests by `as_tests`. Other fields are taken from an object with `tests`, or else from
+    the options, where they are not None.
 
     Raises:
         InvalidRequest: One of the texts cannot be read, or the tests are invalid.
     """
-    fields = {"revision": revision, **_given(options, _OPTIONS)}
+    found = as_tests(tests)
+    given = _given(options, _OPTIONS)
+    match found:
+        case {"row": {"ground_truth": {"tests": inner} as with_tests}}:
+            given |= _given(with_tests, _OPTIONS)
+            inner = as_tests(inner)
+            if not isinstance(inner, Mapping) or inner["kind"] != "dataset":
+                found = inner  # tests of a request; else the service reads the columns around them
+    fields = {"revision": revision, **given}
     texts = {name: completion_text(fields[name]) for name in POLICY_FIELDS & fields.keys()}
-    return {**fields, **texts, "tests": as_tests(tests)}
+    return {**fields, **texts, "tests": found}
 
 
 def _given(row: SampleRow, names: Iterable[str]) -> dict[str, Any]:

@@ -79,6 +79,15 @@ def test_further_columns_are_fields_of_the_request(code_url: str):
     assert call(reward, [ECHO, ECHO], **columns) == [0.0, 0.5]
 
 
+@pytest.mark.parametrize("encode", [dict, json.dumps])
+def test_fields_beside_the_tests_of_a_row_are_fields_of_the_request(encode, code_url: str):
+    truth = {"tests": {**TESTS, "cases": [*TESTS["cases"], {"stdin": "1 2", "stdout": "4"}]}}
+    reward = reward_function("code", code_url)
+    given = [encode(truth), encode({**truth, "mode": "all_pass"})]
+    rates = call(reward, [SUM, SUM], tests=given)
+    assert 0 < rates[0] < 1 and rates[1] == 0
+
+
 def test_a_missing_reward_is_nan_or_raised(unused_tcp_port: int):
     dead = f"http://127.0.0.1:{unused_tcp_port}"
     rewards = call(reward_function("code", dead, timeout_s=0.3), [SUM, SUM], tests=[TESTS] * 2)
