@@ -94,6 +94,7 @@ def test_a_person_filters_opens_and_labels_by_keyboard(page, serve_page, tmp_pat
 def test_a_person_labels_the_sample_by_keyboard(page, serve_page, tmp_path: Path):
     page.goto(serve_page(drawn_items()))
     page.get_by_role("link", name="To label").click()
+    page.wait_for_url("**/to-label")  # loaded, with what handles keys
     playwright.expect(page.locator("main")).to_contain_text("3 scores of a random sample")
     page.keyboard.press("j")  # skips one
     page.wait_for_url("**after=*")
