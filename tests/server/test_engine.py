@@ -15,6 +15,7 @@ import httpx
 import pytest
 from pydantic import BaseModel, JsonValue
 
+from rewardfleet.wire.code import CodeScore, Outcome, Verdict
 from rewardfleet.wire.errors import BackendFailed, DeadlineExceeded, InternalError, InvalidRequest
 from rewardfleet.wire.score import Request, Score, Status, Timing
 from rewardfleet_server.admission import Admission
@@ -22,7 +23,7 @@ from rewardfleet_server.cache.memory import MemoryCache
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.http import app as http_app
 from rewardfleet_server.http.app import RewardApp
-from rewardfleet_server.http.routes import Route, Service
+from rewardfleet_server.http.routes import Route, Service, encode
 from rewardfleet_server.observe.logs import add_request_id
 from rewardfleet_server.observe.telemetry import REQUEST, RequestContext, Telemetry
 from rewardfleet_server.observe.tracing import stage
@@ -395,6 +396,15 @@ def test_in_flight_items_are_those_that_hold_a_permit(serve_scripted):
             lambda: [gauge(f"rewardfleet_{each}") for each in names] == ["2.0", "3.0", "1.0"]
         )
         assert running.result().is_success
+
+
+@pytest.mark.parametrize("number", [0.1, 2**70])
+def test_scores_are_encoded_as_pydantic_encodes_them(number: float):
+    verdicts = [Verdict(verdict=Outcome.ACCEPTED, stdout="\u00e9\n", cpu_ms=0.1)]
+    score = CodeScore(
+        score=1.0, status=Status.OK, verdicts=verdicts, provenance={"judge": [number, None]}
+    )
+    assert encode(score) == score.model_dump_json().encode()
 
 
 async def test_log_lines_of_threads_keep_the_request_id(caplog: pytest.LogCaptureFixture):

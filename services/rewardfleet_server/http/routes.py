@@ -305,7 +305,7 @@ def _batch_route(
 
 
 def encode(response: BaseModel) -> bytes:
-    """Encode a response. A score, of which pydantic encodes each verdict slowly, takes a third."""
+    """Encode a response; a score by orjson, in a third of the time that pydantic takes."""
     if isinstance(response, Score):
         with suppress(orjson.JSONEncodeError):  # e.g. provenance with a number of over 64 bits
             return orjson.dumps(response, default=vars)

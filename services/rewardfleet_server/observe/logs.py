@@ -31,7 +31,7 @@ def add_request_id(record: logging.LogRecord) -> bool:
 
 
 class _JsonFormatter(logging.Formatter):
-    """Formats a line as JSON, with its `extra`; python-json-logger takes 2.5 times as long."""
+    """Formats a line as JSON, with its `extra`. It is short, as each request waits for it."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
