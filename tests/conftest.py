@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from rewardfleet.score_log import queue
 from rewardfleet_server.cache.audits import Audits
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
@@ -38,6 +39,9 @@ Serve = Callable[..., httpx.Client]
 # The same examples in each run, and no limit of time for one, which a busy machine exceeds.
 settings.register_profile("tests", settings.get_profile("ci"), max_examples=50)
 
+
+# Tests read a log once it is closed, which waits two seconds for its thread: too short at times.
+queue._CLOSE_SECONDS = 60.0
 
 # While pytest imports the tests, hardly anything becomes garbage.
 gc.disable()
