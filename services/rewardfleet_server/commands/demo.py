@@ -75,7 +75,7 @@ def command(folder: Path) -> int:
     print("Starting the services: rewardfleet up …", flush=True)
     try:
         with _fleet(folder) as url:
-            print(f"They are below {url}; the video judge is `reference`.", flush=True)
+            print(f"They are at {url}; the video judge is `reference`.", flush=True)
             print(f"Scoring {len(rollouts)} rollouts, twice …\n", flush=True)
             results, others = asyncio.run(_score_all(url, folder.resolve(), rollouts))
     except RewardFleetError as error:

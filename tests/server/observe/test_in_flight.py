@@ -63,9 +63,13 @@ def test_a_hung_judge_is_listed_in_its_stage_with_its_age(serve: Serve):
     client = serve(FakeJudge(wait_s=30))
     hurried = {"x-request-timeout": "6", "x-request-id": "hung"}
     with posting(client, "/score", body(), **hurried):
-        wait_until(lambda: any(e["stage"] == "backend" for e in listed(client)["samples"]))
-        wait_until(lambda: listed(client)["samples"][0]["stage_s"] > 0.05)
-        found = listed(client)
+        found: dict[str, Any] = {}
+
+        def hangs() -> bool:
+            found.update(listed(client))
+            return any(e["stage"] == "backend" and e["stage_s"] > 0.05 for e in found["samples"])
+
+        wait_until(hangs)
         assert (found["total"], found["failures"]) == (1, {})
         (sample,) = found["samples"]
         assert {name: sample[name] for name in ("service", "request_id", "path", "backend")} == {
