@@ -31,7 +31,7 @@ from rewardfleet_server.code.app import create_app
 from rewardfleet_server.code.completion import complete, with_setup
 from rewardfleet_server.code.datasets.rows import read_row
 from rewardfleet_server.code.packages import last_error
-from rewardfleet_server.code.parser import parse_source
+from rewardfleet.text.python import parse_source
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import serving
 

@@ -12,9 +12,7 @@ from .video import VideoOptions, video_request
 from .wire.code import as_tests
 from .wire.digest import LABELS
 from .wire.errors import RewardFleetError
-from .wire.native_calls import answer_text
-from .wire.policy_text import POLICY_FIELDS
-from .wire.query import completion_text
+from .wire.policy_text import POLICY_FIELDS, text_of
 from .wire.score import Status
 from .wire.tools_rows import fields_of_truth
 
@@ -59,7 +57,7 @@ def fields_of(service: ServiceName, completion: Any, truth: Any, row: SampleRow)
         return request_fields(completion, truth, row)
     if service == "tools":
         fields = fields_of_truth(truth, _given(row, _TOOLS_FIELDS))
-        return {"ground_truth": None, **fields, "response": answer_text(completion)}
+        return {"ground_truth": None, **fields, "response": text_of(completion, with_calls=True)}
     if isinstance(truth, np.ndarray) and truth.dtype == object:
         truth = list(truth)  # images from a parquet file
     return {
@@ -88,7 +86,7 @@ def request_fields(revision: Any, tests: Any, options: SampleRow) -> dict[str, A
             if not isinstance(inner, Mapping) or inner["kind"] != "dataset":
                 found = inner  # tests of a request; else the service reads the columns around them
     fields = {"revision": revision, **given}
-    texts = {name: completion_text(fields[name]) for name in POLICY_FIELDS & fields.keys()}
+    texts = {name: text_of(fields[name]) for name in POLICY_FIELDS & fields.keys()}
     return {**fields, **texts, "tests": found}
 
 

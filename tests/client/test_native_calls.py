@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rewardfleet.rows import fields_of
+from rewardfleet.text.messages import answer_text
 from rewardfleet.tool_use import parse_answer, score_answer
-from rewardfleet.wire.native_calls import answer_text
 from rewardfleet.wire.tools import ToolsOptions
 
 THINK = "<think>x</think>"
@@ -42,8 +42,12 @@ ADD, TOOL, USER = native("add", None), {"role": "tool", "content": TRUTH}, {"rol
         ([message(native()), TOOL, DONE], f"{TRUTH}\n{DONE['content']}"),
         ([message(native()), TOOL, message(ADD, content=None), TOOL], BOTH),
         ([message(content=TRUTH), TOOL, DONE], f"{TRUTH}\n{DONE['content']}"),
-        ([message(ADD), TOOL, DONE, USER, message(native())], TRUTH),  # an earlier turn
-        ([message(native()), USER], ""),
+        ([message(native()), USER], TRUTH),
+        # Thoughts of a later turn stay its thoughts.
+        (
+            [message(native()), TOOL, USER, message(content=f"{THINK}{DONE['content']}")],
+            f"{TRUTH}\n<|im_start|>assistant\n{THINK}{DONE['content']}",
+        ),
         ([message(content=f"{THINK} ")], f"{THINK} "),
         (TRUTH, TRUTH),
         (None, ""),

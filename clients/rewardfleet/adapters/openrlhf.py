@@ -8,8 +8,8 @@ from typing import Any
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.rows import ServiceName
 from rewardfleet.service import OnFailure
+from rewardfleet.text.prompt import response_of
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.query import response_of
 
 from ._rows import SampleReward, cause_marks, marks_of
 

@@ -6,7 +6,7 @@ from typing import Any
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.rows import SampleRow, ServiceName
 from rewardfleet.service import OnFailure
-from rewardfleet.wire.query import completion_text
+from rewardfleet.wire.policy_text import text_of
 
 from ._rows import SampleReward, marks_of, module_of_trainer, refuse_nan
 
@@ -92,5 +92,5 @@ def _answer(episode: Any) -> Any:
         return trajectory.output
     # A turn that only calls a tool has no text of its own.
     steps = reversed(trajectory.steps)
-    texts = (completion_text(step.output or step.model_response) for step in steps)
+    texts = (text_of(step.output or step.model_response) for step in steps)
     return next(filter(None, texts), "")

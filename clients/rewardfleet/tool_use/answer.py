@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from rewardfleet.text import inside_marks, read
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.query import without_end_tokens
 
 #: Limit on the tool calls of a ground truth.
 _MAX_GROUND_TRUTH_CALLS = 64
@@ -50,45 +50,58 @@ class ParsedAnswer:
     """A parsed answer."""
 
     blocks: tuple[str, ...]  #: the tags outside of others, in order
-    #: The tool calls outside of the first `<think>`, `MALFORMED` for what cannot be parsed.
+    #: The tool calls outside of the first thought of each turn, `MALFORMED` for what cannot be
+    #: parsed.
     calls: tuple[ToolCall, ...]
-    think: str  #: the text in the first `<think>`
+    think: str  #: the text in the first thought of each turn
     #: Whether all tags are closed and not nested, nothing is outside of them, and all tool calls
     #: can be parsed.
     is_clean: bool
 
 
 def parse_answer(text: str) -> ParsedAnswer:
-    """Parse an answer of a policy, whatever it contains."""
-    text = without_end_tokens(text.strip()).rstrip()
+    """Parse an answer of a policy, whatever it contains: all its turns, as if they were one."""
     blocks: list[str] = []
-    think: str | None = None
-    before_think, after_think = "", text
+    calls: list[ToolCall] = []
+    thoughts: list[str] = []
+    is_clean = True
+    for turn in read(text).written:
+        begin, end = turn.thoughts[0] if turn.thoughts else (0, 0)
+        if "<tool_call>" in turn.text[:begin] or "<response>" in turn.text[:begin]:
+            begin = end = 0  # an executor runs what is in it
+        before, thought, after = turn.text[:begin], turn.text[begin:end], turn.text[end:]
+        if thought:
+            # An executor that skips one thought runs what is in a second one.
+            opening, inside, is_closed = inside_marks(thought)
+            is_clean = is_clean and bool(opening) and is_closed and not before.strip()
+            blocks.append("think")
+            thoughts.append(inside)
+        names, is_tagged = _tags(after)
+        blocks += names
+        is_clean = is_clean and is_tagged
+        calls += [*_calls_in_blocks(before), *_calls_in_blocks(after)]
+    has_calls = MALFORMED not in calls and bool(calls) == ("tool_call" in blocks)
+    return ParsedAnswer(
+        tuple(blocks), tuple(calls), "\n".join(thoughts), is_clean and bool(blocks) and has_calls
+    )
+
+
+def _tags(text: str) -> tuple[list[str], bool]:
+    """Return the tags of a text, and whether they are closed, not nested, and all there is."""
+    names: list[str] = []
     is_clean, outside = True, 0
     for name, start, end, after, is_closed in _blocks(text):
         is_clean = is_clean and is_closed and not text[outside : start - len(name) - 2].strip()
-        blocks.append(name)
-        if name == "think" and think is None:
-            think = text[start:end]
-            before_think, after_think = text[: max(0, start - len("<think>"))], text[after:]
-        elif name != "tool_call":
+        if name != "tool_call":
             is_clean = is_clean and not _TAG.search(text, start, end)
+        names.append(name)
         outside = after
-    calls = (*_calls_in_blocks(before_think), *_calls_in_blocks(after_think))
-    has_calls = MALFORMED not in calls and bool(calls) == ("tool_call" in blocks)
-    is_clean = is_clean and has_calls and not text[outside:].strip()
-    return ParsedAnswer(tuple(blocks), calls, think or "", is_clean)
+    return names, is_clean and not text[outside:].strip()
 
 
 def _blocks(text: str) -> Iterator[tuple[str, int, int, int, bool]]:
-    """Yield name, start and end of the content, start of the rest, and whether it is closed.
-
-    If `</think>` is not opened, the template of the chat did so: all before it is its content.
-    """
-    position, end = 0, text.find("</think>")
-    if end >= 0 and "<think>" not in text[:end]:
-        position = end + len("</think>")
-        yield "think", 0, end, position, False
+    """Yield name, start and end of the content, start of the rest, and whether it is closed."""
+    position = 0
     while opening := _TAG.search(text, position):
         name = opening[2]
         if opening[1]:  # a closing tag that closes nothing
@@ -226,13 +239,14 @@ def parse_ground_truth(text: str) -> GroundTruth:
             "ground_truth: contains none of <think>, <tool_call> and <response>; give the text of "
             "a correct answer"
         )
-    text = text.strip()
+    turn = read(text).last
+    if turn.cut:
+        raise InvalidRequest("ground_truth: <think> is not closed")
+    text = turn.answer
     blocks = list(_blocks(text))
-    for name, start, _, _, is_closed in blocks:
-        is_opened_by_template = name == "think" and start == 0
-        if not is_closed and not is_opened_by_template:
+    for name, _, _, _, is_closed in blocks:
+        if not is_closed:
             raise InvalidRequest(f"ground_truth: <{name}> is not closed, or not opened")
-    blocks = [block for block in blocks if block[0] != "think"]
     found = [name for name, *_ in blocks]
     if len(set(found)) < len(found):
         raise InvalidRequest("ground_truth: give <tool_call> and <response> at most once each")

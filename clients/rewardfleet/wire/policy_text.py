@@ -12,6 +12,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+from rewardfleet.text.messages import answer_text, completion_text
+
+from .errors import InvalidRequest
+
 #: Maximum number of characters of a text that is judged by its content.
 MAX_CHARACTERS = 1_000_000
 #: The text that is judged in place of one that is too long.
@@ -25,6 +29,18 @@ POLICY_FIELDS = frozenset(
 _SURROGATE = re.compile("[\ud800-\udfff]")
 #: Its escape in JSON, or its bytes where an encoder lets it pass.
 _ENCODED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+
+
+def text_of(completion: Any, *, with_calls: bool = False) -> str:
+    """Return the text of a completion: `answer_text` with its calls, else `completion_text`.
+
+    Raises:
+        InvalidRequest: The completion has no text that can be read.
+    """
+    try:
+        return answer_text(completion) if with_calls else completion_text(completion)
+    except TypeError as error:
+        raise InvalidRequest(str(error)) from None
 
 
 def replace_unusable(text: Any) -> Any:

@@ -4,7 +4,6 @@ Unknown fields are ignored, or returned where the format says so. What a policy 
 scored; what the caller wrote may be invalid.
 """
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import (
@@ -18,9 +17,7 @@ from pydantic import (
 from typing_extensions import Self
 
 from .errors import ErrorKind
-from .native_calls import answer_text
 from .policy_text import POLICY_FIELDS
-from .query import completion_text
 from .score import MAX_BATCH_ITEMS, ForeignRequest, Response
 
 #: The fields of these formats that have a policy's text, or parts of it.
@@ -115,35 +112,18 @@ class GymResponse(ForeignRequest, extra="allow"):
     )
 
     @property
-    def text(self) -> str:
-        """The text of all messages of the assistant; agents also put those of users here.
-
-        Raises:
-            InvalidRequest: A message has content that cannot be read.
-        """
-        return "".join(
-            completion_text(item.get("content")) for item in self.output if _is_of_assistant(item)
-        )
-
-    @property
-    def answer(self) -> str:
-        """The same with the calls of tools; see `answer_text`.
-
-        Raises:
-            InvalidRequest: A message has content that cannot be read.
-        """
+    def messages(self) -> list[dict[str, Any]]:
+        """The items as messages: the assistant's with their calls, and whose the others are."""
         messages: list[dict[str, Any]] = []
         for item in self.output:
-            if _is_of_assistant(item):
-                messages.append({"role": "assistant", "content": item.get("content")})
-            elif item.get("type") == "function_call":
+            kind, role = item.get("type", "message"), item.get("role", "assistant")
+            if kind == "message":
+                messages.append({"role": role, "content": item.get("content")})
+            elif kind == "function_call":
                 messages.append({"role": "assistant", "tool_calls": [item]})
-        return answer_text(messages)
-
-
-def _is_of_assistant(item: Mapping[str, JsonValue]) -> bool:
-    is_message = item.get("type", "message") == "message"
-    return is_message and item.get("role", "assistant") == "assistant"
+            elif str(kind).endswith("_output"):
+                messages.append({"role": "tool"})
+        return messages
 
 
 class GymVerifyRequest(ForeignRequest, extra="allow"):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from rewardfleet import blocking
 from rewardfleet.tools import tools_request
 from rewardfleet.wire.errors import RewardFleetError
-from rewardfleet.wire.query import completion_text
+from rewardfleet.wire.policy_text import text_of
 from rewardfleet.wire.tools import ToolsOptions, ToolsScore
 
 from .objective import route_shares
@@ -65,7 +65,7 @@ def score_answers(
     distinct = list(dict.fromkeys(zip(rows, responses, strict=True)))
     requests = [
         tools_request(
-            completion_text(response),
+            text_of(response),
             row.ground_truth,
             step=step,
             options=options,

@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rewardfleet.text.python import parse_source
 from rewardfleet.wire.code import AssertTests
 from rewardfleet.wire.errors import InvalidRequest
 
-from .parser import parse_source
 from .sandboxes.jail.guest.names import STANDARD_NAMES
 from .sandboxes.jail.guest.scripts import functions_of, has_check
 

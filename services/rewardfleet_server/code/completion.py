@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rewardfleet.text.python import parse_source
 from rewardfleet.wire.code import AssertTests, PlainTests, StdioTests
 from rewardfleet.wire.errors import InvalidRequest
-
-from .parser import parse_source
 
 #: Prompts that are held in memory.
 _MAX_PROMPTS = 128

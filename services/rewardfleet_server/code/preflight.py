@@ -16,12 +16,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import asdict
 from functools import partial
 
+from rewardfleet.text.python import parse_source
 from rewardfleet.wire.code import AssertTests, Outcome, PlainTests, StdioTests, Verdict
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cache.single_flight import SingleFlight
 
 from .packages import how_to_add, last_error, missing_module
-from .parser import parse_source
 from .sandboxes import Check, Job, ProgramRun, RunLimits, RunResult, Sandbox, run_once
 from .sandboxes.jail.guest.names import PROGRAM_MODULES
 from .sandboxes.jail.guest.scripts import has_check

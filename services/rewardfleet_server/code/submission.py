@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rewardfleet.text.program import answer_of, defined_names
 from rewardfleet.wire.causes import CodeCause
 from rewardfleet.wire.code import (
     AssertTests,
@@ -28,7 +29,6 @@ from rewardfleet.wire.policy_text import MAX_CHARACTERS, UNUSABLE
 
 from .checkers.decision import Decision
 from .datasets.rows import read_row
-from .extract import defined_names, has_several_blocks, is_whole_answer
 from .sandboxes import ProgramRun, RunLimits, RunResult
 from .text_parser import TextParser
 from .verdict import CheckerFiles, TestRun
@@ -66,8 +66,7 @@ class Submission:
         """Parse the texts of a request."""
         critique, original = request.critique, request.original_program
         judgment = None if critique is None else await parser.judgment(critique)
-        texts = [request.revision, request.original_program or ""]
-        called = await _called(request) if any(map(has_several_blocks, texts)) else set()
+        called = await _called(request)
         program = await parser.program(request.revision, called)
         return cls(
             program=program,
@@ -86,7 +85,8 @@ class Submission:
         """Why the score is 0, given that the program does not compile or that there is none."""
         if UNUSABLE in self.program:
             return CodeCause.UNUSABLE_TEXT
-        if not _STATEMENT.match(self.program) or is_whole_answer(self.program, self.revision):
+        answer = answer_of(self.revision)  # in which no program was found, if it is all of it
+        if not _STATEMENT.match(self.program) or answer.strip() == self.program.strip():
             return CodeCause.NO_CODE_BLOCK
         return CodeCause.COMPILE_ERROR
 

@@ -16,15 +16,14 @@ from rewardfleet.wire.code import CritiqueJudgment
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.system.child_process import MemoryFile, TaskLost, TaskProcess, TaskTooLarge
 
-from .extract import is_unmarked
 from .normal_form import LARGEST
 from .text_tasks import TASKS, Visibility, encode_form, form_digest, run_task
 
 T = TypeVar("T")
 
 #: Characters per millisecond of CPU time, at worst: of a program that is normalized, of a text in
-#: which a program or a judgment is sought, and of a text without fences and thoughts.
-_FORM_SPEED, _FENCES_SPEED, _JUDGMENT_SPEED, _PLAIN_SPEED = 200, 1_000, 5_000, 50_000
+#: which a program or a judgment is sought.
+_FORM_SPEED, _PROGRAM_SPEED, _JUDGMENT_SPEED = 200, 1_000, 5_000
 #: Milliseconds of work that is done on the event loop: without a pause, and by turns.
 _FREE_MS, _NOW_MS, _FORM_NOW_MS = 0.1, 2, 10
 #: Milliseconds of work that does not wait for longer one.
@@ -58,7 +57,7 @@ class TextParser:
         Raises:
             Unavailable: The process that parses it failed.
         """
-        ms = len(text) / (_PLAIN_SPEED if is_unmarked(text) else _FENCES_SPEED)
+        ms = len(text) / _PROGRAM_SPEED
         return await self._parsed("program", f"{' '.join(called)}\n{text}", ms)
 
     async def judgment(self, critique: str) -> CritiqueJudgment | None:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Literal
 
-from .critique import overall_judgment
-from .extract import extract_program
+from rewardfleet.text.judgment import overall_judgment
+from rewardfleet.text.program import extract_program
+
 from .normal_form import normal_form
 from .normal_form.uses import NamesOfTests
 
@@ -50,7 +51,7 @@ def _form_digest(text: str) -> str:
 
 def _program(text: str) -> str:
     called, _, text = text.partition("\n")
-    return extract_program(text, called.split())
+    return extract_program(text, {*called.split()})
 
 
 #: What is computed of a text, by the name of the task.

@@ -13,10 +13,10 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, JsonValue
 
+from rewardfleet.text.prompt import response_of
 from rewardfleet.wire.causes import CAUSES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
-from rewardfleet.wire.native_calls import answer_text
-from rewardfleet.wire.query import completion_text, response_of
+from rewardfleet.wire.policy_text import text_of
 from rewardfleet.wire.score import Score, Status, abstained
 from rewardfleet.wire.trainers import (
     GYM_FAILURE_KINDS,
@@ -136,9 +136,7 @@ class TrainerApi(Generic[RequestT, ScoreT]):
 
     async def _verify(self, request: GymVerifyRequest, context: RequestContext) -> BaseModel:
         try:
-            response = request.response
-            text = response.answer if self.reads_calls else response.text
-            sample = (text, _ground_truth(_gym_row(request)))
+            sample = (request.response.messages, _ground_truth(_gym_row(request)))
             (score,) = await self._scores([sample], context)
         except RewardFleetError as error:
             if error.kind not in GYM_FAILURE_KINDS:
@@ -182,7 +180,7 @@ class TrainerApi(Generic[RequestT, ScoreT]):
         return OpenEnvResult(observation=seen, reward=score.score, done=True)
 
     async def _scores(
-        self, samples: Sequence[tuple[str, JsonValue] | InvalidRequest], context: RequestContext
+        self, samples: Sequence[tuple[Any, JsonValue] | InvalidRequest], context: RequestContext
     ) -> list[ScoreT]:
         """Score samples. These formats have no missing rewards, so one failure fails all."""
         items = [await self._item(sample) for sample in samples]
@@ -192,15 +190,16 @@ class TrainerApi(Generic[RequestT, ScoreT]):
         return [_checked(score) for score in scores]
 
     async def _item(
-        self, sample: tuple[JsonValue, JsonValue] | InvalidRequest
+        self, sample: tuple[Any, JsonValue] | InvalidRequest
     ) -> RequestT | InvalidRequest:
         if isinstance(sample, InvalidRequest):
             return sample
         completion, ground_truth = sample
         item_of = self.item_of
         assert item_of is not None  # noqa: S101 - else there are no such routes
-        text_of = answer_text if self.reads_calls else completion_text
-        return await self._attempt(lambda: item_of(text_of(completion), ground_truth))
+        return await self._attempt(
+            lambda: item_of(text_of(completion, with_calls=self.reads_calls), ground_truth)
+        )
 
     async def _attempt(self, make: Callable[[], RequestT]) -> RequestT | InvalidRequest:
         """Return an item, or why it is not one: it is counted like that of any other route."""

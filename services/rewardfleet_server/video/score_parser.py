@@ -1,10 +1,10 @@
 r"""Parse a score from the text of a vision-language model, strictly.
 
-The text is parsed in four stages, each narrower than the one before: closed tags (`<think>` is
-removed, only `<answer>` counts), then clauses that are marked as the answer, then numbers with
-their units, then a verdict in words. A clause is understood completely or not at all: if it has one
-unknown word, nothing in it counts. Therefore `100% certain that it failed`, `almost 80%` and
-`20% left` need no rules.
+The text is parsed in four stages, each narrower than the one before: what is answered (without
+thoughts; if there is an `<answer>`, only it), then clauses that are marked as the answer, then
+numbers with their units, then a verdict in words. A clause is understood completely or not at all:
+if it has one unknown word, nothing in it counts. Therefore `100% certain that it failed`, `almost
+80%` and `20% left` need no rules.
 
 The decisions. Words are English; a dash is an abstention:
 
@@ -38,6 +38,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from rewardfleet.text import read
+
 #: Increased with every change of the decisions. It is part of cache keys, so scores parsed by an
 #: older version are not used any more.
 PARSER_VERSION = 1
@@ -61,12 +63,12 @@ def parse_score(text: str, *, mode: ScoreMode = "auto", truncated: bool = False)
         mode: What a number without a unit means.
         truncated: Whether the token limit cut the text; then only a closed `<answer>` counts.
     """
-    text = _fold(text)
     if not text.strip():
         return ParsedScore(None, "The text is empty.")
-    output = _after_thinking(text)
-    if output is None:
-        return ParsedScore(None, "The <think> tag is not closed.")
+    turn = read(text).last
+    if turn.cut:
+        return ParsedScore(None, "The text ends within its thoughts.")
+    output = _fold(turn.answer)
     answers = _answers(output)
     if answers is None:
         return ParsedScore(None, "The <answer> tags are not closed, or not paired.")
@@ -127,20 +129,7 @@ def _fold_char(char: str) -> str:
 
 # Stage 1: closed tags
 
-_THINK = re.compile(r"<\s{0,4}(/?)\s{0,4}think(?:ing)?\s{0,4}>")
 _ANSWER = re.compile(r"<\s{0,4}(/?)\s{0,4}answer\b[^<>]{0,80}>")
-
-
-def _after_thinking(text: str) -> str | None:
-    """Return the text after the last `</think>`, or None if a `<think>` is still open.
-
-    Many chat templates put the opening tag into the prompt, so it may be missing.
-    """
-    depth = end = 0
-    for tag in _THINK.finditer(text):
-        depth = max(0, depth - 1) if tag[1] else depth + 1
-        end = tag.end()
-    return None if depth else text[end:]
 
 
 def _answers(text: str) -> list[str] | None:

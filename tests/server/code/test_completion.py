@@ -5,7 +5,7 @@ import pytest
 from rewardfleet.wire.code import AssertTests, FunctionalTests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.completion import complete, with_setup
-from rewardfleet_server.code.extract import extract_program
+from rewardfleet.text.program import extract_program
 
 from .conftest import Service, asserts, functional
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.code.critique import overall_judgment
+from rewardfleet.text.judgment import overall_judgment
 from rewardfleet_server.testing import FakeSandbox
 
 from ...measure import CpuStopwatch

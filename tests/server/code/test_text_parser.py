@@ -13,8 +13,8 @@ import pytest
 
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.code import text_parser
-from rewardfleet_server.code.critique import overall_judgment
-from rewardfleet_server.code.extract import extract_program
+from rewardfleet.text.judgment import overall_judgment
+from rewardfleet.text.program import extract_program
 from rewardfleet_server.code.normal_form import LARGEST, names_of_tests
 from rewardfleet_server.code.text_parser import TextParser
 from rewardfleet_server.code.text_tasks import form_digest

@@ -13,7 +13,8 @@ import pytest
 
 from rewardfleet.wire.causes import CodeCause
 from rewardfleet.wire.errors import Abstained, BackendFailed, Unavailable
-from rewardfleet.wire.query import completion_text, response_of
+from rewardfleet.text.messages import completion_text
+from rewardfleet.text.prompt import response_of
 from rewardfleet_server.testing import FakeJudge, FakeSandbox
 from rewardfleet_server.tools.app import create_app as create_tools
 from rewardfleet_server.tools.settings import ToolsSettings

@@ -242,7 +242,7 @@ PERCENTAGE = [
     ("<think><answer>40</answer></think><answer>85</answer>", 0.85),
     ("<think>a</think><think>b</think>85", 0.85),
     ("<think>40% then step 4", None),
-    ("<think>a<think>b</think>85", None),
+    ("<think>a<think>b</think>85", 0.85),  # servers end thoughts at the first mark, too
     ("85<think>or rather", None),
     ("<think><answer>85</answer>", None),
     ("<think><answer>85</answer></think>", None),  # inside the thinking

@@ -5,7 +5,7 @@ from typing import Any
 
 from rewardfleet.adapters._rows import COALESCE_SECONDS, plain
 from rewardfleet.client import RewardFleet
-from rewardfleet.wire.query import completion_text
+from rewardfleet.wire.policy_text import text_of
 
 #: The fleets of this process, by URL and timeout; calls share their connections.
 _fleets: dict[tuple[Any, ...], RewardFleet] = {}
@@ -44,7 +44,7 @@ async def compute_score(
         _fleets[key] = RewardFleet(tools=url, timeout_s=timeout_s, coalesce_s=COALESCE_SECONDS)
     families = (extra_info or {}).get("tool_families") or {}
     score = await _fleets[key].tools.score(
-        completion_text(solution_str),
+        text_of(solution_str),
         ground_truth,
         options=plain(options or {}),
         tool_families=dict(families),

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from rewardfleet.text.program import extract_program
+from rewardfleet.text.python import parse_source
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.code.extract import extract_program
-from rewardfleet_server.code.parser import parse_source
 
 from .columns import Row, json_of
 

@@ -35,7 +35,7 @@ import re
 import symtable
 from collections.abc import Sequence
 
-from rewardfleet_server.code.parser import exclusive_parser
+from rewardfleet.text.python import exclusive_parser
 
 from . import allowed
 from .introspection import check, check_tests, find_names_of_tests

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from rewardfleet.text import read
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.prompts import PERCENTAGE, RUBRIC, YES_OR_NO, Prompt
@@ -104,7 +105,8 @@ class TextReadout:
 
     def _read(self, completion: Completion, mode: ScoreMode) -> tuple[float | None, str]:
         text = completion.text
-        if self.strict_tags and not _has_answer_after_thinking(text):
+        turn = read(text).last
+        if self.strict_tags and not (turn.thoughts and "<answer>" in turn.answer):
             cut = ", cut by the token limit" if completion.truncated else ""
             return None, f"{text}\n[no <answer> after a closed <think>{cut}]"
         parsed = parse_score(text, mode=mode, truncated=completion.truncated)
@@ -189,13 +191,6 @@ def label_tokens(
                 f"{' or '.join(map(repr, labels[value]))}"
             )
     return tokens
-
-
-def _has_answer_after_thinking(text: str) -> bool:
-    """Return whether an `<answer>` follows a `<think>` that was closed."""
-    opened = text.find("<think>")
-    closed = text.find("</think>", opened)
-    return opened >= 0 and closed >= 0 and text.find("<answer>", closed) >= 0
 
 
 def _log_sum_exp(logs: Sequence[float]) -> float:

@@ -9,16 +9,14 @@ A critique is valid if all its overall judgments are the same, and there is at l
     ...: Correct  ...  ...: Incorrect    no judgment, as the two differ; the same one twice is valid
     ...: Incorrect. The correct sum is   incorrect: prose after the word is not a second judgment
     ...: not correct, partly correct     no judgment: only the word itself is explicit
-    text before a </think>               ignored
+    thoughts, and turns of others        ignored; so is a critique that is cut in its thoughts
 """
 
 import re
-from typing import TYPE_CHECKING
+from typing import Literal
 
-if TYPE_CHECKING:  # the child process that parses texts imports nothing else
-    from rewardfleet.wire.code import CritiqueJudgment
+from .reading import read
 
-_THINKING = re.compile(r".*</think(?:ing)?>", re.IGNORECASE | re.DOTALL)
 _MARKER = re.compile(r"(?<![^\W_])overall[\s*_-]{1,10}judge?ment", re.IGNORECASE)
 #: Characters after a marker that are parsed. Limits the time per marker.
 _MAX_DISTANCE = 200
@@ -55,16 +53,15 @@ _JOINT = re.compile(r"[/|]|[^\W_]")
 _END = re.compile(r"[\W_]*(?:\n|$)|[\s*_]*[^\w\s]")
 
 
-def overall_judgment(critique: str) -> "CritiqueJudgment | None":
+def overall_judgment(critique: str) -> Literal["correct", "incorrect"] | None:
     """Return the overall judgment of a critique; None unless there is exactly one.
 
     Takes time linear in the length of the text.
     """
-    thinking = _THINKING.match(critique)
-    start = thinking.end() if thinking else 0
+    answer = read(critique).last.answer
     found: set[str] = set()
-    for marker in _MARKER.finditer(critique, start):
-        found |= _judgments(critique[marker.end() : marker.end() + _MAX_DISTANCE])
+    for marker in _MARKER.finditer(answer):
+        found |= _judgments(answer[marker.end() : marker.end() + _MAX_DISTANCE])
     if len(found) != 1:
         return None
     return "correct" if found == {"correct"} else "incorrect"

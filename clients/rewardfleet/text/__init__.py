@@ -1,0 +1,9 @@
+"""What a policy wrote, read once: turns, thoughts, the answer, and how it ends.
+
+Programs, judgments, calls and the texts of completions are small functions on that. This package
+imports nothing of this project, so that everything may import it.
+"""
+
+from .reading import Reading, Turn, inside_marks, read, without_end_tokens
+
+__all__ = ["Reading", "Turn", "inside_marks", "read", "without_end_tokens"]

@@ -1,0 +1,170 @@
+"""The text of a completion: what a trainer has as a text, messages, parts of content, or calls.
+
+Messages and parts are mappings, or objects with attributes.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from .reading import read, without_end_tokens
+
+#: Types of content parts with thoughts.
+_THOUGHTS = ("think", "reason")
+
+
+def completion_text(completion: Any) -> str:
+    """Return the text of a completion, without the special tokens at its end.
+
+    Args:
+        completion: A text; a message; a list of messages, of which the last turn of the assistant
+            counts: all its messages in a row, or those before if they have no text; a list of
+            content parts, of which those with `text` count; or `{"code": …}`. None, a message
+            without content, and a list without a message of the assistant are the empty text.
+
+    Raises:
+        TypeError: It is none of these. As a text, it would be scored as what nobody wrote.
+    """
+    return without_end_tokens(_text(completion))
+
+
+def answer_text(completion: Any) -> str:
+    r"""Return the text of an answer that may call tools.
+
+    It has, in their order, the contents of all messages of the assistant, each as
+    `completion_text` reads it, and their tool calls. Calls without content between them are one
+    block, as models write it:
+
+        <tool_call>\n{"name": …, "parameters": …}\n…\n</tool_call>
+
+    A call is an object of `tool_calls`, with `name` and `arguments`, or with a `function` that has
+    them; or that of a message's `function_call`. Arguments are an object, or its JSON as text. A
+    malformed call is written as it is, so that it is judged as one.
+
+    Args:
+        completion: As for `completion_text`.
+
+    Raises:
+        TypeError: The completion is none of its forms.
+    """
+    items = _items(completion)
+    messages = [completion] if items is None else items
+    if messages and all(field_of(item, "role") is not None for item in messages):
+        return _joined(item for item in messages if field_of(item, "role") == "assistant")
+    if items is None and any(_calls_of(completion)):  # a model's output
+        return _joined(messages)
+    return completion_text(completion if items is None else items)
+
+
+def field_of(item: Any, name: str, default: Any = None) -> Any:
+    """Return a field of a message: a mapping, or an object with attributes."""
+    is_mapping = isinstance(item, Mapping)
+    return item.get(name, default) if is_mapping else getattr(item, name, default)
+
+
+def _items(value: Any) -> list[Any] | None:
+    """Return the items of a list; None for anything else, such as a model, which has fields."""
+    is_list = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
+    return list(value) if is_list and not hasattr(value, "model_fields") else None
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    items = _items(value)
+    if items is None and field_of(value, "role") is None:
+        for name in ("code", "content"):  # of an agent's answer, of a model's output
+            if (found := field_of(value, name, default=value)) is not value:
+                return _text(found)
+    messages = [value] if items is None else items
+    if all(field_of(item, "role") is not None for item in messages):
+        return _last_turn(messages)
+    if items is not None and all(map(_is_part, items)):
+        return _in_lines(
+            _text(field_of(part, "text"))
+            for part in items
+            if not str(field_of(part, "type")).startswith(_THOUGHTS)
+        )
+    forms = 'a text, messages, content parts or {"code": …}'
+    raise TypeError(f"a completion is {forms} (got {value!r:.60})")
+
+
+def _last_turn(messages: list[Any]) -> str:
+    """Return the text of the last turn of the assistant that has one."""
+    turns = groupby(messages, lambda item: field_of(item, "role") == "assistant")
+    texts = [
+        _in_lines(_text(field_of(message, "content")) for message in turn)
+        for is_written, turn in turns
+        if is_written
+    ]
+    return next((text for text in reversed(texts) if text.strip()), "")
+
+
+def _in_lines(texts: Iterable[str]) -> str:
+    """Return texts as one, each in lines of its own: the fences of two would become one."""
+    joined = ""
+    for text in filter(None, texts):
+        is_apart = not joined or joined.endswith("\n") or text.startswith("\n")
+        joined += text if is_apart else f"\n{text}"
+    return joined
+
+
+def _is_part(item: Any) -> bool:
+    named = field_of(item, "type") is not None or field_of(item, "text") is not None
+    return named and field_of(item, "content") is None  # else a message of an unknown role
+
+
+def _joined(messages: Iterable[Any]) -> str:
+    parts = [part for message in messages for part in _parts_of(message)]
+    if len(parts) == 1 and not parts[0][0]:
+        return parts[0][1]
+    lines: list[str] = []
+    for is_call, group in groupby(parts, lambda part: part[0]):
+        if is_call:
+            lines += ["<tool_call>", *(text for _, text in group), "</tool_call>"]
+            continue
+        for _, text in group:
+            if lines and any(turn.thoughts for turn in read(text).written):
+                lines.append("<|im_start|>assistant")  # else it looked like part of its answer
+            lines.append(text.strip())
+    return "\n".join(lines)
+
+
+def _parts_of(message: Any) -> Iterator[tuple[bool, str]]:
+    """Yield the content of a message and its calls, each with whether it is a call."""
+    text = completion_text(field_of(message, "content"))
+    if text.strip():
+        yield False, text
+    for call in _calls_of(message):
+        yield True, _call_text(call)
+
+
+def _calls_of(message: Any) -> Iterator[Any]:
+    calls = field_of(message, "tool_calls")
+    if calls is None:
+        calls = field_of(message, "function_call")  # of older interfaces
+    items = _items(calls)
+    yield from ([] if calls is None else [calls]) if items is None else items
+
+
+def _call_text(call: Any) -> str:
+    """Return a call as a line of JSON."""
+    function = field_of(call, "function", default=call)
+    arguments = field_of(function, "arguments")
+    if isinstance(arguments, str):
+        try:
+            decoded = json.loads(arguments)
+        except (ValueError, RecursionError):
+            decoded = None
+        arguments = decoded if isinstance(decoded, dict) else arguments
+    given = {
+        "name": field_of(function, "name"),
+        "parameters": {} if arguments is None else arguments,
+    }
+    try:
+        line = json.dumps(given, default=str)
+    except (TypeError, ValueError, RecursionError):
+        line = "null"  # a malformed call
+    # Tags in arguments are not those of the answer: `</think>` would hide the call.
+    return line.replace("<", "\\u003c")

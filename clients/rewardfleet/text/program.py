@@ -1,0 +1,247 @@
+"""The program in a model's text. Any text has one: what is none is judged as it is.
+
+blocks      those that define what the tests call come first; then `python`, `py`, …; then those
+without a language; then other languages. Among equals, the last one that defines
+something (except tests) or reads its input, because an example of use does neither.
+Imports and helpers that it needs are taken from the other blocks
+no block    all of the answer is the program; of an answer that is not valid Python, the lines
+that are, from the first one that looks like code
+"""
+
+import ast
+import builtins
+import html
+import re
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import takewhile
+
+from .blocks import CODE, Block, blocks_of, has_fence, looks_like_code
+from .marks import ANSWERS
+from .python import parse_source
+from .reading import read
+
+#: Python ignores it at the beginning of a file.
+_BYTE_ORDER_MARK = "\ufeff"
+#: What a complete program has, and an example of its use has not.
+_COMPLETE = re.compile(
+    r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(?![tT]est)|\binput[ \t]*\(|\bstdin\b|\bopen\(0",
+    re.MULTILINE,
+)
+_DEFINED = re.compile(
+    r"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+(\w+)|^(\w+)[ \t]*=(?!=)", re.MULTILINE
+)
+#: The body of a function, which a prompt began.
+_BODY = re.compile(r"\A\n*[ \t]+\S|^(?:return|yield)\b", re.MULTILINE)
+_DEFINES = re.compile(r"(?:async[ \t]+def|def|class|import|from|@)\b")
+_LANGUAGE_LINE = re.compile(r"\A\s*(?:i?python|py)[\d.]*[ \t]*\n", re.IGNORECASE)
+#: Characters of a program that are parsed, and of an answer in which valid Python is sought. Limits
+#: the time.
+_MAX_PARSED, _MAX_SOUGHT = 50_000, 200_000
+#: Blocks of which a program may need some.
+_MAX_BLOCKS = 20
+_DEFINITIONS = (
+    ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign,
+    ast.AnnAssign,
+)  # fmt: skip
+
+
+def extract_program(text: str, called: AbstractSet[str] = frozenset()) -> str:
+    """Return the program in a model's text, in time linear in the text.
+
+    Args:
+        text: The text.
+        called: Names of functions and classes that the tests use; empty for programs that read
+            their input.
+    """
+    answer = answer_of(text)
+    marked = _marked(answer)
+    answer = answer if marked is None else marked
+    if not has_fence(answer):
+        return _unfenced(answer, called)
+    if looks_like_code(answer.split("\n", 20)) and _parsed(answer) is not None:
+        return answer  # the fences are in its strings
+    blocks = [each for each in blocks_of(answer) if each.source.strip()]
+    return _chosen(blocks, called) if blocks else _unfenced(answer, called)
+
+
+def answer_of(text: str) -> str:
+    """Return the part of a text in which the program is, with plain line ends."""
+    text = text.removeprefix(_BYTE_ORDER_MARK).replace("\r\n", "\n").replace("\r", "\n")
+    return read(text, code=True).last.answer.removeprefix(_BYTE_ORDER_MARK)
+
+
+def defined_names(text: str) -> Iterator[str]:
+    """Yield the functions, classes and global variables that source code defines."""
+    return (name[1] or name[2] for name in _DEFINED.finditer(text))
+
+
+def _marked(answer: str) -> str | None:
+    """Return what is between the marks of an answer; None if there are none outside of code."""
+    first = re.match(r"\s*(?:<|\[|=)", answer) is not None
+    if not first and looks_like_code(answer.split("\n", 20)):
+        return None
+    for opening, closing in ANSWERS:
+        begins = [mark.end() for mark in opening.finditer(answer)]
+        for begin in reversed(begins[-3:]):
+            end = closing.search(answer, begin)
+            part = answer[begin : end.start() if end else len(answer)]
+            if part.strip() and (has_fence(part) or not has_fence(answer)):
+                return html.unescape(part) if "</code" in closing.pattern else part
+    return None
+
+
+# Blocks
+
+
+def _chosen(blocks: Sequence[Block], called: AbstractSet[str]) -> str:
+    """Return the most likely program among blocks, with what it needs of the others."""
+    number = max(range(len(blocks)), key=lambda number: _rank(blocks[number], number, called))
+    chosen = blocks[number]
+    others = [each for each in blocks[-_MAX_BLOCKS:] if each is not chosen]
+    source = _marked(chosen.source) or chosen.source.removeprefix(_BYTE_ORDER_MARK)
+    source = _at_margin(source) if chosen.continues else source
+    tree = _parsed(source) if others else None
+    if tree is None:
+        return source
+    missing = _used(tree) - _bound(tree)
+    needed: list[Block] = []
+    for each in reversed(others):
+        part = _parsed(each.source) if missing and {*_words(each.source)} & missing else None
+        if part and _bound(part) & missing and all(isinstance(s, _DEFINITIONS) for s in part.body):
+            needed.insert(0, each)
+            missing = (missing | _used(part)) - _bound(part)
+    after = [] if called or not _only_defines(tree) else _calls(blocks[number + 1 :], tree)
+    return "\n".join([*(each.source for each in needed), source, *(each.source for each in after)])
+
+
+def _rank(block: Block, number: int, called: AbstractSet[str]) -> tuple[bool, int, int, bool, int]:
+    """Return a sort key: the more likely the `number`th block is the program, the larger."""
+    text = block.source
+    language = 3 if block.is_python else 0 if block.language else 2 if block.is_closed else 1
+    is_complete = block.continues or bool(_COMPLETE.search(text))
+    fits = 0
+    if called:
+        defines = any(name in called for name in defined_names(text))
+        # A body is of use only if no block defines the function.
+        fits = 2 if block.continues or defines else int(bool(_BODY.search(text)))
+    # Without a language, what comes after a short program may be its output.
+    order = number if is_complete or block.is_python else -number
+    return bool(text.strip()), fits, language, is_complete, order
+
+
+def _calls(blocks: Sequence[Block], tree: ast.Module) -> list[Block]:
+    """Return the first block that uses what a program defines that does nothing by itself."""
+    defined = _bound(tree)
+    for each in blocks[:_MAX_BLOCKS]:
+        part = _parsed(each.source) if {*_words(each.source)} & defined else None
+        if part and _used(part) & defined and not _only_defines(part):
+            return [each]
+    return []
+
+
+def _only_defines(tree: ast.Module) -> bool:
+    return all(isinstance(each, _DEFINITIONS) for each in tree.body)
+
+
+def _words(source: str) -> list[str]:
+    return re.findall(r"[^\W\d]\w*", source)
+
+
+def _used(tree: ast.AST) -> set[str]:
+    names = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
+    return names - set(dir(builtins))
+
+
+def _bound(tree: ast.AST) -> set[str]:
+    names: set[str] = set()
+    for each in ast.walk(tree):
+        match each:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                names.add(name)
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
+                names.add(name)
+            case ast.alias(name=name, asname=asname):
+                names.add(asname or name.partition(".")[0])
+            case ast.ExceptHandler(name=str(name)):
+                names.add(name)
+    return names
+
+
+def _parsed(source: str) -> ast.Module | None:
+    try:
+        return parse_source(source) if len(source) <= _MAX_PARSED else None
+    except SyntaxError:
+        return None
+
+
+# No blocks
+
+
+def _unfenced(answer: str, called: AbstractSet[str]) -> str:
+    answer = _at_margin(_LANGUAGE_LINE.sub("", answer, count=1))
+    if len(answer) > _MAX_PARSED or _parsed(answer) is not None:
+        return answer
+    regions = _regions(answer.split("\n"))
+    fitting = (
+        number
+        for number, each in enumerate(regions)
+        if not called or not called.isdisjoint(defined_names(each.source))
+    )
+    number = next(fitting, None)
+    if number is None:
+        return regions[0].source if regions else answer
+    return _chosen(regions[: number + 1], called)
+
+
+def _at_margin(source: str) -> str:
+    """Return a program without the space that SentencePiece writes before the first word."""
+    bare = source.lstrip()
+    is_indented = bare != source and source[-len(bare) - 1] in " \t"
+    return bare if is_indented and _DEFINES.match(bare) and _parsed(bare) else source
+
+
+def _regions(lines: Sequence[str]) -> list[Block]:
+    """Return the runs of lines that are valid Python, each from a line that looks like code."""
+    found: list[Block] = []
+    number, budget = 0, _MAX_SOUGHT
+    while number < len(lines) and budget > 0:
+        if not CODE.match(lines[number]):
+            number += 1
+            continue
+        body, prefix = _body(lines, number)
+        size = len(body)
+        while size > 0 and budget > 0:
+            source = "\n".join(body[:size])
+            budget -= len(source)
+            valid = _valid_lines(prefix + source)
+            if valid is None:
+                found.append(Block("python", f"{source}\n"))
+                break
+            size = min(size - 1, valid - bool(prefix))
+        number += max(size, 1)
+    return found
+
+
+def _body(lines: Sequence[str], start: int) -> tuple[list[str], str]:
+    """Return the lines from one that looks like code, and what makes them a module."""
+    indent = lines[start][: len(lines[start]) - len(lines[start].lstrip())]
+    if not indent:
+        return list(lines[start:]), ""
+    if not any(map(str.strip, lines[:start])):  # the body of a function
+        return list(lines[start:]), "if 1:\n"
+    block = takewhile(lambda line: not line.strip() or line.startswith(indent), lines[start:])
+    return [line.removeprefix(indent) for line in block], ""  # an indented block of Markdown
+
+
+def _valid_lines(source: str) -> int | None:
+    """Return how many lines come before an error; None if there is none."""
+    try:
+        parse_source(source)
+    except SyntaxError as error:
+        return (error.lineno or 1) - 1
+    return None
