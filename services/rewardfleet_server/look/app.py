@@ -15,7 +15,6 @@ from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
@@ -125,13 +124,13 @@ class LookApp:
     async def _index(self, request: Request) -> Response:
         chosen, start = _filter(request), _count(request, "start")
         await self._refresh()
-        rows, total = await run_in_threadpool(self._records.page, chosen, start)
+        rows, total = await asyncio.to_thread(self._records.page, chosen, start)
         shown = {"rows": rows, "total": total, "start": start, "page": PAGE}
         query = _query(request, without={"start"})
         if request.headers.get(_HTMX) and request.headers.get("hx-target") == "table":
             return self._page("table.html", query=query, chosen=chosen, sorted=SORTED, **shown)
-        facets = await run_in_threadpool(self._records.facets)
-        steps = await run_in_threadpool(self._records.steps, chosen)
+        facets = await asyncio.to_thread(self._records.facets)
+        steps = await asyncio.to_thread(self._records.steps, chosen)
         return self._page(
             "index.html",
             query=query,
@@ -145,7 +144,7 @@ class LookApp:
 
     async def _refresh(self) -> None:
         if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.create_task(run_in_threadpool(self._records.refresh))
+            self._refreshing = asyncio.create_task(asyncio.to_thread(self._records.refresh))
         await asyncio.wait([self._refreshing], timeout=_REFRESH_SECONDS)
 
     async def _record(self, request: Request) -> Response:
@@ -156,9 +155,9 @@ class LookApp:
         chosen = _filter(request)
         near = {}
         for name, at in (("previous", place - 1), ("next", place + 1)):
-            rows = (await run_in_threadpool(self._records.page, chosen, at))[0] if at >= 0 else []
+            rows = (await asyncio.to_thread(self._records.page, chosen, at))[0] if at >= 0 else []
             near[name] = (rows[0]["n"], at) if rows else None
-        return await run_in_threadpool(self._record_page, record, query, near)
+        return await asyncio.to_thread(self._record_page, record, query, near)
 
     def _record_page(
         self, record: Mapping[str, Any], query: str, near: Mapping[str, Any]
@@ -183,7 +182,7 @@ class LookApp:
 
     async def _frames(self, request: Request) -> Response:
         record = await self._found(request)
-        frames = await run_in_threadpool(self._records.frames, record) if record else None
+        frames = await asyncio.to_thread(self._records.frames, record) if record else None
         if frames is None:
             return PlainTextResponse("the log has no frames of this record", 404)
         return Response(frames, media_type="image/jpeg")
@@ -195,7 +194,7 @@ class LookApp:
         frames = None
         if place is not None and place < len(references):
             file = references[place]["file"]
-            frames = await run_in_threadpool(self._records.reference_frames, file)
+            frames = await asyncio.to_thread(self._records.reference_frames, file)
         if frames is None:
             return PlainTextResponse("there are no frames of this reference here", 404)
         return Response(frames, media_type="image/jpeg")
@@ -208,7 +207,7 @@ class LookApp:
         if label not in LABELS:
             return PlainTextResponse(f"label: give one of {', '.join(LABELS)}", 400)
         try:
-            await run_in_threadpool(self._labels.add, record, label)
+            await asyncio.to_thread(self._labels.add, record, label)
         except OSError as error:
             return _not_written(error)
         return self._page("label.html", record=record, all_labels=LABELS)
@@ -216,10 +215,10 @@ class LookApp:
     async def _to_label(self, request: Request) -> Response:
         """Show a clip that was drawn for labels, and nothing of what the judge thinks of it."""
         await self._refresh()
-        record, total = await run_in_threadpool(
+        record, total = await asyncio.to_thread(
             self._records.to_label, [*self._labels.by_id], request.query_params.get("after", "")
         )
-        frames = await run_in_threadpool(self._records.frames, record) if record else None
+        frames = await asyncio.to_thread(self._records.frames, record) if record else None
         return self._page(
             "to_label.html", record=record, total=total, has_frames=frames is not None, seen=_SEEN
         )
@@ -227,25 +226,25 @@ class LookApp:
     async def _seen(self, request: Request) -> Response:
         """Keep what a person saw, and go on with the next clip."""
         number, given = _integer(request.query_params.get("n", "")), request.query_params
-        record = None if number is None else await run_in_threadpool(self._records.record, number)
+        record = None if number is None else await asyncio.to_thread(self._records.record, number)
         if record is None or record["id"] != given.get("id") or record["score"] is None:
             return PlainTextResponse("the log has changed: open the page again", 409)
         if given.get("seen") not in _SEEN:
             return PlainTextResponse(f"seen: give one of {', '.join(_SEEN)}", 400)
         try:
-            await run_in_threadpool(self._labels.add_seen, record, _SEEN[given["seen"]])
+            await asyncio.to_thread(self._labels.add_seen, record, _SEEN[given["seen"]])
         except OSError as error:
             return _not_written(error)
         return Response(headers={"hx-redirect": f"/to-label?{urlencode({'after': record['id']})}"})
 
     async def _compare(self, request: Request) -> Response:
         by = "source" if request.query_params.get("by") == "source" else "judge"
-        facets = await run_in_threadpool(self._records.facets)
+        facets = await asyncio.to_thread(self._records.facets)
         names = facets[by]
         first = request.query_params.get("first") or (names[0] if names else "")
         second = request.query_params.get("second") or (names[1] if len(names) > 1 else "")
         start = _count(request, "start")
-        rows, total = await run_in_threadpool(self._records.pairs, by, first, second, start)
+        rows, total = await asyncio.to_thread(self._records.pairs, by, first, second, start)
         return self._page(
             "compare.html",
             by=by,
@@ -261,7 +260,7 @@ class LookApp:
 
     async def _found(self, request: Request) -> dict[str, Any] | None:
         number = _integer(request.path_params["number"])
-        return None if number is None else await run_in_threadpool(self._records.record, number)
+        return None if number is None else await asyncio.to_thread(self._records.record, number)
 
     def _page(self, template: str, **values: Any) -> HTMLResponse:
         return HTMLResponse(self._templates.get_template(template).render(**values))
