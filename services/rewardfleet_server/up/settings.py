@@ -188,19 +188,12 @@ def free_port() -> int:
 
 def _defaults(config: FleetConfig, service: str, count: int) -> dict[str, Any]:
     """Return what the file does not say: stores on disk, and who may use the services."""
-    folder = config.data_dir.expanduser()
-    given: dict[str, Any] = {}
-    if config.api_key_file is not None:
-        given["api_key_file"] = config.api_key_file
-    if config.score_log is not None:
-        given["score_log"] = config.score_log
-    if config.score_log_sample is not None:
-        given["score_log_sample"] = config.score_log_sample
-    if config.score_log_key_file is not None:
-        given["score_log_key_file"] = config.score_log_key_file
-    if "run_state" in SERVICES[service].load_settings().model_fields:
-        given = {**given, "replicas": count, "run_state": folder / "run-state.sqlite"}
-    else:
+    folder, fields = config.data_dir.expanduser(), SERVICES[service].load_settings().model_fields
+    shared = ("api_key_file", "score_log", "score_log_sample", "score_log_key_file")
+    given = {name: each for name in shared if (each := getattr(config, name)) is not None}
+    if "run_state" in fields:
+        given |= {"replicas": count, "run_state": folder / "run-state.sqlite"}
+    if "cache" in fields:
         given["cache"] = folder / f"{service}-cache.sqlite"
     return given
 
