@@ -102,7 +102,7 @@ def _service(service: str, args: Mapping[str, Any]) -> tuple[ServerSettings, ser
     def build() -> _Mounted:
         configure_logging(settings.log_level)
         prepare_process()
-        return _Mounted(SERVICES[service].load_app()(settings))
+        return _Mounted(SERVICES[service].app(settings))
 
     options = {"name": service, **defaults, **options, "ray_actor_options": actor}
     try:

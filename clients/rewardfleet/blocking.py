@@ -18,6 +18,7 @@ from typing_extensions import Self
 from . import client
 from .event_loop_thread import EventLoopThread
 from .service import ServiceClient
+from .services import SERVICES
 
 __all__ = ["RewardFleet"]
 
@@ -54,7 +55,7 @@ class RewardFleet:
         self._loop = EventLoopThread(self._fleet.aclose)
 
     def __getattr__(self, name: str) -> _BlockingClient:
-        if name not in client.SERVICES:
+        if name not in SERVICES:
             raise AttributeError(name)
         return _BlockingClient(self._loop, getattr(self._fleet, name))
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, get_type_hints
+from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
 from typing_extensions import Self
@@ -16,7 +16,8 @@ from .pending import PendingCalls
 from .sample_tables import SampleTables
 from .score_log import ScoreLog
 from .score_log.of_client import ClientLog
-from .service import OnFailure, RewardPolicy, ServiceClient
+from .service import OnFailure, RewardPolicy
+from .services import SERVICES
 from .tools import ToolsClient
 from .transport import ServiceTransport
 from .video import VideoClient
@@ -67,6 +68,7 @@ class RewardFleet:
         ImportError: `compress_frames` needs a package that is not installed.
     """
 
+    # For type checkers: `SERVICES` has them.
     video: VideoClient
     code: CodeClient
     episode: EpisodeClient
@@ -116,7 +118,7 @@ class RewardFleet:
         self._logs = [each for each in (kept, sample_tables) if each is not None]
         self._pending = PendingCalls()
         for name, service_urls in base_urls.items():
-            client_type = SERVICES[name]
+            client_type = SERVICES[name].client
             is_binary = binary_reward and client_type.has_threshold
             transport = ServiceTransport(
                 name,
@@ -158,10 +160,6 @@ class RewardFleet:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-#: The client class of each service, by its name.
-SERVICES: dict[str, type[ServiceClient]] = get_type_hints(RewardFleet)
 
 
 def header_safe(api_key: str | None) -> str | None:

@@ -8,7 +8,6 @@ from typing_extensions import Unpack
 from .service import BatchClient
 from .wire.code import CodeRequest, CodeScore, DatasetTests, Limits, PlainTests, as_tests
 from .wire.errors import InvalidRequest
-from .wire.policy_text import POLICY_FIELDS, UNUSABLE
 from .wire.validation import validate
 
 #: Tests as a model, or as a mapping with the same fields; or what adapters take: a row of a data
@@ -39,6 +38,7 @@ class CodeOptions(TypedDict, total=False):
 class CodeClient(BatchClient[CodeRequest, CodeScore]):
     """The client of the code service. `RewardFleet` creates it."""
 
+    request_type = CodeRequest
     score_type = CodeScore
     has_run_label = True
 
@@ -63,12 +63,6 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
             RewardFleetError: There is no reward, and `on_failure` is "raise".
         """
         return await self.policy.reward_of(self.score(revision, tests, **options))
-
-    def _without_policy_text(self, request: CodeRequest) -> CodeRequest | None:
-        texts = request.model_dump(include=set(POLICY_FIELDS & request.model_fields_set))
-        if all(len(text or "") <= len(UNUSABLE) for text in texts.values()):
-            return None
-        return request.model_copy(update={name: text and UNUSABLE for name, text in texts.items()})
 
 
 def code_request(revision: str, tests: TestsLike, **options: Unpack[CodeOptions]) -> CodeRequest:

@@ -49,6 +49,9 @@ def episode_request(uid: str, **fields: Any) -> EpisodeRequest:
 class EpisodeClient(ServiceClient):
     """A client of the episode service, created by `RewardFleet`."""
 
+    request_type = EpisodeRequest
+    score_type = EpisodeScore
+
     async def score(self, item: EpisodeRequest) -> EpisodeScore:
         """Score one episode, without a group.
 

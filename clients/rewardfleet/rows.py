@@ -1,19 +1,19 @@
 """Rows of data sets as requests, and their scores: for adapters, and for `rewardfleet score`."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from .code import CodeOptions, code_request
-from .service import BatchClient, ScoreT
-from .tools import ToolsFields, tools_request
-from .video import VideoOptions, video_request
+from .code import CodeOptions
+from .services import SERVICES, Service
+from .tools import ToolsFields
+from .video import VideoOptions
 from .wire.code import as_tests
 from .wire.digest import LABELS
 from .wire.errors import RewardFleetError
 from .wire.policy_text import POLICY_FIELDS, text_of
-from .wire.score import Status
+from .wire.score import failed
 from .wire.tools_rows import fields_of_truth
 
 #: A row of a trainer's dataset.
@@ -25,39 +25,41 @@ _OPTIONS = CodeOptions.__optional_keys__ - {"language", *LABELS}
 _TOOLS_FIELDS = ToolsFields.__optional_keys__ - {"uid"}
 _VIDEO_OPTIONS = VideoOptions.__optional_keys__ - LABELS
 
-#: A service whose items are independent.
-ServiceName = Literal["code", "tools", "video"]
-_BUILDERS = {"code": code_request, "tools": tools_request, "video": video_request}
 
-
-def requests_of(service: ServiceName, samples: Iterable[tuple[Any, Any, SampleRow]]) -> list[Any]:
-    """Return the requests of samples. Each has the arguments of `fields_of` after the first.
+def requests_of(service: str, samples: Iterable[tuple[Any, Any, SampleRow]]) -> list[Any]:
+    """Return the requests of samples: what the policy wrote, the truth, and the row of each.
 
     Raises:
         InvalidRequest: What the caller wrote is invalid.
+        TypeError: The service scores no samples.
     """
-    build: Any = _BUILDERS[service]
-    return [build(**fields_of(service, *each)) for each in samples]
+    declared = sampled(service)
+    return [declared.request(**declared.fields(*each)) for each in samples]
 
 
-def fields_of(service: ServiceName, completion: Any, truth: Any, row: SampleRow) -> dict[str, Any]:
-    """Return the fields of a request, as the service's client takes them.
-
-    Args:
-        completion: What the policy wrote; see `completion_text`, for tools `answer_text`. The video
-            service ignores it.
-        truth: The tests of the code service, or their JSON as text; the ground truth of the tools
-            service, see `fields_of_truth`; the clip of the video service.
-        row: Options of the request, taken where they are not None; for video also `task`.
+def sampled(service: str) -> Service:
+    """Return a service that scores samples one by one, as trainers give them to adapters.
 
     Raises:
-        InvalidRequest: The completion has no text that can be read, or the tests are invalid.
+        TypeError: It is none.
     """
-    if service == "code":
-        return request_fields(completion, truth, row)
-    if service == "tools":
-        fields = fields_of_truth(truth, _given(row, _TOOLS_FIELDS))
-        return {"ground_truth": None, **fields, "response": text_of(completion, with_calls=True)}
+    known = {name: each for name, each in SERVICES.items() if each.truth}
+    if service not in known:
+        raise TypeError(f"service: give one of {', '.join(known)}, not {service!r}")
+    return known[service]
+
+
+def tools_fields(completion: Any, truth: Any, row: SampleRow) -> dict[str, Any]:
+    """Return the fields of a request, as `rewardfleet.tools_request` takes them.
+
+    What the policy wrote is read by `answer_text`, and the ground truth by `fields_of_truth`.
+    """
+    fields = fields_of_truth(truth, _given(row, _TOOLS_FIELDS))
+    return {"ground_truth": None, **fields, "response": text_of(completion, with_calls=True)}
+
+
+def clip_fields(_: Any, truth: Any, row: SampleRow) -> dict[str, Any]:
+    """Return the fields of a request, as `rewardfleet.video_request` takes them; `task` is one."""
     if isinstance(truth, np.ndarray) and truth.dtype == object:
         truth = list(truth)  # images from a parquet file
     return {
@@ -67,7 +69,7 @@ def fields_of(service: ServiceName, completion: Any, truth: Any, row: SampleRow)
     }
 
 
-def request_fields(revision: Any, tests: Any, options: SampleRow) -> dict[str, Any]:
+def code_fields(revision: Any, tests: Any, options: SampleRow) -> dict[str, Any]:
     """Return the fields of a request, as `rewardfleet.code_request` takes them.
 
     What a policy wrote (`revision`, `critique`, `original_program`) is read by `completion_text`,
@@ -94,12 +96,18 @@ def _given(row: SampleRow, names: Iterable[str]) -> dict[str, Any]:
     return {name: row[name] for name in names if row.get(name) is not None}
 
 
-async def scores_of(client: BatchClient[Any, ScoreT], requests: Sequence[Any]) -> list[ScoreT]:
-    """Score items, in order. An item that fails has its own `error`, even if all of them fail."""
+async def scores_of(client: Any, requests: Sequence[Any], options: Any = None) -> list[Any]:
+    """Score items, in order. An item that fails has its own `error`, even if all of them fail.
+
+    Args:
+        client: The client of a service.
+        options: Those of a batch of episodes; None for items of another service.
+    """
     if not requests:
         return []
     try:
-        return await client.score_batch(requests)
+        if options is None:
+            return list(await client.score_batch(requests))
+        return list((await client.score_batch(requests, options)).results)
     except RewardFleetError as error:
-        failed = client.score_type(score=None, status=Status.ERROR, error=error.problem())
-        return [failed] * len(requests)
+        return [failed(error, client.score_type)] * len(requests)

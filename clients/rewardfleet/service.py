@@ -22,6 +22,7 @@ from .wire.errors import (
     TooLarge,
     Unauthorized,
 )
+from .wire.policy_text import POLICY_FIELDS, UNUSABLE
 from .wire.score import (
     MAX_BATCH_ITEMS,
     BatchRequest,
@@ -29,8 +30,8 @@ from .wire.score import (
     Request,
     Score,
     Scores,
-    Status,
     abstained,
+    failed,
 )
 
 RequestT = TypeVar("RequestT", bound=Request)
@@ -128,6 +129,10 @@ class ServiceClient:
 
     #: Whether `binary_reward` and `success_threshold` apply to its scores.
     has_threshold: ClassVar[bool] = False
+    #: Whether the run of an item is for the score log only, and changes no score.
+    has_run_label: ClassVar[bool] = False
+    request_type: type[Request]  #: the model of an item
+    score_type: type[Score]  #: the model of an item's score
 
     def __init__(
         self,
@@ -151,9 +156,8 @@ class ServiceClient:
 class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
     """A client of a service whose items are independent, so that batches may be split."""
 
-    score_type: type[ScoreT]  #: the model of an item's score
-    #: Whether the run of an item is for the score log only, and changes no score.
-    has_run_label: ClassVar[bool] = False
+    request_type: type[RequestT]
+    score_type: type[ScoreT]
 
     def __init__(
         self,
@@ -173,12 +177,15 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         """Return how many bytes of base64 an item has, roughly, so that few are encoded at once."""
         return 0
 
-    def _without_policy_text(self, request: RequestT) -> RequestT | None:  # noqa: ARG002 - for subclasses
+    def _without_policy_text(self, request: RequestT) -> RequestT | None:
         """Return what is sent if an item is too large; None if that is not due to its policy text.
 
-        The replacement scores 0 with `compile_error`, like a text that is too long.
+        The replacement scores as little as a text that is too long.
         """
-        return None
+        texts = request.model_dump(include=set(POLICY_FIELDS & request.model_fields_set))
+        if all(len(text or "") <= len(UNUSABLE) for text in texts.values()):
+            return None
+        return request.model_copy(update={name: text and UNUSABLE for name, text in texts.items()})
 
     async def score_batch(self, requests: Sequence[RequestT]) -> list[ScoreT]:
         """Score several items, in order. An item that fails has its own `error`.
@@ -203,9 +210,7 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         if len(failures) == len(answers):
             raise failures[0]
         return Scores(
-            self.score_type(score=None, status=Status.ERROR, error=answer.problem())
-            if isinstance(answer, RewardFleetError)
-            else answer
+            failed(answer, self.score_type) if isinstance(answer, RewardFleetError) else answer
             for answer in _join(parts, answers)
         )
 

@@ -9,7 +9,6 @@ from typing_extensions import Unpack
 
 from .service import BatchClient
 from .wire.errors import InvalidRequest
-from .wire.policy_text import UNUSABLE
 from .wire.score import Name
 from .wire.tools import (
     Budget,
@@ -50,6 +49,7 @@ class BudgetUpdateFields(TypedDict, total=False):
 class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
     """The client of the tools service. `RewardFleet` creates it."""
 
+    request_type = ToolsRequest
     score_type = ToolsScore
 
     async def score(
@@ -118,11 +118,6 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
             given["costs"] = list(costs)
         request = validate(BudgetUpdateRequest, given)
         return await self._transport.call("POST", f"{_path(run)}/update", BudgetUpdate, request)
-
-    def _without_policy_text(self, request: ToolsRequest) -> ToolsRequest | None:
-        if len(request.response) <= len(UNUSABLE):
-            return None
-        return request.model_copy(update={"response": UNUSABLE})
 
 
 def tools_request(response: str, ground_truth: str, **fields: Unpack[ToolsFields]) -> ToolsRequest:

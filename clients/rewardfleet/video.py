@@ -65,6 +65,7 @@ class VideoOptions(TypedDict, total=False):
 class VideoClient(BatchClient[VideoRequest, VideoScore]):
     """The client of the video service. `RewardFleet` creates it."""
 
+    request_type = VideoRequest
     score_type = VideoScore
     has_run_label = True
     has_threshold = True

@@ -1,9 +1,10 @@
-"""The services. Adding one means adding its folder and an entry here."""
+"""The services, and where the parts of each are; `rewardfleet.services` has what callers know."""
 
-import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from rewardfleet.services import Lazy, load_attribute
 
 if TYPE_CHECKING:  # the command's help works without the server's packages
     from .settings import ServerSettings
@@ -16,10 +17,9 @@ class ServiceEntry:
 
     description: str  #: one sentence, for the command's help and the documentation
     settings: str  #: the class of its settings, as `module:attribute`
-    app: str  #: the function that makes its application from its settings, as `module:attribute`
-    #: The function that checks, for `rewardfleet doctor`, what the service needs with its settings,
-    #: as `module:attribute`; None if there is nothing to check.
-    checks: str | None = None
+    app: Lazy  #: makes its application from its settings
+    #: Yields what is missing of what the service needs with its settings, for `rewardfleet doctor`.
+    checks: "Callable[[Any], Iterable[Diagnosis]]" = lambda _: ()
     metric_labels: str = ""  #: what the labels of its own metrics are, for the documentation
     #: Whether its container, its pods and its application of Ray Serve are written by hand, as it
     #: needs more than run state. Those of others are generated, see docs/deployment_files.py.
@@ -30,51 +30,35 @@ class ServiceEntry:
         settings: type[ServerSettings] = load_attribute(self.settings)
         return settings
 
-    def load_app(self) -> Callable[[Any], Any]:
-        """Import the function that makes its application."""
-        create_app: Callable[[Any], Any] = load_attribute(self.app)
-        return create_app
-
-    def load_checks(self) -> "Callable[[Any], Iterable[Diagnosis]]":
-        """Import the function that checks what it needs."""
-        if self.checks is None:
-            return lambda _: ()
-        checks: Callable[[Any], Iterable[Diagnosis]] = load_attribute(self.checks)
-        return checks
-
 
 #: The services by name, as `rewardfleet serve NAME` takes it.
 SERVICES: dict[str, ServiceEntry] = {
     "video": ServiceEntry(
         "Score robot rollouts from video, by a vision-language model or a reference library.",
         "rewardfleet_server.video.settings:VideoSettings",
-        "rewardfleet_server.video.app:create_app",
-        "rewardfleet_server.video.doctor:checks",
+        Lazy("rewardfleet_server.video.app:create_app"),
+        Lazy("rewardfleet_server.video.doctor:checks"),
         metric_labels="`backend`: the name of the judge; `task`: of the calibration, or `other`",
         has_own_deployment=True,
     ),
     "code": ServiceEntry(
         "Score programs by running them against tests in a sandbox.",
         "rewardfleet_server.code.settings:CodeSettings",
-        "rewardfleet_server.code.app:create_app",
-        "rewardfleet_server.code.doctor:checks",
+        Lazy("rewardfleet_server.code.app:create_app"),
+        Lazy("rewardfleet_server.code.doctor:checks"),
         metric_labels="`level`: the isolation of programs; `requested`: what it should be",
         has_own_deployment=True,
     ),
     "episode": ServiceEntry(
         "Turn rollout batches into rewards, group statistics and temperatures.",
         "rewardfleet_server.episode.settings:EpisodeSettings",
-        "rewardfleet_server.episode.app:create_app",
+        Lazy("rewardfleet_server.episode.app:create_app"),
         metric_labels="`temperature`: to the nearest tenth, up to 2.0",
     ),
     "tools": ServiceEntry(
         "Score tool-use answers, and keep the cost of tools within a budget.",
         "rewardfleet_server.tools.settings:ToolsSettings",
-        "rewardfleet_server.tools.app:create_app",
+        Lazy("rewardfleet_server.tools.app:create_app"),
         metric_labels="`run`: one of the 32 runs whose budgets this process changed last",
     ),
 }
-
-
-#: Imports the object that `module:attribute` names.
-load_attribute = pkgutil.resolve_name

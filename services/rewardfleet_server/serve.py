@@ -229,6 +229,6 @@ def serve(entry: ServiceEntry, settings: ServerSettings) -> int:
         log.warning(warning)
     listener = bind(settings.host, settings.port)
     with listener:
-        server = Server(entry.load_app()(settings), settings, listener)
+        server = Server(entry.app(settings), settings, listener)
         server.run()
     return server.status

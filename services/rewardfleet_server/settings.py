@@ -15,6 +15,8 @@ import click
 from pydantic import BeforeValidator, Field, FilePath, PositiveInt, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from rewardfleet.services import SERVICES
+
 #: Returns what a shell can complete, given the context, the flag, and the text so far.
 Completion: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str]]
 
@@ -22,7 +24,9 @@ Completion: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str
 ENV_PREFIX = "REWARDFLEET_"
 
 #: Environment variables that are read, but are not settings of a service.
-OTHER_VARIABLES = frozenset({"API_KEY", "URL", "VIDEO_URL", "ENGINE_PROCESS"})
+OTHER_VARIABLES = frozenset(
+    {"API_KEY", "URL", "ENGINE_PROCESS", *(f"{name.upper()}_URL" for name in SERVICES)}
+)
 
 #: Variables that were read once, and the flags that replace them. Ignoring one would change scores,
 #: or lose state that replicas share, so a service does not start with it.
@@ -109,7 +113,7 @@ class ServerSettings(BaseSettings):
     # One line per setting.
     # fmt: off
     host: str = setting("127.0.0.1", "Address; one beyond loopback needs --api-key-file.", group="Network")
-    port: int = setting(18080, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
+    port: int = setting(SERVICES["video"].port, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
     api_key_file: FilePath | None = setting(None, "Accepted API keys, one per line; read again when it changes.", group="Network")
     allow_unauthenticated: bool = setting(False, "Listen beyond loopback without API keys.", group="Network")
     open_metrics: bool = setting(False, "Serve GET /metrics without an API key.", group="Network")

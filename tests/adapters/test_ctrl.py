@@ -20,7 +20,7 @@ from rewardfleet.adapters.ctrl import (
     build_revision_messages,
     scatter_rewards,
 )
-from rewardfleet.rows import request_fields
+from rewardfleet.rows import code_fields
 from rewardfleet_server.testing import wait_until
 
 from ..programs import RIGHT as ADD
@@ -289,7 +289,7 @@ def test_a_reward_function_can_be_pickled_and_serves_one_event_loop_after_anothe
 
 
 def test_fields_that_are_not_given_are_not_sent():
-    fields = request_fields("x", TESTS, {"mode": None, "limits": {"cpu_s": 1}, "problem": "p"})
+    fields = code_fields("x", TESTS, {"mode": None, "limits": {"cpu_s": 1}, "problem": "p"})
     assert fields == {"revision": "x", "tests": TESTS, "limits": {"cpu_s": 1}}
 
 

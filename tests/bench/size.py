@@ -23,7 +23,7 @@ from harness import Ratio, command_serving, report
 
 from rewardfleet import RewardFleet, video_request
 from rewardfleet.code import code_request
-from rewardfleet.commands.load.requests import ITEMS
+from rewardfleet.services import SERVICES
 from rewardfleet.wire.tools import ToolsRequest
 from rewardfleet_server.commands.size import Sizing, measured_times, read_durations
 
@@ -83,7 +83,7 @@ async def score_clips(fleet: RewardFleet, numbers: list[int]) -> None:
 
 
 async def score_answers(fleet: RewardFleet, numbers: list[int]) -> None:
-    items = [ToolsRequest.model_validate(ITEMS["tools"](number).body) for number in numbers]
+    items = [ToolsRequest.model_validate(SERVICES["tools"].item(number)[0]) for number in numbers]
     assert {each.score for each in await fleet.tools.score_batch(items)} == {4}
 
 

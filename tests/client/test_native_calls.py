@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rewardfleet.rows import fields_of
+from rewardfleet.rows import tools_fields
 from rewardfleet.text.messages import answer_text
 from rewardfleet.tool_use import parse_answer, score_answer
 from rewardfleet.wire.tools import ToolsOptions
@@ -89,8 +89,8 @@ USUAL = {"name": "lookup", "description": "Convert units", "parameters": {"type"
 )  # fmt: skip
 def test_tools_of_a_row_are_read_in_the_usual_forms(tools: Any):
     described = [{"name": "lookup", "description": "Convert units"}]
-    assert fields_of("tools", TRUTH, TRUTH, {"tools": tools})["tools"] == described
+    assert tools_fields(TRUTH, TRUTH, {"tools": tools})["tools"] == described
     truth = json.dumps({"ground_truth": TRUTH, "tools": tools, "difficulty": 3, "step": None})
     expected = {"response": TRUTH, "ground_truth": TRUTH, "tools": described}
-    assert fields_of("tools", TRUTH, truth, {"tools": ["search"]}) == expected
-    assert fields_of("tools", TRUTH, json.loads(truth), {}) == expected
+    assert tools_fields(TRUTH, truth, {"tools": ["search"]}) == expected
+    assert tools_fields(TRUTH, json.loads(truth), {}) == expected

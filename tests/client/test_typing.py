@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rewardfleet import blocking, client
+from rewardfleet import blocking
+from rewardfleet.services import SERVICES
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -86,9 +87,9 @@ def test_the_stub_has_every_service_and_call():
         if isinstance(node, ast.ClassDef)
     }
     assert classes.keys() == {"RewardFleet"} | {
-        f"_{client_type.__name__}" for client_type in client.SERVICES.values()
+        f"_{each.client.__name__}" for each in SERVICES.values()
     }
-    for name, client_type in client.SERVICES.items():
+    for name, client_type in ((name, each.client) for name, each in SERVICES.items()):
         assert name in classes["RewardFleet"]
         calls = {
             call

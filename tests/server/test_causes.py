@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rewardfleet.wire.causes import CAUSES, CodeCause, EpisodeCause, ToolsCause, VideoCause
+from rewardfleet.services import SERVICES
+from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.errors import ErrorKind
 from rewardfleet_server.code.sandboxes import RunResult
 from rewardfleet_server.testing import FakeJudge, FakeSandbox
@@ -382,15 +383,14 @@ def test_the_tables_have_every_cause():
     text = json.dumps([row[-1] for table in (CODE, TOOLS, EPISODES) for row in table])
     judgments = {"judge_says_no", "not_finished", "no_verdict", "too_few_frames"}
     tested = {*re.findall(r"\w+", text)} | own | groups | judgments
-    for causes in (CodeCause, EpisodeCause, ToolsCause, VideoCause):
+    for causes in (each.causes for each in SERVICES.values()):
         assert set(causes) <= tested, set(causes) - tested
         assert not set(map(str, causes)) & set(map(str, ErrorKind))
-    assert set(CAUSES) == {"video", "code", "episode", "tools"}
 
 
 def test_the_alert_leaves_out_causes_that_there_are():
     left_out = re.findall(r'cause!~"([\w|]+)"', ALERTS.read_text())
-    known = {str(each) for causes in CAUSES.values() for each in causes}
+    known = {str(each) for service in SERVICES.values() for each in service.causes}
     assert len(left_out) == 2 and set("|".join(left_out).split("|")) < known
 
 

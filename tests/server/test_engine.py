@@ -246,7 +246,7 @@ def serve_scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ht
 
         def start(audit_rate: float = 0, **settings: object) -> httpx.Client:
             monkeypatch.setattr(http_app, "_AUDIT_RATE", audit_rate)
-            service = Service("test", "For tests.", ScriptedScorer(), Item, Score, routes=routes)
+            service = Service("code", ScriptedScorer(), Item, Score, routes=routes)
             url = stack.enter_context(serving(RewardApp(service, CacheSettings(**settings))))
             return stack.enter_context(
                 httpx.Client(base_url=url, trust_env=False, verify=False, timeout=30)

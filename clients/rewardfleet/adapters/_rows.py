@@ -11,14 +11,11 @@ from typing import Any
 import numpy as np
 
 from rewardfleet.client import RewardFleet
-from rewardfleet.rows import SampleRow, ServiceName, fields_of, requests_of, scores_of
+from rewardfleet.rows import SampleRow, requests_of, sampled, scores_of
 from rewardfleet.service import OnFailure
-from rewardfleet.wire.causes import CAUSES
+from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import Score, Status
-
-#: The column with what a response is scored by, unless another one is given.
-COLUMNS: dict[ServiceName, str] = {"code": "tests", "tools": "ground_truth", "video": "clip"}
 
 #: The names of quartiles, and which percents they are.
 QUARTILES = {f"reward/p{percent}": percent for percent in (0, 25, 50, 75, 100)}
@@ -105,12 +102,13 @@ class _ServiceReward:
     """
 
     def __init__(
-        self, service: ServiceName, url: str | Sequence[str], column: str | None, **options: Any
+        self, service: str, url: str | Sequence[str], column: str | None, **options: Any
     ) -> None:
+        self._declared = sampled(service)
         urls: Any = {service: url}
         self.service = service
         self._fleet = RewardFleet(**urls, **options)
-        self.truth = column or COLUMNS[service]
+        self.truth = column or self._declared.truth
 
     @property
     def client(self) -> Any:
@@ -127,15 +125,14 @@ class DatasetReward(_ServiceReward):
 
     def __init__(
         self,
-        service: ServiceName,
+        service: str,
         url: str | Sequence[str],
         column: str | None,
         columns: Sequence[str],
         **options: Any,
     ) -> None:
         super().__init__(service, url, column, **options)
-        task = ("task",) if service == "video" else ()
-        self.columns = (self.truth, *task, *columns)
+        self.columns = (self.truth, *self._declared.columns, *columns)
 
     def subclass_of(self, base: type) -> type:
         """Return a subclass `CodeReward`, `ToolsReward` or `VideoReward` with this as `scorer`."""
@@ -196,7 +193,7 @@ def _means(marks: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: float(np.mean([each[name] for each in marks])) for name in names}
 
 
-def cause_marks(service: ServiceName, score: Score | None) -> dict[str, float]:
+def cause_marks(service: str, score: Score | None) -> dict[str, float]:
     """Return what a trainer logs of the cause of a sample: `reward/cause/wrong_answer`, ….
 
     Each is 1.0 or 0.0, so that their means are shares. All samples have the same names, as trainers
@@ -206,7 +203,7 @@ def cause_marks(service: ServiceName, score: Score | None) -> dict[str, float]:
         score: The score of the sample; None if the call failed.
     """
     own = None if score is None else score.cause
-    return {f"reward/cause/{each}": float(each == own) for each in CAUSES[service]}
+    return {f"reward/cause/{each}": float(each == own) for each in SERVICES[service].causes}
 
 
 def marks_of(score: Score | None) -> dict[str, float]:
@@ -239,7 +236,7 @@ class SampleReward(_ServiceReward):
     """
 
     def __init__(
-        self, service: ServiceName, url: str | Sequence[str], column: str | None, **options: Any
+        self, service: str, url: str | Sequence[str], column: str | None, **options: Any
     ) -> None:
         super().__init__(service, url, column, **{"coalesce_s": COALESCE_SECONDS, **options})
 
@@ -256,7 +253,7 @@ class SampleReward(_ServiceReward):
         """
         if row.get(self.truth) is None:
             raise InvalidRequest(f"no {self.truth!r}; there are: {', '.join(sorted(row))}")
-        fields = fields_of(self.service, completion, row[self.truth], row)
+        fields = self._declared.fields(completion, row[self.truth], row)
         try:
             score: Score = await self.client.score(**fields)
         except RewardFleetError as error:

@@ -4,14 +4,13 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from rewardfleet.rows import ServiceName
 from rewardfleet.service import OnFailure
 
 from ._rows import SampleReward, marks_of, refuse_nan
 
 
 def reward_function(
-    service: ServiceName,
+    service: str,
     url: str | Sequence[str],
     *,
     column: str | None = None,

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.rows import ServiceName
 from rewardfleet.service import OnFailure
 
 from ._rows import DatasetReward, refuse_nan
 
 
 def orm(
-    service: ServiceName,
+    service: str,
     url: str | Sequence[str],
     *,
     column: str | None = None,

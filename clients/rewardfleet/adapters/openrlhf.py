@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.rows import ServiceName
 from rewardfleet.service import OnFailure
 from rewardfleet.text.prompt import response_of
 from rewardfleet.wire.errors import InvalidRequest
@@ -17,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def reward_function(
-    service: ServiceName,
+    service: str,
     url: str | Sequence[str],
     *,
     on_failure: OnFailure = "raise",

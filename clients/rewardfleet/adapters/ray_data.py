@@ -9,12 +9,13 @@ import numpy as np
 from rewardfleet.bulk.records import columns_of, encode_scores, records_of
 from rewardfleet.bulk.requests import Columns, RequestBuilder
 from rewardfleet.bulk.rows import Row
-from rewardfleet.bulk.run import Run, score_type_of
+from rewardfleet.bulk.run import Run
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.flat_columns import arrow_table
-from rewardfleet.rows import ServiceName, requests_of, scores_of
+from rewardfleet.rows import requests_of, scores_of
 from rewardfleet.service import OnFailure
+from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import abstained
 
@@ -37,7 +38,7 @@ class Scorer:
 
     def __init__(
         self,
-        service: ServiceName,
+        service: str,
         url: str | Sequence[str],
         *,
         text: str = "response",
@@ -51,7 +52,7 @@ class Scorer:
             service, url, column, columns, on_failure=on_failure, **options
         )
         self._loop = EventLoopThread(self._scorer.aclose)
-        self._text = None if service == "video" else text
+        self._text = None if SERVICES[service].scores == "clip" else text
         self._reward = reward
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +120,7 @@ class Records:
         self._builder = builder
         fleet = RewardFleet(**urls, **options)
         self._run = Run(fleet, builder)
-        self._columns = columns_of(score_type_of(service))
+        self._columns = columns_of(SERVICES[service].client.score_type)
         for name in ("row", "place"):
             del self._columns[name]
         self._loop = EventLoopThread(fleet.aclose)

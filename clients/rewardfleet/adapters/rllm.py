@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.rows import SampleRow, ServiceName
+from rewardfleet.rows import SampleRow
 from rewardfleet.service import OnFailure
 from rewardfleet.wire.policy_text import text_of
 
@@ -14,7 +14,7 @@ _INSTALL = "pip install 'rllm @ git+https://github.com/rllm-org/rllm'"
 
 
 def evaluator(
-    service: ServiceName,
+    service: str,
     url: str | Sequence[str],
     *,
     column: str | None = None,

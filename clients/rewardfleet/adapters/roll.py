@@ -5,7 +5,6 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from rewardfleet.rows import ServiceName
 from rewardfleet.service import CALLER_ERRORS, OnFailure
 from rewardfleet.wire.errors import RewardFleetError
 
@@ -19,7 +18,7 @@ _MAX_FAILURES = 256
 
 
 def reward_worker(
-    service: ServiceName,
+    service: str,
     url: str | Sequence[str],
     *,
     column: str | None = None,

@@ -4,11 +4,11 @@ import functools
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import metadata
-from typing import Any, get_args
+from typing import Any
 
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.rows import ServiceName
 from rewardfleet.service import OnFailure
+from rewardfleet.services import SERVICES
 
 from ._rows import QUARTILES, DatasetReward, is_before, refuse_nan
 
@@ -17,7 +17,7 @@ RewardFunction = Callable[..., Awaitable[list[float]]] | Callable[..., list[floa
 
 
 def reward_function(
-    service: ServiceName,
+    service: str,
     url: str | Sequence[str],
     *,
     column: str | None = None,
@@ -51,7 +51,7 @@ def reward_function(
     return reward  # type: ignore[no-any-return] # a callable
 
 
-def _function(service: ServiceName) -> Callable[..., Awaitable[list[float]]]:
+def _function(service: str) -> Callable[..., Awaitable[list[float]]]:
     async def reward(
         completions: Sequence[Any], *, scorer: DatasetReward, **columns: Any
     ) -> list[float]:
@@ -72,8 +72,8 @@ def _function(service: ServiceName) -> Callable[..., Awaitable[list[float]]]:
 
 # TRL unwraps a partial function, and names the metrics after the function in it. They are names of
 # this module, so that they can be pickled.
-code_reward, tools_reward, video_reward = map(_function, get_args(ServiceName))
-_FUNCTIONS = {"code": code_reward, "tools": tools_reward, "video": video_reward}
+_FUNCTIONS = {name: _function(name) for name in SERVICES}
+globals().update({each.__name__: each for each in _FUNCTIONS.values()})
 
 
 class _BlockingFunction:

@@ -4,14 +4,13 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from rewardfleet.rows import ServiceName
 from rewardfleet.service import OnFailure
 
 from ._rows import MissingReward, SampleReward, marks_of
 
 
 def reward_function(
-    service: ServiceName,
+    service: str,
     url: str | Sequence[str],
     *,
     column: str = "answer",

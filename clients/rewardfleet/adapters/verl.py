@@ -17,18 +17,12 @@ from rewardfleet.adapters._rows import (
 )
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.rows import SampleRow, ServiceName, fields_of, requests_of, scores_of
+from rewardfleet.rows import SampleRow, requests_of, sampled, scores_of
 from rewardfleet.service import BatchClient, OnFailure
+from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import Score
 
-#: Reported with each score of a service. verl collects the keys of the first sample, so all samples
-#: have the same.
-_REPORTED: dict[ServiceName, tuple[str, ...]] = {
-    "code": ("pass_rate", "critique_valid", "judgment_correct"),
-    "tools": ("cost",),
-    "video": (),
-}
 #: What is reported where there is no value: verl's validation leaves out None since version 0.9.
 _NO_VALUE = math.nan if is_before("verl", 0, 9) else None
 #: Arguments that verl passes to every such function, for judges that it runs itself.
@@ -46,7 +40,7 @@ async def compute_score_async(
     extra_info: Mapping[str, Any] | None = None,
     *,
     url: str | Sequence[str],
-    service: ServiceName = "code",
+    service: str = "code",
     on_failure: OnFailure = "raise",
     **options: Any,
 ) -> dict[str, Any]:
@@ -83,7 +77,7 @@ async def compute_score_async(
     client = _client(service, url, on_failure, options)
     try:
         text, truth, row = _sample(service, solution_str, ground_truth, extra_info or {})
-        fields = {"step": _step_of(row), **fields_of(service, text, truth, row)}
+        fields = {"step": _step_of(row), **sampled(service).fields(text, truth, row)}
         score = await client.score(**fields)
     except RewardFleetError as error:
         return _result(client, service, error)
@@ -103,7 +97,7 @@ def compute_scores(
     extra_infos: Sequence[Mapping[str, Any] | None] | None = None,
     *,
     url: str | Sequence[str],
-    service: ServiceName = "code",
+    service: str = "code",
     on_failure: OnFailure = "raise",
     **options: Any,
 ) -> list[dict[str, Any]]:
@@ -137,7 +131,7 @@ def compute_score_prime(*sample: Any, **given: Any) -> float:
 
 
 def _client(
-    service: ServiceName, url: str | Sequence[str], on_failure: OnFailure, options: dict[str, Any]
+    service: str, url: str | Sequence[str], on_failure: OnFailure, options: dict[str, Any]
 ) -> Any:
     urls: Any = {service: url if isinstance(url, str) else tuple(url)}
     given = {name: options[name] for name in options.keys() - _FROM_VERL}
@@ -149,17 +143,17 @@ def _client(
 
 
 def _sample(
-    service: ServiceName, solution: str, truth: Any, extra: SampleRow
+    service: str, solution: str, truth: Any, extra: SampleRow
 ) -> tuple[str, Any, SampleRow]:
-    """Return the arguments of `fields_of` for a sample of verl."""
-    if service == "video":
+    """Return the arguments of `Service.fields` for a sample of verl."""
+    if SERVICES[service].scores == "clip":
         if extra.get("clip") is None:
             raise InvalidRequest("extra_info has no 'clip': a path, bytes, frames or images")
         return solution, extra["clip"], {"task": truth, **extra}
-    revision = extra.get("revision")
-    if service == "tools" or revision is None:
-        return solution, truth, extra
-    return revision, truth, {**extra, "critique": solution}
+    takes_critiques = "critique" in SERVICES[service].client.request_type.model_fields
+    if takes_critiques and extra.get("revision") is not None:
+        return extra["revision"], truth, {**extra, "critique": solution}
+    return solution, truth, extra
 
 
 def _step_of(extra: SampleRow) -> int | None:
@@ -187,14 +181,15 @@ class _SampleResult(dict[str, Any]):
 
 
 def _result(
-    client: BatchClient[Any, Any], service: ServiceName, score: Score | RewardFleetError
+    client: BatchClient[Any, Any], service: str, score: Score | RewardFleetError
 ) -> dict[str, Any]:
+    names = SERVICES[service].reported  # the same for all samples: verl reads those of the first
     if isinstance(score, RewardFleetError):
         reward, fields, found = client.policy.failed(score), {}, None
     else:
         reward, found = client.policy.reward(score), score
-        fields = {**score.model_dump(include=set(_REPORTED[service])), **score.components}
-    values = {f"reward/{name}": fields.get(name) for name in _REPORTED[service]}
+        fields = {**score.model_dump(include=set(names)), **score.components}
+    values = {f"reward/{name}": fields.get(name) for name in names}
     reported = {name: _NO_VALUE if each is None else float(each) for name, each in values.items()}
     marks = {**marks_of(found), **cause_marks(service, found)}
     return _SampleResult({"score": reward, **marks, **reported})

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rewardfleet.episode import episode_request
-from rewardfleet.rows import ServiceName, requests_of
+from rewardfleet.rows import requests_of
+from rewardfleet.services import SERVICES, Service
 from rewardfleet.video import VideoOptions
 from rewardfleet.wire.digest import LABELS, request_id
 from rewardfleet.wire.errors import InvalidRequest
@@ -76,6 +76,11 @@ class RequestBuilder:
     by_path: bool = False
     changes: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def declared(self) -> Service:
+        """What is known of the service."""
+        return SERVICES[self.service]
+
     def items(self, rows: Iterable[Row]) -> Iterator[Item]:
         """Yield the items of rows, in order."""
         index, seen = 0, set[bytes]()
@@ -99,10 +104,10 @@ class RequestBuilder:
         if item.error:
             raise InvalidRequest(item.error)
         try:
-            if self.service == "episode":
+            if self.declared.scores == "episode":
                 given = {name: e for name, e in item.row.fields.items() if e is not None}
-                return episode_request(**{"uid": str(item.index), **given})
-            if self.service == "video":
+                return self.declared.request(**{"uid": str(item.index), **given})
+            if self.declared.scores == "clip":
                 return self._video(item.row)
             return self._text(item)
         except OSError as error:
@@ -110,7 +115,7 @@ class RequestBuilder:
 
     def _completions(self, row: Row) -> list[Any] | None:
         """Return the completions of a row that has several, i.e. a list of texts or of messages."""
-        if self.service not in {"code", "tools"}:
+        if self.declared.scores != "text":
             return None
         value = row.fields.get(self._completion_column(row) or "")
         is_several = isinstance(value, list) and all(isinstance(each, str | list) for each in value)
@@ -120,20 +125,21 @@ class RequestBuilder:
         return _column(row, self.columns.completion_column, _COMPLETION)
 
     def _text(self, item: Item) -> Request:
-        """Return the request of a program, or of an answer with tool calls."""
+        """Return the request of what a policy wrote."""
         fields = dict(item.row.fields)
         name = self._completion_column(item.row)
         if name is None:
             named = self.columns.completion_column
             raise _missing(item.row, "--completion-column", named, _COMPLETION)
         text = fields.pop(name)
-        truth_name = _column(item.row, self.columns.tests_column, _TRUTH)
+        names = dict.fromkeys((*_TRUTH, self.declared.truth))
+        truth_name = _column(item.row, self.columns.tests_column, names)
         truth = None if truth_name is None else fields.pop(truth_name)
-        if truth is None and self.service == "code" and self.columns.tests_column is None:
+        if truth is None and self.declared.takes_rows and self.columns.tests_column is None:
             truth = dict(fields)  # a row of a data set, which the service knows
         if truth is None:
             named = self.columns.tests_column
-            raise _missing(item.row, "--tests-column", named, _TRUTH)
+            raise _missing(item.row, "--tests-column", named, names)
         completion = text if item.completion is None else text[item.completion]
         return self._changed(self._fields(completion, truth, fields))
 
@@ -194,8 +200,7 @@ class RequestBuilder:
         return path.read_bytes(), None
 
     def _fields(self, completion: Any, truth: Any, row: Mapping[str, Any]) -> Request:
-        service: ServiceName = self.service  # type: ignore[assignment] # not episode: see `build`
-        [request] = requests_of(service, [(completion, truth, row)])
+        [request] = requests_of(self.service, [(completion, truth, row)])
         return request  # type: ignore[no-any-return] # of the service's type
 
     def _changed(self, request: Request, **more: Any) -> Request:

@@ -6,11 +6,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from rewardfleet.client import SERVICES, RewardFleet
+from rewardfleet.client import RewardFleet
 from rewardfleet.rows import scores_of
-from rewardfleet.wire.episode import MAX_EPISODES, EpisodeScore
+from rewardfleet.services import SERVICES
+from rewardfleet.wire.episode import MAX_EPISODES
 from rewardfleet.wire.errors import ErrorKind, InvalidRequest, RewardFleetError
-from rewardfleet.wire.score import MAX_BATCH_ITEMS, Request, Score, Status
+from rewardfleet.wire.score import MAX_BATCH_ITEMS, Request, Score, failed
 from rewardfleet.wire.video import VideoRequest
 
 from .requests import Item, RequestBuilder, item_id
@@ -123,6 +124,7 @@ class Run:
     def __init__(self, fleet: RewardFleet, builder: RequestBuilder, replicas: int = 1) -> None:
         self._client = getattr(fleet, builder.service)
         self._builder = builder
+        self._kind = SERVICES[builder.service].scores
         self._next: list[Item] = []  # read, but not part of the chunk before
         self._limit = InFlightLimit(most=MOST_IN_FLIGHT * replicas)
 
@@ -176,11 +178,11 @@ class Run:
     async def _read(self, items: Iterator[Item], size: int) -> list[_Built]:
         """Read items and build their requests."""
         chunk = itertools.islice(items, size)
-        if self._builder.service == "video":
+        if self._kind == "clip":
             return await asyncio.to_thread(self._read_clips, chunk)
         built = [self._built(item) for item in [*self._next, *chunk]]
         self._next = []
-        is_episode = built and self._builder.service == "episode"
+        is_episode = built and self._kind == "episode"
         group = built[-1].item.row.fields.get("group") if is_episode else None
         while group is not None and len(built) < MAX_EPISODES:  # it is scored as a whole
             self._next = list(itertools.islice(items, 1))
@@ -210,45 +212,25 @@ class Run:
             Scored(
                 each.item,
                 item_id(each.item, each.request),
-                _failed(InvalidRequest(each.error)) if each.request is None else next(scores),
+                failed(InvalidRequest(each.error), Score) if each.request is None else next(scores),
             )
             for each in chunk
         ]
 
     async def _scores_of(self, requests: list[Any]) -> list[Score]:
-        if self._builder.service == "episode":
-            scores = await self._episodes(requests)
-        else:
-            scores = await scores_of(self._client, requests)
+        options = self._builder.changes if self._kind == "episode" else None
+        scores: list[Score] = await scores_of(self._client, requests, options)
         for score in scores:
             if score.error is not None and score.error.kind is ErrorKind.UNAUTHORIZED:
                 raise RewardFleetError.from_problem(score.error)
         # A batch has the time of one item: those that it was too short for get their own.
         late = [place for place, score in enumerate(scores) if _is_late(score)]
-        if len(requests) > 1 and self._builder.service != "episode":
+        if len(requests) > 1 and self._kind != "episode":
             again = await asyncio.gather(*(self._scores_of([requests[each]]) for each in late))
             for place, [score] in zip(late, again, strict=True):
                 scores[place] = score
         return scores
 
-    async def _episodes(self, requests: list[Any]) -> list[Score]:
-        try:
-            response = await self._client.score_batch(requests, self._builder.changes)
-        except RewardFleetError as error:
-            return [_failed(error, EpisodeScore) for _ in requests]
-        return list(response.results)
-
-
-def score_type_of(service: str) -> type[Score]:
-    """Return the model of a service's scores."""
-    client: Any = SERVICES[service]
-    score_type: type[Score] = getattr(client, "score_type", EpisodeScore)
-    return score_type
-
 
 def _is_late(score: Score) -> bool:
     return score.error is not None and score.error.kind is ErrorKind.DEADLINE_EXCEEDED
-
-
-def _failed(error: RewardFleetError, score_type: type[Score] = Score) -> Score:
-    return score_type(score=None, status=Status.ERROR, error=error.problem())

@@ -9,8 +9,9 @@ import click
 from click.core import ParameterSource
 
 import rewardfleet
+from rewardfleet.services import load_attribute
 
-from .options import API_KEY, INSTALL_COMMAND, URLS, key_hint, load_attribute
+from .options import API_KEY, INSTALL_COMMAND, URLS, key_hint
 from .status import fleet_status
 
 #: The result of a check: `ok`, `extra`, `note` or `failed`, what was checked, and how to fix it. It

@@ -16,7 +16,6 @@ import click
 
 from rewardfleet import Score
 from rewardfleet.blocking import RewardFleet
-from rewardfleet.client import SERVICES
 from rewardfleet.wire.code import as_tests
 from rewardfleet.wire.policy_text import MAX_CHARACTERS
 from rewardfleet.wire.tools_rows import fields_of_truth
@@ -118,10 +117,10 @@ def command(file: Path, truth: ExpectedResult, service: ScoringService, output_d
 def _score(file: Path, truth: ExpectedResult, service: ScoringService) -> Score:
     name, separator, service_url = service.url.partition("=")
     is_named = separator and "/" not in name
-    if is_named and name not in SERVICES:
-        known = ", ".join(SERVICES)
+    needed = "video" if truth.task is not None else "code" if truth.tests is not None else "tools"
+    if is_named and name != needed:
         raise click.UsageError(
-            f"--url {redact(service.url)}: give URL, or NAME=URL; NAME is one of {known}"
+            f"--url {redact(service.url)}: give URL, or {needed}=URL: that service scores FILE"
         )
     urls: dict[str, Any] = {name: service_url} if is_named else {"url": service.url}
     with RewardFleet(timeout_s=service.timeout, api_key=service.api_key, **urls) as fleet:

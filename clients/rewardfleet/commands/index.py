@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from rewardfleet.client import SERVICES, is_base_url
+from rewardfleet.client import is_base_url
+from rewardfleet.services import SERVICES
 from rewardfleet.timeouts import timeout
 from rewardfleet.wire.errors import Problem
 from rewardfleet.wire.headers import GATEWAY

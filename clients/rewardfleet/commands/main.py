@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import click
 
 import rewardfleet
+from rewardfleet.services import load_attribute
 from rewardfleet_command import INTERRUPTED
 
-from .options import INSTALL_COMMAND, LazyGroup, load_attribute
+from .options import INSTALL_COMMAND, LazyGroup
 
 _OWN_PACKAGES = {"rewardfleet", "rewardfleet_server"}
 

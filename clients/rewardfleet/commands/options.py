@@ -3,7 +3,6 @@
 import dataclasses
 import difflib
 import functools
-import importlib
 import math
 import shutil
 import sys
@@ -14,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from rewardfleet.client import header_safe
+from rewardfleet.services import load_attribute
 
 from .index import base_url, printable
 
@@ -83,12 +83,6 @@ class LazyGroup(CommandGroup):
             if name.startswith(incomplete)
         ]
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
-
-
-def load_attribute(target: str) -> Any:
-    """Import the object that `module:attribute` names."""
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

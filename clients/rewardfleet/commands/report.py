@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from rewardfleet.evaluation.metrics import share
 from rewardfleet.score_log.labels import read_labels
 from rewardfleet.score_log.reading import Filters, open_log, query
+from rewardfleet.services import SERVICES
 from rewardfleet.wire.causes import SUCCESS_THRESHOLD
 
 from .log import filters
@@ -25,14 +26,6 @@ _MAX_SHOWN = 80
 #: task from which on it has a row.
 _WEEK, _LEAST_FAILURES = 7 * 86_400, 10
 
-#: By service: what the answers to one prompt have in common, besides run and step.
-_GROUPS = {
-    "video": "json_extract_string(request, '$.task_text')",
-    "code": "md5(json_extract_string(request, '$.tests'))",
-    "tools": "md5(json_extract_string(request, '$.ground_truth'))",
-    "episode": "json_extract_string(request, '$.group')",
-}
-
 #: What is needed of records, without the texts of requests, which may not fit into memory. A log
 #: may keep a share of them only, so each has a weight.
 _SELECTED = """
@@ -45,7 +38,10 @@ SELECT service, run, step, id, time, status, score, score <= 0 AS is_zero, backe
            coalesce(TRY_CAST(json_extract_string(provenance, '$.calibration.threshold') AS DOUBLE),
                     {threshold})
        END AS threshold,
-       CASE service {keys} END AS prompt,
+       CASE WHEN label_fraction IS NOT NULL THEN
+           json_extract_string(request, '$.task_text')
+       END AS task,
+       md5(json_extract_string(request, CASE service {groups} END)) AS prompt,
        CASE WHEN score IS NULL THEN
            left(coalesce(error_detail, json_extract_string(details, '$.model_output')), 200)
        END AS reason,
@@ -101,10 +97,10 @@ def command(folders: Sequence[Path], labels: Path | None, **given: Any) -> int:
 def _select(connection: Any, given: Filters) -> None:
     """Make the table of the records of some filters."""
     condition, values = given.sql()
-    keys = " ".join(f"WHEN '{service}' THEN {key}" for service, key in _GROUPS.items())
+    groups = " ".join(f"WHEN '{name}' THEN '$.{each.group}'" for name, each in SERVICES.items())
     query(
         connection,
-        _SELECTED.format(keys=keys, threshold=SUCCESS_THRESHOLD, condition=condition),
+        _SELECTED.format(groups=groups, threshold=SUCCESS_THRESHOLD, condition=condition),
         values,
     )
 
@@ -307,7 +303,7 @@ def _false_positives(log: Log) -> Iterator[str]:
     rows = log(
         """
         WITH sampled AS (
-            SELECT backend, threshold, prompt AS task, label_fraction,
+            SELECT backend, threshold, task, label_fraction,
                    score >= threshold AS accepted, labels.id IS NOT NULL AS is_labeled, success
             FROM selected LEFT JOIN labels ON labels.id = selected.id
             WHERE label_fraction IS NOT NULL AND score IS NOT NULL

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from rewardfleet.score_log.of_client import frames_of
 from rewardfleet.score_log.record import Scored
 from rewardfleet.score_log.strip import MAX_FRAMES, MAX_SIDE, QUALITY, Frame, side_by_side
-from rewardfleet.wire.causes import CAUSES
+from rewardfleet.services import SERVICES
 from rewardfleet.wire.video import sample_indices
 
 #: Characters of a text.
@@ -70,7 +70,8 @@ def _explanation(scored: Scored) -> str:
         return str(score.error.detail)
     if words := getattr(score, "model_output", ""):
         return str(words)
-    cause = next((each for each in CAUSES.get(scored.service, ()) if each == score.cause), None)
+    causes = SERVICES[scored.service].causes
+    cause = next((each for each in causes if each == score.cause), None)
     lines = [] if cause is None else [cause.meaning]
     for number, each in enumerate(getattr(score, "verdicts", ()), 1):
         if each.verdict not in _NO_FAILURES:

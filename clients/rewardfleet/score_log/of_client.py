@@ -8,7 +8,7 @@ import numpy as np
 
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.frames import Buffer, Frames
-from rewardfleet.wire.score import Request, Score, Status
+from rewardfleet.wire.score import Request, Score, failed
 
 from .queue import ScoredQueue
 from .record import Scored
@@ -51,7 +51,7 @@ class ClientLog:
                     self._service,
                     now,
                     request,
-                    _failed(answer) if isinstance(answer, RewardFleetError) else answer,
+                    failed(answer, Score) if isinstance(answer, RewardFleetError) else answer,
                     run=run or self._run,
                     step=step,
                     strip=partial(_strip_of, getattr(request, "frames", None)),
@@ -61,10 +61,6 @@ class ClientLog:
         size = sum(_sizes(requests))
         for log in self._logs:
             log.add(scored, items=len(requests), size=size)
-
-
-def _failed(error: RewardFleetError) -> Score:
-    return Score(score=None, status=Status.ERROR, error=error.problem())
 
 
 def frames_of(frames: Frames) -> list[Frame]:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewardfleet.bulk.records import columns_of
-from rewardfleet.bulk.run import score_type_of
-from rewardfleet.client import SERVICES
+from rewardfleet.services import SERVICES
 
 from .record import COLUMNS, MAX_RECORD_BYTES
 from .segments import OPEN, reading, segments
@@ -187,7 +186,7 @@ def _of_output(folder: Path) -> list[str]:
     service = key.get("service")
     if service not in SERVICES:
         raise ValueError(f"{folder}: an output of a service {service!r}, which there is not")
-    columns = columns_of(score_type_of(service))
+    columns = columns_of(SERVICES[service].client.score_type)
     base = [name for name in columns if name in COLUMNS and name != "service"]
     casts = {True: """'{0}', CAST("{0}" AS JSON)""", False: """'{0}', "{0}\""""}
     details = ", ".join(

@@ -15,13 +15,11 @@ from rewardfleet.bulk.requests import Item, RequestBuilder
 from rewardfleet.bulk.rows import Row
 from rewardfleet.episodes import score_episodes
 from rewardfleet.png import encode_png
-from rewardfleet.wire.code import CodeRequest
+from rewardfleet.services import SERVICES
 from rewardfleet.wire.episode import EpisodeOptions, EpisodeRequest
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import Request
-from rewardfleet.wire.tools import ToolsRequest
 from rewardfleet.wire.validation import validate
-from rewardfleet.wire.video import VideoRequest
 
 from .reading import Filters, query, rows_of
 from .strip import frames_of
@@ -29,16 +27,6 @@ from .strip import frames_of
 if TYPE_CHECKING:
     import duckdb
 
-_REQUESTS: dict[str, type[Request]] = {
-    "video": VideoRequest, "code": CodeRequest, "episode": EpisodeRequest, "tools": ToolsRequest
-}  # fmt: skip
-#: What the samples of a prompt differ in; by the other fields of a request, groups are formed.
-_OF_SAMPLE = {
-    "video": {*VideoRequest.model_fields} - {"task_text"},
-    "code": {*CodeRequest.model_fields} - {"tests"},
-    "tools": {"response"},
-    "episode": {*EpisodeRequest.model_fields} - {"group"},
-}
 #: The `run` of the requests of a replay, which distinguishes them in the log of their service.
 REPLAY = "replay"
 _ORDER = "time, call, id, uid"
@@ -152,13 +140,13 @@ class ReplayBuilder(RequestBuilder):
             InvalidRequest: The log does not have all of it, or it is not valid with the changes.
         """
         fields = dict(item.row.fields["request"])
-        if self.service == "video":
+        if self.declared.scores == "clip":
             fields = self._with_clip(fields, item.row.fields)
-        if self.service != "tools":
+        if self.declared.client.has_run_label:
             fields["run"] = REPLAY
         elif item.row.fields["step"] is not None:  # for schedules; a run would name a budget
             fields["step"] = item.row.fields["step"]
-        return validate(_REQUESTS[self.service], changed(fields, self.changes))
+        return validate(self.declared.client.request_type, changed(fields, self.changes))
 
     def _with_clip(self, fields: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         if "video_path" in fields:
@@ -189,7 +177,7 @@ def changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 def prompt_of(service: str, fields: Mapping[str, Any]) -> str:
     """Return a digest of what the samples of a prompt have in common."""
-    common = {name: each for name, each in fields.items() if name not in _OF_SAMPLE[service]}
+    common = fields.get(SERVICES[service].group)
     return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
 
 

@@ -312,12 +312,3 @@ class EpisodeCause(Cause):
         "No other member of its group has a score to compare it with.",
         "Further members of the group with a score.",
     )
-
-
-#: The causes of each service, besides the kinds of errors.
-CAUSES: dict[str, type[Cause]] = {
-    "video": VideoCause,
-    "code": CodeCause,
-    "episode": EpisodeCause,
-    "tools": ToolsCause,
-}

@@ -14,7 +14,7 @@ from pydantic import (
 )
 from typing_extensions import Self
 
-from .errors import Abstained, Problem
+from .errors import Abstained, Problem, RewardFleetError
 from .html import scores_html
 from .string_enum import StrEnum
 
@@ -182,6 +182,11 @@ def abstained(score: Score) -> Abstained:
 
 ItemT = TypeVar("ItemT")
 ScoreT = TypeVar("ScoreT", bound=Score)
+
+
+def failed(error: RewardFleetError, score_type: type[ScoreT]) -> ScoreT:
+    """Return what an item of a batch has in place of a score."""
+    return score_type(score=None, status=Status.ERROR, error=error.problem())
 
 
 class Scores(list[ScoreT]):

@@ -7,11 +7,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from rewardfleet.services import load_attribute
 from rewardfleet.wire.code import CodeRequest, CodeScore
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.http.trainers import TrainerApi
-from rewardfleet_server.registry import SERVICES, load_attribute
 from rewardfleet_server.settings import redact
 
 from .datasets.ground_truth import request_of
@@ -62,7 +62,6 @@ def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeReques
 
     return Service(
         name="code",
-        description=SERVICES["code"].description,
         scorer=scorer,
         request_type=CodeRequest,
         score_type=CodeScore,

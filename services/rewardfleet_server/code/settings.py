@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 from pydantic import BeforeValidator, FilePath, HttpUrl, PositiveFloat, PositiveInt, model_validator
 from pydantic_settings import NoDecode
 
+from rewardfleet.services import SERVICES
 from rewardfleet_server.settings import (
     CacheSettings,
     NameList,
@@ -98,7 +99,7 @@ class CodeSettings(CacheSettings):
 
     # One line per setting.
     # fmt: off
-    port: int = setting(18081, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
+    port: int = setting(SERVICES["code"].port, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
     cache: Store = setting(help_text="Stored verdicts: a SQLite file, or redis://HOST:6379/0 for replicas; empty for none.", default_factory=lambda: str(_default_cache_file()), shown="~/.cache/rewardfleet/code.sqlite", metavar="FILE|URL", group="Cache")
     fusion_url: HttpUrl | None = setting(None, "Run programs on SandboxFusion, e.g. http://127.0.0.1:8080, not in jails.", group="Sandbox")
     workers: PositiveInt = setting(help_text="Programs that use a core at the same time; up to four times as many while some sleep.", default_factory=_default_workers, shown="one per core; 32 on a SandboxFusion server", group="Sandbox")

@@ -21,8 +21,9 @@ import click
 import httpx
 from pydantic import BaseModel
 
-from rewardfleet import RewardFleet, RewardFleetError, Score, VideoScore, episode_request
+from rewardfleet import RewardFleet, RewardFleetError, Score, VideoScore
 from rewardfleet.commands.options import table
+from rewardfleet.services import SERVICES
 from rewardfleet_server.system.child_process import end_with_parent
 from rewardfleet_server.up.settings import free_port
 
@@ -116,8 +117,9 @@ def _fleet(folder: Path) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as data:
         config, port = Path(data) / "fleet.toml", free_port()
         config.write_text(
-            f"port = {port}\n[code]\nport = 0\n[episode]\nport = 0\n[tools]\nport = 0\n"
-            f"[video]\nport = 0\nvideo_root = [{json.dumps(str(folder.resolve()))}]\n"
+            f"port = {port}\n"
+            + "".join(f"[{name}]\nport = 0\n" for name in SERVICES if name != "video")
+            + f"[video]\nport = 0\nvideo_root = [{json.dumps(str(folder.resolve()))}]\n"
         )
         command = [sys.executable, "-m", "rewardfleet_server", "up", "--config", str(config)]
         with Path(data, "log").open("w+") as log:
@@ -169,16 +171,16 @@ async def _score_all(
 
 async def _score_others(fleet: RewardFleet) -> dict[str, tuple[str, Score]]:
     """Score one item of each service besides video; return what it is, and its score."""
-    tests = {"kind": "asserts", "cases": ["assert gcd(12, 18) == 6", "assert gcd(5, 7) == 1"]}
-    program = "def gcd(a, b):\n    while b:\n        a, b = b, a % b\n    return a"
-    episode = episode_request("a", kind="efficiency", success=1, steps=120, max_steps=512)
-    call = '<tool_call>\n{"name": "get_weather", "parameters": {"city": "Paris"}}\n</tool_call>'
-    answer = f"<think>I look it up.</think>\n{call}"
-    return {
-        "code": ("a program that passes 2 tests", await fleet.code.score(program, tests)),
-        "episode": ("a success after 120 of 512 steps", await fleet.episode.score(episode)),
-        "tools": ("an answer with the right call", await fleet.tools.score(answer, answer)),
-    }
+    others = {}
+    for name, service in SERVICES.items():
+        if name != "video":
+            body, _ = service.item(0)
+            answer = await getattr(fleet, name).score_batch(
+                [service.client.request_type.model_validate(body)]
+            )
+            (score,) = getattr(answer, "results", answer)
+            others[name] = service.example, score
+    return others
 
 
 def _table(results: Sequence[Scored]) -> str:

@@ -40,7 +40,7 @@ def diagnoses() -> Iterator[Diagnosis]:
             yield Diagnosis("note", what, "apt-get install redis-server")
     yield from servers
     for name, settings in settings_of.items():
-        yield from SERVICES[name].load_checks()(settings)
+        yield from SERVICES[name].checks(settings)
         yield _check_port(name, settings)
     yield _check_compose()
     for warning in unknown_variable_warnings(each.load_settings() for each in SERVICES.values()):

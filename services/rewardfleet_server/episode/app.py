@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Service
-from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.run_state import RunState, describe_run_state, open_run_state
 
 from . import running_stats, temperature_schedule
@@ -42,7 +41,6 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
 
     service = Service(
         name="episode",
-        description=SERVICES["episode"].description,
         scorer=EpisodeScorer(),
         request_type=EpisodeRequest,
         score_type=EpisodeScore,

@@ -1,5 +1,6 @@
 """The settings of the episode service."""
 
+from rewardfleet.services import SERVICES
 from rewardfleet_server.run_state.settings import RunStateSettings
 from rewardfleet_server.settings import setting
 
@@ -13,5 +14,5 @@ class EpisodeSettings(RunStateSettings):
     )  # fmt: skip
 
     # fmt: off
-    port: int = setting(18082, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
+    port: int = setting(SERVICES["episode"].port, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
     # fmt: on

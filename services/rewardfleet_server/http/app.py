@@ -28,6 +28,7 @@ from rewardfleet_server.engine import Engine
 from rewardfleet_server.observe.samples_in_flight import list_samples
 from rewardfleet_server.observe.score_log import open_score_log
 from rewardfleet_server.observe.telemetry import Telemetry, new_request_id
+from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.settings import ServerSettings
 
 from .allowed_hosts import AllowedHosts
@@ -125,7 +126,7 @@ class RewardApp:
         self._name = (SERVICE_HEADER.encode(), service.name.encode())
         self._pages = FastAPIOffline(  # the pages below /docs work without a CDN
             title=f"rewardfleet {service.name}",
-            description=service.description,
+            description=SERVICES[service.name].description,
             version=__version__,
             lifespan=self._lifespan,
             static_url="/docs/static",
@@ -164,7 +165,7 @@ class RewardApp:
             return {
                 "service": service.name,
                 "version": __version__,
-                "description": service.description,
+                "description": SERVICES[service.name].description,
                 "documentation": "/docs",
             }
 

@@ -131,7 +131,6 @@ class Service(Generic[RequestT, ScoreT]):
 
     Attributes:
         name: One word, e.g. `video`; the `service` label of the metrics.
-        description: One sentence for the documentation.
         scorer: Scores items.
         request_type: The model of an item.
         score_type: The model of a score.
@@ -155,7 +154,6 @@ class Service(Generic[RequestT, ScoreT]):
     """
 
     name: str
-    description: str
     scorer: Scorer[RequestT, ScoreT]
     request_type: type[RequestT]
     score_type: type[ScoreT]

@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, JsonValue
 
+from rewardfleet.services import SERVICES
 from rewardfleet.text.prompt import response_of
-from rewardfleet.wire.causes import CAUSES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.policy_text import text_of
 from rewardfleet.wire.score import Score, Status, abstained
@@ -112,7 +112,7 @@ class TrainerApi(Generic[RequestT, ScoreT]):
         ]
         logs = {name: [score.components[name] for score in scores] for name in names}
         if scores:  # the same names in each answer: OpenRLHF joins those of a batch
-            for cause in CAUSES[self.engine.service]:
+            for cause in SERVICES[self.engine.service].causes:
                 logs[f"cause/{cause}"] = [float(score.cause == cause) for score in scores]
         return OpenRlhfResponse(rewards=rewards, scores=rewards, extra_logs=logs)
 

@@ -14,13 +14,11 @@ from pydantic import BaseModel
 from rewardfleet.score_log import Scored, ScoreLog
 from rewardfleet.score_log.strip import Frame, chosen, strip_of
 from rewardfleet.score_log.writer import DROPPED
+from rewardfleet.services import SERVICES
 from rewardfleet.wire.score import Score
 from rewardfleet_server.settings import ServerSettings
 
 from .telemetry import RequestContext
-
-#: Services whose scores take microseconds to compute.
-_FAST = {"episode", "tools"}
 
 
 @dataclass
@@ -77,7 +75,7 @@ class ServiceLog:
             provenance: Returns what all scores of its backend share.
             share: The item's share of the body of its request.
         """
-        is_fast = score.cached or self._service in _FAST
+        is_fast = score.cached or SERVICES[self._service].is_fast
         if is_fast and not self._is_drawn(context):
             return
         label_fraction = self._label_fraction if self._is_to_be_labeled(score) else None

@@ -8,7 +8,6 @@ from rewardfleet.wire.tools import ToolsRequest, ToolsScore
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.http.trainers import TrainerApi
-from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.run_state import RunState, describe_run_state, open_run_state
 
 from .api import BudgetMetrics, ToolsApi, request_of
@@ -43,7 +42,6 @@ def create_app(settings: ToolsSettings, store: RunState | None = None) -> Reward
 
     service = Service(
         name="tools",
-        description=SERVICES["tools"].description,
         scorer=scorer,
         request_type=ToolsRequest,
         score_type=ToolsScore,

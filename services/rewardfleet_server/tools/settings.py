@@ -2,6 +2,7 @@
 
 from pydantic import FilePath
 
+from rewardfleet.services import SERVICES
 from rewardfleet_server.run_state.settings import RunStateSettings
 from rewardfleet_server.settings import setting
 
@@ -16,6 +17,6 @@ class ToolsSettings(RunStateSettings):
 
     # One line per setting.
     # fmt: off
-    port: int = setting(18083, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
+    port: int = setting(SERVICES["tools"].port, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
     tool_families: FilePath | None = setting(None, 'JSON file ({"tool": "family"}) or CSV file (columns tool, family) with the families of tools: search, calculate or other. The labels and options of a request come before it.', metavar="FILE", group="Tools")
     # fmt: on

@@ -108,7 +108,7 @@ def _diagnoses(replicas: Sequence[PlannedReplica]) -> Iterator[Diagnosis]:
         except ValueError as error:
             yield Diagnosis("failed", f"{replica.name}: {error}", "end what listens there")
         if replica.number == 0:
-            yield from SERVICES[replica.service].load_checks()(replica.settings)
+            yield from SERVICES[replica.service].checks(replica.settings)
     yield from check_redis_servers((each.settings for each in replicas), unreachable="note")
 
 

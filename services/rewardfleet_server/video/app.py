@@ -15,7 +15,6 @@ from rewardfleet.wire.video import (
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.http.trainers import TrainerApi
-from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.system.threads import lower_thread_priority, usable_cores
 
 from .calibration import JudgeCalibration
@@ -113,7 +112,6 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
     )
     service = Service(
         name="video",
-        description=SERVICES["video"].description,
         scorer=scorer,
         request_type=VideoRequest,
         score_type=VideoScore,

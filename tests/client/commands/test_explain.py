@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rewardfleet import RewardFleet, code_request, episode_request, tools_request
 from rewardfleet.commands.explain.story import story_of
 from rewardfleet.commands.main import main
-from rewardfleet.wire.causes import CAUSES
+from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import ErrorKind
 from rewardfleet_server.testing import FakeJudge
 
@@ -256,10 +256,12 @@ JSON = st.recursive(
 
 @settings(deadline=None)
 @given(
-    service=st.sampled_from(sorted(CAUSES)),
+    service=st.sampled_from(sorted(SERVICES)),
     text=st.text(),
     tests=JSON,
-    cause=st.sampled_from([*(c for each in CAUSES.values() for c in each), *ErrorKind, None]),
+    cause=st.sampled_from(
+        [*(c for each in SERVICES.values() for c in each.causes), *ErrorKind, None]
+    ),
 )
 def test_no_text_breaks_a_story(service: str, text: str, tests: object, cause: str | None):
     request = {

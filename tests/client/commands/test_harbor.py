@@ -133,7 +133,7 @@ def test_one_kind_of_ground_truth_must_be_given(logs: Path, tmp_path: Path, caps
     assert "give one of --tests, --ground-truth and --task" in capsys.readouterr().err
     url = "cod=http://user:hunter2@host"
     assert verify(logs, tmp_path / "solution.py", "--task", "x", "--url", url) == 2
-    assert "--url cod=http://***@host: give URL, or NAME=URL" in capsys.readouterr().err
+    assert "--url cod=http://***@host: give URL, or video=URL" in capsys.readouterr().err
     assert verify(logs, tmp_path / "solution.py", "--tests", "/none.json") == 2
     assert "/none.json: No such file" in capsys.readouterr().err
     assert not list(logs.iterdir())

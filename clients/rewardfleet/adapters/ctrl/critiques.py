@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from rewardfleet.client import RewardFleet
-from rewardfleet.rows import SampleRow, request_fields
+from rewardfleet.rows import SampleRow, code_fields
 from rewardfleet.wire.backoff import backoff_with_jitter
 from rewardfleet.wire.code import CodeScore, Outcome, Verdict
 from rewardfleet.wire.errors import RewardFleetError
@@ -210,7 +210,7 @@ async def _write_one(fleet: RewardFleet, chat: "_Chat", row: SampleRow, path: Pa
     """Write one critique, or return why there is none."""
     tests = without_nulls(row.get("tests"))
     options = {name: row[name] for name in ("limits",) if name in row}
-    request = request_fields(row["solution"], tests, options)
+    request = code_fields(row["solution"], tests, options)
     instruction = _instruction(row)
     try:
         score = await fleet.code.score(**request)

@@ -16,10 +16,10 @@ import numpy as np
 
 from rewardfleet.adapters._rows import metrics_of, module_of_trainer
 from rewardfleet.client import RewardFleet
-from rewardfleet.rows import SampleRow, request_fields
+from rewardfleet.rows import SampleRow, code_fields
 from rewardfleet.wire.code import CodeScore
 from rewardfleet.wire.errors import RewardFleetError
-from rewardfleet.wire.score import Status
+from rewardfleet.wire.score import Status, failed
 
 from .progress import gather
 from .rows import read_rows, without_nulls
@@ -64,7 +64,7 @@ class CritiqueReward:
         fleet: A fleet with a code service; its `max_concurrency`, `timeout_s` and `on_failure`
             apply.
         rows: Each has `id`, `problem`, `solution` (the program that is criticized) and `tests`
-            (a mapping, or JSON as text: see `request_fields`). It may have `mode`, `limits`,
+            (a mapping, or JSON as text: see `code_fields`). It may have `mode`, `limits`,
             `original_program` and `original_passed`; see `CodeRequest`. A row with a
             `prompter_type` is one of CTRL, and gets CTRL's prompt.
         tokenizer: The tokenizer of the policy, which decodes critiques.
@@ -202,18 +202,18 @@ class CritiqueReward:
     ) -> tuple[float, CodeScore]:
         tests = without_nulls(sample.get("tests"))
         if self._rules == "service":
-            request = request_fields(revision, tests, {**sample, "critique": critique})
+            request = code_fields(revision, tests, {**sample, "critique": critique})
         elif any(verdict in critique for verdict in _VERDICTS):
             block = first_block(revision) if "```" in revision else revision.strip()
-            request = request_fields(f"```python\n{block}\n```", tests, sample)
+            request = code_fields(f"```python\n{block}\n```", tests, sample)
         else:
             return 0.0, CodeScore(score=0.0, status=Status.OK)
         code = self._fleet.code
         try:
             score = await code.score(**request)
         except RewardFleetError as error:
-            failed = CodeScore(score=None, status=Status.ERROR, error=error.problem())
-            return code.policy.failed(error), failed
+            missing = failed(error, CodeScore)
+            return code.policy.failed(error), missing
         return code.policy.reward(score), score
 
 

@@ -13,24 +13,14 @@ from rewardfleet.client import RewardFleet
 from rewardfleet.commands.index import find_service
 from rewardfleet.commands.options import API_KEY, TIMEOUT, escaped
 from rewardfleet.score_log.reading import Filters, open_log, select
-from rewardfleet.wire.code import CodeRequest
-from rewardfleet.wire.episode import EpisodeRequest
+from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.score import MAX_BATCH_ITEMS, Request, Score, Status
-from rewardfleet.wire.tools import ToolsRequest
 from rewardfleet.wire.validation import validate_json
-from rewardfleet.wire.video import VideoRequest
 
 from .story import Fields, story_of
 
 _DEFAULT_URL = "http://127.0.0.1:18000"
-#: The services: a field that only their requests have, and the model of a request.
-_REQUESTS: dict[str, tuple[str, type[Request]]] = {
-    "video": ("task_text", VideoRequest),
-    "code": ("revision", CodeRequest),
-    "tools": ("response", ToolsRequest),
-    "episode": ("uid", EpisodeRequest),
-}
 #: Bytes of a file with a request.
 _MAX_REQUEST_BYTES = 256 * 2**20
 _EXIT_ABSTAINED = 3
@@ -86,17 +76,21 @@ def _read(source: Path) -> tuple[str, Fields, Request, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{source}: not JSON: {escaped(str(error), 200)}") from None
     given = fields if isinstance(fields, dict) else {}
-    # Those of the other services may have a `uid` as well, so that of episodes comes last.
-    service = next((name for name, (field, _) in _REQUESTS.items() if field in given), None)
-    if service is None:
-        known = ", ".join(f"{field} ({name})" for name, (field, _) in _REQUESTS.items())
-        raise ValueError(f"{source}: give one request, an object with one of the fields {known}")
-    options = fields.pop("options", None) if service == "episode" else None
+    required = {name: _required(each.client.request_type) for name, each in SERVICES.items()}
+    service = max(required, key=lambda name: len(required[name] & given.keys()))
+    if not required[service] & given.keys():
+        known = "; ".join(f"{', '.join(sorted(each))} ({name})" for name, each in required.items())
+        raise ValueError(f"{source}: give one request, an object with the fields {known}")
+    options = fields.pop("options", None) if SERVICES[service].scores == "episode" else None
     try:
-        request = validate_json(_REQUESTS[service][1], json.dumps(fields).encode())
+        request = validate_json(SERVICES[service].client.request_type, json.dumps(fields).encode())
     except InvalidRequest as error:
         raise ValueError(f"{source}: {error.detail}") from None
     return service, fields, request, options
+
+
+def _required(model: type[Request]) -> set[str]:
+    return {name for name, field in model.model_fields.items() if field.is_required()}
 
 
 async def _score(
@@ -107,11 +101,13 @@ async def _score(
     (found,) = await find_service(service, [url], api_key)
     given: Any = {service: found}
     async with RewardFleet(api_key=api_key, timeout_s=timeout_s, **given) as fleet:
-        if isinstance(request, EpisodeRequest):
-            response = await fleet.episode.score_batch([request], options)
+        client = getattr(fleet, service)
+        if SERVICES[service].scores == "episode":
+            response = await client.score_batch([request], options)
             provenance, (score,) = response.provenance, response.results
-            return score.model_copy(update={"provenance": provenance.get(score.backend, {})})
-        (score,) = await getattr(fleet, service).score_batch([request])
+            score = score.model_copy(update={"provenance": provenance.get(score.backend, {})})
+        else:
+            (score,) = await client.score_batch([request])
     return score  # type: ignore[no-any-return] # of a client by name
 
 

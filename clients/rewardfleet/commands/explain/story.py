@@ -1,27 +1,16 @@
 """What the stories of all services have in common. No line has control characters."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rewardfleet.commands.options import escaped
-from rewardfleet.wire.causes import CAUSES
+from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import ERRORS, ErrorKind
 
-from .code import story_of_program
-from .episode import story_of_episode
 from .texts import number
-from .tools import story_of_answer
-from .video import story_of_clip
 
 #: The fields of a request, or of a score, as JSON.
 Fields = Mapping[str, Any]
-
-_STORIES: dict[str, Callable[[Fields, Fields], Iterator[str]]] = {
-    "video": story_of_clip,
-    "code": story_of_program,
-    "tools": story_of_answer,
-    "episode": story_of_episode,
-}
 
 
 def story_of(service: str, request: Fields, score: Fields) -> Iterator[str]:
@@ -37,7 +26,7 @@ def story_of(service: str, request: Fields, score: Fields) -> Iterator[str]:
         yield f"Why: {meaning}"
     error = score.get("error")
     if error is None:
-        yield from _STORIES[service](request, score)
+        yield from SERVICES[service].story(request, score)
         yield f"Cached: {'yes' if score.get('cached') else 'no'}."
     else:
         yield f"The service says: {escaped(str(error.get('detail')), 2000)}"
@@ -60,7 +49,7 @@ def _headline(service: str, score: Fields) -> str:
 def _cause_of(service: str, score: Fields) -> tuple[str, str]:
     """Return why a score is what it is, and what would change it; empty if nothing lowers it."""
     name = score.get("cause")
-    found = next((each for each in CAUSES[service] if each == name), None)
+    found = next((each for each in SERVICES[service].causes if each == name), None)
     if found is not None:
         return found.meaning, found.remedy
     error = score.get("error") or {}

@@ -14,9 +14,9 @@ from typing import Any
 import click
 import numpy as np
 
-from rewardfleet.client import SERVICES
 from rewardfleet.commands.index import find_services, http_client, redact
 from rewardfleet.commands.options import API_KEY, AS_JSON, URLS, grouped, number, table
+from rewardfleet.services import SERVICES
 
 from .generator import ALL, LoadGenerator, LoadPlan, LoadResults
 from .requests import ABSTAINED, ANSWERED, CACHED, SCORED, generate_requests, read_requests

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, FiniteFloat, JsonValue, ValidationError
 
-from rewardfleet.client import SERVICES
 from rewardfleet.png import encode_png
+from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import ErrorKind
 from rewardfleet.wire.validation import format_validation_error
 
@@ -25,6 +25,10 @@ _IMAGES, _SIDE, _CLIP_FRAMES = 48, 256, 16
 #: What became of requests that were answered. All other kinds are failures.
 SCORED, CACHED, ABSTAINED = ANSWERED = ("scored", "cached", "abstained")
 WRONG_SCORE = "wrong score"
+
+
+#: The body of an item, and its only right score; None if any is.
+_Item = tuple[dict[str, Any], float | None]
 
 
 class LoadRequest(BaseModel, extra="forbid"):
@@ -44,13 +48,15 @@ def generate_requests(services: Sequence[str]) -> Iterator[LoadRequest]:
     """
     choices = random.Random()  # noqa: S311 - not for secrets
     for number in itertools.count(choices.getrandbits(40)):
-        yield ITEMS[choices.choice(services)](number)
+        service = choices.choice(services)
+        body, score = SERVICES[service].item(number)
+        yield LoadRequest.model_construct(service=service, body=body, score=score)
 
 
-def _video(number: int) -> LoadRequest:
+def clip(number: int) -> _Item:
+    """Return a clip of blocks of color."""
     frames = random.Random(number).choices(_images(), k=_CLIP_FRAMES)  # noqa: S311 - not for secrets
-    body = {"task_text": "put it there", "frames_base64": frames, "nframes": _CLIP_FRAMES}
-    return LoadRequest.model_construct(service="video", body=body)
+    return {"task_text": "put it there", "frames_base64": frames, "nframes": _CLIP_FRAMES}, None
 
 
 @functools.cache
@@ -60,27 +66,24 @@ def _images() -> list[JsonValue]:
     return [base64.b64encode(encode_png(image)).decode() for image in images]
 
 
-def _code(number: int) -> LoadRequest:
+def program(number: int) -> _Item:
+    """Return a program that passes 2 tests."""
     cases = [{"stdin": f"{number} {each}", "stdout": str(number + each)} for each in (1, 2)]
-    program = "a, b = map(int, input().split())\nprint(a + b)"
-    body = {"revision": program, "tests": {"kind": "stdio", "cases": cases}}
-    return LoadRequest.model_construct(service="code", body=body, score=1.0)
+    revision = "a, b = map(int, input().split())\nprint(a + b)"
+    return {"revision": revision, "tests": {"kind": "stdio", "cases": cases}}, 1.0
 
 
-def _episode(number: int) -> LoadRequest:
-    body = {"uid": f"load-{number}", "success": number % 2}
-    return LoadRequest.model_construct(service="episode", body=body, score=number % 2)
+def episode(number: int) -> _Item:
+    """Return a success after 120 of 512 steps."""
+    body = {"uid": f"load-{number}", "kind": "efficiency", "success": 1, "steps": 120}
+    return {**body, "max_steps": 512}, 512 / (512 + 120)
 
 
-def _tools(number: int) -> LoadRequest:
+def answer(number: int) -> _Item:
+    """Return an answer with the right call."""
     call = json.dumps({"name": "search", "parameters": {"query": f"load {number}"}})
     text = f"<think>I look it up.</think>\n<tool_call>\n{call}\n</tool_call>"
-    body = {"response": text, "ground_truth": text}
-    return LoadRequest.model_construct(service="tools", body=body, score=4.0)
-
-
-#: What is generated for each service, given a number that no other item has.
-ITEMS = {"video": _video, "code": _code, "episode": _episode, "tools": _tools}
+    return {"response": text, "ground_truth": text}, 4.0
 
 
 def read_requests(path: Path) -> list[LoadRequest]:

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from rewardfleet.bulk.requests import Columns
-from rewardfleet.client import SERVICES
 from rewardfleet.commands.options import API_KEY, TIMEOUT, CommandGroup, grouped
+from rewardfleet.services import SERVICES
 
 from . import replay
 from .scoring import Destination, Fields, Scorer, Scoring, Selection, default_url
@@ -69,9 +69,9 @@ _COMMON = [
     TIMEOUT,
     API_KEY,
 ]  # fmt: skip
-_COMPLETION = _column("completion", "what the policy wrote: a text, messages, or a list of these")
+#: Further ones, by what the service scores.
 _OWN = {
-    "video": [
+    "clip": [
         _column("clip", "the path or the content of a clip"),
         _column("task", "its task"),
         click.option("--task", metavar="TEXT", help="The task of clips without one."),
@@ -85,15 +85,11 @@ _OWN = {
             help="Send paths instead of contents: the service reads clips under its --video-root.",
         ),
     ],
-    "code": [_COMPLETION, _column("tests", "the tests.  [default: `tests`, or the whole row]")],
-    "tools": [_COMPLETION, _column("tests", "the ground truth")],
+    "text": [
+        _column("completion", "what the policy wrote: a text, messages, or a list of these"),
+        _column("tests", "the tests, or the ground truth.  [default: for code also the whole row]"),
+    ],
     "episode": [],
-}
-_INPUTS = {
-    "video": "clips, folders of clips, LeRobot data sets, or tables",
-    "code": "tables of programs and tests, or of rows of data sets",
-    "tools": "tables of answers and ground truths",
-    "episode": "tables of episodes, of which groups are on rows one after another",
 }
 
 
@@ -119,11 +115,11 @@ def _command_of(service: str) -> click.Command:
     def run(inputs: Sequence[str], **options: Any) -> int:
         return Scoring(service, **options).run(inputs)
 
-    for option in reversed([*_COMMON, urls, *_OWN[service]]):
+    for option in reversed([*_COMMON, urls, *_OWN[SERVICES[service].scores]]):
         run = option(run)
     help_text = (
-        f"Score INPUT: {_INPUTS[service]}. Tables are files .jsonl, .csv, .parquet and .arrow, and "
-        "folders of them."
+        f"Score INPUT: {SERVICES[service].inputs}. Tables are files .jsonl, .csv, .parquet and "
+        ".arrow, and folders of them."
     )
     return click.command(name=service, help=help_text)(run)
 

@@ -13,7 +13,7 @@ import click
 from rewardfleet.bulk.job import score_items
 from rewardfleet.bulk.output import PART_ROWS, Output
 from rewardfleet.bulk.records import columns_of
-from rewardfleet.bulk.run import MOST_IN_FLIGHT, Run, score_type_of
+from rewardfleet.bulk.run import MOST_IN_FLIGHT, Run
 from rewardfleet.bulk.store import folder_store
 from rewardfleet.client import RewardFleet
 from rewardfleet.commands.index import find_service
@@ -29,6 +29,7 @@ from rewardfleet.score_log.replaying import (
     replay_episodes,
     select_records,
 )
+from rewardfleet.services import SERVICES
 
 from .scoring import changes_of, progress_bar
 
@@ -156,7 +157,7 @@ def command(
     fields = changes_of(changes.set_field, changes.judge)
     with open_log(folders) as connection:
         selected = select_records(connection, selection)
-        if selected.service == "episode":
+        if SERVICES[selected.service].scores == "episode":
             output.mkdir(parents=True, exist_ok=True)
             replay_episodes(connection, selected, fields)
         else:
@@ -185,7 +186,7 @@ def _score(
 ) -> bool:
     """Score the requests of records with a service; return False if that was interrupted."""
     output_of: dict[str, Any] = {
-        "columns": columns_of(score_type_of(builder.service)),
+        "columns": columns_of(builder.declared.client.score_type),
         "input_key": {
             "service": builder.service,
             "replay": selected.digest,

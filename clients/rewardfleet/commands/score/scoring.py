@@ -22,22 +22,21 @@ from rewardfleet.bulk.output import PART_ROWS
 from rewardfleet.bulk.records import columns_of
 from rewardfleet.bulk.requests import Columns, Item, RequestBuilder
 from rewardfleet.bulk.rows import Row, Source, open_sources
-from rewardfleet.bulk.run import MOST_IN_FLIGHT, Run, score_type_of
+from rewardfleet.bulk.run import MOST_IN_FLIGHT, Run
 from rewardfleet.bulk.store import Progress, StdoutStore, folder_store
 from rewardfleet.client import RewardFleet
 from rewardfleet.commands.index import find_service, printable
 from rewardfleet.commands.local_service import local_service
+from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 
-#: The ports of services that run alone.
-_PORTS = {"video": 18080, "code": 18081, "episode": 18082, "tools": 18083}
 #: How many items `--dry-run` shows, and how many characters of each.
 _SHOWN, _SHOWN_CHARACTERS = 3, 2000
 
 
 def default_url(service: str) -> str:
     """Return where `rewardfleet serve` starts a service if no port is given."""
-    return f"http://127.0.0.1:{_PORTS[service]}"
+    return f"http://127.0.0.1:{SERVICES[service].port}"
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ class Scoring:
         if options is None:
             yield self.scorer.url or [default_url(self.service)]
             return
-        if self.service == "video" and "--video-root" not in options:
+        if SERVICES[self.service].scores == "clip" and "--video-root" not in options:
             folders = {(path if path.is_dir() else path.parent).resolve() for path in paths}
             options += "".join(f" --video-root {shlex.quote(str(each))}" for each in folders)
         with local_service(self.service, options) as url:
@@ -202,7 +201,7 @@ class Scoring:
         return 2 if totals.failed == totals.items else int(totals.missing > 0)
 
     def _stdout(self, show: Callable[[Progress], None]) -> StdoutStore:
-        return StdoutStore([*columns_of(score_type_of(self.service))], show)
+        return StdoutStore([*columns_of(SERVICES[self.service].client.score_type)], show)
 
     def _opening(self, builder: RequestBuilder, stamps: Sequence[Any]) -> dict[str, Any]:
         """Return the arguments of `Output`."""
@@ -216,7 +215,7 @@ class Scoring:
         }
         return {
             "folder": str(self.destination.output),
-            "columns": columns_of(score_type_of(self.service)),
+            "columns": columns_of(SERVICES[self.service].client.score_type),
             "input_key": input_key,
             "kind": self.destination.format,
             "part_rows": PART_ROWS,

@@ -1,0 +1,104 @@
+"""The services: what the client, its commands and its adapters know of each one.
+
+No other module lists them, or has a table by their names.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .code import CodeClient, code_request
+from .episode import EpisodeClient, episode_request
+from .service import ServiceClient
+from .tools import ToolsClient, tools_request
+from .video import VideoClient, video_request
+from .wire.causes import Cause, CodeCause, EpisodeCause, ToolsCause, VideoCause
+from .wire.score import Request
+
+
+def load_attribute(target: str) -> Any:
+    """Import the object that `module:attribute` names."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """A function, as `module:attribute`, that is imported when it is called."""
+
+    target: str
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function."""
+        return load_attribute(self.target)(*args)
+
+
+@dataclass(frozen=True)
+class Service:
+    """What is known of a service."""
+
+    client: type[ServiceClient]
+    causes: type[Cause]
+    port: int  #: of `rewardfleet serve`
+    #: What an item is: what a policy wrote, the clip of a rollout, or an episode, of which those of
+    #: a group are scored together.
+    scores: Literal["text", "clip", "episode"]
+    group: str  #: the field of a request that the samples of one prompt have in common
+    request: Callable[..., Request]  #: builds a request from the arguments of the client's `score`
+    inputs: str  #: what `rewardfleet score` reads, for its help
+    #: Yields the story of a score, line by line, from the fields of the request and of the score.
+    story: Lazy
+    #: Returns a request that no other number has, as JSON, and its only right score, None if any.
+    item: Lazy
+    example: str  #: what that item is
+    is_fast: bool = False  #: whether scores take microseconds: score logs keep a share of them
+    #: The column of a row with what a text is scored by, or with a clip; empty if the service does
+    #: not score samples one by one, as trainers need it. The rest is for services that do.
+    truth: str = ""
+    takes_rows: bool = False  #: whether a row without that column may be the truth as a whole
+    columns: tuple[str, ...] = ()  #: further columns that a request needs
+    #: Returns the arguments of `request`, from what a policy wrote, the truth, and the row, whose
+    #: fields are options of the request where they are not None.
+    fields: Callable[..., Any] = dict
+    reported: tuple[str, ...] = ()  #: fields and components of a score that trainers log
+
+
+# fmt: off
+#: The services by name.
+SERVICES: dict[str, Service] = {
+    "video": Service(
+        VideoClient, VideoCause, port=18080, scores="clip", group="task_text",
+        request=video_request,
+        inputs="clips, folders of clips, LeRobot data sets, or tables",
+        story=Lazy("rewardfleet.commands.explain.video:story_of_clip"),
+        item=Lazy("rewardfleet.commands.load.requests:clip"), example="a clip of colors",
+        truth="clip", columns=("task",), fields=Lazy("rewardfleet.rows:clip_fields"),
+    ),
+    "code": Service(
+        CodeClient, CodeCause, port=18081, scores="text", group="tests", request=code_request,
+        inputs="tables of programs and tests, or of rows of data sets",
+        story=Lazy("rewardfleet.commands.explain.code:story_of_program"),
+        item=Lazy("rewardfleet.commands.load.requests:program"),
+        example="a program that passes 2 tests",
+        truth="tests", takes_rows=True, fields=Lazy("rewardfleet.rows:code_fields"),
+        reported=("pass_rate", "critique_valid", "judgment_correct"),
+    ),
+    "episode": Service(
+        EpisodeClient, EpisodeCause, port=18082, scores="episode", group="group", is_fast=True,
+        request=episode_request,
+        inputs="tables of episodes, of which groups are on rows one after another",
+        story=Lazy("rewardfleet.commands.explain.episode:story_of_episode"),
+        item=Lazy("rewardfleet.commands.load.requests:episode"),
+        example="a success after 120 of 512 steps",
+    ),
+    "tools": Service(
+        ToolsClient, ToolsCause, port=18083, scores="text", group="ground_truth", is_fast=True,
+        request=tools_request, inputs="tables of answers and ground truths",
+        story=Lazy("rewardfleet.commands.explain.tools:story_of_answer"),
+        item=Lazy("rewardfleet.commands.load.requests:answer"),
+        example="an answer with the right call",
+        truth="ground_truth", fields=Lazy("rewardfleet.rows:tools_fields"), reported=("cost",),
+    ),
+}
+# fmt: on
