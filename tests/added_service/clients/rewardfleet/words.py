@@ -1,0 +1,33 @@
+"""The client of a service of the tests, and what its declaration names."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .service import BatchClient
+from .wire.validation import validate
+from .wire.words import WordsRequest, WordsScore
+
+
+class WordsClient(BatchClient[WordsRequest, WordsScore]):
+    request_type = WordsRequest
+    score_type = WordsScore
+    has_run_label = True
+
+    async def score(self, response: str, reference: str, **labels: Any) -> WordsScore:
+        return await self._score_one(words_request(response, reference, **labels))
+
+
+def words_request(response: str, reference: str, **labels: Any) -> WordsRequest:
+    return validate(WordsRequest, {"response": response, "reference": reference, **labels})
+
+
+def words_fields(completion: Any, truth: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+    return {"response": completion, "reference": truth}
+
+
+def story_of_words(_: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator[str]:
+    yield f"Missing: {', '.join(score.get('missing', ()))}"
+
+
+def item(number: int) -> tuple[dict[str, Any], float]:
+    return {"response": f"it is {number}", "reference": f"{number} it"}, 1.0

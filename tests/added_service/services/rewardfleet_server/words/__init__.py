@@ -1,0 +1,1 @@
+"""A service of the tests, which counts words."""

@@ -1,0 +1,9 @@
+"""Its settings."""
+
+from rewardfleet.services import SERVICES
+from rewardfleet_server.settings import ServerSettings, setting
+
+
+class WordsSettings(ServerSettings):
+    most_used = ("port",)
+    port: int = setting(SERVICES["words"].port, "TCP port.", group="Network")

@@ -1,0 +1,214 @@
+"""A fifth service, added as docs/architecture.md says, to a copy of the packages: all commands."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from rewardfleet_server.testing import wait_until
+from rewardfleet_server.up.settings import free_port
+
+ROOT = Path(__file__).parents[2]
+#: The entries that a contributor adds, by the file that has the table.
+ENTRIES = {
+    "clients/rewardfleet/services.py": """
+    "words": Service(
+        WordsClient, WordsCause, port=18084, scores="text", group="reference",
+        request=words_request, inputs="tables of responses and references",
+        story=Lazy("rewardfleet.words:story_of_words"),
+        item=Lazy("rewardfleet.words:item"), example="a response with all words",
+        truth="reference", fields=Lazy("rewardfleet.words:words_fields"), reported=("share",),
+    ),
+""",
+    "services/rewardfleet_server/registry.py": """
+    "words": ServiceEntry(
+        "Count the words of a reference.",
+        "rewardfleet_server.words.settings:WordsSettings",
+        Lazy("rewardfleet_server.words.app:create_app"),
+    ),
+""",
+}
+IMPORTS = """
+from .wire.words import WordsCause
+from .words import WordsClient, words_request
+
+
+def load_attribute"""
+ROWS = [
+    {"response": "a b", "reference": "a b", "uid": "r0"},
+    {"response": "b", "reference": "a b", "uid": "r1"},
+]
+OUTPUT = ("--format", "jsonl", "--id-column", "uid")
+#: What adapters do with the service, and what they return of the first of the rows.
+ADAPTERS = """
+import asyncio, pickle, sys
+from rewardfleet import blocking
+from rewardfleet.adapters import trl, verl
+url, columns = sys.argv[1], {"reference": ["a b", "a b"]}
+reward = pickle.loads(pickle.dumps(trl.reward_function("words", url)))
+print(reward.func.__name__, asyncio.run(reward(["a b", "b"], **columns)))
+scores = verl.compute_scores(["", ""], ["a b", "b"], ["a b", "a b"], url=url, service="words")
+print([(each["reward/share"], each["reward/cause/missing_word"]) for each in scores])
+with blocking.RewardFleet(words=url) as fleet:
+    print(fleet.words.score("b", "a b").missing)
+"""
+
+
+class Project(NamedTuple):
+    """A copy of the packages with the service, and what its fleet has."""
+
+    folder: Path
+
+    def command(self, *arguments: object) -> list[str]:
+        return [sys.executable, "-m", "rewardfleet", *map(str, arguments)]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        packages = f"{self.folder / 'clients'}:{self.folder / 'services'}"
+        return {**os.environ, "PYTHONPATH": packages, "COLUMNS": "200"}
+
+    def run(self, *arguments: object, status: int | None = 0) -> str:
+        """Run a command; return what it has written. `status` is its exit status, None for any."""
+        return self.finish(self.command(*arguments), status)
+
+    def finish(self, command: list[str], status: int | None = 0) -> str:
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True,
+            timeout=170, check=False,
+        )  # fmt: skip
+        assert status in {None, done.returncode}, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    @contextmanager
+    def running(self, url: str, *arguments: object) -> Iterator[None]:
+        """Run a command that serves a URL for the block."""
+        process = subprocess.Popen(
+            self.command(*arguments), cwd=self.folder, env=self.environment,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            wait_until(lambda: answers(url) or process.poll() is not None, 120)
+            yield
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url, trust_env=False, timeout=10).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    folder = tmp_path_factory.mktemp("project")
+    for packages in ("clients", "services"):
+        shutil.copytree(ROOT / packages, folder / packages)
+        shutil.copytree(Path(__file__).parent / packages, folder / packages, dirs_exist_ok=True)
+    for file, entry in ENTRIES.items():
+        before, end, after = (folder / file).read_text().rpartition("\n}\n")
+        assert end, file
+        text = f"{before}{entry}}}\n{after}".replace("\n\n\ndef load_attribute", IMPORTS)
+        (folder / file).write_text(text)
+    lines = "".join(f"{json.dumps(row)}\n" for row in ROWS)
+    (folder / "rows.jsonl").write_text(lines)
+    (folder / "request.json").write_text(json.dumps(ROWS[1]))
+    return Project(folder)
+
+
+@pytest.fixture(scope="module")
+def fleet(project: Project) -> Iterator[str]:
+    """A fleet of `rewardfleet up` with the service, whose score log is in `log`."""
+    port = free_port()
+    (project.folder / "fleet.toml").write_text(f"port = {port}\n[words]\nport = 0\n")
+    url = f"http://127.0.0.1:{port}"
+    flags = ("--config", "fleet.toml", "--data-dir", "data", "--score-log", "log")
+    with project.running(f"{url}/readyz", "up", "--only", "words", *flags):
+        yield url
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def test_a_fleet_with_it_is_shown_scored_explained_and_measured(project: Project, fleet: str):
+    run = project.run
+    assert "words" in run("status", fleet)
+    assert re.search(r"ok +words at \S+: ready", run("doctor", fleet, status=None))
+    assert "Score INPUT: tables of responses and references" in run("score", "words", "--help")
+    run("score", "words", "rows.jsonl", "--url", fleet, "-o", "out", *OUTPUT)
+    lines = next((project.folder / "out").glob("part-*.jsonl")).read_text().splitlines()
+    scores = {each["uid"]: each["score"] for each in map(json.loads, lines)}
+    assert scores == {"r0": 1.0, "r1": 0.5}
+    assert "Missing: a\n" in run("explain", "request.json", "--url", fleet)
+    report = run("load", fleet, "--rate", "50", "--duration-s", "1")
+    assert "words" in report and "Note" not in report
+    assert "p99.9 s" in run("size", "--seconds", f"{fleet}/words", "--rate", "10")
+    assert project.finish([sys.executable, "-c", ADAPTERS, f"{fleet}/words"]).splitlines() == [
+        "words_reward [1.0, 0.5]", "[(1.0, 0.0), (0.5, 1.0)]", "['a']"
+    ]  # fmt: skip
+
+
+def test_its_log_is_read_reported_and_replayed(project: Project, fleet: str):
+    run, log = project.run, project.folder / "log"
+    labels = ("--set", "run=r", "--set", "step=1")
+    run("score", "words", "rows.jsonl", "--url", fleet, *labels, "-o", "labeled", *OUTPUT)
+    wait_until(lambda: len(logged(log)) == 2)
+    [wrong] = [each["id"] for each in logged(log) if each["score"] < 1]
+    assert wrong[:12] in run("log", "list", "log", "--run", "r")
+    assert "words" in run("log", "count", "log")
+    assert "Missing: a\n" in run("explain", "log", "--id", wrong)
+    groups = run("report", "log", "--run", "r").partition("Groups")[2].splitlines()[2]
+    assert groups.split() == ["words", "1", "0.0%", "0.0%"]
+    changed = ("--set", "response=a", "-o", "replay")
+    replayed = run("score", "replay", "log", "--run", "r", "--url", fleet, *changed)
+    assert "2 records: 1 rewards changed (50.00%)" in replayed
+    assert "1 of 1 groups changed" in replayed
+    port = free_port()
+    page = f"http://127.0.0.1:{port}/"
+    with project.running(page, "look", "log", "--port", port):
+        assert "missing_word" in httpx.get(page, trust_env=False, timeout=60).text
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    """The records of the run `r`."""
+    lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return [each for each in map(json.loads, lines) if each["run"] == "r"]
+
+
+def test_it_starts_alone_and_behind_a_gateway(project: Project):
+    assert "Count the words of a reference." in project.run("serve", "--help")
+    scored = project.run("score", "words", "rows.jsonl", "--start", "", "--limit", 1)
+    assert '"score": 1.0' in scored
+    port, own = free_port(), free_port()
+    url = f"http://127.0.0.1:{port}/words"
+    gateway = ("gateway", "--port", port, "--service", f"words=http://127.0.0.1:{own}")
+    with (
+        project.running(f"http://127.0.0.1:{own}/readyz", "serve", "words", "--port", own),
+        project.running(f"{url}/readyz", *gateway),
+    ):
+        answer = httpx.post(f"{url}/score", json=ROWS[1], trust_env=False, timeout=60)
+        assert answer.json()["score"] == 0.5
+
+
+def test_commands_that_it_takes_no_part_in_say_so(project: Project):
+    run = project.run
+    assert "no such command: words" in run("eval", "words", status=2)
+    named = ("--url", "words=http://127.0.0.1:9", "--output-dir", "verifier")
+    assert "code=URL: that service scores FILE" in run(
+        "harbor", "request.json", "--tests", "rows.jsonl", *named, status=2
+    )
+
+
+def test_the_demo_scores_an_item_of_it(project: Project):
+    assert re.search(r"\nwords +a response with all words +1.00\n", project.run("demo"))
