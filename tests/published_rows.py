@@ -25,13 +25,13 @@ from typing import Any
 
 import httpx
 
+from rewardfleet.text.python import parse_source
 from rewardfleet.wire.code import AssertTests, DatasetTests, PlainTests, as_tests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.app import create_app
 from rewardfleet_server.code.completion import complete, with_setup
 from rewardfleet_server.code.datasets.rows import read_row
 from rewardfleet_server.code.packages import last_error
-from rewardfleet.text.python import parse_source
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import serving
 

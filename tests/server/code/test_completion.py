@@ -2,10 +2,10 @@
 
 import pytest
 
+from rewardfleet.text.program import extract_program
 from rewardfleet.wire.code import AssertTests, FunctionalTests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.completion import complete, with_setup
-from rewardfleet.text.program import extract_program
 
 from .conftest import Service, asserts, functional
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rewardfleet.wire.errors import Unavailable
 from rewardfleet.text.judgment import overall_judgment
+from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.testing import FakeSandbox
 
 from ...measure import CpuStopwatch

@@ -11,10 +11,10 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.code import text_parser
 from rewardfleet.text.judgment import overall_judgment
 from rewardfleet.text.program import extract_program
+from rewardfleet.wire.errors import Unavailable
+from rewardfleet_server.code import text_parser
 from rewardfleet_server.code.normal_form import LARGEST, names_of_tests
 from rewardfleet_server.code.text_parser import TextParser
 from rewardfleet_server.code.text_tasks import form_digest

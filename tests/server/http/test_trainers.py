@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from rewardfleet.wire.causes import CodeCause
-from rewardfleet.wire.errors import Abstained, BackendFailed, Unavailable
 from rewardfleet.text.messages import completion_text
 from rewardfleet.text.prompt import response_of
+from rewardfleet.wire.causes import CodeCause
+from rewardfleet.wire.errors import Abstained, BackendFailed, Unavailable
 from rewardfleet_server.testing import FakeJudge, FakeSandbox
 from rewardfleet_server.tools.app import create_app as create_tools
 from rewardfleet_server.tools.settings import ToolsSettings
