@@ -29,7 +29,7 @@ from rewardfleet.text.python import parse_source
 from rewardfleet.wire.code import AssertTests, DatasetTests, PlainTests, as_tests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.app import create_app
-from rewardfleet_server.code.completion import complete, with_setup
+from rewardfleet_server.code.completion import complete, take_prompt
 from rewardfleet_server.code.datasets.rows import read_row
 from rewardfleet_server.code.packages import last_error
 from rewardfleet_server.code.settings import CodeSettings
@@ -224,8 +224,8 @@ class Rows:
         """Return whether plain Python accepts a program: it and all asserts, as one script."""
         if not isinstance(tests, AssertTests):
             return None
-        plain = with_setup(tests)
-        script = [plain.setup, complete(program, tests), *plain.cases, _call(tests)]
+        prompt, plain = take_prompt(tests)
+        script = [plain.setup, complete(program, prompt), *tests.cases, _call(tests)]
         if any("from solution import" in case for case in tests.cases):
             script.insert(0, "import sys\nsys.modules['solution'] = sys.modules['__main__']")
         cases = [{"stdin": "", "stdout": ""}]
@@ -259,7 +259,8 @@ def _read(row: Row) -> tuple[PlainTests, str | None, str | None]:
     program = found.solution
     if program is None:
         return found.tests, None, None
-    return found.tests, complete(program, found.tests), row.get("canonical_solution")
+    prompt, _ = take_prompt(found.tests)
+    return found.tests, complete(program, prompt), row.get("canonical_solution")
 
 
 def _equal_program(tests: PlainTests, program: str | None) -> str | None:

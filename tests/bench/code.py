@@ -41,6 +41,8 @@ TESTS = 20
 CALLERS = 4
 ROUNDS, SECONDS = 9, 1.5
 BURST = 500
+#: Samples of a problem, and the asserts of its tests.
+GROUP, FEW_ASSERTS, MANY_ASSERTS = 32, 100, 1000
 #: Milliseconds of CPU time that SandboxFusion takes for such a test, measured separately.
 SANDBOX_FUSION_CPU_MS = 21.5
 
@@ -68,6 +70,7 @@ def bench(level: str) -> int:
         trivial_ms = trivial(port).ms
         bare_ms = statistics.median(seconds_of(bare_start) * 1000 for _ in range(30))
         burst_s, peak_mib, right = asyncio.run(burst(port, pid))
+        few, many = (group_ms(port, pid, asserts) for asserts in (FEW_ASSERTS, MANY_ASSERTS))
     request = score_request(submission(0))
     with service(level, cache_mb=16) as served:
         cached, empty = cache_hit_rates(served, request, CodeRequest)
@@ -86,6 +89,8 @@ def bench(level: str) -> int:
             Ratio("cached scores/s; an empty endpoint", cached, empty, ">= 0.6"),
             Ratio("cached scores/s, in Redis only; the same", in_redis, empty_then, ">= 0.4"),
             Ratio("right scores of concurrent submissions; all", right, BURST, ">= 1"),
+            Ratio("service's CPU ms, 32 samples, 100 asserts; one sample", *few, "<= 1/2"),
+            Ratio("service's CPU ms, 32 samples, 1000 asserts; one sample", *many, "<= 1/3"),
         ]
     )
 
@@ -244,6 +249,37 @@ async def burst(port: int, pid: int) -> tuple[float, float, int]:
 
 def request_of(item: dict[str, object]) -> CodeRequest:
     return code_request(str(item["revision"]), item["tests"])  # type: ignore[arg-type] # from `submission`
+
+
+def group_ms(port: int, pid: int, asserts: int) -> list[float]:
+    """Return the CPU ms of the service per sample: of one problem, and of a problem for each."""
+
+    def measure(problems: int) -> float:
+        firsts = [next(_numbers) for _ in range(problems)]
+        bodies = (plus_submission(asserts, firsts[n % problems], n) for n in range(GROUP))
+        requests = [score_request(body) for body in bodies]
+        started = cpu_seconds(pid, with_descendants=False)
+        answers, _ = send(port, requests, callers=CALLERS)
+        assert all(json.loads(answer.body)["score"] == 1 for answer in answers)
+        return (cpu_seconds(pid, with_descendants=False) - started) * 1000 / GROUP
+
+    return medians_in_turns(lambda: measure(1), lambda: measure(GROUP), rounds=3)
+
+
+def plus_submission(asserts: int, first: int, number: int) -> dict[str, object]:
+    """Return a right program, and a row of MBPP+ whose tests depend on `first`."""
+    inputs = [[n, n + first] for n in range(asserts)]
+    script = f"""
+def assertion(out, exp, atol):
+    assert out == exp
+inputs = {inputs}
+results = {[sum(pair) for pair in inputs]}
+for inp, exp in zip(inputs, results):
+    assertion(add(*inp), exp, 0)
+"""
+    program = f"def add(a, b):\n    return a + b + {number} - {number}"
+    tests = {"kind": "dataset", "dataset": "auto", "row": {"task_id": "Mbpp/2", "test": script}}
+    return {"revision": program, "tests": tests}
 
 
 def service(

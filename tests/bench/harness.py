@@ -102,13 +102,13 @@ def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.per
     return clock() - started
 
 
-def cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int, *, with_descendants: bool = True) -> float:
     """Return the CPU seconds of a process and its descendants, including those that have ended."""
     ticks = 0
-    for each in (pid, *descendants(pid)):
+    for each in (pid, *(descendants(pid) if with_descendants else ())):
         with suppress(OSError):  # it has just ended
             fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(map(int, fields[11:15]))
+            ticks += sum(map(int, fields[11 : 15 if with_descendants else 13]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

@@ -1,6 +1,9 @@
-"""Concurrent computations of the same value are done once."""
+"""Computations of the same value that are done once: concurrent ones, and all that are kept."""
 
 import asyncio
+import gc
+import sys
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -8,6 +11,9 @@ from typing import Generic, TypeVar
 from rewardfleet_server.observe.tracing import SAMPLE, ItemSpan
 
 T = TypeVar("T")
+
+#: Types of which there may be a million values, so that each of them is not looked at.
+_NUMBERS = {int, float, bool, type(None)}
 
 
 @dataclass
@@ -56,3 +62,58 @@ class SingleFlight(Generic[T]):
     def _remove(self, key: str, call: _Flight[T] | None) -> None:
         if self._flights.get(key) is call:
             del self._flights[key]
+
+
+class Memo(Generic[T]):
+    """Values by key, of which the least recently used ones leave first.
+
+    Those who ask for a value at the same time share its computation; see `SingleFlight`. A failure
+    is not kept.
+
+    Args:
+        max_bytes: Limit on the bytes of keys and values together.
+        size: Returns the bytes of a value.
+    """
+
+    def __init__(self, max_bytes: int, size: Callable[[T], int]) -> None:
+        self._max_bytes = max_bytes
+        self._size = size
+        self._kept: OrderedDict[str, tuple[T, int]] = OrderedDict()
+        self._running: SingleFlight[T] = SingleFlight()
+        self.bytes = 0  #: of the keys and values that are kept
+
+    async def get(self, key: str, compute: Callable[[], Coroutine[None, None, T]]) -> T:
+        """Return the value of a key, which is computed unless it is kept.
+
+        Raises:
+            Exception: Whatever the computation raises, to each who waits for it.
+        """
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key][0]
+
+        async def computed() -> T:
+            value = await compute()
+            size = sys.getsizeof(key) + self._size(value)
+            self._kept[key] = value, size
+            self.bytes += size
+            while self.bytes > self._max_bytes:
+                _, (_, evicted) = self._kept.popitem(last=False)
+                self.bytes -= evicted
+            return value
+
+        return await self._running.do(key, computed)
+
+
+def bytes_of(value: object) -> int:
+    """Return the bytes of data and of all that it refers to, each once; of a number, 32."""
+    numbers, seen, found = 0, dict[int, object](), [value]
+    while found:
+        others = [each for each in found if type(each) not in _NUMBERS]
+        numbers += len(found) - len(others)
+        new = {id(each): each for each in others if not isinstance(each, type)}
+        for known in new.keys() & seen.keys():
+            del new[known]
+        seen |= new
+        found = gc.get_referents(*new.values())
+    return 32 * numbers + sum(map(sys.getsizeof, seen.values()))

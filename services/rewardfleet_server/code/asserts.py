@@ -69,20 +69,20 @@ def parsed_asserts(tests: AssertTests) -> list[ParsedAssert]:
     for number, case in enumerate(tests.cases):
         field_name = f"tests.cases.{number}"
         body = parse(case, field_name)
-        if not checks and not has_check(body, functions_of(ast.Module(body, []))):
+        nodes = [node for statement in body for node in ast.walk(statement)]
+        has_own = any(isinstance(node, ast.Assert) for node in nodes)
+        if not (checks or has_own or has_check(body, functions_of(ast.Module(body, [])))):
             raise InvalidRequest(
                 f"{field_name}: give one assert statement, or a script with asserts: "
                 "it has no check"
             )
-        nodes = [node for statement in body for node in ast.walk(statement)]
         names = _identifiers(nodes)
         if _looks_inside(names) or _changes_inside(nodes, shared, classes):
             parsed.append(ParsedAssert("inside", case))
         else:
             identity = _identity(nodes)
             is_sensitive = bool(names & _SENSITIVE or identity)
-            parts = _parts(case, body, given)
-            parsed.append(ParsedAssert(*parts, is_sensitive, identity))
+            parsed.append(ParsedAssert(*_parts(case, body, given), is_sensitive, identity))
     return parsed
 
 
@@ -102,16 +102,13 @@ def _parts(
     case: str, statements: Sequence[ast.stmt], given: AbstractSet[str]
 ) -> tuple[Literal["eval", "value", "assert"], str, tuple[Any] | None, bool]:
     """Return what evaluates a case and its source, the literal, and whether it fails alone."""
-    kind: Literal["eval", "value", "assert"] = "assert"
-    source, expected = case, None
-    compared = _compared_with_literal(statements)
-    if compared is not None:
-        expression, literal = compared
-        segment = ast.get_source_segment(case, expression)
-        if segment is not None:
-            kind = "eval" if _is_call(expression, given) else "value"
-            source, expected = f"({segment}\n)", (literal,)
-    return kind, source, expected, kind == "eval" or _fails_alone(statements, given)
+    expression, literal = _compared_with_literal(statements) or (None, None)
+    segment = expression and ast.get_source_segment(case, expression)
+    if expression is None or segment is None:
+        return "assert", case, None, _fails_alone(statements, given)
+    if _is_call(expression, given):
+        return "eval", f"({segment}\n)", (literal,), True
+    return "value", f"({segment}\n)", (literal,), _fails_alone(statements, given)
 
 
 def _identifiers(nodes: Sequence[ast.AST]) -> set[str]:

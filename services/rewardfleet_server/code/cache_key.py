@@ -1,6 +1,5 @@
 """The cache keys of verdicts: everything that verdicts depend on, and nothing else."""
 
-import asyncio
 import hashlib
 import json
 from collections import OrderedDict
@@ -9,29 +8,13 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from rewardfleet.wire.code import (
-    AssertTests,
-    CodeRequest,
-    CodeScore,
-    DatasetTests,
-    FunctionalTests,
-    Outcome,
-    StdioTests,
-)
+from rewardfleet.wire.code import CodeRequest, CodeScore, Outcome
 
 from .checkers.decision import CHECKER_FAILED
-from .completion import with_setup
-from .normal_form import names_of_tests
 from .text_parser import TextParser
 from .text_tasks import Visibility
 from .verdict import SANDBOX_DIED
 
-#: Source code of tests with more characters, of all cases together, is not analyzed.
-_LARGEST_TESTS = 1_000_000
-#: Tests of which it is held in memory what they use.
-_MAX_TESTS = 512
-#: Programs of more characters are not held in memory, but their digests.
-_LONG_PROGRAM = 2_000
 #: Digests of normal forms that are held in memory.
 _MAX_FORMS = 4096
 #: Seconds for which verdicts are stored that may depend on how busy the machine was: CPU time grows
@@ -56,17 +39,18 @@ class CacheKeys:
         self._provenance = provenance
         self._harness = harness_version()
         self._encoded: tuple[Mapping[str, JsonValue], str] = ({}, "")
-        self._visibilities: OrderedDict[bytes, Visibility] = OrderedDict()
-        self._analysis = asyncio.Lock()
-        self._forms: OrderedDict[tuple[Visibility, str], str] = OrderedDict()
+        self._forms: OrderedDict[bytes, str] = OrderedDict()
 
-    async def of(self, program: str, request: CodeRequest) -> str:
-        """Return the key of a program's verdicts on the tests of a request."""
-        tests = request.tests.model_dump_json()
-        visibility = await self._visibility(request, tests)
-        known = visibility, program
-        if len(program) > _LONG_PROGRAM:
-            known = visibility, hashlib.sha256(program.encode(errors="surrogatepass")).hexdigest()
+    async def of(
+        self, program: str, request: CodeRequest, tests: str, visibility: Visibility
+    ) -> str:
+        """Return the key of a program's verdicts on the tests of a request.
+
+        Args:
+            tests: The digest of the tests.
+            visibility: How much of a program they can see.
+        """
+        known = hashlib.sha256(f"{tests}{program}".encode(errors="surrogatepass")).digest()
         form = self._forms.get(known)
         if form is None:
             form, is_final = await self._parser.form(program, visibility)
@@ -82,25 +66,6 @@ class CacheKeys:
             self._encoded = provenance, base
         parts = f"{self._encoded[1]}\n{form}\n{tests}\n{limits}\n{given}\n{request.language}"
         return hashlib.sha256(parts.encode(errors="surrogatepass")).hexdigest()
-
-    async def _visibility(self, request: CodeRequest, tests: str) -> Visibility:
-        """Return how much of a program its tests can see; computed once for equal tests."""
-        code = _code_of(request)
-        if code is None:
-            return "text"
-        if not any(code):
-            return "output" if isinstance(request.tests, StdioTests) else "names"
-        digest = hashlib.sha256(tests.encode(errors="surrogatepass")).digest()
-        async with self._analysis:  # so that the samples of a problem, which come together, wait
-            visibility = self._visibilities.get(digest)
-            if visibility is None:
-                visibility = "text"
-                if len(tests) <= _LARGEST_TESTS:
-                    visibility = await asyncio.to_thread(names_of_tests, *code) or "text"
-                self._visibilities[digest] = visibility
-                if len(self._visibilities) > _MAX_TESTS:
-                    self._visibilities.popitem(last=False)
-        return visibility
 
 
 def lookup_keys(key: str, mode: str) -> tuple[str, ...]:
@@ -143,16 +108,3 @@ def harness_version() -> str:
         digest.update(f"{file.relative_to(folder)}\n".encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _code_of(request: CodeRequest) -> tuple[str, list[str]] | None:
-    """Return the setup and the cases that are source code; None for a raw row."""
-    tests = request.tests
-    match tests if isinstance(tests, DatasetTests) else with_setup(tests):
-        case AssertTests(setup=setup, cases=cases):
-            return setup, cases
-        case FunctionalTests(setup=setup, fn_name=name):
-            return setup, [name] if name.startswith("_") else []
-        case StdioTests(setup=setup):
-            return setup, []
-    return None

@@ -15,14 +15,11 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from rewardfleet.text.python import parse_source
 from rewardfleet.wire.code import AssertTests, PlainTests, StdioTests
 from rewardfleet.wire.errors import InvalidRequest
 
-#: Prompts that are held in memory.
-_MAX_PROMPTS = 128
 #: A definition of a function or class, with its indentation.
 _HEADER = re.compile(r"^([ \t]*)(?:async[ \t]+def|def|class)\b", re.MULTILINE)
 _NO_CODE = re.compile(r"[ \t]*(?:#|$)")
@@ -43,45 +40,34 @@ class CodePrompt:
     names: frozenset[str] = frozenset()  #: what a complete program defines at least one of
 
 
-def with_setup(tests: PlainTests) -> PlainTests:
-    """Return tests whose setup has the prompt, except what the program itself has to define.
+def take_prompt(tests: PlainTests) -> tuple[CodePrompt, PlainTests]:
+    """Return the prompt of tests, and the tests with it in their setup.
+
+    The setup has nothing of it that the program itself has to define.
 
     Raises:
         InvalidRequest: The prompt is not valid Python.
     """
-    prompt = _prompt_of(tests)
-    if prompt is None:
-        return tests
-    parts = [part for part in (tests.setup, prompt.setup) if part.strip()]
-    return tests.model_copy(update={"setup": "\n".join(parts), "prompt": ""})
-
-
-def complete(program: str, tests: PlainTests) -> str:
-    """Return the program that runs: a body continues the function that the prompt began.
-
-    Raises:
-        InvalidRequest: The prompt is not valid Python.
-    """
-    prompt = _prompt_of(tests)
-    if prompt is None or not prompt.stub or not _is_body(program, prompt.names):
-        return program
-    return f"{prompt.stub}\n{_indented(program, prompt.indent)}"
-
-
-def _prompt_of(tests: PlainTests) -> CodePrompt | None:
     if isinstance(tests, StdioTests) or not tests.prompt:
-        return None
+        return CodePrompt(""), tests
     called = tests.entry_point if isinstance(tests, AssertTests) else tests.fn_name
     prompt = read_prompt(tests.prompt, called)
     if prompt is None:
         raise InvalidRequest("tests.prompt: not valid Python")
-    return prompt
+    setup = "\n".join(part for part in (tests.setup, prompt.setup) if part.strip())
+    return prompt, tests.model_copy(update={"setup": setup, "prompt": ""})
+
+
+def complete(program: str, prompt: CodePrompt) -> str:
+    """Return the program that runs: a body continues the function that the prompt began."""
+    if not prompt.stub or not _is_body(program, prompt.names):
+        return program
+    return f"{prompt.stub}\n{_indented(program, prompt.indent)}"
 
 
 # The prompt
 
 
-@lru_cache(_MAX_PROMPTS)
 def read_prompt(prompt: str, entry_point: str) -> CodePrompt | None:
     """Take a prompt apart; return None if it is not valid Python.
 

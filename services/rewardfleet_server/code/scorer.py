@@ -2,25 +2,17 @@
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from functools import partial
 
 from pydantic import JsonValue
 
 from rewardfleet import __version__
 from rewardfleet.wire.causes import CodeCause
-from rewardfleet.wire.code import (
-    CodeRequest,
-    CodeScore,
-    DatasetTests,
-    Limits,
-    Outcome,
-    PlainTests,
-    StdioTests,
-    Verdict,
-)
+from rewardfleet.wire.code import CodeRequest, CodeScore, DatasetTests, Limits, Outcome, Verdict
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet.wire.score import Status
+from rewardfleet_server.cache.single_flight import Memo
 from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.scorer import CachePolicy, ScoringPlan
 from rewardfleet_server.system.anonymous_file import AnonymousFile
@@ -28,15 +20,16 @@ from rewardfleet_server.system.anonymous_file import AnonymousFile
 from .cache_key import CacheKeys, lookup_keys, store_policy
 from .cause import cause_of
 from .checkers.runner import Checker, Checkers
-from .completion import complete, with_setup
-from .datasets.rows import DatasetRow, read_row
+from .completion import complete
 from .packages import missing_module
 from .preflight import Preflight
+from .prepared import PreparedTests, prepare
 from .sandboxes import Job, RunLimits, Sandbox
 from .settings import MAX_OUTPUT_KB, CodeSettings
 from .submission import Submission, SubmissionRun, why_no_program
 from .text_parser import TextParser
-from .verdict import SANDBOX_DIED, TestRun, plan_runs
+from .text_tasks import Visibility
+from .verdict import SANDBOX_DIED, encoded
 
 #: Settings that verdicts depend on.
 _CEILINGS = {"max_cpu_s", "max_wall_s", "max_memory_mb", "max_submission_s"}
@@ -45,6 +38,14 @@ _CEILINGS = {"max_cpu_s", "max_wall_s", "max_memory_mb", "max_submission_s"}
 _RETRY_AFTER_S = 5
 #: Maximum number of suspicions that one score lists.
 _MAX_SUSPICIONS = 20
+#: Bytes of prepared tests that are held in memory; docs/code-service.md names this limit.
+_MAX_PREPARED = 128 * 2**20
+#: Characters of a program that is completed on the event loop, and bytes of prepared tests whose
+#: runs are planned there.
+_SHORT_PROGRAM, _SMALL_TESTS = 20_000, 100_000
+
+#: Returns the tests of a request, prepared.
+Prepared = Callable[[], Coroutine[None, None, PreparedTests]]
 
 
 class CodeScorer:
@@ -58,6 +59,7 @@ class CodeScorer:
         self._name = name
         self._sandbox = sandbox
         self._settings = settings
+        self._tests: Memo[PreparedTests] = Memo(_MAX_PREPARED, lambda tests: tests.bytes)
         self._preflight = Preflight(sandbox, settings)
         self._checkers = Checkers(sandbox, settings)
         #: How many programs failed a test because they import a module that is not installed.
@@ -79,22 +81,27 @@ class CodeScorer:
         Raises:
             InvalidRequest: A limit exceeds its ceiling.
         """
-        submission = await Submission.of(request, self._parser)
+        digest = hashlib.sha256(encoded(request.tests.model_dump_json())).hexdigest()
+        preparing = partial(asyncio.to_thread, prepare, request.tests, digest)
+        prepared = partial(self._tests.get, digest, preparing)
+        submission = await Submission.of(request, self._parser, partial(_called, prepared))
         limits = self.run_limits(request.limits)
-        compute = partial(self._score, request, submission, limits)
+        compute = partial(self._score, request, prepared, submission, limits)
         overdue = None if self.isolation == "fusion" else _overdue
         if submission.critique_invalid or submission.no_program:  # scored without running it
             return ScoringPlan(self._name, compute, overdue=overdue)
-        policy = await self._cache_policy(request, submission)
+        policy = await self._cache_policy(request, prepared, digest, submission)
         return ScoringPlan(self._name, compute, policy, overdue=overdue)
 
     async def _cache_policy(
-        self, request: CodeRequest, submission: Submission
+        self, request: CodeRequest, prepared: Prepared, digest: str, submission: Submission
     ) -> CachePolicy[CodeScore]:
         program = submission.program
-        if not isinstance(request.tests, DatasetTests):
-            program = await _completed(program, request.tests)
-        key = await self._keys.of(program, request)
+        visibility: Visibility = "text"
+        if not isinstance(request.tests, DatasetTests):  # a row is not read for a cached verdict
+            tests = await prepared()
+            program, visibility = await _completed(program, tests), tests.visibility
+        key = await self._keys.of(program, request, digest, visibility)
         compiler = await self._checkers.version(request.tests)
         if compiler is not None:
             key = hashlib.sha256(f"{key} {compiler}".encode()).hexdigest()
@@ -149,20 +156,25 @@ class CodeScorer:
     async def _score(
         self,
         request: CodeRequest,
+        prepared: Prepared,
         submission: Submission,
         limits: RunLimits,
         call_timeout_s: float | None,
     ) -> CodeScore:
-        tests, limits, program, original_program = await self._prepare(request, submission, limits)
+        tests = await prepared()
+        limits = self._limits_of_row(request.limits, tests.cpu_s, limits)
         # Even if nothing is run: invalid tests are an error.
-        counted, planned, left_out = await self._counted(tests, limits)
+        checks_solution = isinstance(request.tests, DatasetTests) and request.tests.check_reference
+        run_solution = self._run_until_failure if checks_solution else None
+        await self._preflight.check_solution(tests, limits, run_solution)
+        tests, left_out = await self._counted(tests, limits)
         checker = await self._checkers.prepare(tests)
         if submission.critique_invalid:
             return CodeScore(
                 score=0.0,
                 status=Status.OK,
                 backend=self._name,
-                verdicts=[Verdict(verdict=Outcome.SKIPPED)] * len(tests.cases),
+                verdicts=[Verdict(verdict=Outcome.SKIPPED)] * len(tests.tests.cases),
                 code=submission.program,
                 critique_valid=False,
                 cause=CodeCause.NO_JUDGMENT,
@@ -173,20 +185,15 @@ class CodeScorer:
         max_seconds = self._settings.max_submission_s
         if call_timeout_s is not None:
             max_seconds = min(max_seconds, call_timeout_s / 2)
-        run = SubmissionRun(
-            planned,
-            limits,
-            _numbers(tests, left_out),
-            max_seconds,
-            stop_at_failure=request.mode == "all_pass",
-        )
+        stops = request.mode == "all_pass"
+        run = await _planned(tests, limits, max_seconds, stop_at_failure=stops)
         if submission.no_program is None:
-            await self._execute(program, run, checker)
+            await self._execute(await _completed(submission.program, tests), run, checker)
         else:
             run.verdicts.append(
                 Verdict(verdict=Outcome.COMPILE_ERROR, stderr=submission.no_program)
             )
-        score = self._verdicts(run, request.mode, len(counted.cases))
+        score = self._verdicts(run, request.mode)
         for index, reason in left_out.items():
             score.verdicts.insert(index, Verdict(verdict=Outcome.LEFT_OUT))
             score.left_out.append(f"test {index + 1}: {reason}")
@@ -195,81 +202,39 @@ class CodeScorer:
         if submission.judgment is not None:
             score.critique_valid, score.judgment = True, submission.judgment
             passed = request.original_passed
-            if passed is None and original_program is not None:
-                passed = await self._passes(original_program, counted, run, checker)
+            if passed is None and submission.original_program is not None:
+                original = await _completed(submission.original_program, tests)
+                passed = await self._passes(original, tests, run, checker)
             if passed is not None:
                 right = passed == (submission.judgment == "correct")
                 score.components["judgment_correct"] = float(right)
         return score
 
-    async def _prepare(
-        self, request: CodeRequest, submission: Submission, limits: RunLimits
-    ) -> tuple[PlainTests, RunLimits, str, str | None]:
-        """Read a dataset row as tests, and check its solution; complete programs with the prompt.
-
-        Returns:
-            The tests, with their prompt in the setup; the limits of one run; the program and the
-            original program, continued from the prompt.
-
-        Raises:
-            InvalidRequest: The row or the prompt cannot be used.
-            Unavailable: The row's solution could not be run.
-        """
-        tests = request.tests
-        row = None
-        if isinstance(tests, DatasetTests):
-            row = await asyncio.to_thread(read_row, tests)
-            limits = self._limits_of_row(request.limits, row, limits)
-            tests = row.tests
-        program = await _completed(submission.program, tests)
-        original = submission.original_program
-        if original is not None:
-            original = await _completed(original, tests)
-        plain = with_setup(tests)
-        if row is not None and row.solution is not None:
-            solution = await _completed(row.solution, tests)
-            await self._preflight.check_imports(solution, limits)
-            if isinstance(request.tests, DatasetTests) and request.tests.check_reference:
-                run = self._run_until_failure
-                await self._preflight.check_solution(solution, plain, limits, run)
-        return plain, limits, program, original
-
-    def _limits_of_row(self, given: Limits, row: DatasetRow, limits: RunLimits) -> RunLimits:
+    def _limits_of_row(self, given: Limits, cpu_s: float | None, limits: RunLimits) -> RunLimits:
         """Return the limits with the time limit of a row, unless the request gives one."""
-        if row.cpu_s is None or "cpu_s" in given.model_fields_set:
+        if cpu_s is None or "cpu_s" in given.model_fields_set:
             return limits
-        changed = {"cpu_s": row.cpu_s}
+        changed = {"cpu_s": cpu_s}
         if "wall_s" not in given.model_fields_set:  # keep it well above the CPU time
-            changed["wall_s"] = max(given.wall_s, min(3 * row.cpu_s, self._settings.max_wall_s))
+            changed["wall_s"] = max(given.wall_s, min(3 * cpu_s, self._settings.max_wall_s))
         try:
             return self.run_limits(given.model_copy(update=changed))
         except InvalidRequest as error:
             raise InvalidRequest(f"tests.row: time_limit: as {error.detail}") from None
 
     async def _counted(
-        self, tests: PlainTests, limits: RunLimits
-    ) -> tuple[PlainTests, Sequence[TestRun], Mapping[int, str]]:
-        """Return the tests that count, their runs, and why others do not, by index.
-
-        Raises:
-            InvalidRequest: The tests do not work without the program, or prove nothing.
-            Unavailable: They could not be run.
-        """
-        planned = await _plan_runs(tests)
-        left_out = await self._preflight.check(tests, planned, limits)
-        if not left_out:
-            return tests, planned, left_out
-        cases = [each for index, each in enumerate(tests.cases) if index not in left_out]
-        counted = tests.model_copy(update={"cases": cases})
-        return counted, await _plan_runs(counted), left_out
+        self, tests: PreparedTests, limits: RunLimits
+    ) -> tuple[PreparedTests, Mapping[int, str]]:
+        """Return the tests that count, and why others do not, by index; see `Preflight.check`."""
+        left_out = await self._preflight.check(tests, limits)
+        return tests.without(left_out) if left_out else tests, left_out
 
     async def _run_until_failure(
-        self, program: str, tests: PlainTests, limits: RunLimits
+        self, program: str, tests: PreparedTests, limits: RunLimits
     ) -> SubmissionRun:
         """Run the solution of a row, with as much time as any program."""
-        _, planned, left_out = await self._counted(tests, limits)
-        seconds = self._settings.max_submission_s
-        run = SubmissionRun(planned, limits, _numbers(tests, left_out), seconds)
+        counted, _ = await self._counted(tests, limits)
+        run = await _planned(counted, limits, self._settings.max_submission_s)
         await self._execute(program, run, await self._checkers.prepare(tests))
         return run
 
@@ -291,7 +256,7 @@ class CodeScorer:
     async def _passes(
         self,
         original_program: str,
-        tests: PlainTests,
+        tests: PreparedTests,
         before: SubmissionRun,
         checker: Checker | None,
     ) -> bool | None:
@@ -304,17 +269,16 @@ class CodeScorer:
         seconds = before.seconds_left
         if seconds <= 0:
             return None
-        planned = await _plan_runs(tests)
-        run = SubmissionRun(planned, before.limits, _numbers(tests), seconds)
+        run = await _planned(tests, before.limits, seconds)
         await self._execute(original_program, run, checker)
         if run.was_cut:
             return None
         if any(each.verdict is not Outcome.ACCEPTED for each in run.verdicts):
             return False
-        return True if len(run.verdicts) == len(tests.cases) else None
+        return True if len(run.verdicts) == len(run.numbers) else None
 
-    def _verdicts(self, run: SubmissionRun, mode: str, count: int) -> CodeScore:
-        verdicts = run.verdicts
+    def _verdicts(self, run: SubmissionRun, mode: str) -> CodeScore:
+        verdicts, count = run.verdicts, len(run.numbers)
         if verdicts and verdicts[-1].verdict is Outcome.COMPILE_ERROR:  # as in all other tests
             rest = verdicts[-1].model_copy(update={"cpu_ms": 0.0, "wall_ms": 0.0})
         else:
@@ -402,18 +366,22 @@ def _overdue() -> Unavailable:
     )
 
 
-def _numbers(tests: PlainTests, left_out: Collection[int] = ()) -> list[int]:
-    """Return the numbers of the tests that count, from 1."""
-    return [index + 1 for index in range(len(tests.cases)) if index not in left_out]
+async def _called(prepared: Prepared) -> Collection[str]:
+    try:
+        return (await prepared()).called
+    except InvalidRequest:  # raised again where the program is scored
+        return ()
 
 
-async def _completed(program: str, tests: PlainTests) -> str:
-    if isinstance(tests, StdioTests) or not tests.prompt:
-        return program
-    return await asyncio.to_thread(complete, program, tests)  # the prompt is parsed
+async def _completed(program: str, tests: PreparedTests) -> str:
+    if not tests.prompt.stub or len(program) <= _SHORT_PROGRAM:
+        return complete(program, tests.prompt)
+    return await asyncio.to_thread(complete, program, tests.prompt)
 
 
-async def _plan_runs(tests: PlainTests) -> Sequence[TestRun]:
-    if isinstance(tests, StdioTests) and not tests.setup:
-        return plan_runs(tests)
-    return await asyncio.to_thread(plan_runs, tests)  # the setup and asserts are parsed
+async def _planned(
+    tests: PreparedTests, limits: RunLimits, max_seconds: float, *, stop_at_failure: bool = True
+) -> SubmissionRun:
+    is_small = tests.bytes <= _SMALL_TESTS
+    runs = tests.runs() if is_small else await asyncio.to_thread(tests.runs)
+    return SubmissionRun(runs, limits, tests.numbers, max_seconds, stop_at_failure=stop_at_failure)

@@ -6,29 +6,17 @@ wrote. Waiting does not: for a jail, for memory, for a core, or in a pause of th
 budget that ends is a result, however busy the machine is. The deadline of the call is for the rest.
 """
 
-import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from rewardfleet.text.program import answer_of, defined_names
+from rewardfleet.text.program import answer_of
 from rewardfleet.wire.causes import CodeCause
-from rewardfleet.wire.code import (
-    AssertTests,
-    CodeRequest,
-    CodeTiming,
-    CritiqueJudgment,
-    DatasetTests,
-    FunctionalTests,
-    Outcome,
-    Verdict,
-)
-from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.code import CodeRequest, CodeTiming, CritiqueJudgment, Outcome, Verdict
 from rewardfleet.wire.policy_text import MAX_CHARACTERS, UNUSABLE
 
 from .checkers.decision import Decision
-from .datasets.rows import read_row
 from .sandboxes import ProgramRun, RunLimits, RunResult
 from .text_parser import TextParser
 from .verdict import CheckerFiles, TestRun
@@ -37,8 +25,6 @@ from .verdict import CheckerFiles, TestRun
 _STATEMENT = re.compile(r"\s*+(?:#[^\n]*+\s*+)*+[^\s#]")
 #: Bytes of outputs that wait for the checker program at the same time, about.
 _MAX_UNDECIDED_BYTES = 32 * 2**20
-#: Characters of a test in which the names that it calls are sought.
-_MAX_CASE = 10_000
 #: The budget of wall time, as a multiple of that of CPU time.
 _WALL_FACTOR = 1.5
 #: Seconds of wall time of a run, however little time is left.
@@ -62,11 +48,20 @@ class Submission:
     revision: str  #: the text that the program was extracted from
 
     @classmethod
-    async def of(cls, request: CodeRequest, parser: TextParser) -> "Submission":
-        """Parse the texts of a request."""
+    async def of(
+        cls,
+        request: CodeRequest,
+        parser: TextParser,
+        names: Callable[[], Awaitable[Collection[str]]],
+    ) -> "Submission":
+        """Parse the texts of a request.
+
+        Args:
+            names: Returns what the tests call; see `PreparedTests.called`.
+        """
         critique, original = request.critique, request.original_program
         judgment = None if critique is None else await parser.judgment(critique)
-        called = await _called(request)
+        called = await names()
         program = await parser.program(request.revision, called)
         return cls(
             program=program,
@@ -101,25 +96,6 @@ def why_no_program(program: str) -> str | None:
             f"{MAX_CHARACTERS} characters"
         )
     return None
-
-
-async def _called(request: CodeRequest) -> set[str]:
-    """Return the names of functions and classes that the tests use, as far as is known."""
-    tests = request.tests
-    if isinstance(tests, DatasetTests):
-        try:
-            tests = (await asyncio.to_thread(read_row, tests)).tests
-        except InvalidRequest:  # raised again where the row is scored
-            return set()
-    match tests:
-        case FunctionalTests(fn_name=name):
-            return {name}
-        case AssertTests(entry_point=name) if name:
-            return {re.findall(r"\w+", name)[-1]}
-        case AssertTests(cases=[case, *_]):  # all call the same, and it may be long
-            case = case[:_MAX_CASE]
-            return {*re.findall(r"[^\W\d]\w*", case)} - {*defined_names(case)}
-    return set()
 
 
 class SubmissionRun:

@@ -4,7 +4,6 @@ All of this happens outside the sandbox, where expected values stay, and has no 
 """
 
 import json
-import keyword
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from rewardfleet.wire.code import (
 )
 from rewardfleet.wire.errors import InvalidRequest
 
-from .asserts import ParsedAssert, parse, parsed_asserts
+from .asserts import ParsedAssert
 from .datasets.apps import AppsTests, with_integer_keys
 from .output_checkers import output_equals
 from .sandboxes import MAX_REPORT_BYTES, Check, ProgramRun, RunLimits, RunResult
@@ -84,26 +83,17 @@ class RunVerdicts:
     again: "TestRun | None" = None  #: a run that replaces this one, if the submission has time left
 
 
-def plan_runs(tests: PlainTests) -> Sequence["TestRun"]:
-    """Return the runs that the tests require, in order.
-
-    Raises:
-        InvalidRequest: A case is not an assert, or a case or the setup is not valid Python.
-    """
-    if tests.setup:
-        parse(tests.setup, "tests.setup")
+def plan_runs(tests: PlainTests, asserts: Sequence[ParsedAssert]) -> Sequence["TestRun"]:
+    """Return the runs that the tests, or their parsed cases, require, with new secrets."""
     if isinstance(tests, StdioTests):
         return [
             StdioRun(ProgramRun(encoded(case.stdin), tests.setup), encoded(case.stdout), tests)
             for case in tests.cases
         ]
     if isinstance(tests, FunctionalTests):
-        if keyword.iskeyword(tests.fn_name):
-            raise InvalidRequest(f"tests.fn_name: {tests.fn_name!r} is a keyword")
         return [_call_run(tests, case) for case in tests.cases]
-    asserts = parsed_asserts(tests)
     groups = [asserts] if tests.single_run else [[each] for each in asserts]
-    return [_assert_run(tests, group) for group in groups]
+    return [assert_run(tests, group) for group in groups]
 
 
 def _call_run(tests: FunctionalTests, case: FunctionalCase) -> "CallRun":
@@ -118,7 +108,8 @@ def _call_run(tests: FunctionalTests, case: FunctionalCase) -> "CallRun":
     return CallRun(run, (expected,), _equality(tests, as_json=True))
 
 
-def _assert_run(tests: AssertTests, asserts: Sequence[ParsedAssert]) -> "CallRun":
+def assert_run(tests: AssertTests, asserts: Sequence[ParsedAssert]) -> "CallRun":
+    """Return one run that evaluates asserts, with new secrets."""
     rule = _equality(tests, as_json=False)
     # What one process evaluates, it evaluates in order.
     is_apart = any(each.kind in {"value", "assert"} for each in asserts)
@@ -133,20 +124,6 @@ def _assert_run(tests: AssertTests, asserts: Sequence[ParsedAssert]) -> "CallRun
     expected = tuple(each.expected for each in asserts)
     run = ProgramRun(setup=tests.setup, checks=checks)
     return CallRun(run, expected, rule, tests.strict, tuple(asserts))
-
-
-def run_alone(
-    tests: AssertTests, planned: Sequence["TestRun"]
-) -> tuple["CallRun", list[int]] | None:
-    """Return a run of the cases that may pass without a program, and their indexes.
-
-    None if all of them fail without one.
-    """
-    asserts = [each for run in planned if isinstance(run, CallRun) for each in run.asserts]
-    indexes = [index for index, each in enumerate(asserts) if not each.fails_alone]
-    if not indexes:
-        return None
-    return _assert_run(tests, [asserts[index] for index in indexes]), indexes
 
 
 def encoded(text: str) -> bytes:

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Coroutine
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from rewardfleet_server.cache import Cache
 from rewardfleet_server.cache.entry import EntryFormat
 from rewardfleet_server.cache.memory import MemoryCache
-from rewardfleet_server.cache.single_flight import SingleFlight
+from rewardfleet_server.cache.single_flight import Memo, SingleFlight
 from rewardfleet_server.cache.sqlite import SqliteCache
 
 from ..conftest import cached_value
@@ -293,18 +294,26 @@ async def run_pending_tasks() -> None:
         await asyncio.sleep(0)
 
 
-async def test_identical_computations_run_once():
-    single_flight, work = SingleFlight[str](), Work()
-    waiters = [asyncio.create_task(single_flight.do("k", work)) for _ in range(10)]
+Share = Callable[[str, Callable[[], Coroutine[None, None, str]]], Coroutine[None, None, str]]
+
+
+@pytest.fixture(params=["SingleFlight", "Memo"])
+def share(request: pytest.FixtureRequest) -> Share:
+    return SingleFlight[str]().do if request.param == "SingleFlight" else Memo(1000, len).get
+
+
+async def test_identical_computations_run_once(share: Share):
+    work = Work()
+    waiters = [asyncio.create_task(share("k", work)) for _ in range(10)]
     await run_pending_tasks()
     work.may_end.set()
     assert await asyncio.gather(*waiters) == ["done"] * 10
     assert work.started == 1
 
 
-async def test_a_cancelled_waiter_leaves_the_others_waiting():
-    single_flight, work = SingleFlight[str](), Work()
-    first, second = (asyncio.create_task(single_flight.do("k", work)) for _ in range(2))
+async def test_a_cancelled_waiter_leaves_the_others_waiting(share: Share):
+    work = Work()
+    first, second = (asyncio.create_task(share("k", work)) for _ in range(2))
     await run_pending_tasks()
     first.cancel()
     await run_pending_tasks()
@@ -313,29 +322,45 @@ async def test_a_cancelled_waiter_leaves_the_others_waiting():
     assert (work.started, work.cancelled) == (1, 0)
 
 
-async def test_it_is_cancelled_with_its_last_waiter_and_the_next_starts_another():
-    single_flight, work = SingleFlight[str](), Work()
-    waiters = [asyncio.create_task(single_flight.do("k", work)) for _ in range(2)]
+async def test_it_is_cancelled_with_its_last_waiter_and_the_next_starts_another(share: Share):
+    work = Work()
+    waiters = [asyncio.create_task(share("k", work)) for _ in range(2)]
     await run_pending_tasks()
     for waiter in waiters:
         waiter.cancel()
     await asyncio.gather(*waiters, return_exceptions=True)
-    later = asyncio.create_task(single_flight.do("k", work))
+    later = asyncio.create_task(share("k", work))
     await run_pending_tasks()
     assert (work.started, work.cancelled) == (2, 1)
     work.may_end.set()
     assert await later == "done"
 
 
-async def test_a_failure_reaches_every_waiter_and_is_not_stored():
-    single_flight = SingleFlight[str]()
+async def test_a_failure_reaches_every_waiter_and_is_not_stored(share: Share):
 
     async def fail() -> str:
         raise ValueError("broken")
 
-    waiters = [asyncio.create_task(single_flight.do("k", fail)) for _ in range(3)]
+    waiters = [asyncio.create_task(share("k", fail)) for _ in range(3)]
     results = await asyncio.gather(*waiters, return_exceptions=True)
     assert [str(result) for result in results] == ["broken"] * 3
     work = Work()
     work.may_end.set()
-    assert await single_flight.do("k", work) == "done"
+    assert await share("k", work) == "done"
+
+
+async def test_what_is_kept_has_a_limit_and_the_least_recently_used_leaves_first():
+    kept, computed = Memo[str](3 * sys.getsizeof("a") + 30, len), []
+
+    async def value(key: str, length: int = 10) -> str:
+        async def compute() -> str:
+            computed.append(key)
+            return key * length
+
+        return await kept.get(key, compute)
+
+    for key in "abcabdacb":
+        assert await value(key) == key * 10
+    assert "".join(computed) == "abcdcb"
+    assert await value("x", 1000) == "x" * 1000, "too large to be kept"
+    assert kept.bytes == 0

@@ -5,7 +5,7 @@ import pytest
 from rewardfleet.text.program import extract_program
 from rewardfleet.wire.code import AssertTests, FunctionalTests
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.code.completion import complete, with_setup
+from rewardfleet_server.code.completion import complete, take_prompt
 
 from .conftest import Service, asserts, functional
 
@@ -40,7 +40,7 @@ def given(prompt: str, entry_point: str = "f") -> AssertTests:
 
 
 def completed(text: str, prompt: str = PROMPT, entry_point: str = "f") -> str:
-    return complete(extract_program(text), given(prompt, entry_point))
+    return complete(extract_program(text), take_prompt(given(prompt, entry_point))[0])
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_function_without_a_body_is_continued(stub: str):
     ],
 )
 def test_the_setup_gets_the_prompt_without_what_the_program_defines(prompt, entry_point, setup):
-    tests = with_setup(given(prompt, entry_point))
+    _, tests = take_prompt(given(prompt, entry_point))
     assert isinstance(tests, AssertTests)
     assert (tests.setup, tests.prompt) == (setup, "")
 
@@ -153,8 +153,8 @@ def test_functional_tests_have_prompts():
     tests = FunctionalTests.model_validate(
         {**fields, "setup": "a = 1", "prompt": f"b = 1\n{METHOD}"}
     )
-    assert complete("return 1", tests).endswith("        return 1")
-    folded = with_setup(tests)
+    taken, folded = take_prompt(tests)
+    assert complete("return 1", taken).endswith("        return 1")
     assert isinstance(folded, FunctionalTests)
     assert folded.setup == "a = 1\nb = 1"
 

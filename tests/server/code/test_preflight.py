@@ -6,10 +6,11 @@ import pytest
 
 from rewardfleet.wire.code import AssertTests, StdioTests
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.code.preflight import Preflight, import_statements
+from rewardfleet_server.code.imports import import_statements
+from rewardfleet_server.code.preflight import Preflight
+from rewardfleet_server.code.prepared import prepare
 from rewardfleet_server.code.sandboxes import RunLimits, RunResult
 from rewardfleet_server.code.settings import CodeSettings
-from rewardfleet_server.code.verdict import plan_runs
 from rewardfleet_server.testing import FakeSandbox
 
 from .conftest import Service, asserts, functional, served_code, stdio
@@ -65,12 +66,12 @@ async def test_the_same_imports_are_checked_once():
         AssertTests(kind="asserts", cases=["assert f() == 1"]),
         StdioTests(kind="stdio", cases=cases),
     ):
-        await check.check(tests, plan_runs(tests), LIMITS)
+        await check.check(prepare(tests, ""), LIMITS)
     assert not sandbox.jobs, "nothing can fail"
     for number in range(3):
         cases = [f"assert f({number}) == math.pi", "import math\nassert f() == math.pi"]
         tests = AssertTests(kind="asserts", cases=cases)
-        await check.check(tests, plan_runs(tests), LIMITS)
+        await check.check(prepare(tests, ""), LIMITS)
     assert len(sandbox.jobs) == 2, "its imports, and the script without a program"
 
 
@@ -204,6 +205,7 @@ def test_a_setup_may_read_standard_input_and_use_the_time_of_a_run(service):
     response = service.post(F, tests, limits={"wall_s": 0.1})
     assert response.json()["detail"] == "tests.setup: fails without the program: time limit"
     assert service.post(F, tests, limits={"wall_s": 5}).json()["score"] == 1.0
+    assert service.post(F, tests, limits={"wall_s": 0.1}).status_code == 422, "not the same trial"
 
 
 def test_tests_may_import_the_program(service):
@@ -261,6 +263,6 @@ async def test_a_failed_check_is_repeated_as_the_module_may_be_installed_by_then
     tests = AssertTests(kind="asserts", cases=["assert f()"], setup="import rf_absent")
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="rf_absent"):
-            await check.check(tests, plan_runs(tests), LIMITS)
+            await check.check(prepare(tests, ""), LIMITS)
     ready = True
-    await check.check(tests, plan_runs(tests), LIMITS)
+    await check.check(prepare(tests, ""), LIMITS)

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from rewardfleet.wire.code import AssertTests, Outcome, StdioTests
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.code.prepared import prepare
 from rewardfleet_server.code.sandboxes import Check, ProgramRun, RunLimits, RunResult
 from rewardfleet_server.code.sandboxes.jail.guest.answers import plain
 from rewardfleet_server.code.values import Equality, Tolerance
-from rewardfleet_server.code.verdict import CallRun, failure, plan_runs
+from rewardfleet_server.code.verdict import CallRun, failure
 
 from ...measure import CpuStopwatch
 
@@ -64,7 +65,7 @@ LIMITS = RunLimits(cpu_s=1, wall_s=3, memory_bytes=1 << 28, output_bytes=1000)
 )
 def test_checkers(checker: str, printed: str, expected: str, passes: bool):
     tests = StdioTests(kind="stdio", cases=[{"stdin": "", "stdout": expected}], checker=checker)
-    judged = plan_runs(tests)[0].judge(RunResult(stdout=printed.encode()), LIMITS)
+    judged = prepare(tests, "").runs()[0].judge(RunResult(stdout=printed.encode()), LIMITS)
     assert judged.verdicts[0].verdict == ("accepted" if passes else "wrong_answer")
 
 
@@ -74,7 +75,7 @@ def test_a_long_word_that_is_not_a_number_takes_little_time(start: str):
     tests = StdioTests(kind="stdio", cases=[{"stdout": "1"}], checker="float")
     result = RunResult(stdout=start.encode() + b"1" * 2**20 + b"x")
     watch = CpuStopwatch()
-    judged = plan_runs(tests)[0].judge(result, replace(LIMITS, output_bytes=2**24))
+    judged = prepare(tests, "").runs()[0].judge(result, replace(LIMITS, output_bytes=2**24))
     assert judged.verdicts[0].verdict == "wrong_answer"
     assert watch.seconds < 5
 
@@ -84,7 +85,7 @@ def test_case_can_be_ignored(checker: str):
     cases = [{"stdin": "", "stdout": "YES 1E3"}]
     tests = StdioTests(kind="stdio", cases=cases, checker=checker, ignore_case=True)
     for printed, verdict in ((b"Yes 1e3", "accepted"), (b"No 1e3", "wrong_answer")):
-        judged = plan_runs(tests)[0].judge(RunResult(stdout=printed), LIMITS)
+        judged = prepare(tests, "").runs()[0].judge(RunResult(stdout=printed), LIMITS)
         assert judged.verdicts[0].verdict == verdict
 
 
@@ -127,7 +128,7 @@ def test_why_a_run_failed(result: RunResult, outcome: Outcome | None):
     ],
 )
 def test_an_expression_is_evaluated_as_it_was_written(case: str):
-    (test_run,) = plan_runs(AssertTests(kind="asserts", cases=[case]))
+    (test_run,) = prepare(AssertTests(kind="asserts", cases=[case]), "").runs()
     (check,) = test_run.run.checks
     assert check.kind in {"eval", "value"}
     assert check.source.strip("()\n") == case[len("assert ") : -len(" == 2")].strip("()\n")
@@ -136,7 +137,7 @@ def test_an_expression_is_evaluated_as_it_was_written(case: str):
 
 def test_a_setup_that_is_not_valid_python_is_an_error():
     with pytest.raises(InvalidRequest, match="tests.setup: not valid Python"):
-        plan_runs(AssertTests(kind="asserts", cases=["assert f(1) == 2"], setup="def ("))
+        prepare(AssertTests(kind="asserts", cases=["assert f(1) == 2"], setup="def ("), "")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ def test_a_setup_that_is_not_valid_python_is_an_error():
     ],
 )
 def test_which_asserts_are_compared_outside_the_sandbox(case: str, kind: str):
-    (test_run,) = plan_runs(AssertTests(kind="asserts", cases=[case]))
+    (test_run,) = prepare(AssertTests(kind="asserts", cases=[case]), "").runs()
     assert [check.kind for check in test_run.run.checks] == [kind]
     sent = json.dumps([check.source for check in test_run.run.checks])
     assert kind == "assert" or "2" not in sent.replace("f(1)", "")
@@ -176,7 +177,7 @@ def test_which_asserts_are_compared_outside_the_sandbox(case: str, kind: str):
 )
 def test_a_case_without_an_assert_is_an_error(case: str, detail: str):
     with pytest.raises(InvalidRequest, match=f"tests.cases.0: {detail}"):
-        plan_runs(AssertTests(kind="asserts", cases=[case]))
+        prepare(AssertTests(kind="asserts", cases=[case]), "").runs()
 
 
 values = st.recursive(

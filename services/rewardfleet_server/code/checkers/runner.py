@@ -1,24 +1,15 @@
 """Running the checker programs of requests."""
 
 import asyncio
-import hashlib
-import itertools
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rewardfleet.wire.code import (
-    CodeTiming,
-    DatasetTests,
-    Outcome,
-    PlainTests,
-    StdioTests,
-    Tests,
-)
+from rewardfleet.wire.code import CodeTiming, DatasetTests, Outcome, StdioCase, StdioTests, Tests
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
-from rewardfleet_server.cache.single_flight import SingleFlight
+from rewardfleet_server.cache.single_flight import Memo, bytes_of
 from rewardfleet_server.code.asserts import parse
+from rewardfleet_server.code.prepared import PreparedTests
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult, Sandbox
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.code.submission import SubmissionRun
@@ -32,8 +23,8 @@ from .decision import EXCEPTION, decision
 _CPU_S, _WALL_S, _MEMORY_MB, _OUTPUT_KB = 10.0, 15.0, 1024, 1024
 #: Characters of a failed checker's errors that a refusal shows.
 _MAX_ERRORS = 500
-#: How many tests are remembered as those of a checker that works.
-_MAX_TRIED = 10_000
+#: Bytes of digests that are remembered as those of tests whose checker works.
+_MAX_TRIED = 2**20
 
 #: Exceptions of a checker in Python that are due to its source code.
 _BUG = re.compile("NameError|UnboundLocalError|ImportError|ModuleNotFoundError|SyntaxError")
@@ -69,8 +60,7 @@ class Checkers:
             min(_MEMORY_MB, settings.max_memory_mb) * 2**20,
             _OUTPUT_KB * 2**10,
         )
-        self._tried: OrderedDict[str, None] = OrderedDict()
-        self._trials: SingleFlight[None] = SingleFlight()
+        self._trials: Memo[None] = Memo(_MAX_TRIED, bytes_of)
 
     async def version(self, tests: Tests) -> str | None:
         """Return what decisions of the tests' checker depend on besides the request."""
@@ -82,7 +72,7 @@ class Checkers:
             return await self._compiler.version()
         return None
 
-    async def prepare(self, tests: PlainTests) -> Checker | None:
+    async def prepare(self, tests: PreparedTests) -> Checker | None:
         """Return the checker of the tests, if they have one, after a trial.
 
         A checker must work if the expected output is the output. So it is invalid for all
@@ -92,24 +82,22 @@ class Checkers:
             InvalidRequest: It does not compile, or fails in the trial.
             Unavailable: It cannot be run now, did not end in time, or its jail died.
         """
-        if not isinstance(tests, StdioTests) or tests.checker_program is None:
+        plain = tests.tests
+        if not isinstance(plain, StdioTests) or plain.checker_program is None:
             return None
-        program = tests.checker_program
+        program = plain.checker_program
         if program.language == "python":
-            await asyncio.to_thread(parse, program.source, "checker_program.source")
             checker = Checker(program.source)
         else:
             checker = Checker(_CALL_LIBRARY, (await self._compiler.compile(program.source),))
-        files, key = await asyncio.to_thread(_trial_files, tests, checker)
-        if key not in self._tried:
-            await self._trials.do(key, lambda: self._try(checker, files))
-            self._tried[key] = None
-            if len(self._tried) > _MAX_TRIED:
-                self._tried.popitem(last=False)
+        await self._trials.get(tests.digest, lambda: self._try(checker, plain.cases))
         return checker
 
-    async def _try(self, checker: Checker, files: Sequence[CheckerFiles]) -> None:
+    async def _try(self, checker: Checker, cases: Sequence[StdioCase]) -> None:
         """Run a checker on expected outputs, as far as there is time; see `prepare`."""
+        await asyncio.to_thread(parse, checker.program, "checker_program.source")
+        answers = [(encoded(case.stdin), encoded(case.stdout)) for case in cases]
+        files = [CheckerFiles(stdin, answer, answer) for stdin, answer in answers]
         results: list[RunResult] = []
         ms_left = self._max_seconds * 1000
 
@@ -170,14 +158,3 @@ class Checkers:
         runs = [ProgramRun(files=(*each, *checker.library)) for each in files]
         job = Job(checker.program, runs, self._limits, is_checker=True)
         await self._sandbox.run(job, on_result, timing)
-
-
-def _trial_files(tests: StdioTests, checker: Checker) -> tuple[list[CheckerFiles], str]:
-    """Return the files of a trial, and a digest of them and of the checker."""
-    answers = [(encoded(case.stdin), encoded(case.stdout)) for case in tests.cases]
-    files = [CheckerFiles(stdin, answer, answer) for stdin, answer in answers]
-    digest = hashlib.sha256()
-    for part in (encoded(checker.program), *checker.library, *itertools.chain(*files)):
-        digest.update(b"%d " % len(part))
-        digest.update(part)
-    return files, digest.hexdigest()

@@ -1,0 +1,143 @@
+"""What a task asks: its tests, read and parsed once for all samples of a problem.
+
+No program, no limit and no secret is part of it.
+"""
+
+import hashlib
+import keyword
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from rewardfleet.text.program import defined_names
+from rewardfleet.wire.code import (
+    AssertTests,
+    DatasetTests,
+    FunctionalTests,
+    PlainTests,
+    StdioTests,
+    Tests,
+)
+from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.cache.single_flight import bytes_of
+
+from .asserts import ParsedAssert, parse, parsed_asserts
+from .completion import CodePrompt, complete, take_prompt
+from .datasets.rows import DatasetRow, read_row
+from .imports import imports_of_solution, trial_script
+from .normal_form import names_of_tests
+from .text_tasks import Visibility
+from .verdict import TestRun, plan_runs
+
+#: Source code of tests with more characters, of all cases together, is not analyzed.
+_LARGEST_TESTS = 1_000_000
+#: Characters of a test in which the names that it calls are sought.
+_MAX_CASE = 10_000
+
+
+@dataclass(frozen=True)
+class PreparedTests:
+    """The tests of a problem, of which nothing has to be parsed any more."""
+
+    digest: str  #: of the tests as they are in a request
+    tests: PlainTests  #: with the prompt in their setup
+    asserts: Sequence[ParsedAssert]  #: those cases that count, if they are asserts
+    numbers: Sequence[int]  #: the numbers of the cases that count, from 1
+    prompt: CodePrompt
+    called: frozenset[str]  #: functions and classes that the tests use, as far as is known
+    visibility: Visibility  #: how much of a program the tests can see
+    #: A program that makes the imports of the tests, and compiles them; "" if nothing can fail.
+    script: str
+    alone: Sequence[int]  #: the indexes of the asserts that may pass without a program
+    trial: str  #: a digest of what is run without a program; "" if nothing is
+    cpu_s: float | None  #: see `DatasetRow`
+    solution: str | None  #: see `DatasetRow`; with the prompt that it completes
+    solution_imports: str  #: a program that makes the imports of the solution
+    bytes: int = 0  #: what all of this takes in memory
+
+    def runs(self) -> Sequence[TestRun]:
+        """Return the runs of one program, with secrets that no other run has."""
+        return plan_runs(self.tests, self.asserts)
+
+    def without(self, indexes: Collection[int]) -> "PreparedTests":
+        """Return these tests without some of their asserts."""
+        kept = [index for index in range(len(self.asserts)) if index not in indexes]
+        asserts, numbers = [self.asserts[index] for index in kept], [index + 1 for index in kept]
+        return replace(self, asserts=asserts, numbers=numbers)
+
+
+def prepare(tests: Tests, digest: str) -> PreparedTests:
+    """Read and parse tests, which may take a tenth of a second.
+
+    Raises:
+        InvalidRequest: A row cannot be read; a case is no assert; the setup, a case or the prompt
+            is not valid Python.
+    """
+    row = read_row(tests) if isinstance(tests, DatasetTests) else DatasetRow(tests, None, None)
+    prompt, plain = take_prompt(row.tests)
+    asserts = _parsed(plain)
+    script = trial_script(plain)
+    alone = [index for index, each in enumerate(asserts) if not each.fails_alone]
+    solution = None if row.solution is None else complete(row.solution, prompt)
+    prepared = PreparedTests(
+        digest=digest,
+        tests=plain,
+        asserts=asserts,
+        numbers=range(1, len(plain.cases) + 1),
+        prompt=prompt,
+        called=frozenset(_called(plain)),
+        visibility="text" if isinstance(tests, DatasetTests) else _visibility(plain),
+        script=script,
+        alone=alone,
+        trial=_trial_digest(plain, script, alone) if script or alone else "",
+        cpu_s=row.cpu_s,
+        solution=solution,
+        solution_imports="" if solution is None else imports_of_solution(solution),
+    )
+    return replace(prepared, bytes=bytes_of(prepared))
+
+
+def _parsed(tests: PlainTests) -> Sequence[ParsedAssert]:
+    """Return the cases that are asserts; check the setup of other tests, and what they call."""
+    if isinstance(tests, AssertTests):
+        return parsed_asserts(tests)
+    parse(tests.setup, "tests.setup")
+    if isinstance(tests, FunctionalTests) and keyword.iskeyword(tests.fn_name):
+        raise InvalidRequest(f"tests.fn_name: {tests.fn_name!r} is a keyword")
+    return ()
+
+
+def _called(tests: PlainTests) -> set[str]:
+    match tests:
+        case FunctionalTests(fn_name=name):
+            return {name}
+        case AssertTests(entry_point=name) if name:
+            return {re.findall(r"\w+", name)[-1]}
+        case AssertTests(cases=[case, *_]):  # all call the same, and it may be long
+            case = case[:_MAX_CASE]
+            return {*re.findall(r"[^\W\d]\w*", case)} - {*defined_names(case)}
+    return set()
+
+
+def _visibility(tests: PlainTests) -> Visibility:
+    cases: list[str] = []
+    if isinstance(tests, AssertTests):
+        cases = tests.cases
+    elif isinstance(tests, FunctionalTests) and tests.fn_name.startswith("_"):
+        cases = [tests.fn_name]
+    if not (tests.setup or cases):
+        return "output" if isinstance(tests, StdioTests) else "names"
+    if len(tests.setup) + sum(map(len, cases)) > _LARGEST_TESTS:
+        return "text"
+    return names_of_tests(tests.setup, cases) or "text"
+
+
+def _trial_digest(tests: PlainTests, script: str, alone: Sequence[int]) -> str:
+    """Return a digest of what is run without a program, which other tests may share."""
+    parts: list[object] = [tests.setup, script]
+    if isinstance(tests, StdioTests):
+        parts.append(tests.cases[0].stdin)
+    if isinstance(tests, AssertTests) and alone:
+        rule = tests.tolerance, tests.relative_tolerance, tests.bool_is_int, tests.entry_point
+        parts += [rule, len(tests.cases), alone, [tests.cases[index] for index in alone]]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
