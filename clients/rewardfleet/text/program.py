@@ -100,7 +100,7 @@ def _chosen(blocks: Sequence[Block], called: AbstractSet[str]) -> str:
     chosen = blocks[number]
     others = [each for each in blocks[-_MAX_BLOCKS:] if each is not chosen]
     source = _marked(chosen.source) or chosen.source.removeprefix(_BYTE_ORDER_MARK)
-    source = _at_margin(source) if chosen.continues else source
+    source = _at_margin(source, called) if chosen.continues else source
     tree = _parsed(source) if others else None
     if tree is None:
         return source
@@ -111,7 +111,7 @@ def _chosen(blocks: Sequence[Block], called: AbstractSet[str]) -> str:
         if part and _bound(part) & missing and all(isinstance(s, _DEFINITIONS) for s in part.body):
             needed.insert(0, each)
             missing = (missing | _used(part)) - _bound(part)
-    after = [] if called or not _only_defines(tree) else _calls(blocks[number + 1 :], tree)
+    after = [] if called or not _only_defines(tree) else _calls(others, tree)
     return "\n".join([*(each.source for each in needed), source, *(each.source for each in after)])
 
 
@@ -133,7 +133,7 @@ def _rank(block: Block, number: int, called: AbstractSet[str]) -> tuple[bool, in
 def _calls(blocks: Sequence[Block], tree: ast.Module) -> list[Block]:
     """Return the first block that uses what a program defines that does nothing by itself."""
     defined = _bound(tree)
-    for each in blocks[:_MAX_BLOCKS]:
+    for each in blocks:
         part = _parsed(each.source) if {*_words(each.source)} & defined else None
         if part and _used(part) & defined and not _only_defines(part):
             return [each]
@@ -183,14 +183,15 @@ def _parsed(source: str) -> ast.Module | None:
 
 
 def _unfenced(answer: str, called: AbstractSet[str]) -> str:
-    answer = _at_margin(_LANGUAGE_LINE.sub("", answer, count=1))
+    answer = _at_margin(_LANGUAGE_LINE.sub("", answer, count=1), called)
     if len(answer) > _MAX_PARSED or _parsed(answer) is not None:
         return answer
     regions = _regions(answer.split("\n"))
     fitting = (
         number
         for number, each in enumerate(regions)
-        if not called or not called.isdisjoint(defined_names(each.source))
+        if not called.isdisjoint(defined_names(each.source))
+        or (not called and _COMPLETE.search(each.source))
     )
     number = next(fitting, None)
     if number is None:
@@ -198,11 +199,13 @@ def _unfenced(answer: str, called: AbstractSet[str]) -> str:
     return _chosen(regions[: number + 1], called)
 
 
-def _at_margin(source: str) -> str:
+def _at_margin(source: str, called: AbstractSet[str]) -> str:
     """Return a program without the space that SentencePiece writes before the first word."""
     bare = source.lstrip()
-    is_indented = bare != source and source[-len(bare) - 1] in " \t"
-    return bare if is_indented and _DEFINES.match(bare) and _parsed(bare) else source
+    if bare == source or source[-len(bare) - 1 :][:1] not in {" ", "\t"} or _parsed(bare) is None:
+        return source
+    is_body = called and not _DEFINES.match(bare) and _parsed(f"if 1:\n{source}") is not None
+    return source if is_body else bare
 
 
 def _regions(lines: Sequence[str]) -> list[Block]:
