@@ -14,10 +14,11 @@ import pytest
 import rewardfleet
 from rewardfleet.responses import ERROR_OF_STATUS
 from rewardfleet.services import SERVICES as CLIENT_SERVICES
-from rewardfleet.services import Lazy, load_attribute
+from rewardfleet.services import Lazy
 from rewardfleet.wire.errors import ERRORS, STATUS, ErrorKind, RewardFleetError
-from rewardfleet_server.code.sandboxes import SANDBOXES
+from rewardfleet_server.code.sandboxes import SANDBOXES, Sandbox
 from rewardfleet_server.registry import SERVICES
+from rewardfleet_server.video.judges import ClipJudge, FileJudge
 from rewardfleet_server.video.judges.settings import all_built_in, built_in
 
 ROOT = Path(__file__).parent.parent
@@ -127,6 +128,8 @@ def test_the_client_imports_its_few_dependencies_and_never_the_server():
         return top in allowed | LAZY.get(path, set()) | set(sys.stdlib_module_names)
 
     assert not violations(files(CLIENT), is_allowed)
+    in_bulk = [*files(CLIENT / "bulk"), CLIENT / "rows.py", CLIENT / "services.py"]
+    assert not violations(in_bulk, lambda _, name: not name.startswith("rewardfleet.adapters"))
 
 
 def test_nothing_imports_the_router_and_the_router_does_not_import_the_server():
@@ -165,7 +168,11 @@ print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
 
 def test_packages_of_the_server_import_in_one_direction():
     """Common modules ← `http` ← services, `up` and `look`; a service imports no other service."""
-    public_http = tuple(f"rewardfleet_server.http.{each}" for each in ("app", "routes", "trainers"))
+    rules = (ROOT / "docs" / "architecture.md").read_text().partition("## Import rules")[2]
+    used = {name for each in SERVICES for path in files(SERVER / each) for name in imports(path)}
+    modules = {".".join(name.split(".")[1:3]) for name in used if ".http." in name}
+    assert modules == set(re.findall(r"`(http\.\w+)`", rules))
+    public_http = tuple(f"rewardfleet_server.{each}" for each in modules)
 
     def is_allowed(path: Path, name: str) -> bool:
         place = path.relative_to(SERVER)
@@ -211,7 +218,14 @@ def test_threads_get_the_context_of_their_caller():
     """`run_in_thread` and `asyncio.to_thread` copy the context, and with it the request id."""
     for path in files(SERVER):
         if path.name != "threads.py":
-            assert "run_in_executor" not in path.read_text(), path
+            assert not re.search(r"run_in_(executor|threadpool)", path.read_text()), path
+
+
+def test_a_backend_has_three_methods_at_most():
+    for backend in (ClipJudge, FileJudge, Sandbox):
+        parts = {name: part for each in backend.__mro__[:-3] for name, part in vars(each).items()}
+        methods = [name for name, part in parts.items() if name[0] != "_" and callable(part)]
+        assert 1 <= len(methods) <= 3, (backend, methods)
 
 
 def test_clients_and_services_are_folders_and_no_packages():
@@ -277,11 +291,10 @@ def test_importing_a_service_loads_no_model_library():
     program = """
 import sys
 import rewardfleet_server.serve, rewardfleet_server.commands.doctor
-from rewardfleet.services import load_attribute
 from rewardfleet_server.registry import SERVICES
 for entry in SERVICES.values():
     entry.load_settings()
-    load_attribute(entry.app.target)
+    entry.app.load()
 print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
 """
     done = subprocess.run(
@@ -322,12 +335,9 @@ def test_client_and_server_know_the_same_services():
 
 def test_every_lazy_name_exists():
     declared = [*CLIENT_SERVICES.values(), *SERVICES.values()]
-    lazy = [
-        part.target for each in declared for part in vars(each).values() if isinstance(part, Lazy)
-    ]
-    settings = [entry.settings for entry in SERVICES.values()]
-    for target in [*lazy, *settings, *SANDBOXES.values()]:
-        assert callable(load_attribute(target))
+    parts = [part for each in declared for part in vars(each).values()]
+    for part in [*parts, *map(Lazy, SANDBOXES.values())]:
+        assert not isinstance(part, Lazy) or callable(part.load())
 
 
 def test_a_judge_is_found_by_the_name_of_its_module():

@@ -156,7 +156,6 @@ class ServiceClient:
 class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
     """A client of a service whose items are independent, so that batches may be split."""
 
-    request_type: type[RequestT]
     score_type: type[ScoreT]
 
     def __init__(

@@ -17,21 +17,20 @@ from .wire.causes import Cause, CodeCause, EpisodeCause, ToolsCause, VideoCause
 from .wire.score import Request
 
 
-def load_attribute(target: str) -> Any:
-    """Import the object that `module:attribute` names."""
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
 @dataclass(frozen=True)
 class Lazy:
-    """A function, as `module:attribute`, that is imported when it is called."""
+    """What `module:attribute` names; it is imported when it is called."""
 
     target: str
 
+    def load(self) -> Any:
+        """Import it."""
+        module, _, attribute = self.target.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
     def __call__(self, *args: Any) -> Any:
-        """Call the function."""
-        return load_attribute(self.target)(*args)
+        """Call it."""
+        return self.load()(*args)
 
 
 @dataclass(frozen=True)

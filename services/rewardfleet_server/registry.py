@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rewardfleet.services import Lazy, load_attribute
+from rewardfleet.services import Lazy
 
 if TYPE_CHECKING:  # the command's help works without the server's packages
     from .settings import ServerSettings
@@ -16,7 +16,7 @@ class ServiceEntry:
     """Where the parts of a service are. Its modules are imported when a part is loaded."""
 
     description: str  #: one sentence, for the command's help and the documentation
-    settings: str  #: the class of its settings, as `module:attribute`
+    settings: Lazy  #: the class of its settings
     app: Lazy  #: makes its application from its settings
     #: Yields what is missing of what the service needs with its settings, for `rewardfleet doctor`.
     checks: "Callable[[Any], Iterable[Diagnosis]]" = lambda _: ()
@@ -27,7 +27,7 @@ class ServiceEntry:
 
     def load_settings(self) -> "type[ServerSettings]":
         """Import the class of its settings."""
-        settings: type[ServerSettings] = load_attribute(self.settings)
+        settings: type[ServerSettings] = self.settings.load()
         return settings
 
 
@@ -35,7 +35,7 @@ class ServiceEntry:
 SERVICES: dict[str, ServiceEntry] = {
     "video": ServiceEntry(
         "Score robot rollouts from video, by a vision-language model or a reference library.",
-        "rewardfleet_server.video.settings:VideoSettings",
+        Lazy("rewardfleet_server.video.settings:VideoSettings"),
         Lazy("rewardfleet_server.video.app:create_app"),
         Lazy("rewardfleet_server.video.doctor:checks"),
         metric_labels="`backend`: the name of the judge; `task`: of the calibration, or `other`",
@@ -43,7 +43,7 @@ SERVICES: dict[str, ServiceEntry] = {
     ),
     "code": ServiceEntry(
         "Score programs by running them against tests in a sandbox.",
-        "rewardfleet_server.code.settings:CodeSettings",
+        Lazy("rewardfleet_server.code.settings:CodeSettings"),
         Lazy("rewardfleet_server.code.app:create_app"),
         Lazy("rewardfleet_server.code.doctor:checks"),
         metric_labels="`level`: the isolation of programs; `requested`: what it should be",
@@ -51,13 +51,13 @@ SERVICES: dict[str, ServiceEntry] = {
     ),
     "episode": ServiceEntry(
         "Turn rollout batches into rewards, group statistics and temperatures.",
-        "rewardfleet_server.episode.settings:EpisodeSettings",
+        Lazy("rewardfleet_server.episode.settings:EpisodeSettings"),
         Lazy("rewardfleet_server.episode.app:create_app"),
         metric_labels="`temperature`: to the nearest tenth, up to 2.0",
     ),
     "tools": ServiceEntry(
         "Score tool-use answers, and keep the cost of tools within a budget.",
-        "rewardfleet_server.tools.settings:ToolsSettings",
+        Lazy("rewardfleet_server.tools.settings:ToolsSettings"),
         Lazy("rewardfleet_server.tools.app:create_app"),
         metric_labels="`run`: one of the 32 runs whose budgets this process changed last",
     ),

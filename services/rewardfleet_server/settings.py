@@ -24,9 +24,7 @@ Completion: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str
 ENV_PREFIX = "REWARDFLEET_"
 
 #: Environment variables that are read, but are not settings of a service.
-OTHER_VARIABLES = frozenset(
-    {"API_KEY", "URL", "ENGINE_PROCESS", *(f"{name.upper()}_URL" for name in SERVICES)}
-)
+OTHER_VARIABLES = {"API_KEY", "URL", "ENGINE_PROCESS", *(f"{n.upper()}_URL" for n in SERVICES)}
 
 #: Variables that were read once, and the flags that replace them. Ignoring one would change scores,
 #: or lose state that replicas share, so a service does not start with it.

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rewardfleet.rows import requests_of
 from rewardfleet.services import SERVICES, Service
 from rewardfleet.video import VideoOptions
 from rewardfleet.wire.digest import LABELS, request_id
@@ -141,7 +140,7 @@ class RequestBuilder:
             named = self.columns.tests_column
             raise _missing(item.row, "--tests-column", named, names)
         completion = text if item.completion is None else text[item.completion]
-        return self._changed(self._fields(completion, truth, fields))
+        return self._changed(self._request(completion, truth, fields))
 
     def _video(self, row: Row) -> Request:
         found = {name: each for name, each in row.fields.items() if each is not None}
@@ -164,7 +163,7 @@ class RequestBuilder:
         # The rate of a row is that of its file, which has it.
         options = {each: known[each] for each in _OPTIONS & known.keys()}
         ranges = {each: fields[each] for each in ("start_s", "end_s") if each in fields}
-        request = self._fields(None, clip, {"task": task, **options})
+        request = self._request(None, clip, {"task": task, **options})
         return self._changed(request, sha256=sha256, **ranges)
 
     def _episode_clip(self, row: Row) -> Mapping[str, Any]:
@@ -199,9 +198,8 @@ class RequestBuilder:
             raise InvalidRequest(f"{path} has {size} bytes, more than are sent: give --by-path")
         return path.read_bytes(), None
 
-    def _fields(self, completion: Any, truth: Any, row: Mapping[str, Any]) -> Request:
-        [request] = requests_of(self.service, [(completion, truth, row)])
-        return request  # type: ignore[no-any-return] # of the service's type
+    def _request(self, *sample: Any) -> Request:
+        return self.declared.request(**self.declared.fields(*sample))
 
     def _changed(self, request: Request, **more: Any) -> Request:
         """Return a request with the fields that all requests get."""

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 import rewardfleet
-from rewardfleet.services import load_attribute
+from rewardfleet.services import Lazy
 
 from .options import API_KEY, INSTALL_COMMAND, URLS, key_hint
 from .status import fleet_status
@@ -54,13 +54,12 @@ def _client(urls: list[str], api_key: str) -> Iterator[Finding]:
 
 def _server() -> Iterator[Finding]:
     try:
-        yield from load_attribute("rewardfleet_server.commands.doctor:diagnoses")()
+        yield from Lazy("rewardfleet_server.commands.doctor:diagnoses")()
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("rewardfleet"):
             raise  # an internal error
-        install_command = load_attribute(INSTALL_COMMAND)
         what = f"the client only: the server's package {error.name} is not installed"
-        yield "extra", what, install_command("server")
+        yield "extra", what, INSTALL_COMMAND("server")
     except ImportError as error:
         if error.name != "rewardfleet_server":
             raise  # an internal error

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import click
 
 import rewardfleet
-from rewardfleet.services import load_attribute
 from rewardfleet_command import INTERRUPTED
 
 from .options import INSTALL_COMMAND, LazyGroup
@@ -83,10 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in _OWN_PACKAGES:
             raise  # an internal error
-        install_command = load_attribute(INSTALL_COMMAND)
         return _fail(
             f"the package {error.name} is not installed; install the packages of the server: "
-            f"{install_command('server')}"
+            f"{INSTALL_COMMAND('server')}"
         )
     except ImportError as error:
         if error.name != "rewardfleet_server":

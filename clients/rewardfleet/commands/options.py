@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from rewardfleet.client import header_safe
-from rewardfleet.services import load_attribute
+from rewardfleet.services import Lazy
 
 from .index import base_url, printable
 
@@ -64,7 +64,7 @@ class LazyGroup(CommandGroup):
             return None
         package, _ = self._commands_by_name[cmd_name]
         try:
-            found: click.Command = load_attribute(f"{package}.{cmd_name}:command")
+            found: click.Command = Lazy(f"{package}.{cmd_name}:command").load()
         except ImportError:
             if ctx.resilient_parsing:  # a shell completes: nobody reads what is missing
                 return None
@@ -177,8 +177,8 @@ def key_hint(api_key: str) -> str:
 
 
 _DEFAULT_URL = "http://127.0.0.1:18000"
-#: What returns the command that installs the server's packages.
-INSTALL_COMMAND = "rewardfleet_server.system.optional_imports:install_command"
+#: Returns the command that installs the server's packages.
+INSTALL_COMMAND = Lazy("rewardfleet_server.system.optional_imports:install_command")
 
 # Options of several commands.
 API_KEY = click.option(

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from rewardfleet.services import load_attribute
+from rewardfleet.services import Lazy
 from rewardfleet.wire.code import CodeRequest, CodeScore
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Service
@@ -42,7 +42,7 @@ def create_app(settings: CodeSettings, sandbox: Sandbox | None = None) -> Reward
     Raises:
         ValueError: The sandbox cannot be started, e.g. without isolation on this machine.
     """
-    used = sandbox or load_attribute(SANDBOXES[settings.sandbox])(settings)
+    used = sandbox or Lazy(SANDBOXES[settings.sandbox])(settings)
     return RewardApp(code_service(settings, used), settings)
 
 

@@ -27,10 +27,6 @@ SCORED, CACHED, ABSTAINED = ANSWERED = ("scored", "cached", "abstained")
 WRONG_SCORE = "wrong score"
 
 
-#: The body of an item, and its only right score; None if any is.
-_Item = tuple[dict[str, Any], float | None]
-
-
 class LoadRequest(BaseModel, extra="forbid"):
     """A request to send, and the only right score; None if any is."""
 
@@ -53,7 +49,7 @@ def generate_requests(services: Sequence[str]) -> Iterator[LoadRequest]:
         yield LoadRequest.model_construct(service=service, body=body, score=score)
 
 
-def clip(number: int) -> _Item:
+def clip(number: int) -> tuple[dict[str, Any], float | None]:
     """Return a clip of blocks of color."""
     frames = random.Random(number).choices(_images(), k=_CLIP_FRAMES)  # noqa: S311 - not for secrets
     return {"task_text": "put it there", "frames_base64": frames, "nframes": _CLIP_FRAMES}, None
@@ -66,20 +62,20 @@ def _images() -> list[JsonValue]:
     return [base64.b64encode(encode_png(image)).decode() for image in images]
 
 
-def program(number: int) -> _Item:
+def program(number: int) -> tuple[dict[str, Any], float | None]:
     """Return a program that passes 2 tests."""
     cases = [{"stdin": f"{number} {each}", "stdout": str(number + each)} for each in (1, 2)]
     revision = "a, b = map(int, input().split())\nprint(a + b)"
     return {"revision": revision, "tests": {"kind": "stdio", "cases": cases}}, 1.0
 
 
-def episode(number: int) -> _Item:
+def episode(number: int) -> tuple[dict[str, Any], float | None]:
     """Return a success after 120 of 512 steps."""
     body = {"uid": f"load-{number}", "kind": "efficiency", "success": 1, "steps": 120}
     return {**body, "max_steps": 512}, 512 / (512 + 120)
 
 
-def answer(number: int) -> _Item:
+def answer(number: int) -> tuple[dict[str, Any], float | None]:
     """Return an answer with the right call."""
     call = json.dumps({"name": "search", "parameters": {"query": f"load {number}"}})
     text = f"<think>I look it up.</think>\n<tool_call>\n{call}\n</tool_call>"
