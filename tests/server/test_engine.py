@@ -86,7 +86,7 @@ Scripted = Engine[Item, Score]
 
 @pytest.fixture
 def telemetry() -> Telemetry:
-    return Telemetry("test", admission())
+    return Telemetry("code", admission())
 
 
 def admission() -> Admission:
@@ -108,7 +108,7 @@ async def test_an_engine_scores_without_http(telemetry: Telemetry):
     score = await engine(telemetry).score_item(Item(behavior="scores"))
     assert (score.score, score.status, score.backend) == (0.25, "ok", "scripted")
     assert 2 <= score.timing_ms.backend <= score.timing_ms.total
-    assert 'rewardfleet_results_total{backend="scripted",service="test",status="ok"} 1.0' in (
+    assert 'rewardfleet_results_total{backend="scripted",service="code",status="ok"} 1.0' in (
         telemetry.exposition().decode()
     )
 
@@ -294,7 +294,7 @@ def test_an_invalid_item_has_the_same_metrics_alone_and_in_a_batch(serve_scripte
         client.post(path, json=body)
         found.append(item_metrics(client))
     assert found[0] == found[1]
-    assert found[0]['rewardfleet_results_total{backend="",service="test",status="error"}'] == 1
+    assert found[0]['rewardfleet_results_total{backend="",service="code",status="error"}'] == 1
 
 
 @pytest.mark.parametrize("audit_rate", [0, 1])
@@ -310,9 +310,9 @@ def test_a_cached_and_an_audited_item_have_the_same_metrics_on_every_route(
         found[path] = item_metrics(client)
     assert found["/score"] == found["/score/batch"] == found["/grade"]
     metrics = found["/score"]
-    assert metrics['rewardfleet_cache_lookups_total{result="hit",service="test"}'] == 1
-    assert metrics['rewardfleet_cache_lookups_total{result="miss",service="test"}'] == 1
-    assert metrics['rewardfleet_cache_audits_total{result="disagree",service="test"}'] == 0
+    assert metrics['rewardfleet_cache_lookups_total{result="hit",service="code"}'] == 1
+    assert metrics['rewardfleet_cache_lookups_total{result="miss",service="code"}'] == 1
+    assert metrics['rewardfleet_cache_audits_total{result="disagree",service="code"}'] == 0
 
 
 @pytest.mark.slow
@@ -322,9 +322,9 @@ def test_an_audit_on_any_route_finds_a_score_that_changed(serve_scripted):
         for _ in range(2):
             assert client.post(path, json=body({"behavior": "changes", "key": "k"})).is_success
         wait_for_audits(client, 1)
-        disagree = 'rewardfleet_cache_audits_total{result="disagree",service="test"}'
+        disagree = 'rewardfleet_cache_audits_total{result="disagree",service="code"}'
         assert item_metrics(client)[disagree] == 1, path
-        lookups = 'rewardfleet_cache_lookups_total{result="miss",service="test"}'
+        lookups = 'rewardfleet_cache_lookups_total{result="miss",service="code"}'
         client.post(path, json=body({"behavior": "changes", "key": "k"}))
         assert item_metrics(client)[lookups] == 2, "the score was evicted"
 
@@ -353,7 +353,7 @@ async def test_audits_take_a_small_share_of_the_time(
     for _ in range(2):
         assert (await scripted.score_item(Item(behavior="scores", key="k"))).cached
         await asyncio.gather(*scripted._audits._running)
-    assert f'result="agree",service="test"}} {count}.0' in telemetry.exposition().decode()
+    assert f'result="agree",service="code"}} {count}.0' in telemetry.exposition().decode()
 
 
 async def test_items_are_not_audited_at_the_expense_of_requests(telemetry: Telemetry):
