@@ -33,7 +33,12 @@ _DEFINED = re.compile(
 )
 #: The body of a function, which a prompt began.
 _BODY = re.compile(r"\A\n*[ \t]+\S|^(?:return|yield)\b", re.MULTILINE)
-_DEFINES = re.compile(r"(?:async[ \t]+def|def|class|import|from|@)\b")
+_DEFINES = re.compile(r"\s*(?:async[ \t]+def|def|class|import|from|@)\b")
+#: Prose after a program, which no statement with an error begins like.
+_PROSE = re.compile(
+    r"[A-Z*#>`<\[=-]"
+    r"|(?!(?:if|for|while|elif|else|def|class|return|import|from|with|try|print)\b)[a-z]+ [a-z]+ "
+)
 _LANGUAGE_LINE = re.compile(r"\A\s*(?:i?python|py)[\d.]*[ \t]*\n", re.IGNORECASE)
 #: Characters of a program that are parsed, and of an answer in which valid Python is sought. Limits
 #: the time.
@@ -108,7 +113,7 @@ def _chosen(blocks: Sequence[Block], called: AbstractSet[str]) -> str:
     needed: list[Block] = []
     for each in reversed(others):
         part = _parsed(each.source) if missing and {*_words(each.source)} & missing else None
-        if part and _bound(part) & missing and all(isinstance(s, _DEFINITIONS) for s in part.body):
+        if part and _defined(part) & missing and _only_defines(part):
             needed.insert(0, each)
             missing = (missing | _used(part)) - _bound(part)
     after = [] if called or not _only_defines(tree) else _calls(others, tree)
@@ -132,7 +137,7 @@ def _rank(block: Block, number: int, called: AbstractSet[str]) -> tuple[bool, in
 
 def _calls(blocks: Sequence[Block], tree: ast.Module) -> list[Block]:
     """Return the first block that uses what a program defines that does nothing by itself."""
-    defined = _bound(tree)
+    defined = _defined(tree)
     for each in blocks:
         part = _parsed(each.source) if {*_words(each.source)} & defined else None
         if part and _used(part) & defined and not _only_defines(part):
@@ -151,6 +156,17 @@ def _words(source: str) -> list[str]:
 def _used(tree: ast.AST) -> set[str]:
     names = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
     return names - set(dir(builtins))
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    """Return the global names of a program that only defines."""
+    names: set[str] = set()
+    for each in tree.body:
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(each.name)
+        elif isinstance(each, _DEFINITIONS):
+            names |= _bound(each)
+    return names
 
 
 def _bound(tree: ast.AST) -> set[str]:
@@ -184,9 +200,9 @@ def _parsed(source: str) -> ast.Module | None:
 
 def _unfenced(answer: str, called: AbstractSet[str]) -> str:
     answer = _at_margin(_LANGUAGE_LINE.sub("", answer, count=1), called)
-    if len(answer) > _MAX_PARSED or _parsed(answer) is not None:
+    if len(answer) > _MAX_PARSED or _parsed(answer) is not None or _is_body(answer, called):
         return answer
-    regions = _regions(answer.split("\n"))
+    regions = _regions(answer.split("\n"), is_whole=not called)
     fitting = (
         number
         for number, each in enumerate(regions)
@@ -204,16 +220,27 @@ def _at_margin(source: str, called: AbstractSet[str]) -> str:
     bare = source.lstrip()
     if bare == source or source[-len(bare) - 1 :][:1] not in {" ", "\t"} or _parsed(bare) is None:
         return source
-    is_body = called and not _DEFINES.match(bare) and _parsed(f"if 1:\n{source}") is not None
-    return source if is_body else bare
+    return source if _is_body(source, called) else bare
 
 
-def _regions(lines: Sequence[str]) -> list[Block]:
-    """Return the runs of lines that are valid Python, each from a line that looks like code."""
+def _is_body(source: str, called: AbstractSet[str]) -> bool:
+    """Return whether a text is the body of a function, as a whole."""
+    is_indented = bool(called) and source.lstrip("\n")[:1] in {" ", "\t"}
+    return is_indented and not _DEFINES.match(source) and _parsed(f"if 1:\n{source}") is not None
+
+
+def _regions(lines: Sequence[str], *, is_whole: bool) -> list[Block]:
+    """Return the runs of lines that are valid Python, each from a line that looks like code.
+
+    A run ends at the left margin: a program with an error in a function is none.
+
+    Args:
+        is_whole: Whether the runs are whole programs, which nothing but prose follows.
+    """
     found: list[Block] = []
     number, budget = 0, _MAX_SOUGHT
     while number < len(lines) and budget > 0:
-        if not CODE.match(lines[number]):
+        if not _may_begin(lines, number):
             number += 1
             continue
         body, prefix = _body(lines, number)
@@ -223,11 +250,22 @@ def _regions(lines: Sequence[str]) -> list[Block]:
             budget -= len(source)
             valid = _valid_lines(prefix + source)
             if valid is None:
-                found.append(Block("python", f"{source}\n"))
                 break
             size = min(size - 1, valid - bool(prefix))
+        rest = next((line for line in body[size:] if line.strip()), "A")
+        if size > 0 and (rest[0].isspace() or (is_whole and not _PROSE.match(rest))):
+            break
+        if size > 0:
+            found.append(Block("python", f"{source}\n"))
         number += max(size, 1)
     return found
+
+
+def _may_begin(lines: Sequence[str], number: int) -> bool:
+    """Return whether a program may begin in a line: an indented one is after a blank line."""
+    line = lines[number]
+    is_apart = not line[:1].isspace() or not any(map(str.strip, lines[max(0, number - 1) : number]))
+    return is_apart and CODE.match(line) is not None
 
 
 def _body(lines: Sequence[str], start: int) -> tuple[list[str], str]:

@@ -34,7 +34,7 @@ def solution_of(row: Row) -> str | None:
             texts = (place.get(name) for name in names)
             for text in texts:
                 if isinstance(text, str) and text.strip():
-                    return extract_program(text)
+                    return extract_program(text, {str(row.get("entry_point") or "")})
     return None
 
 
