@@ -185,8 +185,7 @@ class CodeScorer:
         max_seconds = self._settings.max_submission_s
         if call_timeout_s is not None:
             max_seconds = min(max_seconds, call_timeout_s / 2)
-        stops = request.mode == "all_pass"
-        run = await _planned(tests, limits, max_seconds, stop_at_failure=stops)
+        run = await _planned(tests, limits, max_seconds, stop_at_failure=request.mode == "all_pass")
         if submission.no_program is None:
             await self._execute(await _completed(submission.program, tests), run, checker)
         else:

@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 from rewardfleet.wire.code import (
@@ -205,6 +206,7 @@ class CallRun:
         unanswered = failed or Outcome.EXITED_EARLY
         is_early = unanswered is Outcome.EXITED_EARLY and len(answers) < len(nonces)
         verdicts, suspicions = [], _suspicions(result, forged=forged, is_early=is_early)
+        verdict_of = cache(partial(_verdict, result=result))  # most of a thousand are alike
         for check, expected in zip(self.run.checks, self.expected, strict=True):
             answer = answers.get(check.nonce)
             outcome = unanswered if answer is None else _outcome(answer, expected, self.rule)
@@ -220,9 +222,10 @@ class CallRun:
                 outcome = Outcome.WRONG_ANSWER if self.strict else outcome
                 suspicions.append(f"decided by {inside}{rejected}")
             by: Literal["service", "jail"] = "jail" if inside else "service"
-            verdict = _verdict(outcome, result, by=by, checks=checks)
+            verdict = verdict_of(outcome, by=by, checks=checks)
             if outcome is Outcome.WRONG_ANSWER and answer is not None and "value" in answer:
-                verdict.returned = json.dumps(answer["value"])[:_MAX_RETURNED]
+                returned = json.dumps(answer["value"])[:_MAX_RETURNED]
+                verdict = verdict.model_copy(update={"returned": returned})
             verdicts.append(verdict)
             if answer is not None and not is_plain(answer.get("value")):
                 kind = str(answer["value"]["other"])[:60]
