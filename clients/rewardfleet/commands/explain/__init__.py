@@ -55,7 +55,7 @@ def command(source: Path, id: str | None, url: str, timeout: float, api_key: str
     service, fields, request, options = _read(source)
     score = asyncio.run(_score(service, request, options, (url, timeout, api_key)))
     given = {**fields, **({"options": options} if options is not None else {})}
-    _print(story_of(service, given, score.model_dump(mode="json")))
+    click.echo("\n".join(story_of(service, given, score.model_dump(mode="json"))))
     if score.status is Status.ERROR:
         return 2
     return _EXIT_ABSTAINED if score.status is Status.ABSTAINED else 0
@@ -124,7 +124,7 @@ def _print_record(folder: Path, prefix: str) -> None:
     record = records[0]
     click.echo("\n".join(_of_log(record, len(records))))
     request = json.loads(record["request"] or "{}")
-    _print(story_of(record["service"], request, score_of(record)))
+    click.echo("\n".join(story_of(record["service"], request, score_of(record))))
 
 
 def _of_log(record: Mapping[str, Any], count: int) -> Iterator[str]:
@@ -155,8 +155,3 @@ def score_of(record: Mapping[str, Any]) -> dict[str, Any]:
         "provenance": json.loads(record["provenance"] or "{}"),
         "error": error if error["kind"] is not None else None,
     }
-
-
-def _print(lines: Iterator[str]) -> None:
-    for line in lines:
-        click.echo(line)

@@ -179,10 +179,11 @@ class Scoring:
         """Score the items, with a progress bar and a summary on standard error."""
         stamps = [source.stamp() for source in sources]
         with progress_bar(expected) as show:
-            opening: Any = contextlib.nullcontext(self._stdout(show))
+            columns = columns_of(SERVICES[self.service].client.score_type)
+            opening: Any = contextlib.nullcontext(StdoutStore([*columns], show))
             lerobot = None
             if self.destination.output is not None:
-                opening = folder_store(self._opening(builder, stamps), show)
+                opening = folder_store(self._opening(builder, stamps, columns), show)
                 if [each.is_lerobot for each in sources] == [True]:
                     lerobot = sources[0].path.parent.parent
             started = time.monotonic()
@@ -200,10 +201,7 @@ class Scoring:
             return 130
         return 2 if totals.failed == totals.items else int(totals.missing > 0)
 
-    def _stdout(self, show: Callable[[Progress], None]) -> StdoutStore:
-        return StdoutStore([*columns_of(SERVICES[self.service].client.score_type)], show)
-
-    def _opening(self, builder: RequestBuilder, stamps: Sequence[Any]) -> dict[str, Any]:
+    def _opening(self, builder: RequestBuilder, stamps: Any, columns: Any) -> dict[str, Any]:
         """Return the arguments of `Output`."""
         input_key = {
             "service": self.service,
@@ -215,7 +213,7 @@ class Scoring:
         }
         return {
             "folder": str(self.destination.output),
-            "columns": columns_of(SERVICES[self.service].client.score_type),
+            "columns": columns,
             "input_key": input_key,
             "kind": self.destination.format,
             "part_rows": PART_ROWS,
