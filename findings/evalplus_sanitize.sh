@@ -15,9 +15,9 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 python3 -m venv venv
-venv/bin/pip install -q --no-deps 'evalplus==0.3.1'
 venv/bin/pip install -q 'tree-sitter==0.26.1' 'tree-sitter-python==0.25.0' 'datasets==5.2.0' \
     'appdirs==1.4.4' 'multipledispatch==1.0.0' 'tempdir==0.7.1' 'termcolor==3.3.0' 'wget==3.2'
+venv/bin/pip install -q --no-deps 'evalplus==0.3.1'
 
 venv/bin/python - <<'PYTHON'
 from evalplus.sanitize import sanitize

@@ -13,7 +13,8 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 python3 -m venv venv
-venv/bin/pip install -q 'math-verify==0.9.0' 'latex2sympy2_extended==1.11.0' 'sympy==1.14.0' 'antlr4-python3-runtime==4.13.2'
+venv/bin/pip install -q 'math-verify==0.9.0' 'latex2sympy2_extended==1.11.0' 'sympy==1.14.0' \
+    'antlr4-python3-runtime==4.13.2'
 
 venv/bin/python - <<'PYTHON'
 from math_verify import parse, verify

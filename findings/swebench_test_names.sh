@@ -14,8 +14,8 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 python3 -m venv venv
-venv/bin/pip install -q --no-deps 'swebench==5.0.2'
 venv/bin/pip install -q 'unidiff==1.0.1'
+venv/bin/pip install -q --no-deps 'swebench==5.0.2'
 
 venv/bin/python - <<'PYTHON'
 import sys
