@@ -166,7 +166,9 @@ def write_rewards(root: Path, target: Path, records: Iterable[Mapping[str, Any]]
             table = table.append_column(name, pa.array(values, kind))
         written = target / path.relative_to(root)
         written.parent.mkdir(parents=True, exist_ok=True)
-        pa.parquet.write_table(_with_features(table, dtypes), written)
+        # By statistics, which leave out NaN, readers skip row groups with a missing reward.
+        counted = [name for name in table.column_names if dtypes.get(name) in {None, "bool"}]
+        pa.parquet.write_table(_with_features(table, dtypes), written, write_statistics=counted)
 
 
 def _columns_of(table: Any, records: Mapping[int, Mapping[str, Any]]) -> tuple[list[Any], ...]:

@@ -90,6 +90,11 @@ def test_a_data_set_gets_rewards_beside_the_original(tmp_path: Path, version: st
     info = json.loads((out / "lerobot" / "meta" / "info.json").read_text())
     assert info["features"][f"{prefix}.success"]["dtype"] == "bool"
     assert list((out / "lerobot" / "videos").rglob("*.mp4"))
+    # Statistics leave out NaN, and readers that filter by them would find no missing reward.
+    for path in (out / "lerobot" / "data").rglob("*.parquet"):
+        file = pq.ParquetFile(path)
+        index = file.schema_arrow.names.index(f"{prefix}.reward")
+        assert file.metadata.row_group(0).column(index).statistics is None
 
 
 def test_a_file_with_several_episodes_is_not_sent(
