@@ -76,8 +76,7 @@ class Memo(Generic[T]):
     """
 
     def __init__(self, max_bytes: int, size: Callable[[T], int]) -> None:
-        self._max_bytes = max_bytes
-        self._size = size
+        self._max_bytes, self._size = max_bytes, size
         self._kept: OrderedDict[str, tuple[T, int]] = OrderedDict()
         self._running: SingleFlight[T] = SingleFlight()
         self.bytes = 0  #: of the keys and values that are kept

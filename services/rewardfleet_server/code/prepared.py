@@ -101,7 +101,8 @@ def _parsed(tests: PlainTests) -> Sequence[ParsedAssert]:
     """Return the cases that are asserts; check the setup of other tests, and what they call."""
     if isinstance(tests, AssertTests):
         return parsed_asserts(tests)
-    parse(tests.setup, "tests.setup")
+    if tests.setup:
+        parse(tests.setup, "tests.setup")
     if isinstance(tests, FunctionalTests) and keyword.iskeyword(tests.fn_name):
         raise InvalidRequest(f"tests.fn_name: {tests.fn_name!r} is a keyword")
     return ()
