@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: bench bench-client bench-code bench-episode bench-tools bench-bulk bench-gateway bench-growth bench-score-log bench-tail example-episode example-router example-learning serve lock
 .PHONY: up down secrets browser test-browser test-deploy test-k8s test-chaos chaos
 .PHONY: install-engines test-engines bench-vlm bench-gpu
-.PHONY: install-ray test-ray bench-ray bench-size install-viewers test-viewers bench-sample-tables
+.PHONY: install-ray test-ray bench-ray install-viewers test-viewers bench-sample-tables
 .PHONY: install-trainers install-clients install-peers record-peers test-trainers
 
 install: $(VENV)/.installed servers packages  ## all that the tests need, in .venv; the first target
@@ -145,9 +145,6 @@ bench-tail: install  ## small requests beside the largest allowed ones
 
 bench-growth: install  ## whether CPU time per score grows with callers, replicas and batches
 	$(BIN)/python tests/bench/growth.py $(PARTS)
-
-bench-size: install  ## predictions of `rewardfleet size` next to services that run
-	$(BIN)/python tests/bench/size.py
 
 example-episode: install  ## real rollouts: videos, rewards, groups, advantages, one figure
 	$(BIN)/python examples/libero_episodes.py tests/data/libero docs/episodes.png

@@ -20,7 +20,6 @@ _COMMANDS = {
     "up": (_SERVER, "Run all services on this machine, below one address."),
     "gateway": (_SERVER, "Run one address for services that run elsewhere."),
     "status": (_CLIENT, "Show the replicas of a fleet."),
-    "size": (_SERVER, "Predict how many replicas a load needs."),
     "load": (_CLIENT, "Send requests at a given rate."),
     "score": (_CLIENT, "Score clips, programs, answers or episodes."),
     "explain": (_CLIENT, "Tell why a score is what it is."),

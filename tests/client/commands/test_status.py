@@ -89,10 +89,8 @@ def test_a_wrong_key_is_called_wrong(tmp_path, monkeypatch, capsys):
         assert main(["doctor", service]) == 0
         assert "needs an API key: set REWARDFLEET_API_KEY" in capsys.readouterr().out
         monkeypatch.setenv("REWARDFLEET_API_KEY", "another")
-        for command in (["status"], ["size", "--rate", "1", "--concurrency", "1", "--seconds"]):
-            main([*command, service])
-            output = capsys.readouterr()
-            assert "REWARDFLEET_API_KEY is wrong" in output.out + output.err, command
+        main(["status", service])
+        assert "REWARDFLEET_API_KEY is wrong" in capsys.readouterr().out
         assert main(["doctor", service]) == 1
         assert "REWARDFLEET_API_KEY is wrong" in capsys.readouterr().out
         assert main(["status", "--inflight", url]) == 1

@@ -444,7 +444,6 @@ def run_without(modules: str, *arguments: str) -> subprocess.CompletedProcess[st
         (["status", "http://127.0.0.1:1"], 1, "unreachable"),
         (["load", "http://127.0.0.1:1"], 2, "there is no service at http://127.0.0.1:1"),
         (["harbor", "--help"], 0, "Verify a Harbor task"),
-        (["size", "--rate", "1"], 2, "install the packages of the server: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
