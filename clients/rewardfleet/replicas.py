@@ -28,7 +28,6 @@ from functools import lru_cache, partial
 
 import httpx
 
-from .hedging import Hedging
 from .responses import new_request_id, receive
 from .timeouts import Timeout, timeout
 from .wire.backoff import backoff, backoff_with_jitter
@@ -170,7 +169,6 @@ class Replicas:
         self._closed = False
         self._silence_s = min(max(timeout_s / 10, _MIN_SILENCE_SECONDS), _MAX_SILENCE_SECONDS)
         self._check_s = min(max(timeout_s / 5, _MIN_CHECK_SECONDS), _MAX_CHECK_SECONDS)
-        self.hedging = Hedging()
 
     async def acquire(self, item_count: int, *, avoid: Collection[str], at_front: bool) -> Replica:
         """Wait for capacity at a replica and take it; `release` gives it back.
@@ -193,19 +191,6 @@ class Replicas:
             else:
                 self.release(waiter.granted.result(), item_count)
             raise
-
-    def acquire_second(self, item_count: int, first: Replica) -> Replica | None:
-        """Take a replica for a hedge of a request at `first`; None if none is healthy and free.
-
-        `first` is checked, and is second choice until it has answered.
-        """
-        self._suspect(first)
-        waiter = _Waiter(item_count, {first.url})
-        replica = None if first.ejected or self._waiting else self._choose(waiter)
-        if replica is None or replica is first or not self.hedging.take():
-            return None
-        self._take(replica, item_count)
-        return replica
 
     @contextmanager
     def watching(self, replica: Replica, limit: Timeout) -> Iterator[None]:
@@ -307,14 +292,11 @@ class Replicas:
                 if replica is None:
                     self._set_alarm()
                     return
-                self._take(replica, waiter.item_count)
+                self._requests += 1
+                replica.last_used = self._requests
+                replica.in_flight += waiter.item_count
                 waiter.granted.set_result(replica)
             self._waiting.popleft()
-
-    def _take(self, replica: Replica, item_count: int) -> None:
-        self._requests += 1
-        replica.last_used = self._requests
-        replica.in_flight += item_count
 
     def _choose(self, waiter: _Waiter) -> Replica | None:
         now = self._loop.time()

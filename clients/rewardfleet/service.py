@@ -287,7 +287,6 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
                 batch,
                 item_count=len(requests),
                 deadline=deadline,
-                is_stateless=True,
             )
         except (TooLarge, NotEncoded):  # smaller ones, at last item by item
             middle = len(requests) // 2
@@ -326,7 +325,7 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
     async def _post_one(self, request: RequestT, deadline: float) -> ScoreT | RewardFleetError:
         try:
             return await self._transport.call(
-                "POST", "/score", self.score_type, request, deadline=deadline, is_stateless=True
+                "POST", "/score", self.score_type, request, deadline=deadline
             )
         except TooLarge as error:
             smaller = self._without_policy_text(request)

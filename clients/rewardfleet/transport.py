@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 import httpx
 from pydantic import BaseModel
 
-from .hedging import kind_of
 from .pending import PendingCall, PendingCalls
 from .replicas import Replica, Replicas, rest_seconds, retry_wait
 from .responses import map_http_errors, max_response_bytes, model_of, new_request_id, receive
@@ -65,7 +64,6 @@ class _HttpCall(PendingCall, Generic[ModelT]):
     response_type: type[ModelT]
     body: BaseModel | None = None  #: None for a route that takes no body
     timeout_s: float  #: of a complete call
-    is_stateless: bool = False  #: whether it may be sent to a second replica while the first has it
     compress_frames: bool = False  #: whether a body with frames is compressed
     #: The media type of the body and its parts, once it is encoded.
     encoded: tuple[str, list[Buffer]] | None = None
@@ -199,7 +197,6 @@ class ServiceTransport:
         *,
         deadline: float | None = None,
         item_count: int = 1,
-        is_stateless: bool = False,
     ) -> ModelT:
         """Send a request and return the response as a model.
 
@@ -208,8 +205,6 @@ class ServiceTransport:
             body: What is sent; None for a route that takes no body.
             deadline: When the call must end, by the clock of the event loop; by default after the
                 timeout of a call.
-            is_stateless: Whether the service's answer depends on the body only, so that two
-                replicas may compute it at the same time.
 
         Raises:
             TooLarge: The body has several items and more than `MAX_BATCH_BYTES`.
@@ -225,7 +220,6 @@ class ServiceTransport:
             deadline=self.deadline() if deadline is None else deadline,
             timeout_s=self._timeout_s,
             item_count=item_count,
-            is_stateless=is_stateless,
             compress_frames=self._compress_frames,
         )
         self._pending.add(call)
@@ -297,55 +291,13 @@ class ServiceTransport:
                 await asyncio.sleep(pause)
 
     async def _attempt(self, replicas: Replicas, call: _HttpCall[ModelT]) -> ModelT:
-        """Acquire a replica and send it the request once; and a hedge, if it takes long."""
+        """Acquire a replica and send it the request once."""
         replica = await self._acquire(replicas, call)
-        replicas.hedging.count_request()
-        kind = kind_of(call.path, call.item_count)
-        delay = replicas.hedging.delay(kind) if call.is_stateless else None
         try:
-            if delay is not None and len(self._urls) > 1:
-                return await self._hedge(replicas, replica, call, delay)
-            try:
-                return await self._exchange(replicas, replica, call)
-            finally:
-                replicas.release(replica, call.item_count)
+            return await self._exchange(replicas, replica, call)
         finally:
+            replicas.release(replica, call.item_count)
             call.url = ""
-
-    async def _hedge(
-        self, replicas: Replicas, first: Replica, call: _HttpCall[ModelT], delay_s: float
-    ) -> ModelT:
-        """Send a request; after `delay_s`, send it to a second replica, if the budget allows.
-
-        The first answer counts. The other request is cancelled, and with its connection, the
-        service's work for it.
-        """
-
-        def exchange(replica: Replica) -> asyncio.Task[ModelT]:
-            task = asyncio.create_task(self._exchange(replicas, replica, call))
-            # Not in the task itself, which may be cancelled before it begins.
-            task.add_done_callback(lambda _: replicas.release(replica, call.item_count))
-            return task
-
-        tasks = {exchange(first)}
-        try:
-            done, _ = await asyncio.wait(tasks, timeout=delay_s)
-            second = None if done else replicas.acquire_second(call.item_count, first)
-            if second is not None:
-                call.attempts += 1
-                tasks.add(exchange(second))
-            pending = tasks
-            while True:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in sorted(done, key=lambda task: task.exception() is not None):
-                    error = task.exception()
-                    may_improve = isinstance(error, RewardFleetError) and error.retryable
-                    if not (may_improve and pending):
-                        return task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _exchange(
         self, replicas: Replicas, replica: Replica, call: _HttpCall[ModelT]
@@ -375,8 +327,6 @@ class ServiceTransport:
                 call.failed_urls.add(replica.url)
             raise
         else:
-            if call.is_stateless:  # others are not hedged, and their paths may name runs
-                replicas.hedging.record(kind_of(call.path, call.item_count), loop.time() - sent)
             replicas.succeeded(replica, call.item_count, started=started)
             return model
         finally:
