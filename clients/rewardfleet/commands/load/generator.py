@@ -10,20 +10,28 @@ import asyncio
 import itertools
 import json
 import random
+import ssl
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rewardfleet.commands.index import printable
-from rewardfleet.timeouts import timeout_at
-from rewardfleet.wire.headers import TIMEOUT_HEADER
+import httpx
 
-from .http import ConnectFailed, Sender
+from rewardfleet.commands.index import printable
+from rewardfleet.responses import new_request_id, receive
+from rewardfleet.timeouts import timeout_at
+from rewardfleet.wire.errors import BackendFailed
+from rewardfleet.wire.headers import REQUEST_ID_HEADER, TIMEOUT_HEADER
+
 from .requests import ANSWERED, WRONG_SCORE, LoadRequest, outcome_of
 
 #: The most bytes of the requests in flight.
 _MAX_BYTES = 512 * 2**20
+_MAX_RESPONSE_BYTES = 64 * 2**20
+_CONNECT_SECONDS = 5.0
+#: Idle connections are used again for less time than services and proxies keep them.
+_LIMITS = httpx.Limits(max_connections=1, keepalive_expiry=30.0)
 #: A request that got no answer in time has taken at least as long as it was waited for. Without it,
 #: latencies would be better the more requests time out. Other failures are not part of them.
 _TIMEOUT = "no answer in time"
@@ -96,9 +104,13 @@ class LoadGenerator:
     ) -> None:
         self._plan = plan
         self._requests = requests
-        headers = {"Content-Type": "application/json", TIMEOUT_HEADER: f"{plan.timeout_s:g}"}
-        headers |= {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._senders = {name: Sender(url, headers) for name, url in urls.items()}
+        self._urls = urls
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        self._headers[TIMEOUT_HEADER] = f"{plan.timeout_s:g}"
+        self._headers |= {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._tls = ssl.create_default_context()  # slow, so done once
+        # Each has one connection: a pool of httpx searches all of its own for each request.
+        self._idle: dict[str, list[httpx.AsyncHTTPTransport]] = {name: [] for name in urls}
         self._tasks: set[asyncio.Task[None]] = set()
         self._bytes = 0  # of requests in flight
         self.results = LoadResults()
@@ -121,8 +133,8 @@ class LoadGenerator:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            for sender in self._senders.values():
-                sender.close()
+            for http in itertools.chain(*self._idle.values()):
+                await http.aclose()
 
     def _start(self, request: LoadRequest, due: float) -> None:
         if len(self._tasks) >= self._plan.max_in_flight or self._bytes >= _MAX_BYTES:
@@ -141,14 +153,34 @@ class LoadGenerator:
         try:
             async with timeout_at(due + self._plan.timeout_s):
                 self.results.lateness.append(now() - due)
-                status, answer = await self._senders[request.service].post(request.path, body)
-            kind, detail = outcome_of(request, status, answer)
+                response = await self._post(request, body)
+            kind, detail = outcome_of(request, response.status_code, response.content)
         except TimeoutError:
             kind, detail = _TIMEOUT, f"after {self._plan.timeout_s:g} s"
-        except ConnectFailed as error:
-            kind, detail = "cannot be reached", str(error)
-        except (OSError, EOFError, ValueError, LookupError) as error:
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            kind, detail = "cannot be reached", str(error) or "it took too long"
+        except httpx.RequestError as error:
             kind, detail = "disconnected", str(error) or "the connection was closed"
+        except BackendFailed as error:
+            kind, detail = "disconnected", error.detail
         finally:
             self._bytes -= len(body)
             self.results.add(request.service, kind, detail, now() - due)
+
+    async def _post(self, request: LoadRequest, body: bytes) -> httpx.Response:
+        sent = httpx.Request(
+            "POST",
+            self._urls[request.service] + request.path,
+            headers={**self._headers, REQUEST_ID_HEADER: new_request_id()},
+            content=body,
+            extensions={"timeout": {"connect": _CONNECT_SECONDS}},
+        )
+        idle = self._idle[request.service]
+        http = idle.pop() if idle else self._connection()
+        try:
+            return await receive(http, sent, _MAX_RESPONSE_BYTES)
+        finally:
+            idle.append(http)
+
+    def _connection(self) -> httpx.AsyncHTTPTransport:
+        return httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False, limits=_LIMITS)
