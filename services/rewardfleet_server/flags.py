@@ -15,7 +15,6 @@ from rewardfleet.wire.validation import InputError, join_errors
 from .settings import (
     ENV_PREFIX,
     ServerSettings,
-    check_replaced_variables,
     flag_of,
     shown_value,
     unknown_variables,
@@ -103,7 +102,6 @@ def read_settings(settings_type: type[_Settings], given: dict[str, Any]) -> _Set
     Raises:
         ValueError: A value is not accepted; the message names the flag and the value.
     """
-    check_replaced_variables()
     try:
         return settings_type(**given)
     except ValidationError as error:

@@ -26,27 +26,6 @@ ENV_PREFIX = "REWARDFLEET_"
 #: Environment variables that are read, but are not settings of a service.
 OTHER_VARIABLES = {"API_KEY", "URL", "ENGINE_PROCESS", *(f"{n.upper()}_URL" for n in SERVICES)}
 
-#: Variables that were read once, and the flags that replace them. Ignoring one would change scores,
-#: or lose state that replicas share, so a service does not start with it.
-_REPLACED_VARIABLES = {
-    "--cache": ("CACHE_FILE", "CACHE_URL"),
-    "--run-state": ("RUN_STATE_FILE", "RUN_STATE_URL"),
-    "--fusion-url": ("SANDBOX",),
-    "--workers": ("FUSION_CONCURRENCY",),
-    "--max-body-mb": ("MAX_VIDEO_MB", "MAX_TOTAL_BODY_MB"),
-    "--set": (
-        "REFERENCES", "READOUT", "ENGINE", "DEVICE", "BATCH_SIZE", "FRAME_PIXELS", "FRAME_RESIZE",
-        "DATA_PARALLEL_SIZE", "ENFORCE_EAGER", "OPENAI_MEDIA", "OPENAI_CONCURRENCY",
-        "OPENAI_API_KEY_FILE", "PRIMO_MODEL_PATH", "PRIMO_PROMPTS", "ROBOREWARD_PROMPTS",
-        "TOPREWARD_PROMPTS", "SOLE_PROMPTS", "ROBOMETER_PROMPTS",
-    ),
-}  # fmt: skip
-
-#: Variables that were read once and that nothing replaces, and what holds instead.
-_REMOVED_VARIABLES = {
-    "RUN_STATE_MAX_AGE_DAYS": "a run is deleted when nothing has changed it for 30 days",
-}
-
 #: How many characters of a value an error shows.
 _MAX_SHOWN = 200
 
@@ -228,25 +207,3 @@ def unknown_variables(known: Iterable[str]) -> list[str]:
     return sorted(
         name for name in os.environ if name.startswith(ENV_PREFIX) and name not in accepted
     )
-
-
-def check_replaced_variables() -> None:
-    """Check that the environment has no variable of an earlier version.
-
-    Raises:
-        ValueError: It has one; the message says what replaces it.
-    """
-    found = [
-        f"the environment variable {ENV_PREFIX}{name} is no longer read: use {flag} "
-        f"({ENV_PREFIX}{flag[2:].replace('-', '_').upper()})"
-        for flag, names in _REPLACED_VARIABLES.items()
-        for name in names
-        if os.environ.get(f"{ENV_PREFIX}{name}")
-    ]
-    found += [
-        f"the environment variable {ENV_PREFIX}{name} is no longer read: {reason}"
-        for name, reason in _REMOVED_VARIABLES.items()
-        if os.environ.get(f"{ENV_PREFIX}{name}")
-    ]
-    if found:
-        raise ValueError("; ".join(found))

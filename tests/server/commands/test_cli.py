@@ -322,20 +322,6 @@ def test_an_unknown_variable_causes_a_warning(monkeypatch):
     ]
 
 
-@pytest.mark.parametrize(
-    ("variable", "reason"),
-    [
-        ("RUN_STATE_URL", "use --run-state "),
-        ("READOUT", "use --set "),
-        ("RUN_STATE_MAX_AGE_DAYS", "a run is deleted when nothing has changed it for 30 days"),
-    ],
-)
-def test_a_variable_that_is_no_longer_read_stops_the_command(monkeypatch, variable, reason):
-    monkeypatch.setenv(f"REWARDFLEET_{variable}", "x")
-    with pytest.raises(ValueError, match=f"REWARDFLEET_{variable} is no longer read: {reason}"):
-        read_settings(VideoSettings, {})
-
-
 @pytest.mark.parametrize("store", ["localhost:6379", "redis:6379/0"])
 def test_an_address_of_redis_without_its_scheme_is_no_file(store):
     with pytest.raises(ValueError, match=f"--run-state {store}: give redis://{store} for a Redis"):
