@@ -195,10 +195,7 @@ def _thoughts_of_code(text: str) -> tuple[list[tuple[int, int]], bool]:
 
 
 def _has(text: str, hints: Iterable[str]) -> bool:
-    for hint in hints:  # a generator would take as long as the searches
-        if hint in text:
-            return True
-    return False
+    return any(map(text.__contains__, hints))
 
 
 def _begin(text: str, position: int) -> int:
