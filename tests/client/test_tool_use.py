@@ -205,8 +205,9 @@ def test_a_call_that_toolrl_pays_for_is_not_free(text: str, calls: int):
 def test_all_tokens_at_the_end_of_a_turn_are_no_part_of_the_answer():
     for end in ("<|im_end|><|endoftext|>", "<|endoftext|>\n<|im_end|>\n", "<end_of_turn><eos>"):
         assert score_answer(TRUTH + end, TRUTH, STRICT).task == 4.0
-    # What follows the end of a turn is nobody's.
-    assert score_answer(f"{TRUTH}<|im_end|>{TRUTH}", TRUTH, STRICT).task == 4.0
+    assert score_answer(TRUTH + "<|im_end|>x", TRUTH, STRICT).format == 0.0
+    # What follows the end of a turn is no answer, but a call that an executor may run.
+    assert score_answer(f"{TRUTH}<|im_end|>{TRUTH}", TRUTH, STRICT).usage.calls == 2
 
 
 @pytest.mark.parametrize("depth", [99, 101, 500, 960, 5000])

@@ -6,8 +6,9 @@ where a fence names a language. A bare fence after code ends a block that the pr
 in a string of a program is part of it.
 """
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 #: A line of code that few lines of prose look like.
@@ -23,6 +24,7 @@ CODE = re.compile(
 PYTHON = re.compile(r"[{.\s]*(?:i?python|py)[\d.]*(?![\w+#-])", re.IGNORECASE)
 #: What may follow a fence that opens a block in the middle of a line.
 _LANGUAGE = re.compile(r"[\w+#.-]{0,20}")
+_QUOTES = re.compile(r"\\.|#|\"\"\"|'''|\"[^\"\\]*\"|'[^'\\]*'")
 #: What may follow a language, besides code: `title="a.py"`.
 _ATTRIBUTE = re.compile(r"[\w.-]+=\S")
 #: Blocks with an open string before strings are ignored altogether. Limits the time.
@@ -62,7 +64,8 @@ def blocks_of(text: str) -> list[Block]:
     """Return the blocks of a text, in order."""
     lines = text.replace("``````", "```\n```").split("\n")
     blocks: list[Block] = []
-    number, broken = _first_fence(lines), 0
+    begins_with_code = looks_like_code(lines)
+    number, broken = _first_fence(lines) if begins_with_code else 0, 0
     while number < len(lines):
         fence = _fence_of(lines[number])
         if fence is None:
@@ -71,7 +74,7 @@ def blocks_of(text: str) -> list[Block]:
         inline = _inline_block(fence)
         if inline:
             blocks.append(inline)
-        elif not blocks and _ends_code_of_prompt(lines, number, fence):
+        elif begins_with_code and not blocks and _ends_code_of_prompt(lines, number, fence):
             body = [*lines[:number], *([] if fence.begins_line else [fence.before])]
             blocks.append(_block(_Fence("", fence.marks, "python"), body, continues=True))
         elif fence.begins_line or _opens_in_line(fence):
@@ -87,7 +90,7 @@ def blocks_of(text: str) -> list[Block]:
     return blocks
 
 
-def looks_like_code(lines: Sequence[str]) -> bool:
+def looks_like_code(lines: Iterable[str]) -> bool:
     """Return whether the first of some lines, except comments, looks like code."""
     first = next((line for line in lines if line.strip() and line.lstrip()[0] != "#"), "")
     return CODE.match(first) is not None
@@ -110,7 +113,7 @@ class _Fence:
 def _first_fence(lines: Sequence[str]) -> int:
     """Return the first line with a fence that is not in a string, if the text begins with code."""
     quotes = ""
-    for number, line in enumerate(lines if looks_like_code(lines) else ()):
+    for number, line in enumerate(lines):
         if not quotes and _fence_of(line):
             return number
         quotes = _open_quotes(line, quotes)
@@ -146,8 +149,7 @@ def _opens_in_line(fence: _Fence) -> bool:
 
 def _ends_code_of_prompt(lines: Sequence[str], number: int, fence: _Fence) -> bool:
     is_bare = not fence.after and "```" not in fence.before
-    before = [*lines[:number], fence.before]
-    return is_bare and looks_like_code(before) and not looks_like_code(lines[number + 1 :])
+    return is_bare and not looks_like_code(itertools.islice(lines, number + 1, number + 50))
 
 
 def _end_of(
@@ -183,7 +185,7 @@ def _closes(fence: _Fence, opening: _Fence) -> bool:
 
 def _open_quotes(line: str, quotes: str) -> str:
     """Return the triple quotation marks of the string that is open after a line, or ""."""
-    for found in re.findall(r"\\.|#|\"\"\"|'''", line):
+    for found in _QUOTES.findall(line):
         if found == "#" and not quotes:
             break
         if found in {'"""', "'''"} and quotes in {"", found}:

@@ -7,7 +7,7 @@ card documents them. `role` stands for the name of who speaks.
 import re
 from typing import Literal
 
-Role = Literal["assistant", "thought", "user", "tool", "system"]
+Role = Literal["assistant", "thought", "user", "tool", "system", "end"]
 
 #: Names of thoughts, in any brackets: an opening mark at the beginning of a turn needs no row.
 _NAME = (
@@ -75,6 +75,7 @@ TURNS = [
     (rf"<role>{_ROLE}</role>", "Ling"),
     (rf"<\uff5c(?:hy_)?{_ROLE}\uff5c>", "DeepSeek, Hunyuan"),
     (r"<\uff5c(tool)\u2581outputs?\u2581begin\uff5c>", "DeepSeek"),
+    (r"<\uff5ctool\u2581outputs?\u2581(end)\uff5c>", "DeepSeek"),
     (rf"<\|start_of_role\|>{_ROLE}[^<\n]{{0,40}}<\|end_of_role\|>", "Granite"),
     (r"<\|START_OF_TURN_TOKEN\|><\|(\w{1,10})_TOKEN\|>", "Command"),
     (rf"\[\|{_ROLE}\|\]", "EXAONE"),
@@ -84,25 +85,27 @@ TURNS = [
      "gpt-oss"),
     (rf"<\|start\|>(?!assistant)([\w.]{{1,80}}){_REST}(?:<\|channel\|>{_REST})?<\|message\|>",
      "gpt-oss"),
-    (r"\[(INST|/INST)\]", "Mistral, Llama 2"),
+    (r"(?-i:\[(/?INST|/?TOOL_RESULTS)\])", "Mistral, Llama 2"),
 ]  # fmt: skip
 #: The same for a text with a line `assistant`: ChatML that was decoded without special tokens.
 BARE_TURN = r"(?m:^(user|tool|assistant)\n)"
 #: Who speaks, by the name in a mark that is not the role itself. Others are tools.
 ROLES: dict[str, Role] = {
-    **dict.fromkeys(("model", "ai", "bot", "chatbot", "final", "/inst"), "assistant"),
-    **dict.fromkeys(("human", "inst"), "user"),
+    **dict.fromkeys(("assistant", "model", "ai", "bot", "chatbot", "final"), "assistant"),
+    **dict.fromkeys(("/inst", "/tool_results", "end"), "assistant"),  # what follows an end
+    **dict.fromkeys(("user", "human", "inst"), "user"),
     **dict.fromkeys(("analysis", "commentary"), "thought"),
-    "assistant": "assistant",
-    "user": "user",
     **dict.fromkeys(("system", "developer"), "system"),
 }
 
 #: What surrounds what a tool answered within a turn.
 TOOL_ANSWERS = [
     (r"<tool_response>", r"</tool_response>", "Qwen, Hermes, GLM"),
-    (r"<tool_result>", r"</tool_result>", "Cohere's and others' prompts"),
-    (r"<function_results>", r"</function_results>", "Claude's prompts, OLMo"),
+    (r"<tool_(?:results?|outputs?)>", r"</tool_(?:results?|outputs?)>", "Cohere and prompts"),
+    (r"<function_results?>", r"</function_results?>", "OLMo, Claude's prompts"),
+    (r"<\|tool_response>", r"<tool_response\|>", "Gemma 4"),
+    (r"<\|START_TOOL_RESULT\|>", r"<\|END_TOOL_RESULT\|>", "Command"),
+    (r"<(?:observation|execution_result)>", r"</(?:observation|execution_result)>", "agents"),
     (r"<information>", r"</information>", "Search-R1"),
     (r"<interpreter>", r"</interpreter>", "ReTool"),
     (r"\[TOOL_RESULTS\]", r"\[/TOOL_RESULTS\]", "Mistral"),
@@ -110,8 +113,9 @@ TOOL_ANSWERS = [
 
 #: Tokens that end a turn wherever they are.
 _ENDS = (
-    r"<\|(?:im_end|endoftext|eot_id|eom_id|eot|end_of_text|end_of_turn|END_OF_TURN_TOKEN|return)\|>"
-    r"|<\uff5cend\u2581of\u2581sentence\uff5c>|<turn\|>|<end_of_turn>"
+    r"<\|(?:im_end|endoftext|eot_id|eom_id|eot|end_of_text|end_of_turn|END_OF_TURN_TOKEN|return|end)"
+    r"\|>|<\uff5cend\u2581of\u2581sentence\uff5c>|<turn\|>|<end_of_(?:turn|utterance)>|</s>"
+    r"|<(?:seed:)?eos>|\[\|endofturn\|\]|\[EOS\]"
 )
 #: Tokens that end a text, and nothing else. Not `[PAD]` and the like, which no model ends with:
 #: `x[PAD]` may end a program.
@@ -125,21 +129,17 @@ LAST_TOKEN = re.compile(
 LONGEST, LAST = 64, (">", "]", "[")
 #: Texts of which every mark of a turn, of thoughts or of a tool's answer has one.
 TURN_HINTS = (
-    "<|",
-    "|>",
-    "<\uff5c",
-    "INST]",
-    "_of_turn>",
-    "]~b]",
-    "<seed:bos>",
-    "[|",
-    "<role>",
-)
+    "<|", "|>", "<\uff5c", "[INST]", "[TOOL_R", "end_of_", "]~b]", "<seed:", "[|", "<role>", "</s>",
+    "<eos>", "[EOS]",
+)  # fmt: skip
 THOUGHT_HINTS = (
     "think", "thought", "reason", "scratch", "analy", "reflect", "deliberat", "rational", "inner_",
     "unused", "channel",
 )  # fmt: skip
-TOOL_HINTS = ("<tool_re", "<function_re", "<information>", "<interpreter>", "[TOOL_RESULTS]")
+TOOL_HINTS = (
+    "<tool_", "<function_re", "<|tool_re", "<|START_TOOL", "<observation>", "<execution_re",
+    "<information>", "<interpreter>", "[TOOL_RESULTS]",
+)  # fmt: skip
 
 
 def _any(patterns: list[str]) -> str:
@@ -161,16 +161,17 @@ _OPENINGS, _CLOSINGS = (
 #: A mark of thoughts: one that ends them, opens them, or opens them at the beginning of a turn. All
 #: begin with a bracket, by which they are found ten times as fast.
 THOUGHT = re.compile(
-    rf"[<\[\u25c1{{](?=[/|\uff5ca-z])(?:(?P<closing>{_END}|{_any(_CLOSINGS)})|(?P<opening>{_any(_OPENINGS)})"
+    rf"[<\[\u25c1{{](?=[/|\uff5ca-z])(?:(?P<closing>{_any(_CLOSINGS)})|(?P<end>{_END})|(?P<opening>{_any(_OPENINGS)})"
     rf"|(?P<named>[|\uff5c]?{_NAME}(?:[|\uff5c]?>|\]|\u25b7|\}})(?!\()))",
     re.IGNORECASE,
 )
-#: The beginning of a turn, or the end of one.
+#: The beginning of a turn, or the end of one. After a blank or before one, it is text about it.
 TURN = re.compile(
-    rf"(?:{_any([row[0] for row in TURNS])})|({_ENDS})",
+    rf"(?<![ \t])(?:(?:{_any([row[0] for row in TURNS])})|({_ENDS})(?![ \t.,;:`*)\"'][^\n]))",
     re.IGNORECASE | re.MULTILINE,
 )
 BARE_OR_MARKED_TURN = re.compile(f"{TURN.pattern}|{BARE_TURN}", re.IGNORECASE | re.MULTILINE)
-TOOL_ANSWER = re.compile(
-    _any([rf"({start}).*?(?:{end}|\Z)" for start, end, _ in TOOL_ANSWERS]), re.DOTALL
+TOOL = re.compile(
+    rf"(?P<opening>{_any([row[0] for row in TOOL_ANSWERS])})"
+    rf"|(?P<closing>{_any([row[1] for row in TOOL_ANSWERS])})"
 )

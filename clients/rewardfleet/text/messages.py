@@ -10,8 +10,9 @@ from typing import Any
 
 from .reading import read, without_end_tokens
 
-#: Types of content parts with thoughts.
-_THOUGHTS = ("think", "reason")
+#: Types of content parts with thoughts, or with what a tool answered.
+_NO_ANSWER = ("think", "reason", "tool")
+_POLICY = {"assistant", "model"}
 
 
 def completion_text(completion: Any) -> str:
@@ -19,8 +20,8 @@ def completion_text(completion: Any) -> str:
 
     Args:
         completion: A text; a message; a list of messages, of which the last turn of the assistant
-            counts: all its messages in a row, or those before if they have no text; a list of
-            content parts, of which those with `text` count; or `{"code": …}`. None, a message
+            counts, that is, all its messages in a row; a list of content parts, of which those
+            with `text` count, except thoughts; or `{"code": …}`. None, a message
             without content, and a list without a message of the assistant are the empty text.
 
     Raises:
@@ -51,7 +52,7 @@ def answer_text(completion: Any) -> str:
     items = _items(completion)
     messages = [completion] if items is None else items
     if messages and all(field_of(item, "role") is not None for item in messages):
-        return _joined(item for item in messages if field_of(item, "role") == "assistant")
+        return _joined(item for item in messages if field_of(item, "role") in _POLICY)
     if items is None and any(_calls_of(completion)):  # a model's output
         return _joined(messages)
     return completion_text(completion if items is None else items)
@@ -84,21 +85,17 @@ def _text(value: Any) -> str:
         return _in_lines(
             _text(field_of(part, "text"))
             for part in items
-            if not str(field_of(part, "type")).startswith(_THOUGHTS)
+            if not str(field_of(part, "type")).startswith(_NO_ANSWER)
         )
     forms = 'a text, messages, content parts or {"code": …}'
     raise TypeError(f"a completion is {forms} (got {value!r:.60})")
 
 
 def _last_turn(messages: list[Any]) -> str:
-    """Return the text of the last turn of the assistant that has one."""
-    turns = groupby(messages, lambda item: field_of(item, "role") == "assistant")
-    texts = [
-        _in_lines(_text(field_of(message, "content")) for message in turn)
-        for is_written, turn in turns
-        if is_written
-    ]
-    return next((text for text in reversed(texts) if text.strip()), "")
+    """Return the text of the last turn of the assistant."""
+    turns = groupby(messages, lambda item: field_of(item, "role") in _POLICY)
+    written = [list(turn) for is_written, turn in turns if is_written]
+    return _in_lines(_text(field_of(each, "content")) for each in written[-1]) if written else ""
 
 
 def _in_lines(texts: Iterable[str]) -> str:
@@ -120,15 +117,32 @@ def _joined(messages: Iterable[Any]) -> str:
     if len(parts) == 1 and not parts[0][0]:
         return parts[0][1]
     lines: list[str] = []
+    is_open = False
     for is_call, group in groupby(parts, lambda part: part[0]):
         if is_call:
+            # Marks in a text do not change whose the calls after it are.
+            lines += ["<|im_start|>assistant"] if is_open else []
             lines += ["<tool_call>", *(text for _, text in group), "</tool_call>"]
+            is_open = False
             continue
         for _, text in group:
-            if lines and any(turn.thoughts for turn in read(text).written):
-                lines.append("<|im_start|>assistant")  # else it looked like part of its answer
+            has_marks = _has_marks(text)
+            lines += ["<|im_start|>assistant"] if is_open or (lines and has_marks) else []
             lines.append(text.strip())
+            is_open = has_marks and not _is_thought_first(text)
     return "\n".join(lines)
+
+
+def _has_marks(text: str) -> bool:
+    """Return whether a text is not just an answer."""
+    turns = read(text, code=True).turns
+    return [(turn.role, turn.answer.strip()) for turn in turns] != [("assistant", text.strip())]
+
+
+def _is_thought_first(text: str) -> bool:
+    """Return whether a text is a thought and an answer, of one turn."""
+    reading = read(text, code=True)
+    return len(reading.turns) == 1 and not reading.last.cut
 
 
 def _parts_of(message: Any) -> Iterator[tuple[bool, str]]:

@@ -12,13 +12,14 @@ import ast
 import builtins
 import html
 import re
+import symtable
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import takewhile
 
 from .blocks import CODE, Block, blocks_of, has_fence, looks_like_code
 from .marks import ANSWERS
-from .python import parse_source
+from .python import exclusive_parser, parse_source
 from .reading import read
 
 #: Python ignores it at the beginning of a file.
@@ -36,9 +37,13 @@ _BODY = re.compile(r"\A\n*[ \t]+\S|^(?:return|yield)\b", re.MULTILINE)
 _DEFINES = re.compile(r"\s*(?:async[ \t]+def|def|class|import|from|@)\b")
 #: Prose after a program, which no statement with an error begins like.
 _PROSE = re.compile(
-    r"[A-Z*#>`<\[=-]"
+    r"[A-Z*#>`<\[=$\\-]"
     r"|(?!(?:if|for|while|elif|else|def|class|return|import|from|with|try|print)\b)[a-z]+ [a-z]+ "
 )
+#: A program with effects besides definitions; the mark that ends one which the prompt began.
+_ACTS = re.compile(r"\b(?:print|input|stdin|stdout)\b|^\w+\(", re.MULTILINE)
+_DONE = re.compile(r"\n?\[(?:DONE|/PYTHON)\][ \t]*(?=\n|\Z)")
+_BUILTINS = frozenset(dir(builtins))
 _LANGUAGE_LINE = re.compile(r"\A\s*(?:i?python|py)[\d.]*[ \t]*\n", re.IGNORECASE)
 #: Characters of a program that are parsed, and of an answer in which valid Python is sought. Limits
 #: the time.
@@ -67,7 +72,9 @@ def extract_program(text: str, called: AbstractSet[str] = frozenset()) -> str:
     if looks_like_code(answer.split("\n", 20)) and _parsed(answer) is not None:
         return answer  # the fences are in its strings
     blocks = [each for each in blocks_of(answer) if each.source.strip()]
-    return _chosen(blocks, called) if blocks else _unfenced(answer, called)
+    return (
+        _with_needed(_best(blocks, called), blocks, called) if blocks else _unfenced(answer, called)
+    )
 
 
 def answer_of(text: str) -> str:
@@ -89,6 +96,8 @@ def _marked(answer: str) -> str | None:
     for opening, closing in ANSWERS:
         begins = [mark.end() for mark in opening.finditer(answer)]
         for begin in reversed(begins[-3:]):
+            if any(answer.count(quote, 0, begin) % 2 for quote in ("```", '"""', "'''")):
+                continue
             end = closing.search(answer, begin)
             part = answer[begin : end.start() if end else len(answer)]
             if part.strip() and (has_fence(part) or not has_fence(answer)):
@@ -99,25 +108,32 @@ def _marked(answer: str) -> str | None:
 # Blocks
 
 
-def _chosen(blocks: Sequence[Block], called: AbstractSet[str]) -> str:
-    """Return the most likely program among blocks, with what it needs of the others."""
-    number = max(range(len(blocks)), key=lambda number: _rank(blocks[number], number, called))
+def _best(blocks: Sequence[Block], called: AbstractSet[str]) -> int:
+    """Return the number of the most likely program among blocks."""
+    return max(range(len(blocks)), key=lambda number: _rank(blocks[number], number, called))
+
+
+def _with_needed(number: int, blocks: Sequence[Block], called: AbstractSet[str]) -> str:
+    """Return the program in a block, with what it needs of the others."""
     chosen = blocks[number]
-    others = [each for each in blocks[-_MAX_BLOCKS:] if each is not chosen]
     source = _marked(chosen.source) or chosen.source.removeprefix(_BYTE_ORDER_MARK)
     source = _at_margin(source, called) if chosen.continues else source
-    tree = _parsed(source) if others else None
-    if tree is None:
-        return source
-    missing = _used(tree) - _bound(tree)
-    needed: list[Block] = []
+    others = [each for each in blocks[-_MAX_BLOCKS:] if each is not chosen]
+    missing, defined = _names(source) if others else (set(), set())
+    parts = [source]
     for each in reversed(others):
-        part = _parsed(each.source) if missing and {*_words(each.source)} & missing else None
-        if part and _defined(part) & missing and _only_defines(part):
-            needed.insert(0, each)
-            missing = (missing | _used(part)) - _bound(part)
-    after = [] if called or not _only_defines(tree) else _calls(others, tree)
-    return "\n".join([*(each.source for each in needed), source, *(each.source for each in after)])
+        if not missing & {*_words(each.source)} or (not called and _ACTS.search(each.source)):
+            continue
+        further, found = _names(each.source)
+        if found & missing:
+            parts.insert(0, each.source)
+            missing = (missing | further) - found
+    tree = _parsed(source) if defined and not called else None
+    if tree and all(isinstance(each, _DEFINITIONS) for each in tree.body):
+        # It prints nothing, so a block that uses it is part of it.
+        uses = (each.source for each in others if _ACTS.search(each.source))
+        parts += [next((each for each in uses if defined & {*_words(each)}), "")]
+    return "\n".join(filter(None, parts))
 
 
 def _rank(block: Block, number: int, called: AbstractSet[str]) -> tuple[bool, int, int, bool, int]:
@@ -135,57 +151,31 @@ def _rank(block: Block, number: int, called: AbstractSet[str]) -> tuple[bool, in
     return bool(text.strip()), fits, language, is_complete, order
 
 
-def _calls(blocks: Sequence[Block], tree: ast.Module) -> list[Block]:
-    """Return the first block that uses what a program defines that does nothing by itself."""
-    defined = _defined(tree)
-    for each in blocks:
-        part = _parsed(each.source) if {*_words(each.source)} & defined else None
-        if part and _used(part) & defined and not _only_defines(part):
-            return [each]
-    return []
-
-
-def _only_defines(tree: ast.Module) -> bool:
-    return all(isinstance(each, _DEFINITIONS) for each in tree.body)
-
-
 def _words(source: str) -> list[str]:
     return re.findall(r"[^\W\d]\w*", source)
 
 
-def _used(tree: ast.AST) -> set[str]:
-    names = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
-    return names - set(dir(builtins))
-
-
-def _defined(tree: ast.Module) -> set[str]:
-    """Return the global names of a program that only defines."""
-    names: set[str] = set()
-    for each in tree.body:
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(each.name)
-        elif isinstance(each, _DEFINITIONS):
-            names |= _bound(each)
-    return names
-
-
-def _bound(tree: ast.AST) -> set[str]:
-    names: set[str] = set()
-    for each in ast.walk(tree):
-        match each:
-            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
-                names.add(name)
-            case (
-                ast.FunctionDef(name=name)
-                | ast.AsyncFunctionDef(name=name)
-                | ast.ClassDef(name=name)
-            ):
-                names.add(name)
-            case ast.alias(name=name, asname=asname):
-                names.add(asname or name.partition(".")[0])
-            case ast.ExceptHandler(name=str(name)):
-                names.add(name)
-    return names
+def _names(source: str) -> tuple[set[str], set[str]]:
+    """Return the global names that a program uses and lacks, and those that it defines."""
+    try:
+        with exclusive_parser():
+            top = symtable.symtable(source if len(source) <= _MAX_PARSED else "", "", "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set(), set()
+    symbols = top.get_symbols()
+    defined = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
+    used: set[str] = set()
+    tables = [top]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        is_global = table is top
+        used |= {
+            each.get_name()
+            for each in table.get_symbols()
+            if each.is_referenced() and (is_global or each.is_global())
+        }
+    return used - defined - _BUILTINS, defined
 
 
 def _parsed(source: str) -> ast.Module | None:
@@ -199,20 +189,44 @@ def _parsed(source: str) -> ast.Module | None:
 
 
 def _unfenced(answer: str, called: AbstractSet[str]) -> str:
-    answer = _at_margin(_LANGUAGE_LINE.sub("", answer, count=1), called)
-    if len(answer) > _MAX_PARSED or _parsed(answer) is not None or _is_body(answer, called):
+    answer = _DONE.split(_LANGUAGE_LINE.sub("", answer, count=1))[0]
+    answer = _at_margin(answer, called)
+    tree = _parsed(answer)
+    if tree:
+        return _without_words(answer, tree.body)
+    if len(answer) > _MAX_PARSED or _is_body(answer, called):
         return answer
     regions = _regions(answer.split("\n"), is_whole=not called)
-    fitting = (
-        number
-        for number, each in enumerate(regions)
-        if not called.isdisjoint(defined_names(each.source))
-        or (not called and _COMPLETE.search(each.source))
-    )
-    number = next(fitting, None)
-    if number is None:
-        return regions[0].source if regions else answer
-    return _chosen(regions[: number + 1], called)
+    for number, each in enumerate(regions):
+        if (
+            called.isdisjoint(defined_names(each.source))
+            if called
+            else not _COMPLETE.search(each.source)
+        ):
+            continue
+        return _with_needed(number, regions, called)
+    return regions[0].source if regions else answer
+
+
+def _without_words(source: str, body: list[ast.stmt]) -> str:
+    """Return a program without headings and remarks such as `Solution` and `Complexity: O(n)`.
+
+    They are valid Python, and have no effect or fail.
+    """
+    lines = source.split("\n")
+    while len(body) > 1 and _is_word(body[-1]) and (body[-2].end_lineno or 0) < body[-1].lineno:
+        del lines[body.pop().lineno - 1 :]
+    while len(body) > 1 and _is_word(body[0]) and (body[0].end_lineno or 0) < body[1].lineno:
+        end = body.pop(0).end_lineno or 0
+        lines[:end] = [""] * end
+    return "\n".join(lines)
+
+
+def _is_word(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Name()) | ast.AnnAssign(value=None):
+            return True
+    return False
 
 
 def _at_margin(source: str, called: AbstractSet[str]) -> str:

@@ -3,13 +3,11 @@
 A text is the policy's turn until a mark says otherwise. What a tool or a user wrote is never the
 policy's, and the last turn of the policy has its answer. A thought that never ends is no answer.
 
-Marks in source code are text: with `code`, thoughts begin at the beginning of a turn or of what
-follows a tool's answer, or before it, in the prompt; and marks in strings, comments and blocks do
-not count. Time is linear in the text.
+A mark in a string or a block is text. Time is linear in the text.
 """
 
-import itertools
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,19 +21,24 @@ from .marks import (
     THOUGHT,
     THOUGHT_HINTS,
     THOUGHTS_IN_WORDS,
-    TOOL_ANSWER,
+    TOOL,
     TOOL_HINTS,
     TURN,
     TURN_HINTS,
     Role,
 )
 
-_TOOL: Role = "tool"
-_SPACE = re.compile(r"\s*")
-#: A comment, except a number like `#2`.
+#: A comment, except a number like `#2`; quotation marks, except apostrophes.
 _COMMENT = re.compile(r"(?:^|\s)#(?!\d)")
-#: Marks in a text of which it is sought whether they are in source code. Limits the time.
-_MAX_MARKS = 50
+_BLANK = re.compile(r"\s*")
+#: What follows a mark that prose mentions, and the groups of marks that end thoughts.
+_MENTION = re.compile(r"[ \t]+[a-z]")
+_ENDS = frozenset({"closing", "end"})
+_QUOTE = re.compile(r"(?<![a-zA-Z])'|'(?![a-zA-Z])|[\"`]")
+#: Characters of a line around a mark in which quotation marks are sought. Limits the time.
+_MAX_LINE = 500
+#: Characters after a mark in square brackets in which the other one is sought. Limits the time.
+_MAX_PAIR = 20_000
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,14 @@ class Turn:
         text: All of it, without what tools answered.
         thoughts: Where thoughts are in `text`, with their marks: start and end.
         cut: Whether the last thought never ends.
+        unended: What follows in an answer of a tool that never ends.
     """
 
     role: Role
     text: str
     thoughts: tuple[tuple[int, int], ...] = ()
     cut: bool = False
+    unended: str = ""
 
     @cached_property
     def answer(self) -> str:
@@ -85,13 +90,20 @@ def read(text: str, *, code: bool = False) -> Reading:
     """Read a text of a policy; any text can be read.
 
     Args:
-        code: Whether the text may be source code, so that marks in it are text.
+        code: Whether the text may be source code, of which a thought in the middle begins a line,
+            and in whose comments marks are text, too.
     """
     for opening, closing, _ in THOUGHTS_IN_WORDS:
-        is_closed = closing in text
-        if text.lstrip().startswith(opening) and (is_closed or opening.endswith(":")):
+        start = len(text) - len(text.lstrip())
+        is_cut = opening == "analysis" and text[start + len(opening) :][:1].isupper()
+        if text.startswith(opening, start) and (closing in text or is_cut):
             text = text.replace(opening, "<think>", 1).replace(closing, "</think>", 1)
-    turns = [_turn(role, part, code=code) for role, part in _parts(text, code=code) if part.strip()]
+    turns: list[Turn] = []
+    for role, part in _parts(text, code=code):
+        # An empty turn after that of another speaker is an empty answer.
+        answers = role == "assistant" and bool(turns) and turns[-1].role in {"user", "tool"}
+        if part.strip() or answers:
+            turns.append(_turn(role, part, code=code))
     return Reading(tuple(turns))
 
 
@@ -99,126 +111,167 @@ def inside_marks(thought: str) -> tuple[str, str, bool]:
     """Return the opening mark of a thought or "", what is inside, and whether a mark ends it."""
     marks = list(THOUGHT.finditer(thought))
     begin, end = 0, len(thought)
-    if marks and marks[0].start() == 0 and marks[0].lastgroup != "closing":
+    if marks and marks[0].start() == 0 and marks[0].lastgroup not in _ENDS:
         begin = marks[0].end()
-    if marks and marks[-1].end() == end and marks[-1].lastgroup == "closing":
+    if marks and marks[-1].end() == end and marks[-1].lastgroup in _ENDS:
         end = marks[-1].start()
     return thought[:begin], thought[begin:end], end < len(thought)
 
 
 def without_end_tokens(text: str) -> str:
     """Return a text without the special tokens at its end."""
-    end = len(text)
-    if not text.rstrip().endswith(LAST):
-        return text
-    while token := LAST_TOKEN.search(text, max(0, end - LONGEST), end):
+    end, bare = len(text), len(text.rstrip())
+    while text.endswith(LAST, 0, bare):
+        token = LAST_TOKEN.search(text, max(0, bare - LONGEST), bare)
+        if token is None:
+            break
         end = token.start()
+        bare = len(text[max(0, end - LONGEST) : end].rstrip()) + max(0, end - LONGEST)
     return text[:end]
 
 
-def _parts(text: str, *, code: bool) -> Iterator[tuple[Role | None, str]]:
-    """Yield the role and the text of each turn; None for what follows the end of one."""
-    role: Role | None = "assistant"
+def _parts(text: str, *, code: bool) -> Iterator[tuple[Role, str]]:
+    """Yield the role and the text of each turn; `end` for what follows the end of one."""
+    role: Role = "assistant"
     position = 0
-    if "\nassistant\n" in text:
-        marks = BARE_OR_MARKED_TURN.finditer(text)
-    else:
-        marks = TURN.finditer(text) if _has(text, TURN_HINTS) else iter(())
-    for number, mark in enumerate(marks):
-        if code and number < _MAX_MARKS and _is_in_code(text, mark.span()):
-            continue
-        yield role, text[position : mark.start()]
-        name = mark[mark.lastindex or 0].lower()
-        is_end = mark.lastindex == TURN.groups
-        role, position = None if is_end else ROLES.get(name, _TOOL), mark.end()
+    pattern = BARE_OR_MARKED_TURN if "\nassistant\n" in text else TURN
+    if pattern is not TURN or _has(text, TURN_HINTS):
+        source = _Source(text, has_comments=code)
+        for mark in pattern.finditer(text):
+            if source.has(mark) or _is_unpaired(mark, role):
+                continue
+            yield role, text[position : mark.start()]
+            is_end = mark.lastindex == TURN.groups
+            role = "end" if is_end else ROLES.get(mark[mark.lastindex or 0].lower(), "tool")
+            position = mark.end()
     yield role, text[position:]
 
 
-def _turn(role: Role | None, text: str, *, code: bool) -> Turn:
-    if role is None:  # what follows an end is nobody's
-        return Turn("system", text)
+def _is_unpaired(mark: re.Match[str], role: Role) -> bool:
+    """Return whether a mark in square brackets has no other one, so that it is text."""
+    name = mark[0].strip("[]")
+    if name in {"/INST", "/TOOL_RESULTS"}:
+        return role not in {"user", "tool"}
+    if name in {"INST", "TOOL_RESULTS"}:
+        return mark.string.find(f"[/{name}]", mark.end(), mark.end() + _MAX_PAIR) < 0
+    return False
+
+
+def _turn(role: Role, text: str, *, code: bool) -> Turn:
     text = without_end_tokens(text)
     if role == "thought":
         return Turn(role, text, ((0, len(text)),), cut=True)
     if role != "assistant":
         return Turn(role, text)
-    parts = [text]
-    if _has(text, TOOL_HINTS):
-        parts, position = [], 0
-        for answer in TOOL_ANSWER.finditer(text):
-            if not (code and _is_in_code(text, answer.span(answer.lastindex or 0))):
-                parts.append(text[position : answer.start()])
-                position = answer.end()
-        parts.append(text[position:])
+    parts, unended = _without_tools(text, code=code) if _has(text, TOOL_HINTS) else ([text], "")
     thoughts: list[tuple[int, int]] = []
     cut, length = False, 0
     for part in parts if _has(text.lower(), THOUGHT_HINTS) else ():
-        found, cut = _thoughts_of_code(part) if code else _thoughts(part)
+        found, cut = _thoughts(part, code=code)
         thoughts += [(start + length, end + length) for start, end in found]
         length += len(part) + 1
-    return Turn(role, "\n".join(parts), tuple(thoughts), cut)
+    return Turn(role, "\n".join(parts), tuple(thoughts), cut, unended)
 
 
-def _thoughts(text: str) -> tuple[list[tuple[int, int]], bool]:
-    """Return where thoughts are in prose, and whether the last one never ends."""
+def _without_tools(text: str, *, code: bool) -> tuple[list[str], str]:
+    """Return the parts of a text around answers of tools, and what is in one without an end."""
+    source = _Source(text, has_comments=code)
+    parts: list[str] = []
+    position = 0
+    opened: re.Match[str] | None = None
+    for mark in TOOL.finditer(text):
+        if opened is None and mark.lastgroup == "opening" and not source.has(mark):
+            opened = mark
+        elif opened and mark.lastgroup == "closing":
+            parts.append(text[position : opened.start()])
+            position, opened = mark.end(), None
+    end = len(text)
+    if opened and not text[: opened.start()].endswith((" ", "\t")):  # else it is prose about it
+        end = opened.start()
+    return [*parts, text[position:end]], text[end:]
+
+
+def _thoughts(text: str, *, code: bool) -> tuple[list[tuple[int, int]], bool]:
+    """Return where thoughts are, and whether the last one never ends."""
+    source = _Source(text, has_comments=code)
     found: list[tuple[int, int]] = []
     opened: re.Match[str] | None = None
     for mark in THOUGHT.finditer(text):
-        if mark.lastgroup != "closing":
-            opened = opened or mark
-        elif opened:
-            found.append((opened.start(), mark.end()))
+        is_first = _BLANK.fullmatch(text, found[-1][1] if found else 0, mark.start())
+        if mark.lastgroup in _ENDS:
+            if opened:
+                found.append((opened.start(), mark.end()))
+            elif mark.lastgroup == "closing" and _may_end(mark, found, source):
+                found = [(0, mark.end())]  # the prompt opened it
             opened = None
-        else:  # the prompt opened it
-            found = [(0, mark.end())]
-    is_first = opened and not text[found[-1][1] if found else 0 : opened.start()].strip()
-    if opened and (is_first or opened.lastgroup == "opening"):
+        elif opened is None and (is_first or _may_open(mark, source)):
+            opened = mark
+    if opened is None:
+        return found, False
+    is_first = _BLANK.fullmatch(text, found[-1][1] if found else 0, opened.start())
+    if is_first or opened.lastgroup == "opening":
         return [*found, (opened.start(), len(text))], True
     return found, False
 
 
-def _thoughts_of_code(text: str) -> tuple[list[tuple[int, int]], bool]:
-    """Return the thoughts at the beginning of a text, and whether the last one never ends."""
-    found: list[tuple[int, int]] = []
-    begin = _begin(text, 0)
-    while (mark := THOUGHT.match(text, begin)) and mark.lastgroup != "closing":
-        end = next((mark.end() for mark in _closings(text, mark.end())), None)
-        if end is None:
-            return [*found, (begin, len(text))], True
-        found.append((begin, end))
-        begin = _begin(text, end)
-    if found:
-        return found, False
-    closings = itertools.islice(_closings(text, 0), _MAX_MARKS)  # if one began in the prompt
-    end = next((mark.end() for mark in closings if not _is_in_code(text, mark.span())), 0)
-    return [(0, end)] if end else [], False
+def _may_end(mark: re.Match[str], found: list[tuple[int, int]], source: "_Source") -> bool:
+    """Return whether thoughts may end that began in the prompt, or again with the mark before."""
+    last = mark.string[max(0, found[-1][1] - LONGEST) : found[-1][1]] if found else ""
+    is_other = found and not last.lower().endswith(mark[0].lower())
+    return not (is_other or source.mentions(mark) or source.has(mark))
+
+
+def _may_open(mark: re.Match[str], source: "_Source") -> bool:
+    """Return whether thoughts may begin with a mark in the middle: `List<Thought>` is none."""
+    before = mark.string[max(0, mark.start() - 1) : mark.start()]
+    if source.has_comments:
+        may_open = mark.lastgroup == "opening" and before in {"\n", ">"}
+    else:
+        may_open = not before.isalpha()
+    return may_open and not source.mentions(mark) and not source.has(mark)
 
 
 def _has(text: str, hints: Iterable[str]) -> bool:
     return any(map(text.__contains__, hints))
 
 
-def _begin(text: str, position: int) -> int:
-    found = _SPACE.match(text, position)
-    return found.end() if found else position
+class _Source:
+    """Tells which marks are in a block, a string or a comment of a text.
 
+    Args:
+        has_comments: Whether comments are sought.
+    """
 
-def _closings(text: str, position: int) -> Iterator[re.Match[str]]:
-    return (mark for mark in THOUGHT.finditer(text, position) if mark.lastgroup == "closing")
+    def __init__(self, text: str, *, has_comments: bool) -> None:
+        self._text = text
+        self.has_comments = has_comments
 
+    @cached_property
+    def _places(self) -> list[list[int]]:
+        quotes = ("```", "~~~", '"""', "'''")
+        return [[each.start() for each in re.finditer(quote, self._text)] for quote in quotes]
 
-def _is_in_code(text: str, mark: tuple[int, int]) -> bool:
-    """Return whether a mark is in a block, a string or a comment."""
-    start, end = mark
-    begin_of_line = text.rfind("\n", 0, start) + 1
-    before = text[begin_of_line:start].replace("```", "")
-    after = text[start:].partition("\n")[0][end - start :]
-    if _COMMENT.search(before) and "```" not in text[end:]:
-        return True
-    if any(before.count(quote) % 2 and quote in after for quote in "'\"`"):
-        return True
-    # What follows closes what was opened before.
-    return any(
-        text.count(quote, 0, start) % 2 and text.count(quote, end) % 2
-        for quote in ("```", "~~~", '"""', "'''")
-    )
+    def mentions(self, mark: re.Match[str]) -> bool:
+        """Return whether a mark is a word of a sentence."""
+        is_apart = self._text[max(0, mark.start() - 1) : mark.start()] in {" ", "\t"}
+        return is_apart and _MENTION.match(self._text, mark.end()) is not None
+
+    def has(self, mark: re.Match[str]) -> bool:
+        """Return whether a mark is in source code."""
+        start, end = mark.span()
+        before = self._text[max(0, start - _MAX_LINE) : start].rpartition("\n")[2]
+        before = before.replace("```", "")
+        after = self._text[end : end + _MAX_LINE].partition("\n")[0] if "\n" not in mark[0] else ""
+        quotes = _QUOTE.findall(before)
+        rest = _QUOTE.findall(after)
+        if any(quotes.count(quote) % 2 and quote in rest for quote in "'\"`"):
+            return True
+        fences = self._places[0]
+        is_comment = self.has_comments and _COMMENT.search(before) is not None
+        if is_comment and not (fences and fences[-1] >= end):
+            return True
+        for places in self._places:  # what follows closes what was opened before
+            count = bisect_left(places, start)
+            if count % 2 and (len(places) - count) % 2:
+                return True
+        return False

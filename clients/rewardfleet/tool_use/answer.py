@@ -65,7 +65,11 @@ def parse_answer(text: str) -> ParsedAnswer:
     calls: list[ToolCall] = []
     thoughts: list[str] = []
     is_clean = True
-    for turn in read(text).written:
+    for turn in read(text, code=True).turns:
+        if turn.role not in {"assistant", "thought", "end"}:
+            continue
+        # What follows the end of a turn is no answer, and an executor may run it.
+        is_clean = is_clean and turn.role != "end" and not turn.unended
         begin, end = turn.thoughts[0] if turn.thoughts else (0, 0)
         if "<tool_call>" in turn.text[:begin] or "<response>" in turn.text[:begin]:
             begin = end = 0  # an executor runs what is in it
@@ -79,7 +83,8 @@ def parse_answer(text: str) -> ParsedAnswer:
         names, is_tagged = _tags(after)
         blocks += names
         is_clean = is_clean and is_tagged
-        calls += [*_calls_in_blocks(before), *_calls_in_blocks(after)]
+        for part in (before, after, turn.unended):
+            calls += _calls_in_blocks(part)
     has_calls = MALFORMED not in calls and bool(calls) == ("tool_call" in blocks)
     return ParsedAnswer(
         tuple(blocks), tuple(calls), "\n".join(thoughts), is_clean and bool(blocks) and has_calls
@@ -239,7 +244,7 @@ def parse_ground_truth(text: str) -> GroundTruth:
             "ground_truth: contains none of <think>, <tool_call> and <response>; give the text of "
             "a correct answer"
         )
-    turn = read(text).last
+    turn = read(text, code=True).last
     if turn.cut:
         raise InvalidRequest("ground_truth: <think> is not closed")
     text = turn.answer

@@ -114,7 +114,7 @@ def test_thoughts_are_no_answer(reader: Reader, begin: str, end: str):
     assert read_by(f"{begin}I try\n{wrong}\nNo.{end}\n{right}") is True
     assert read_by(f"{begin}I try\n{right}\nNo.{end}\n{wrong}") is False
     assert read_by(f"{begin}I try\n{right}\nNo.{end}\nI give up.") is None
-    if begin and begin != "analysis":  # cut off
+    if begin and end != "assistantfinal" and not end.endswith(":"):  # cut off
         assert read_by(f"{begin}I try\n{right}\n") is None
     assert read(f"{begin}a{end}b").last.answer == "b"
 
@@ -126,7 +126,10 @@ def test_what_others_wrote_is_not_the_policys(reader: Reader, begin: str, end: s
     assert read_by(f"I ask.{begin}{wrong}{end}{right}") is True
     assert read_by(f"I ask.{begin}{right}{end}{wrong}") is False
     assert read_by(f"I ask.{begin}{right}{end}Done.") is None
-    if begin != "\nuser\n":  # which is a mark if the assistant follows
+    # `user` is a mark if the assistant follows. An executor may run what is in an answer of a tool
+    # that never ends, as the policy may have written it.
+    may_run = read_by is calls_right and end.startswith(("\n</tool_response>\n", "</i", "[/"))
+    if begin != "\nuser\n" and not may_run:
         assert read_by(f"I ask.{begin}{right}") is None
 
 
@@ -158,7 +161,8 @@ ASSISTANT, TOOL, USER = ({"role": role} for role in ("assistant", "tool", "user"
             "c",
         ),
         ([ASSISTANT | {"content": "a```"}, ASSISTANT | {"content": "```b"}], "a```\n```b"),
-        ([ASSISTANT | {"content": "a"}, TOOL, ASSISTANT | {"content": None}], "a"),
+        ([ASSISTANT | {"content": "a"}, TOOL, ASSISTANT | {"content": None}], ""),
+        ([ASSISTANT | {"content": "a"}, ASSISTANT | {"content": None, "tool_calls": []}], "a"),
         ([{"type": "text", "text": "a```"}, {"type": "text", "text": "```b"}], "a```\n```b"),
         ([{"type": "reasoning", "text": "a"}, {"type": "output_text", "text": "b"}], "b"),
         ([{"type": "thinking", "thinking": "a"}, {"type": "text", "text": "b"}], "b"),
