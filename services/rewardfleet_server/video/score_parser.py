@@ -42,7 +42,7 @@ from rewardfleet.text import read
 
 #: Increased with every change of the decisions. It is part of cache keys, so scores parsed by an
 #: older version are not used any more.
-PARSER_VERSION = 1
+PARSER_VERSION = 2
 
 #: What a number without a unit means: 0 to 100, 0 to 1, or whichever of the two is certain.
 ScoreMode = Literal["auto", "percentage", "unit"]
