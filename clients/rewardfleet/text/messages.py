@@ -20,7 +20,7 @@ def completion_text(completion: Any) -> str:
 
     Args:
         completion: A text; a message; a list of messages, of which the last turn of the assistant
-            counts, that is, all its messages in a row; a list of content parts, of which those
+            counts that has content: all its messages in a row; a list of content parts, of which those
             with `text` count, except thoughts; or `{"code": …}`. None, a message
             without content, and a list without a message of the assistant are the empty text.
 
@@ -94,8 +94,10 @@ def _text(value: Any) -> str:
 def _last_turn(messages: list[Any]) -> str:
     """Return the text of the last turn of the assistant."""
     turns = groupby(messages, lambda item: field_of(item, "role") in _POLICY)
-    written = [list(turn) for is_written, turn in turns if is_written]
-    return _in_lines(_text(field_of(each, "content")) for each in written[-1]) if written else ""
+    contents = [[field_of(each, "content") for each in turn] for mine, turn in turns if mine]
+    # A turn without content only calls tools, which is no answer.
+    answers = [each for each in contents if any(content is not None for content in each)]
+    return _in_lines(map(_text, answers[-1])) if answers else ""
 
 
 def _in_lines(texts: Iterable[str]) -> str:
