@@ -20,9 +20,9 @@ def completion_text(completion: Any) -> str:
 
     Args:
         completion: A text; a message; a list of messages, of which the last turn of the assistant
-            counts that has content: all its messages in a row; a list of content parts, of which those
-            with `text` count, except thoughts; or `{"code": …}`. None, a message
-            without content, and a list without a message of the assistant are the empty text.
+            counts that has content: all its messages in a row; a list of content parts, of which
+            those with `text` count, except thoughts; or `{"code": …}`. None, a message without
+            content, and a list without a message of the assistant are the empty text.
 
     Raises:
         TypeError: It is none of these. As a text, it would be scored as what nobody wrote.
