@@ -128,23 +128,12 @@ def _joined(messages: Iterable[Any]) -> str:
             is_open = False
             continue
         for _, text in group:
-            has_marks = _has_marks(text)
-            lines += ["<|im_start|>assistant"] if is_open or (lines and has_marks) else []
+            reading = read(text, code=True)
+            is_plain = reading.last.answer.strip() == text.strip()
+            lines += ["<|im_start|>assistant"] if is_open or (lines and not is_plain) else []
             lines.append(text.strip())
-            is_open = has_marks and not _is_thought_first(text)
+            is_open = not is_plain and (len(reading.turns) != 1 or reading.last.cut)
     return "\n".join(lines)
-
-
-def _has_marks(text: str) -> bool:
-    """Return whether a text is not just an answer."""
-    turns = read(text, code=True).turns
-    return [(turn.role, turn.answer.strip()) for turn in turns] != [("assistant", text.strip())]
-
-
-def _is_thought_first(text: str) -> bool:
-    """Return whether a text is a thought and an answer, of one turn."""
-    reading = read(text, code=True)
-    return len(reading.turns) == 1 and not reading.last.cut
 
 
 def _parts_of(message: Any) -> Iterator[tuple[bool, str]]:

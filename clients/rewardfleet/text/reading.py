@@ -71,7 +71,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Reading:
-    """The turns of a text, in order. Turns without text are left out."""
+    """The turns of a text, in order, without empty ones that answer nobody."""
 
     turns: tuple[Turn, ...]
 
