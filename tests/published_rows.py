@@ -29,10 +29,10 @@ from rewardfleet.text.python import parse_source
 from rewardfleet.wire.code import AssertTests, DatasetTests, PlainTests, as_tests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.app import create_app
-from rewardfleet_server.code.completion import complete, take_prompt
 from rewardfleet_server.code.datasets.rows import read_row
-from rewardfleet_server.code.packages import last_error
+from rewardfleet_server.code.running.packages import last_error
 from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.code.tests.completion import complete, take_prompt
 from rewardfleet_server.testing import serving
 
 ROOT = Path(__file__).parent.parent

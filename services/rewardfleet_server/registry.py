@@ -45,7 +45,7 @@ SERVICES: dict[str, ServiceEntry] = {
         "Score programs by running them against tests in a sandbox.",
         Lazy("rewardfleet_server.code.settings:CodeSettings"),
         Lazy("rewardfleet_server.code.app:create_app"),
-        Lazy("rewardfleet_server.code.doctor:checks"),
+        Lazy("rewardfleet_server.code.running.doctor:checks"),
         metric_labels="`level`: the isolation of programs; `requested`: what it should be",
         has_own_deployment=True,
     ),

@@ -28,10 +28,10 @@ from rewardfleet_server.observe.telemetry import RequestContext
 
 from .datasets.columns import decode_column
 from .datasets.rows import CODE_CONTESTS_RULE
+from .judging.verdict import failure
 from .sandboxes import Job, ProgramRun, RunLimits, RunResult, Sandbox, run_once
 from .scorer import CodeScorer
 from .settings import CodeSettings
-from .verdict import failure
 
 #: Wall time limit of a run as a multiple of its CPU time limit: less than clients wait.
 _WALL_FACTOR = 2.0

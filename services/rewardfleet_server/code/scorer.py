@@ -17,19 +17,19 @@ from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.scorer import CachePolicy, ScoringPlan
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 
-from .cache_key import CacheKeys, lookup_keys, store_policy
-from .cause import cause_of
 from .checkers.runner import Checker, Checkers
-from .completion import complete
-from .packages import missing_module
-from .preflight import Preflight
-from .prepared import PreparedTests, prepare
+from .judging.cache_key import CacheKeys, lookup_keys, store_policy
+from .judging.cause import cause_of
+from .judging.verdict import SANDBOX_DIED, encoded
+from .running.packages import missing_module
+from .running.submission import Submission, SubmissionRun, why_no_program
 from .sandboxes import Job, RunLimits, Sandbox
 from .settings import MAX_OUTPUT_KB, CodeSettings
-from .submission import Submission, SubmissionRun, why_no_program
+from .tests.completion import complete
+from .tests.preflight import Preflight
+from .tests.prepared import PreparedTests, prepare
 from .text_parser import TextParser
 from .text_tasks import Visibility
-from .verdict import SANDBOX_DIED, encoded
 
 #: Settings that verdicts depend on.
 _CEILINGS = {"max_cpu_s", "max_wall_s", "max_memory_mb", "max_submission_s"}

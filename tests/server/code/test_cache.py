@@ -19,8 +19,8 @@ from rewardfleet_server.cache.memory import MemoryCache
 from rewardfleet_server.cache.redis import RedisCache
 from rewardfleet_server.cache.single_flight import SingleFlight
 from rewardfleet_server.code.app import create_app
-from rewardfleet_server.code.cache_key import lookup_keys, store_policy
 from rewardfleet_server.code.datasets.scripts import PRELUDE
+from rewardfleet_server.code.judging.cache_key import lookup_keys, store_policy
 from rewardfleet_server.code.normal_form import names_of_tests, normal_form
 from rewardfleet_server.code.sandboxes import RunResult
 from rewardfleet_server.code.settings import CodeSettings

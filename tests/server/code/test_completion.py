@@ -5,7 +5,7 @@ import pytest
 from rewardfleet.text.program import extract_program
 from rewardfleet.wire.code import AssertTests, FunctionalTests
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.code.completion import complete, take_prompt
+from rewardfleet_server.code.tests.completion import complete, take_prompt
 
 from .conftest import Service, asserts, functional
 

@@ -9,7 +9,7 @@ import pytest
 
 from rewardfleet.wire.code import Limits
 from rewardfleet_server.code.app import create_app
-from rewardfleet_server.code.doctor import checks
+from rewardfleet_server.code.running.doctor import checks
 from rewardfleet_server.code.sandboxes import RunLimits
 from rewardfleet_server.code.sandboxes.jail.memory import Capacity, Memory, Share, run_bytes
 from rewardfleet_server.code.settings import CodeSettings

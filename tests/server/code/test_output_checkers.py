@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from rewardfleet.wire.code import DatasetTests, StdioTests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.datasets.rows import read_row
-from rewardfleet_server.code.output_checkers import output_equals
-from rewardfleet_server.code.values import Tolerance
+from rewardfleet_server.code.judging.output_checkers import output_equals
+from rewardfleet_server.code.judging.values import Tolerance
 
 from ...measure import CpuStopwatch
 from .conftest import Service, asserts, functional, served_code, stdio

@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from rewardfleet_server.code import packages
-from rewardfleet_server.code.packages import environment_of, jail_python, warn_without_packages
+from rewardfleet_server.code.running import packages
+from rewardfleet_server.code.running.packages import (
+    environment_of,
+    jail_python,
+    warn_without_packages,
+)
 from rewardfleet_server.code.sandboxes.jail.isolation import find_python, jail_user
 from rewardfleet_server.code.settings import CodeSettings, environments_folders
 from rewardfleet_server.flags import read_settings

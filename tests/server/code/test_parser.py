@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rewardfleet_server.code.asserts import parse
-from rewardfleet_server.code.imports import import_statements
 from rewardfleet_server.code.normal_form import normal_form
+from rewardfleet_server.code.tests.asserts import parse
+from rewardfleet_server.code.tests.imports import import_statements
 
 SOURCE = "import numpy\n" + "x = [1, (2, 3), {'a': f(b)[0]}]\n" * 300
 SECONDS = 1

@@ -6,11 +6,11 @@ import pytest
 
 from rewardfleet.wire.code import AssertTests, StdioTests
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.code.imports import import_statements
-from rewardfleet_server.code.preflight import Preflight
-from rewardfleet_server.code.prepared import prepare
 from rewardfleet_server.code.sandboxes import RunLimits, RunResult
 from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.code.tests.imports import import_statements
+from rewardfleet_server.code.tests.preflight import Preflight
+from rewardfleet_server.code.tests.prepared import prepare
 from rewardfleet_server.testing import FakeSandbox
 
 from .conftest import Service, asserts, functional, served_code, stdio

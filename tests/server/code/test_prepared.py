@@ -7,10 +7,10 @@ import tracemalloc
 import pytest
 
 from rewardfleet.wire.code import CodeRequest
-from rewardfleet_server.code.prepared import PreparedTests, prepare
 from rewardfleet_server.code.sandboxes import RunResult
 from rewardfleet_server.code.scorer import CodeScorer
 from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.code.tests.prepared import PreparedTests, prepare
 from rewardfleet_server.testing import FakeSandbox
 
 from .conftest import asserts, functional, stdio

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rewardfleet.wire.code import CodeTiming
-from rewardfleet_server.code.doctor import checks
+from rewardfleet_server.code.running.doctor import checks
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits
 from rewardfleet_server.code.sandboxes.jail import pool
 from rewardfleet_server.code.sandboxes.jail.guest import processes

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from rewardfleet.wire.code import AssertTests, Outcome, StdioTests
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.code.prepared import prepare
+from rewardfleet_server.code.judging.values import Equality, Tolerance
+from rewardfleet_server.code.judging.verdict import CallRun, failure
 from rewardfleet_server.code.sandboxes import Check, ProgramRun, RunLimits, RunResult
 from rewardfleet_server.code.sandboxes.jail.guest.answers import plain
-from rewardfleet_server.code.values import Equality, Tolerance
-from rewardfleet_server.code.verdict import CallRun, failure
+from rewardfleet_server.code.tests.prepared import prepare
 
 from ...measure import CpuStopwatch
 

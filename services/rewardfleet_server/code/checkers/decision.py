@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from rewardfleet.wire.code import Outcome
+from rewardfleet_server.code.judging.verdict import failure
 from rewardfleet_server.code.sandboxes import RunLimits, RunResult
-from rewardfleet_server.code.verdict import failure
 
 #: The suspicion of an output on which its checker failed.
 CHECKER_FAILED = "its checker failed"

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from rewardfleet.wire.code import CodeTiming, DatasetTests, Outcome, StdioCase, StdioTests, Tests
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cache.single_flight import Memo, bytes_of
-from rewardfleet_server.code.asserts import parse
-from rewardfleet_server.code.prepared import PreparedTests
+from rewardfleet_server.code.judging.verdict import CheckerFiles, encoded
+from rewardfleet_server.code.running.submission import SubmissionRun
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult, Sandbox
 from rewardfleet_server.code.settings import CodeSettings
-from rewardfleet_server.code.submission import SubmissionRun
-from rewardfleet_server.code.verdict import CheckerFiles, encoded
+from rewardfleet_server.code.tests.asserts import parse
+from rewardfleet_server.code.tests.prepared import PreparedTests
 from rewardfleet_server.observe.tracing import stage
 
 from .compiler import Compiler

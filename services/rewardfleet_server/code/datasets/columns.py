@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.code.asserts import parse
-from rewardfleet_server.code.completion import read_prompt
+from rewardfleet_server.code.tests.asserts import parse
+from rewardfleet_server.code.tests.completion import read_prompt
 
 Row = dict[str, JsonValue]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.code.asserts import parse
+from rewardfleet_server.code.tests.asserts import parse
 
 from .columns import (
     Row,

@@ -23,7 +23,7 @@ from pydantic import JsonValue
 
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet.wire.score import Timing
-from rewardfleet_server.code.packages import jail_python, warn_without_packages
+from rewardfleet_server.code.running.packages import jail_python, warn_without_packages
 from rewardfleet_server.code.sandboxes import Job, RunResult
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.observe.tracing import stage

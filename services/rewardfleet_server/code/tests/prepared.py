@@ -20,14 +20,14 @@ from rewardfleet.wire.code import (
 )
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.cache.single_flight import bytes_of
+from rewardfleet_server.code.datasets.rows import DatasetRow, read_row
+from rewardfleet_server.code.judging.verdict import TestRun, plan_runs
+from rewardfleet_server.code.normal_form import names_of_tests
+from rewardfleet_server.code.text_tasks import Visibility
 
 from .asserts import ParsedAssert, parse, parsed_asserts
 from .completion import CodePrompt, complete, take_prompt
-from .datasets.rows import DatasetRow, read_row
 from .imports import imports_of_solution, trial_script
-from .normal_form import names_of_tests
-from .text_tasks import Visibility
-from .verdict import TestRun, plan_runs
 
 #: Source code of tests with more characters, of all cases together, is not analyzed.
 _LARGEST_TESTS = 1_000_000

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from rewardfleet_server.code.sandboxes.jail.isolation import Python, find_python, jail_user
+from rewardfleet_server.code.settings import CodeSettings, environments_folders
 from rewardfleet_server.system.child_process import end_with_parent
-
-from .sandboxes.jail.isolation import Python, find_python, jail_user
-from .settings import CodeSettings, environments_folders
 
 log = logging.getLogger(__name__)
 

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rewardfleet.wire.code import Limits
+from rewardfleet_server.code.checkers.compiler import find_compiler
+from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, run_once
+from rewardfleet_server.code.sandboxes.jail.isolation import FALLBACK_ORDER, IsolationLevel
+from rewardfleet_server.code.sandboxes.jail.memory import run_bytes
+from rewardfleet_server.code.sandboxes.jail.pool import JailPool, build, check_memory
+from rewardfleet_server.code.sandboxes.jail.worker import PythonUnusable
+from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.system.diagnosis import Diagnosis, check_extra
 from rewardfleet_server.system.optional_imports import install_command
 
-from .checkers.compiler import find_compiler
 from .packages import BUILD_COMMAND, environment_of, jail_python
-from .sandboxes import Job, ProgramRun, RunLimits, run_once
-from .sandboxes.jail.isolation import FALLBACK_ORDER, IsolationLevel
-from .sandboxes.jail.memory import run_bytes
-from .sandboxes.jail.pool import JailPool, build, check_memory
-from .sandboxes.jail.worker import PythonUnusable
-from .settings import CodeSettings
 
 _ALLOW_NAMESPACES = (
     "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1 (Debian), "

@@ -15,11 +15,10 @@ from rewardfleet.text.program import answer_of
 from rewardfleet.wire.causes import CodeCause
 from rewardfleet.wire.code import CodeRequest, CodeTiming, CritiqueJudgment, Outcome, Verdict
 from rewardfleet.wire.policy_text import MAX_CHARACTERS, UNUSABLE
-
-from .checkers.decision import Decision
-from .sandboxes import ProgramRun, RunLimits, RunResult
-from .text_parser import TextParser
-from .verdict import CheckerFiles, TestRun
+from rewardfleet_server.code.checkers.decision import Decision
+from rewardfleet_server.code.judging.verdict import CheckerFiles, TestRun
+from rewardfleet_server.code.sandboxes import ProgramRun, RunLimits, RunResult
+from rewardfleet_server.code.text_parser import TextParser
 
 #: What comes before the first statement, and its first character.
 _STATEMENT = re.compile(r"\s*+(?:#[^\n]*+\s*+)*+[^\s#]")

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from rewardfleet.text.python import parse_source
 from rewardfleet.wire.code import AssertTests, PlainTests
-
-from .sandboxes.jail.guest.names import PROGRAM_MODULES
+from rewardfleet_server.code.sandboxes.jail.guest.names import PROGRAM_MODULES
 
 #: The modules that lines of a program may import.
 _IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)

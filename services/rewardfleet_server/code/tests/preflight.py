@@ -14,14 +14,22 @@ from rewardfleet.text.python import parse_source
 from rewardfleet.wire.code import AssertTests, Outcome, StdioTests, Verdict
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cache.single_flight import Memo, bytes_of
+from rewardfleet_server.code.judging.verdict import SANDBOX_DIED, assert_run, encoded, failure
+from rewardfleet_server.code.running.packages import how_to_add, last_error, missing_module
+from rewardfleet_server.code.running.submission import SubmissionRun
+from rewardfleet_server.code.sandboxes import (
+    Check,
+    Job,
+    ProgramRun,
+    RunLimits,
+    RunResult,
+    Sandbox,
+    run_once,
+)
+from rewardfleet_server.code.sandboxes.jail.guest.scripts import has_check
+from rewardfleet_server.code.settings import CodeSettings
 
-from .packages import how_to_add, last_error, missing_module
 from .prepared import PreparedTests
-from .sandboxes import Check, Job, ProgramRun, RunLimits, RunResult, Sandbox, run_once
-from .sandboxes.jail.guest.scripts import has_check
-from .settings import CodeSettings
-from .submission import SubmissionRun
-from .verdict import SANDBOX_DIED, assert_run, encoded, failure
 
 #: Runs a program on tests.
 Run = Callable[[str, PreparedTests, RunLimits], Awaitable[SubmissionRun]]

@@ -9,10 +9,10 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from rewardfleet.wire.code import CodeRequest, CodeScore, Outcome
+from rewardfleet_server.code.checkers.decision import CHECKER_FAILED
+from rewardfleet_server.code.text_parser import TextParser
+from rewardfleet_server.code.text_tasks import Visibility
 
-from .checkers.decision import CHECKER_FAILED
-from .text_parser import TextParser
-from .text_tasks import Visibility
 from .verdict import SANDBOX_DIED
 
 #: Digests of normal forms that are held in memory.
@@ -103,7 +103,7 @@ def store_policy(
 def harness_version() -> str:
     """Return a digest of the code that makes verdicts: every file of the service package."""
     digest = hashlib.sha256()
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1]
     for file in sorted((*folder.rglob("*.py"), *folder.rglob("*.h"))):
         digest.update(f"{file.relative_to(folder)}\n".encode())
         digest.update(file.read_bytes())

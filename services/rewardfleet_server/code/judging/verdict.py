@@ -23,11 +23,17 @@ from rewardfleet.wire.code import (
     Verdict,
 )
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.code.datasets.apps import AppsTests, with_integer_keys
+from rewardfleet_server.code.sandboxes import (
+    MAX_REPORT_BYTES,
+    Check,
+    ProgramRun,
+    RunLimits,
+    RunResult,
+)
+from rewardfleet_server.code.tests.asserts import ParsedAssert
 
-from .asserts import ParsedAssert
-from .datasets.apps import AppsTests, with_integer_keys
 from .output_checkers import output_equals
-from .sandboxes import MAX_REPORT_BYTES, Check, ProgramRun, RunLimits, RunResult
 from .values import Equality, Tolerance, is_plain
 
 #: The suspicion of a run that ended together with its jail.

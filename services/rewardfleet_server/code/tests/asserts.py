@@ -11,9 +11,8 @@ from typing import Any, Literal
 from rewardfleet.text.python import parse_source
 from rewardfleet.wire.code import AssertTests
 from rewardfleet.wire.errors import InvalidRequest
-
-from .sandboxes.jail.guest.names import STANDARD_NAMES
-from .sandboxes.jail.guest.scripts import functions_of, has_check
+from rewardfleet_server.code.sandboxes.jail.guest.names import STANDARD_NAMES
+from rewardfleet_server.code.sandboxes.jail.guest.scripts import functions_of, has_check
 
 #: Names of tests that look into the process of the program.
 _LOOKS_INSIDE = {

@@ -2,8 +2,8 @@
 
 from rewardfleet.wire.causes import CodeCause
 from rewardfleet.wire.code import CodeScore, Outcome
+from rewardfleet_server.code.running.submission import Submission
 
-from .submission import Submission
 from .verdict import REJECTED_BY_STRICT, SANDBOX_DIED
 
 _PASSES = {Outcome.ACCEPTED, Outcome.LEFT_OUT}

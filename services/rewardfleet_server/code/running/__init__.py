@@ -1,0 +1,1 @@
+"""Runs of programs: submissions, and the packages that programs can import."""

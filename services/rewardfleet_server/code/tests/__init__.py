@@ -1,0 +1,1 @@
+"""What tests ask of a program, read and parsed once for all samples of a problem."""
