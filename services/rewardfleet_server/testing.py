@@ -17,7 +17,7 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.score import Timing
 
 from .code.sandboxes import Job, RunResult
-from .video.frames import Clip
+from .video.clip.frames import Clip
 from .video.judges import Judgment
 
 __all__ = ["FakeJudge", "FakeSandbox", "serving", "wait_until"]

@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT / name) for name in ("clients", "services", "tests/engi
 
 from tiny_checkpoint import make_checkpoint, make_robometer  # noqa: E402 - the path above
 
-from rewardfleet_server.video.frames import Clip, decode_video  # noqa: E402
+from rewardfleet_server.video.clip.frames import Clip, decode_video  # noqa: E402
 from rewardfleet_server.video.judges import DeferredJudge  # noqa: E402
 from rewardfleet_server.video.judges.loading import find_judge  # noqa: E402
 from rewardfleet_server.video.judges.vlm.engine_robometer import RobometerModel  # noqa: E402

@@ -39,7 +39,7 @@ from rewardfleet_server.observe.score_log import ServiceLog
 from rewardfleet_server.observe.telemetry import RequestContext
 from rewardfleet_server.settings import ServerSettings
 from rewardfleet_server.video import app as video
-from rewardfleet_server.video.frames import decode_video
+from rewardfleet_server.video.clip.frames import decode_video
 from rewardfleet_server.video.settings import VideoSettings
 
 PAIRS = 9

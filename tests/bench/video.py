@@ -38,7 +38,7 @@ from rewardfleet.wire.frames import Frames, encode_body
 from rewardfleet.wire.video import VideoRequest, sample_indices
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.frames import decode_video
+from rewardfleet_server.video.clip.frames import decode_video
 from rewardfleet_server.video.settings import VideoSettings
 
 CLIP = (Path(__file__).parent.parent / "data" / "libero" / "videos") / (

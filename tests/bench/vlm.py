@@ -45,7 +45,7 @@ from harness import (
 
 from rewardfleet_server.system.threads import usable_cores
 from rewardfleet_server.up.settings import free_port
-from rewardfleet_server.video.frames import Clip, decode_video, video_cost
+from rewardfleet_server.video.clip.frames import Clip, decode_video, video_cost
 from rewardfleet_server.video.judges.vlm import VideoPart
 from rewardfleet_server.video.judges.vlm.checkpoint import read_config
 from rewardfleet_server.video.judges.vlm.families.qwen_geometry import QwenGeometry

@@ -12,13 +12,8 @@ from fastapi import FastAPI
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.testing import FakeJudge, serving
-from rewardfleet_server.video.frames import Clip, decode_video
-from rewardfleet_server.video.judges import (
-    ClipJudge,
-    FileJudge,
-    Judgment,
-    reference,
-)
+from rewardfleet_server.video.clip.frames import Clip, decode_video
+from rewardfleet_server.video.judges import ClipJudge, FileJudge, Judgment, reference
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.settings import all_built_in
 from rewardfleet_server.video.references.library import SHIPPED, load_library

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from rewardfleet_server.testing import wait_until
-from rewardfleet_server.video.frames import Clip, decode_video
+from rewardfleet_server.video.clip.frames import Clip, decode_video
 
 VIDEOS = Path(__file__).parent.parent / "data" / "libero" / "videos"
 TASK = "put both the alphabet soup and the tomato sauce in the basket"

@@ -15,7 +15,7 @@ from rewardfleet import RewardFleet
 from rewardfleet.wire.errors import BackendFailed, InvalidRequest
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.frames import Clip, decode_video
+from rewardfleet_server.video.clip.frames import Clip, decode_video
 from rewardfleet_server.video.judges import DeferredJudge
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.vlm import (

@@ -12,7 +12,7 @@ import pytest
 
 from rewardfleet import RewardFleet
 from rewardfleet_server.testing import wait_until
-from rewardfleet_server.video.frames import Clip
+from rewardfleet_server.video.clip.frames import Clip
 
 from .conftest import TASK, RunningService, in_flight
 

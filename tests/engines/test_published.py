@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.video.frames import Clip
+from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint

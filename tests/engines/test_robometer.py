@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.frames import Clip, decode_video
+from rewardfleet_server.video.clip.frames import Clip, decode_video
 from rewardfleet_server.video.judges.vlm.engine_robometer import RobometerEngine, RobometerModel
 from rewardfleet_server.video.judges.vlm.families import robometer
 from rewardfleet_server.video.judges.vlm.families.robometer import (

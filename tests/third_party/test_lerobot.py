@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rewardfleet_server.video.frames import decode_video
+from rewardfleet_server.video.clip.frames import decode_video
 
 from ..conftest import DATA
 from ..server.processes import service_process

@@ -11,7 +11,7 @@ from PIL import Image
 
 from rewardfleet_server.http import app as http_app
 from rewardfleet_server.testing import FakeJudge
-from rewardfleet_server.video.frames import decode_video
+from rewardfleet_server.video.clip.frames import decode_video
 
 from ..conftest import DATA, served
 from ..server.processes import service_process

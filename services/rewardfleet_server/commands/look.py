@@ -133,12 +133,12 @@ def strips(
 
     @functools.cache
     def decoder() -> Any:
+        from rewardfleet_server.video.clip.sources import VideoFiles  # noqa: PLC0415 - see above
+        from rewardfleet_server.video.clip.strip import FileStrips  # noqa: PLC0415 - see above
         from rewardfleet_server.video.references.library import (  # noqa: PLC0415 - see above
             MANIFEST,
             SHIPPED,
         )
-        from rewardfleet_server.video.sources import VideoFiles  # noqa: PLC0415 - see above
-        from rewardfleet_server.video.strip import FileStrips  # noqa: PLC0415 - see above
 
         folders = roots
         if of_references:

@@ -9,7 +9,7 @@ from rewardfleet.commands.options import grouped
 from rewardfleet_server.up.flags import network_flags
 from rewardfleet_server.up.settings import read_config
 from rewardfleet_server.up.supervisor import run_up
-from rewardfleet_server.video.completion import complete_judge
+from rewardfleet_server.video.judges.completion import complete_judge
 
 
 @dataclass(frozen=True)

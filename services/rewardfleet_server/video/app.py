@@ -17,19 +17,19 @@ from rewardfleet_server.http.routes import Service
 from rewardfleet_server.http.trainers import TrainerApi
 from rewardfleet_server.system.threads import lower_thread_priority, usable_cores
 
-from .calibration import JudgeCalibration
 from .chat_api import ChatApi
-from .drift import DriftMetrics
-from .fetch import Fetcher
-from .frames import floor_indices
+from .clip.fetch import Fetcher
+from .clip.frames import floor_indices
+from .clip.sources import VideoFiles
 from .judges import Judge
+from .judges.calibration import JudgeCalibration
+from .judges.drift import DriftMetrics
 from .judges.loading import load_judges
 from .metrics import JudgeMetrics
 from .refusals import Refusals
 from .rlinf_api import RlinfApi
 from .scorer import VideoScorer
 from .settings import VideoSettings
-from .sources import VideoFiles
 
 log = logging.getLogger(__name__)
 

@@ -32,15 +32,10 @@ from rewardfleet_server.scorer import CachePolicy, ScoringPlan
 from rewardfleet_server.system.anonymous_file import AnonymousFile, spool_bytes
 from rewardfleet_server.system.threads import run_in_thread
 
-from .calibration import JudgeCalibration
-from .decoding_limit import DecodingLimit, is_large
-from .drift import DriftWatch
-from .fetch import Fetcher
-from .frames import Clip, Cost, Selection
-from .judges import FileJudge, Judge, Judgment, RecoveringJudge
-from .judges.settings import ALIASES
-from .refusals import Refusals
-from .sources import (
+from .clip.decoding_limit import DecodingLimit, is_large
+from .clip.fetch import Fetcher
+from .clip.frames import Clip, Cost, Selection
+from .clip.sources import (
     AnonymousSource,
     DecodeSpec,
     FramesSource,
@@ -49,8 +44,13 @@ from .sources import (
     Source,
     VideoFiles,
 )
-from .strip import small_strip
-from .video_reader import TimeRange
+from .clip.strip import small_strip
+from .clip.video_reader import TimeRange
+from .judges import FileJudge, Judge, Judgment, RecoveringJudge
+from .judges.calibration import JudgeCalibration
+from .judges.drift import DriftWatch
+from .judges.settings import ALIASES
+from .refusals import Refusals
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from pydantic_settings import NoDecode
 
 from rewardfleet_server.settings import CacheSettings, NameList, given_flag, setting, unread
 
-from .completion import complete_judge, complete_set
+from .judges.completion import complete_judge, complete_set
 from .judges.settings import ALIASES, GivenValues, JudgeSettings, all_built_in, built_in
 from .prompts import Template
 

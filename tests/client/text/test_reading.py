@@ -12,7 +12,7 @@ from rewardfleet.text.program import extract_program
 from rewardfleet.text.reading import read
 from rewardfleet.tool_use import score_answer
 from rewardfleet.wire.tools import ToolsOptions
-from rewardfleet_server.video.score_parser import parse_score
+from rewardfleet_server.video.judges.score_parser import parse_score
 
 from ...measure import CpuStopwatch
 

@@ -506,7 +506,7 @@ def test_a_failed_item_is_counted_alone_and_in_a_batch(serve: Serve, frames_requ
 def test_requests_of_many_large_frames_take_turns(serve: Serve, monkeypatch):
     """Each may take 600 MB decoded; here there is memory for one at a time."""
     monkeypatch.setattr(
-        "rewardfleet_server.video.decoding_limit.DecodingLimit.CAPACITY", 640 * 2**20
+        "rewardfleet_server.video.clip.decoding_limit.DecodingLimit.CAPACITY", 640 * 2**20
     )
     judge = FakeJudge(wait_s=0.5)
     client = serve(judge)

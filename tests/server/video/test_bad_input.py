@@ -138,7 +138,7 @@ def test_an_8k_video_is_too_large(client, tmp_path):
 
 def test_a_video_of_too_many_frames_is_too_large(serve, make_video, monkeypatch):
     client = serve()
-    monkeypatch.setattr("rewardfleet_server.video.frames.MAX_SOURCE_FRAMES", 30)
+    monkeypatch.setattr("rewardfleet_server.video.clip.frames.MAX_SOURCE_FRAMES", 30)
     check_problem(post_path(client, make_video(31)), "too_large", "31 frames", "at most 30")
 
 

@@ -23,7 +23,7 @@ from rewardfleet_server.http import app as http_app
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.chat_api import TREND_DEAD_ZONE, task_of
-from rewardfleet_server.video.frames import Clip, decode_video
+from rewardfleet_server.video.clip.frames import Clip, decode_video
 from rewardfleet_server.video.judges import Judge, Judgment
 from rewardfleet_server.video.settings import VideoSettings
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rewardfleet.wire.errors import RewardFleetError
-from rewardfleet_server.video.frames import Clip
+from rewardfleet_server.video.clip.frames import Clip
 
 from ...conftest import DATA
 from .test_damaged_video import decode

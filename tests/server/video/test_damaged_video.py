@@ -26,8 +26,8 @@ from rewardfleet.video import video_request
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet_server.system.anonymous_file import spool_bytes
 from rewardfleet_server.testing import FakeJudge
-from rewardfleet_server.video.containers import check_container
-from rewardfleet_server.video.frames import Clip, as_mp4, decode_images, decode_video
+from rewardfleet_server.video.clip.containers import check_container
+from rewardfleet_server.video.clip.frames import Clip, as_mp4, decode_images, decode_video
 
 from ...conftest import DATA, LONG_CLIP, served
 from ...videos import CODECS, FPS, encode, encode_cached, scene

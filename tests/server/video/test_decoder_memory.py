@@ -20,8 +20,8 @@ from pydantic import JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest, TooLarge
 from rewardfleet_server.testing import FakeJudge, wait_until
-from rewardfleet_server.video.decoding_limit import DecodingLimit
-from rewardfleet_server.video.frames import Clip, decode_video, video_cost
+from rewardfleet_server.video.clip.decoding_limit import DecodingLimit
+from rewardfleet_server.video.clip.frames import Clip, decode_video, video_cost
 from rewardfleet_server.video.judges import Judgment
 
 from ...conftest import DATA, served
@@ -40,7 +40,7 @@ ENCODERS = {
 }
 PEAK = """
 import sys, threading
-from rewardfleet_server.video.frames import decode_video, video_cost
+from rewardfleet_server.video.clip.frames import decode_video, video_cost
 
 def status(name):
     lines = open("/proc/self/status").read().splitlines()

@@ -14,7 +14,7 @@ from rewardfleet.evaluation.fitting import distribution_of
 from rewardfleet.wire.calibration import Distribution, LabelCounts
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.drift import BLOCK, DriftWatch
+from rewardfleet_server.video.judges.drift import BLOCK, DriftWatch
 from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import served

@@ -21,8 +21,8 @@ from rewardfleet_server.admission import Admission
 from rewardfleet_server.observe.telemetry import REQUEST, RequestContext
 from rewardfleet_server.system.anonymous_file import spool_bytes
 from rewardfleet_server.testing import wait_until
-from rewardfleet_server.video.decoding_limit import DecodingLimit
-from rewardfleet_server.video.frames import video_cost
+from rewardfleet_server.video.clip.decoding_limit import DecodingLimit
+from rewardfleet_server.video.clip.frames import video_cost
 
 from ...conftest import image_base64
 from ...videos import encode_cached
@@ -115,7 +115,7 @@ async def test_a_single_clip_overtakes_a_batch_of_such_clips():
 
 async def test_a_clip_that_waits_long_is_not_overtaken(monkeypatch):
     # Six nanoseconds for 60 million pixels: they have passed when the next one comes.
-    monkeypatch.setattr("rewardfleet_server.video.decoding_limit._SECONDS_PER_PIXEL", 1e-16)
+    monkeypatch.setattr("rewardfleet_server.video.clip.decoding_limit._SECONDS_PER_PIXEL", 1e-16)
     clips = {"first": 1, "waits": 60_000_000, "tiny": 1}
     assert await start_order(DecodingLimit(1), clips) == ["first", "waits", "tiny"]
 

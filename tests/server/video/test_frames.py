@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 
 from rewardfleet.wire.video import sample_indices
-from rewardfleet_server.video.frames import (
-    Clip,
-    decode_images,
-    decode_video,
-)
+from rewardfleet_server.video.clip.frames import Clip, decode_images, decode_video
 
 from ...conftest import LONG_CLIP
 

@@ -14,7 +14,7 @@ import zstandard
 from rewardfleet import RewardFleet, TooLarge, blocking, video_request
 from rewardfleet.wire.frames import FRAMES_TYPE
 from rewardfleet_server.testing import FakeJudge
-from rewardfleet_server.video.decoding_limit import DecodingLimit
+from rewardfleet_server.video.clip.decoding_limit import DecodingLimit
 
 from ...conftest import served
 

@@ -24,8 +24,8 @@ from rewardfleet.wire.errors import (
     TooLarge,
 )
 from rewardfleet_server.testing import FakeJudge, wait_until
-from rewardfleet_server.video import fetch
-from rewardfleet_server.video.fetch import Fetcher, is_public
+from rewardfleet_server.video.clip import fetch
+from rewardfleet_server.video.clip.fetch import Fetcher, is_public
 
 from ...conftest import LONG_CLIP, image_base64, served
 from ...measure import Stopwatch

@@ -21,9 +21,9 @@ from pydantic import JsonValue
 
 from rewardfleet_server.system.threads import run_in_thread
 from rewardfleet_server.testing import FakeJudge, serving, wait_until
-from rewardfleet_server.video import judge_process
 from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.judge_process import JudgeProcess
+from rewardfleet_server.video.custom_judge import process as judge_process
+from rewardfleet_server.video.custom_judge.process import JudgeProcess
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.loading import load_judges
 from rewardfleet_server.video.settings import VideoSettings

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.video.frames import Clip, decode_video, video_cost
-from rewardfleet_server.video.video_reader import TimeRange
+from rewardfleet_server.video.clip.frames import Clip, decode_video, video_cost
+from rewardfleet_server.video.clip.video_reader import TimeRange
 
 from ...conftest import LONG_CLIP, Serve, served
 

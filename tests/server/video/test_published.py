@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from rewardfleet.wire.errors import BackendFailed, InvalidRequest
 from rewardfleet_server.flags import ServiceCommand
-from rewardfleet_server.video.frames import Clip
+from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.vlm import (

@@ -16,7 +16,7 @@ from rewardfleet_server.commands.demo import auroc
 from rewardfleet_server.commands.look import strips
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.frames import decode_video
+from rewardfleet_server.video.clip.frames import decode_video
 from rewardfleet_server.video.references import library
 from rewardfleet_server.video.references.library import (
     SHIPPED,

@@ -26,14 +26,14 @@ from rewardfleet_server.serve import announce
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video import settings as settings_module
 from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.frames import floor_indices
+from rewardfleet_server.video.clip.frames import floor_indices
 from rewardfleet_server.video.judges.loading import load_judges
+from rewardfleet_server.video.judges.score_parser import parse_score
 from rewardfleet_server.video.judges.vlm.families import primo_r1, qwen
 from rewardfleet_server.video.judges.vlm.families.primo_r1 import authors_prompts
 from rewardfleet_server.video.judges.vlm.families.qwen2_5_vl_vllm import QwenVllmSettings
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO
 from rewardfleet_server.video.prompts.authors import original_prompt
-from rewardfleet_server.video.score_parser import parse_score
 from rewardfleet_server.video.settings import VideoSettings, select_gpus
 
 from ...conftest import Serve

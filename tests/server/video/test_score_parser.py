@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewardfleet_server.video.score_parser import parse_score
+from rewardfleet_server.video.judges.score_parser import parse_score
 
 from ...measure import CpuStopwatch
 

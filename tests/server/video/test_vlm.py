@@ -12,7 +12,7 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.video import Curve
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.frames import Clip
+from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment, loading
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.vlm import Completion, ImagePart, VideoPart

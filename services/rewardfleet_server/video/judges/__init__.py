@@ -17,7 +17,7 @@ from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.video import Curve, NearestReference
 
 if TYPE_CHECKING:  # the settings are read where frames cannot be decoded, too
-    from rewardfleet_server.video.frames import Clip
+    from rewardfleet_server.video.clip.frames import Clip
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from rewardfleet_server.settings import flag_of
 from rewardfleet_server.system.threads import usable_cores
-from rewardfleet_server.video.judge_process import JudgeNotStarted, JudgeOrder, JudgeProcess
+from rewardfleet_server.video.custom_judge.process import JudgeNotStarted, JudgeOrder, JudgeProcess
 from rewardfleet_server.video.prompts import PERCENTAGE, Prompt
 from rewardfleet_server.video.settings import ORIGINAL_DEFAULTS, VideoSettings
 

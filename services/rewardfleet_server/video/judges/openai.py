@@ -23,9 +23,9 @@ from pydantic import FilePath, HttpUrl, JsonValue, PositiveInt
 
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.errors import BackendFailed
-from rewardfleet_server.video.frames import Clip, as_mp4
+from rewardfleet_server.video.clip.frames import Clip, as_mp4
+from rewardfleet_server.video.judges.score_parser import PARSER_VERSION, ScoreMode, parse_score
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
-from rewardfleet_server.video.score_parser import PARSER_VERSION, ScoreMode, parse_score
 from rewardfleet_server.video.settings import VideoSettings, openai_api_key
 
 from . import Judgment

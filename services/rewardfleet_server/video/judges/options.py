@@ -7,8 +7,8 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate
+from rewardfleet_server.video.judges.score_parser import ScoreMode
 from rewardfleet_server.video.prompts import Prompt
-from rewardfleet_server.video.score_parser import ScoreMode
 
 
 class JudgeOptions(BaseModel):

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pydantic import DirectoryPath, JsonValue
 
 from rewardfleet_server.system.threads import run_in_thread, usable_cores
-from rewardfleet_server.video.frames import Clip
+from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.references.library import SHIPPED, load_library
 from rewardfleet_server.video.references.matcher import Library, ReferenceMatcher
 from rewardfleet_server.video.settings import VideoSettings

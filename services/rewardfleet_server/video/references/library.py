@@ -21,8 +21,8 @@ from pydantic import (
 
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.validation import format_validation_error
-from rewardfleet_server.video.containers import check_container
-from rewardfleet_server.video.frames import decode_video
+from rewardfleet_server.video.clip.containers import check_container
+from rewardfleet_server.video.clip.frames import decode_video
 
 from .matcher import DecodedReference, Library, Reference, normalize_task
 from .thumbnail import shrink

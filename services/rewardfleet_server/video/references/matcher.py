@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.video import NearestReference
-from rewardfleet_server.video.frames import Frame
+from rewardfleet_server.video.clip.frames import Frame
 from rewardfleet_server.video.judges import Judgment
 
 from .thumbnail import (

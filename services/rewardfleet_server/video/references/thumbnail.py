@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from rewardfleet_server.video.frames import Frame
+from rewardfleet_server.video.clip.frames import Frame
 
 SIDE = 64  #: pixels per side of a thumbnail; a finer one was not more accurate
 _REACH = np.ones((3, 3), np.uint8)  # pixels are compared with those up to one pixel away

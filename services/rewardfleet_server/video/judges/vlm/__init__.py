@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from rewardfleet_server.video.frames import Frame
+from rewardfleet_server.video.clip.frames import Frame
 
 #: T frames of one size, RGB, `[T, H, W, 3]`, uint8.
 Frames = NDArray[np.uint8]

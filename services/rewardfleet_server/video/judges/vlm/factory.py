@@ -7,7 +7,7 @@ import numpy as np
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.system.optional_imports import require
-from rewardfleet_server.video.frames import Clip
+from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge
 from rewardfleet_server.video.judges.settings import ENGINES
 from rewardfleet_server.video.settings import VideoSettings, check_gpu_count

@@ -15,11 +15,11 @@ from pydantic import Field, JsonValue
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.video import Curve
 from rewardfleet_server.system.threads import lower_thread_priority, run_in_thread, usable_cores
-from rewardfleet_server.video.frames import Clip
+from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
+from rewardfleet_server.video.judges.score_parser import ScoreMode
 from rewardfleet_server.video.prompts import Prompt
-from rewardfleet_server.video.score_parser import ScoreMode
 
 from . import Completion, Conversation, GenerationParams, InferenceEngine
 from .checkpoint import Checkpoint

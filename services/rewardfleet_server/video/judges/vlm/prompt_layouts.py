@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from rewardfleet_server.video.frames import UNKNOWN_FPS, Clip, Frame
+from rewardfleet_server.video.clip.frames import UNKNOWN_FPS, Clip, Frame
 
 from . import Conversation, ImagePart, VideoPart
 

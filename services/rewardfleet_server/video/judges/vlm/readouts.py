@@ -20,8 +20,8 @@ from typing import Protocol
 from rewardfleet.text import read
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.judges.score_parser import PARSER_VERSION, ScoreMode, parse_score
 from rewardfleet_server.video.prompts import PERCENTAGE, RUBRIC, YES_OR_NO, Prompt
-from rewardfleet_server.video.score_parser import PARSER_VERSION, ScoreMode, parse_score
 
 from . import Completion, GenerationParams
 from .checkpoint import Checkpoint

@@ -11,7 +11,7 @@ from pydantic import FilePath, JsonValue, PositiveInt
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.system.threads import run_in_thread
-from rewardfleet_server.video.frames import Clip
+from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment
 from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.video.judges import DeferredJudge, Judgment
+from rewardfleet_server.video.judges.score_parser import ScoreMode
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Completion, GenerationParams, factory
 from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
@@ -21,7 +22,6 @@ from rewardfleet_server.video.prompts.authors import (
     read_fences,
     read_texts,
 )
-from rewardfleet_server.video.score_parser import ScoreMode
 from rewardfleet_server.video.settings import VideoSettings
 
 from .qwen import QWEN3_VL, load_checkpoint

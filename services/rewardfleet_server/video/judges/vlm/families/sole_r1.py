@@ -9,9 +9,10 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from rewardfleet.wire.causes import VideoCause
-from rewardfleet_server.video.frames import Clip
+from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment
 from rewardfleet_server.video.judges.options import JudgeOptions
+from rewardfleet_server.video.judges.score_parser import ScoreMode
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Completion, GenerationParams, factory
 from rewardfleet_server.video.judges.vlm.judge import (
@@ -31,7 +32,6 @@ from rewardfleet_server.video.prompts.authors import (
     prompts_of,
     read_texts,
 )
-from rewardfleet_server.video.score_parser import ScoreMode
 from rewardfleet_server.video.settings import VideoSettings
 
 from .qwen import QWEN3_VL, load_checkpoint

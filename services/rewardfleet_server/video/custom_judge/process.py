@@ -26,16 +26,10 @@ import msgspec
 from pydantic import JsonValue
 from pydantic_core import PydanticSerializationError, to_json
 
-from rewardfleet.wire.errors import (
-    BackendFailed,
-    Problem,
-    RewardFleetError,
-    TooLarge,
-    Unavailable,
-)
+from rewardfleet.wire.errors import BackendFailed, Problem, RewardFleetError, TooLarge, Unavailable
 from rewardfleet_server.system.child_process import describe_end
 
-from .judge_child import LENGTH, MAX_ANSWER_BYTES, MAX_BYTES
+from .child import LENGTH, MAX_ANSWER_BYTES, MAX_BYTES
 
 log = logging.getLogger(__name__)
 #: What judges print. It is logged at any `--log-level`, as standard error would be.
@@ -315,7 +309,13 @@ class _JudgeChild:
         self.exited.set_running_or_notify_cancel()  # it cannot be cancelled
         self.connection, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-u", "-P", "-m", "rewardfleet_server.video.judge_child"]
+            command = [
+                sys.executable,
+                "-u",
+                "-P",
+                "-m",
+                "rewardfleet_server.video.custom_judge.child",
+            ]
             self._process = subprocess.Popen(  # noqa: S603 - our own module
                 [*command, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,

@@ -13,10 +13,10 @@ from rewardfleet.wire.calibration import Calibration, bound_options, bound_prove
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import format_validation_error
 from rewardfleet.wire.video import VideoRequest
+from rewardfleet_server.video.clip.frames import Clip
 
+from . import Judgment
 from .drift import DriftWatch
-from .frames import Clip
-from .judges import Judgment
 
 _MAX_BYTES = 16 * 2**20
 _MAX_SHOWN = 80

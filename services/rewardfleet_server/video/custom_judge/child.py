@@ -1,4 +1,4 @@
-"""The process of a judge that the user provides: `python -m rewardfleet_server.video.judge_child`.
+"""The process of a judge that the user provides, which `process.py` starts by this module's name.
 
 It imports little besides the judge's own module, so that it starts fast. Messages in both
 directions are JSON after their length in bytes. They have a socket of their own, so whatever the

@@ -7,14 +7,14 @@ import click
 
 def complete_judge(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Return the judges that come with the service and begin with a text."""
-    from .judges.settings import all_built_in  # noqa: PLC0415 - see above
+    from .settings import all_built_in  # noqa: PLC0415 - see above
 
     return [each.name for each in all_built_in() if each.name.startswith(incomplete)]
 
 
 def complete_set(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Return the settings of the judges of `--judge`, or of all, with the values that they have."""
-    from .judges.settings import ALIASES, all_built_in  # noqa: PLC0415 - see above
+    from .settings import ALIASES, all_built_in  # noqa: PLC0415 - see above
 
     named = {ALIASES.get(name, name) for name in ctx.params.get("backend") or ()}
     found: set[str] = set()

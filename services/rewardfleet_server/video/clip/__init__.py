@@ -1,0 +1,1 @@
+"""The clip of a request: found, checked, and decoded into frames."""

@@ -1,0 +1,1 @@
+"""The process in which a judge of the user's runs, from both sides."""
