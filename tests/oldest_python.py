@@ -27,7 +27,7 @@ from rewardfleet import (
     episode_request,
 )
 from rewardfleet.commands.main import main
-from rewardfleet.timeouts import timeout, timeout_at
+from rewardfleet.http.timeouts import timeout, timeout_at
 from rewardfleet.wire.errors import ErrorKind
 
 URLS = json.loads(os.environ["REWARDFLEET_TEST_URLS"])

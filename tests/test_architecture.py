@@ -12,7 +12,7 @@ from typing import get_type_hints
 import pytest
 
 import rewardfleet
-from rewardfleet.responses import ERROR_OF_STATUS
+from rewardfleet.http.responses import ERROR_OF_STATUS
 from rewardfleet.services import SERVICES as CLIENT_SERVICES
 from rewardfleet.services import Lazy
 from rewardfleet.wire.errors import ERRORS, STATUS, ErrorKind, RewardFleetError
@@ -63,7 +63,7 @@ LAZY = {
     CLIENT / "evaluation" / "frames.py": {"av", "PIL"},
     CLIENT / "evaluation" / "metrics.py": {"scipy", "sklearn"},
     CLIENT / "evaluation" / "page.py": {"jinja2", "markupsafe", "matplotlib"},
-    CLIENT / "commands" / "inspect_logs.py": {"inspect_ai"},
+    CLIENT / "score_log" / "inspect_logs.py": {"inspect_ai"},
     CLIENT / "commands" / "report.py": {"duckdb"},
     CLIENT / "sample_tables" / "sample.py": {"PIL"},
     CLIENT / "score_log" / "reading.py": {"duckdb"},

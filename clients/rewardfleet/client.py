@@ -12,14 +12,14 @@ from typing_extensions import Self
 
 from .code import CodeClient
 from .episode import EpisodeClient
-from .pending import PendingCalls
+from .http.pending import PendingCalls
+from .http.transport import ServiceTransport
 from .sample_tables import SampleTables
 from .score_log import ScoreLog
 from .score_log.of_client import ClientLog
 from .service import OnFailure, RewardPolicy
 from .services import SERVICES
 from .tools import ToolsClient
-from .transport import ServiceTransport
 from .video import VideoClient
 from .wire.score import MAX_NAME
 

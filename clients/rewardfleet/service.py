@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic_core import from_json, to_json
 
-from .coalesce import Coalescer
-from .replicas import rest_seconds, retry_wait
+from .http.coalesce import Coalescer
+from .http.replicas import rest_seconds, retry_wait
+from .http.tracing import span
+from .http.transport import MAX_BATCH_BYTES, NotEncoded, ServiceTransport
 from .score_log.of_client import ClientLog
-from .tracing import span
-from .transport import MAX_BATCH_BYTES, NotEncoded, ServiceTransport
 from .wire.errors import (
     BackendFailed,
     Forbidden,

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 from typing_extensions import Unpack
 
+from .http.transport import MAX_BATCH_BYTES, in_thread
 from .png import encode_png
 from .service import BatchClient
-from .transport import MAX_BATCH_BYTES, in_thread
 from .wire.errors import InvalidRequest
 from .wire.frames import MAX_FRAMES_SENT, FrameOrder, Frames
 from .wire.validation import validate

@@ -11,14 +11,7 @@ import cv2
 import numpy as np
 import pytest
 
-from rewardfleet import (
-    Abstained,
-    BackendFailed,
-    DeadlineExceeded,
-    InvalidRequest,
-    Unavailable,
-    transport,
-)
+from rewardfleet import Abstained, BackendFailed, DeadlineExceeded, InvalidRequest, Unavailable
 from rewardfleet.adapters.libero import (
     EpisodeReward,
     LiberoRewards,
@@ -27,6 +20,7 @@ from rewardfleet.adapters.libero import (
     score_episodes,
 )
 from rewardfleet.adapters.libero import rewards as rewards_module
+from rewardfleet.http import transport
 from rewardfleet.wire.score import Status
 from rewardfleet.wire.video import VideoScore
 from rewardfleet_server.testing import wait_until

@@ -88,7 +88,7 @@ def test_a_missing_column_does(code_url: str):
 
 @pytest.mark.slow
 def test_without_a_service_rewards_are_missing(unused_tcp_port: int, monkeypatch):
-    monkeypatch.setattr("rewardfleet.transport._RETRIES", 0)
+    monkeypatch.setattr("rewardfleet.http.transport._RETRIES", 0)
     dead = f"http://127.0.0.1:{unused_tcp_port}"
     scored = Scorer("code", dead, timeout_s=30)(batch_of([SUM, ECHO]))
     assert np.isnan(scored["reward"]).all()

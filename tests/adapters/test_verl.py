@@ -124,7 +124,7 @@ def test_the_judgment_of_a_critique_is_reported(score, code_url: str):
 def test_a_failure_is_raised_or_replaced_and_never_silently_0(
     score, unused_tcp_port: int, code_url: str, caplog, monkeypatch
 ):
-    monkeypatch.setattr("rewardfleet.transport._RETRIES", 0)
+    monkeypatch.setattr("rewardfleet.http.transport._RETRIES", 0)
     dead = f"http://127.0.0.1:{unused_tcp_port}"
     with pytest.raises(UNREACHABLE):
         score("code", SUM, TESTS, url=dead, timeout_s=30)

@@ -144,7 +144,7 @@ def test_managers_of_older_versions(manager: str, name: str, code_url: str):
 
 
 def test_a_dead_service_ends_the_step_and_is_no_score_of_0(unused_tcp_port: int, monkeypatch):
-    monkeypatch.setattr("rewardfleet.transport._RETRIES", 0)
+    monkeypatch.setattr("rewardfleet.http.transport._RETRIES", 0)
     given = {"url": f"http://127.0.0.1:{unused_tcp_port}", "timeout_s": 30}
     for manager, name in [("naive", "compute_score"), ("batch", "compute_scores")]:
         with pytest.raises(UNREACHABLE):

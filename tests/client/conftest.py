@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rewardfleet import replicas
+from rewardfleet.http import replicas
 
 
 @pytest.fixture(autouse=True)

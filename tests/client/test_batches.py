@@ -8,7 +8,8 @@ import math
 import pytest
 
 import rewardfleet
-from rewardfleet import RewardFleet, replicas, service, transport, video_request
+from rewardfleet import RewardFleet, service, video_request
+from rewardfleet.http import replicas, transport
 from rewardfleet.wire.errors import Overloaded
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.judges import Judgment

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from rewardfleet import DeadlineExceeded, RewardFleetError, Unavailable
-from rewardfleet.responses import map_http_errors
+from rewardfleet.http.responses import map_http_errors
 from rewardfleet.wire.errors import ERRORS, STATUS
 
 

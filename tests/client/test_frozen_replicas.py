@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from rewardfleet import DeadlineExceeded, RewardFleet, replicas
+from rewardfleet import DeadlineExceeded, RewardFleet
 from rewardfleet.blocking import RewardFleet as BlockingFleet
+from rewardfleet.http import replicas
 from rewardfleet_server.testing import wait_until
 
 from ..conftest import image_base64

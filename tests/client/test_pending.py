@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from rewardfleet import RewardFleet, blocking, pending, video_request
+from rewardfleet import RewardFleet, blocking, video_request
+from rewardfleet.http import pending
 
 from .conftest import Received, Reply, healthy, problem, until
 

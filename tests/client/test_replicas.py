@@ -7,7 +7,8 @@ from email.utils import formatdate
 import pytest
 
 import rewardfleet
-from rewardfleet import RewardFleet, replicas
+from rewardfleet import RewardFleet
+from rewardfleet.http import replicas
 from rewardfleet_server.testing import FakeJudge
 
 from ..conftest import Serve

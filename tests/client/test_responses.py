@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 import rewardfleet
-from rewardfleet import RewardFleet, responses, transport
+from rewardfleet import RewardFleet
+from rewardfleet.http import responses, transport
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.errors import RewardFleetError
 

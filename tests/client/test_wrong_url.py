@@ -143,7 +143,7 @@ async def test_a_proxy_may_remove_the_header():
     ids=["html-404", "json-404", "405", "html-200", "score-2"],
 )
 async def test_another_server_is_recognized(response: bytes, error, message: str, monkeypatch):
-    monkeypatch.setattr("rewardfleet.transport._RETRIES", 0)
+    monkeypatch.setattr("rewardfleet.http.transport._RETRIES", 0)
     with answering(response) as url:
         async with RewardFleet(video=url) as fleet:
             with pytest.raises(error, match=message) as failure:

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from rewardfleet.bulk.flat_columns import arrow_table
 from rewardfleet.bulk.records import columns_of, encode_scores, records_of
 from rewardfleet.bulk.requests import Columns, RequestBuilder
 from rewardfleet.bulk.rows import Row
 from rewardfleet.bulk.run import Run
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.flat_columns import arrow_table
 from rewardfleet.rows import requests_of, scores_of
 from rewardfleet.service import OnFailure
 from rewardfleet.services import SERVICES

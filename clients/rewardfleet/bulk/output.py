@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic_core import to_json
 from typing_extensions import Self
 
-from rewardfleet.flat_columns import arrow_table
+from rewardfleet.bulk.flat_columns import arrow_table
 
 from .arrow import pyarrow
 from .records import Record, records_of

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from rewardfleet.flat_columns import model_columns
+from rewardfleet.bulk.flat_columns import model_columns
 from rewardfleet.wire.score import Score
 
 from .run import Scored

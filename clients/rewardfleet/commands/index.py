@@ -11,8 +11,8 @@ import httpx
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from rewardfleet.client import is_base_url
+from rewardfleet.http.timeouts import timeout
 from rewardfleet.services import SERVICES
-from rewardfleet.timeouts import timeout
 from rewardfleet.wire.errors import Problem
 from rewardfleet.wire.headers import GATEWAY
 

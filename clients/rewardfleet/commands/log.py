@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import click
 
 from rewardfleet.score_log.deleting import delete_run
+from rewardfleet.score_log.inspect_logs import write_logs
 from rewardfleet.score_log.reading import Filters, open_log, query, select
 
-from .inspect_logs import write_logs
 from .options import AS_JSON, CommandGroup, escaped, number, table
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
-from rewardfleet.flat_columns import model_columns
+from rewardfleet.bulk.flat_columns import model_columns
 from rewardfleet.wire.digest import digest_of, fields_of, text_of
 from rewardfleet.wire.errors import Problem
 from rewardfleet.wire.score import Score, Timing

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rewardfleet.bulk.arrow import pyarrow
-from rewardfleet.flat_columns import arrow_table
+from rewardfleet.bulk.flat_columns import arrow_table
 
 from .record import COLUMNS, Record
 from .segments import CLOSED, if_closed, new_file, replacing

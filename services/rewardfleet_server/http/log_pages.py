@@ -9,9 +9,9 @@ from typing import Annotated, TypeVar
 
 from fastapi import FastAPI, Query, Request, Response
 
+from rewardfleet.score_log.log_files import list_segments, read_segment
 from rewardfleet.wire.errors import InvalidRequest, NotFound, Unavailable
 from rewardfleet.wire.log_segments import PATH, LogSegments
-from rewardfleet_server.observe.log_files import list_segments, read_segment
 from rewardfleet_server.settings import ServerSettings
 from rewardfleet_server.system.threads import run_in_thread
 

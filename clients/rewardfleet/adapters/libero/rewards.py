@@ -16,8 +16,8 @@ from typing_extensions import Self
 from rewardfleet.adapters._rows import metrics_of
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.http.timeouts import timeout
 from rewardfleet.service import CALLER_ERRORS
-from rewardfleet.timeouts import timeout
 from rewardfleet.wire.errors import (
     Abstained,
     DeadlineExceeded,

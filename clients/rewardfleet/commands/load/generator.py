@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import httpx
 
 from rewardfleet.commands.index import printable
-from rewardfleet.responses import new_request_id, receive
-from rewardfleet.timeouts import timeout_at
+from rewardfleet.http.responses import new_request_id, receive
+from rewardfleet.http.timeouts import timeout_at
 from rewardfleet.wire.errors import BackendFailed
 from rewardfleet.wire.headers import REQUEST_ID_HEADER, TIMEOUT_HEADER
 

@@ -11,12 +11,7 @@ from typing import Any, Generic, TypeVar
 import httpx
 from pydantic import BaseModel
 
-from .pending import PendingCall, PendingCalls
-from .replicas import Replica, Replicas, rest_seconds, retry_wait
-from .responses import map_http_errors, max_response_bytes, model_of, new_request_id, receive
-from .timeouts import timeout_at
-from .tracing import span, trace_headers
-from .wire.errors import (
+from rewardfleet.wire.errors import (
     DeadlineExceeded,
     InvalidRequest,
     Overloaded,
@@ -24,15 +19,21 @@ from .wire.errors import (
     TooLarge,
     Unavailable,
 )
-from .wire.frames import FRAMES_TYPE, ZSTD, Buffer, Frames, compress, encode_body
-from .wire.headers import (
+from rewardfleet.wire.frames import FRAMES_TYPE, ZSTD, Buffer, Frames, compress, encode_body
+from rewardfleet.wire.headers import (
     CALL_TIMEOUT_HEADER,
     FALLBACK_REWARDS_HEADER,
     MAX_FALLBACK_REWARDS,
     REQUEST_ID_HEADER,
     TIMEOUT_HEADER,
 )
-from .wire.score import MAX_BATCH_ITEMS
+from rewardfleet.wire.score import MAX_BATCH_ITEMS
+
+from .pending import PendingCall, PendingCalls
+from .replicas import Replica, Replicas, rest_seconds, retry_wait
+from .responses import map_http_errors, max_response_bytes, model_of, new_request_id, receive
+from .timeouts import timeout_at
+from .tracing import span, trace_headers
 
 T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)

@@ -10,7 +10,8 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-log = logging.getLogger(__name__)
+#: Pages and users name it.
+log = logging.getLogger("rewardfleet.pending")
 
 #: A call that is pending for so many seconds is logged.
 _LOG_AFTER_SECONDS = 30.0

@@ -14,7 +14,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from .wire.errors import (
+from rewardfleet.wire.errors import (
     ERRORS,
     BackendFailed,
     DeadlineExceeded,
@@ -26,7 +26,7 @@ from .wire.errors import (
     RewardFleetError,
     Unavailable,
 )
-from .wire.headers import GATEWAY, REQUEST_ID_HEADER, SERVICE_HEADER
+from rewardfleet.wire.headers import GATEWAY, REQUEST_ID_HEADER, SERVICE_HEADER
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .wire.errors import RewardFleetError
+from rewardfleet.wire.errors import RewardFleetError
 
 
 @contextmanager

@@ -9,9 +9,8 @@ from pathlib import Path
 import click
 
 from rewardfleet.client import header_safe
+from rewardfleet.commands.index import base_url, find_services, http_client, redact
 from rewardfleet.score_log.copying import LogCopies
-
-from .index import base_url, find_services, http_client, redact
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from .wire.errors import RewardFleetError
+from rewardfleet.wire.errors import RewardFleetError
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")

@@ -28,11 +28,12 @@ from functools import lru_cache, partial
 
 import httpx
 
+from rewardfleet.wire.backoff import backoff, backoff_with_jitter
+from rewardfleet.wire.errors import BackendFailed, ErrorKind, RewardFleetError
+from rewardfleet.wire.headers import REQUEST_ID_HEADER
+
 from .responses import new_request_id, receive
 from .timeouts import Timeout, timeout
-from .wire.backoff import backoff, backoff_with_jitter
-from .wire.errors import BackendFailed, ErrorKind, RewardFleetError
-from .wire.headers import REQUEST_ID_HEADER
 
 #: Failed judgments in a row after which a replica is ejected.
 _EJECT_AFTER = 5

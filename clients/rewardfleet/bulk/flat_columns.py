@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
-from .bulk.arrow import pyarrow
+from .arrow import pyarrow
 
 _TYPES = {float: "float64", int: "int64", str: "string", bool: "bool"}
 

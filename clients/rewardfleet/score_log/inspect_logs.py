@@ -10,8 +10,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .explain import score_of
-from .explain.story import story_of
+from rewardfleet.commands.explain import score_of
+from rewardfleet.commands.explain.story import story_of
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalSample

@@ -1,0 +1,1 @@
+"""One service over HTTP: its replicas, requests until a deadline, and what they answered."""
