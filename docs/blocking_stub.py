@@ -6,7 +6,7 @@ import inspect
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, get_args, get_origin
 
@@ -67,6 +67,9 @@ def _with_keyword_per_service(args: ast.arguments) -> ast.arguments:
 def _parse(function: Callable[..., Any]) -> ast.FunctionDef | ast.AsyncFunctionDef:
     node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    for arg in [*node.args.args, *node.args.kwonlyargs]:
+        if isinstance(arg.annotation, ast.Constant):  # of a type that is imported lazily
+            arg.annotation = ast.parse(arg.annotation.value, mode="eval").body
     return node
 
 
@@ -85,19 +88,18 @@ def _method(
 
 def _import_of(name: str, module: ModuleType) -> str | None:
     """Return the statement that imports a name of a module, from where the module has it."""
-    for node in ast.parse(inspect.getsource(module)).body:
+    for node in ast.walk(ast.parse(inspect.getsource(module))):  # also `if TYPE_CHECKING`
         if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
             return f"from {'.' * node.level}{node.module or ''} import {name}"
-        if isinstance(node, ast.Assign | ast.ClassDef) and name in _names(node):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.ClassDef) and name in _names(node):
             return f"from .{module.__name__.rpartition('.')[2]} import {name}"
     return None
 
 
-def _names(node: ast.Assign | ast.ClassDef) -> Iterator[str]:
+def _names(node: ast.Assign | ast.AnnAssign | ast.ClassDef) -> list[str]:
     if isinstance(node, ast.ClassDef):
-        yield node.name
-    else:
-        yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+        return [node.name]
+    return [ast.unparse(each) for each in getattr(node, "targets", None) or [node.target]]
 
 
 def _type_arguments(client_type: type[ServiceClient]) -> dict[str, str]:

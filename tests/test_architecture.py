@@ -70,7 +70,7 @@ LAZY = {
     CLIENT / "score_log" / "replaying.py": {"duckdb"},
     CLIENT / "score_log" / "strip.py": {"simplejpeg"},
     CLIENT / "tool_use" / "correctness.py": {"scipy"},
-    CLIENT / "tracing.py": {"opentelemetry"},
+    CLIENT / "http" / "tracing.py": {"opentelemetry"},
 }
 WEB_FRAMEWORKS = {"starlette", "fastapi"}
 
@@ -293,6 +293,7 @@ print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
 
 def test_importing_a_service_loads_no_model_library():
     program = """
+import subprocess
 import sys
 import rewardfleet_server.serve, rewardfleet_server.commands.doctor
 from rewardfleet_server.registry import SERVICES
@@ -313,7 +314,7 @@ def test_all_lists_every_public_name_in_order():
         for name, value in vars(rewardfleet).items()
         if not name.startswith("_") and getattr(value, "__module__", "").startswith("rewardfleet")
     }
-    assert set(rewardfleet.__all__) == public | {"ClipLike"}
+    assert set(rewardfleet.__all__) == public | {"ClipLike", "SampleTables"}
     assert rewardfleet.__all__ == sorted(rewardfleet.__all__)
     assert set(ERRORS.values()) <= {getattr(rewardfleet, name) for name in rewardfleet.__all__}
 
@@ -349,3 +350,20 @@ def test_a_judge_is_found_by_the_name_of_its_module():
     assert len(judges) == 9
     assert [built_in(each.name) for each in judges] == judges
     assert built_in("primo-r1") is None and built_in("custom") is None and built_in("../x") is None
+
+
+def test_a_client_imports_only_what_it_uses():
+    """Rollout workers start by the hundred: numpy is for frames, and few have a score log."""
+    heavy = (
+        "numpy",
+        "rewardfleet.score_log",
+        "rewardfleet.sample_tables",
+        "rewardfleet.evaluation",
+    )
+    code = f"""
+import sys, rewardfleet
+rewardfleet.RewardFleet("http://127.0.0.1:18000")
+assert not [name for name in sys.modules if name.startswith({heavy})]
+assert rewardfleet.SampleTables and "rewardfleet.sample_tables" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -3,11 +3,12 @@
 `rewardfleet.blocking` has the same clients for synchronous code.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from . import _interrupt  # noqa: F401 - first: it is for what the others take to be imported
 from .client import RewardFleet
 from .code import CodeClient, code_request
 from .episode import EpisodeClient, episode_request
-from .sample_tables import SampleTables
 from .tools import ToolsClient, tools_request
 from .video import ClipLike, VideoClient, video_request
 from .wire.code import (
@@ -43,6 +44,9 @@ from .wire.errors import (
 from .wire.score import Score, Status, Timing
 from .wire.tools import Budget, BudgetUpdate, ToolsOptions, ToolsRequest, ToolsScore
 from .wire.video import VideoHealth, VideoRequest, VideoScore
+
+if TYPE_CHECKING:
+    from .sample_tables import SampleTables
 
 __version__ = "0.1.0"
 
@@ -99,3 +103,12 @@ __all__ = [
     "tools_request",
     "video_request",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `SampleTables` when it is asked for: few clients have one, and it needs numpy."""
+    if name == "SampleTables":
+        from .sample_tables import SampleTables  # noqa: PLC0415
+
+        return SampleTables
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,14 +14,16 @@ from .code import CodeClient
 from .episode import EpisodeClient
 from .http.pending import PendingCalls
 from .http.transport import ServiceTransport
-from .sample_tables import SampleTables
-from .score_log import ScoreLog
-from .score_log.of_client import ClientLog
 from .service import OnFailure, RewardPolicy
 from .services import SERVICES
 from .tools import ToolsClient
 from .video import VideoClient
 from .wire.score import MAX_NAME
+
+if TYPE_CHECKING:
+    from .sample_tables import SampleTables
+    from .score_log.of_client import ClientLog
+    from .score_log.queue import ScoredQueue
 
 
 class RewardFleet:
@@ -88,7 +90,7 @@ class RewardFleet:
         success_threshold: float = 0.5,
         run: str | None = None,
         score_log: str | Path | None = None,
-        sample_tables: SampleTables | None = None,
+        sample_tables: "SampleTables | None" = None,
         **urls: str | Sequence[str] | None,
     ) -> None:
         if not 0 <= success_threshold <= 1:
@@ -114,8 +116,11 @@ class RewardFleet:
             raise ValueError("give the URL of a fleet, or of a service, e.g. video=... or code=...")
         if run is not None and not 1 <= len(run) <= MAX_NAME:
             raise ValueError(f"run: give a name of 1 to {MAX_NAME} characters")
-        kept = None if score_log is None else ScoreLog(Path(score_log))
-        self._logs = [each for each in (kept, sample_tables) if each is not None]
+        self._logs: list[ScoredQueue] = [] if sample_tables is None else [sample_tables]
+        if score_log is not None:
+            from .score_log import ScoreLog  # noqa: PLC0415 - a client without one imports nothing
+
+            self._logs.insert(0, ScoreLog(Path(score_log)))
         self._pending = PendingCalls()
         for name, service_urls in base_urls.items():
             client_type = SERVICES[name].client
@@ -132,7 +137,7 @@ class RewardFleet:
             policy = RewardPolicy(
                 on_failure, is_binary, success_threshold, transport.count_fallback
             )
-            log = ClientLog(self._logs, name, run) if self._logs else None
+            log = self._log_of(name, run)
             client = client_type(transport, policy, coalesce_s=coalesce_s, run=run, log=log)
             setattr(self, name, client)
 
@@ -146,6 +151,13 @@ class RewardFleet:
             """
             hint = f"no URL of the {name} service: give {name}=..., or the URL of a fleet"
             raise AttributeError(hint if name in SERVICES else name)
+
+    def _log_of(self, service: str, run: str | None) -> "ClientLog | None":
+        if not self._logs:
+            return None
+        from .score_log.of_client import ClientLog  # noqa: PLC0415 - imports numpy
+
+        return ClientLog(self._logs, service, run)
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from .service import ServiceClient
 from .wire.episode import (
     EpisodeBatchHeader,
@@ -40,7 +38,7 @@ def episode_request(uid: str, **fields: Any) -> EpisodeRequest:
         InvalidRequest: A field is unknown, or has the wrong type.
     """
     plain = {
-        name: value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+        name: value.tolist() if hasattr(value, "tolist") else value
         for name, value in fields.items()
     }
     return validate(EpisodeRequest, {"uid": uid, **plain})

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic_core import from_json, to_json
 
@@ -12,7 +12,6 @@ from .http.coalesce import Coalescer
 from .http.replicas import rest_seconds, retry_wait
 from .http.tracing import span
 from .http.transport import MAX_BATCH_BYTES, NotEncoded, ServiceTransport
-from .score_log.of_client import ClientLog
 from .wire.errors import (
     BackendFailed,
     Forbidden,
@@ -33,6 +32,9 @@ from .wire.score import (
     abstained,
     failed,
 )
+
+if TYPE_CHECKING:
+    from .score_log.of_client import ClientLog
 
 RequestT = TypeVar("RequestT", bound=Request)
 ScoreT = TypeVar("ScoreT", bound=Score)
@@ -141,7 +143,7 @@ class ServiceClient:
         *,
         coalesce_s: float = 0.0,  # noqa: ARG002 - for subclasses
         run: str | None = None,
-        log: ClientLog | None = None,
+        log: "ClientLog | None" = None,
     ) -> None:
         self._transport = transport
         self.policy = policy
@@ -165,7 +167,7 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         *,
         coalesce_s: float = 0.0,
         run: str | None = None,
-        log: ClientLog | None = None,
+        log: "ClientLog | None" = None,
     ) -> None:
         super().__init__(transport, policy, run=run, log=log)
         self._coalescer: Coalescer[RequestT, ScoreT] | None = None

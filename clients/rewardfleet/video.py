@@ -5,20 +5,20 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import JsonValue
 from typing_extensions import Unpack
 
 from .http.transport import MAX_BATCH_BYTES, in_thread
-from .png import encode_png
 from .service import BatchClient
-from .wire.errors import InvalidRequest
-from .wire.frames import MAX_FRAMES_SENT, FrameOrder, Frames
+from .wire.frames import Frames
 from .wire.validation import validate
-from .wire.video import VideoHealth, VideoRequest, VideoScore, sample_indices
+from .wire.video import VideoHealth, VideoRequest, VideoScore
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class Tensor(Protocol):
@@ -32,14 +32,13 @@ class Tensor(Protocol):
 
 
 #: RGB frames, uint8: `[T, H, W, 3]` or `[T, 3, H, W]`.
-FrameArray = NDArray[np.uint8] | Tensor
+FrameArray: TypeAlias = "NDArray[np.uint8] | Tensor"
 
 #: A path that the server reads, the bytes of a video file, the bytes of JPEG or PNG images, or
 #: frames, also as a list of single ones.
-ClipLike = (
-    str | os.PathLike[str] | bytes | Sequence[bytes] | FrameArray | Sequence[NDArray[np.uint8]]
-    | Sequence[Tensor]
-)  # fmt: skip
+ClipLike: TypeAlias = (
+    "str | os.PathLike[str] | bytes | Sequence[bytes] | FrameArray | Sequence[FrameArray]"
+)
 
 
 #: What is sent unless it is given, so that the score does not depend on the service's defaults.
@@ -130,9 +129,11 @@ def video_request(task_text: str, clip: ClipLike, **options: Unpack[VideoOptions
     elif isinstance(clip, str | os.PathLike):
         given["video_path"] = os.fspath(clip)
     elif _is_frames(clip):
-        frames, order = _sampled(clip, nframes)
+        from .arrays import encode_png, raw_frames, sampled  # noqa: PLC0415 - imports numpy
+
+        frames, order = sampled(clip, nframes)
         if len(frames) * frames[0].nbytes <= MAX_BATCH_BYTES:
-            given["frames"] = _raw(frames, order)
+            given["frames"] = raw_frames(frames, order)
         else:  # as PNG, they may fit into a body
             axes = (0, 1, 2) if order == "THWC" else (1, 2, 0)
             given["frames_base64"] = [encode_png(frame.transpose(axes)) for frame in frames]
@@ -166,80 +167,3 @@ def _is_frames(clip: Any) -> bool:
     if hasattr(clip, "shape"):
         return True
     return isinstance(clip, Sequence) and len(clip) > 0 and hasattr(clip[0], "shape")
-
-
-def _sampled(clip: Any, nframes: int) -> tuple[list[NDArray[np.uint8]], FrameOrder]:
-    """Return the frames that the server would sample, and the order of their dimensions.
-
-    Raises:
-        InvalidRequest: They are of another shape or type; the message has the call that fixes it.
-    """
-    if hasattr(clip, "shape") and (len(clip.shape) != 4 or not len(clip)):
-        is_image = len(clip.shape) == 3 and 3 in (clip.shape[0], clip.shape[2])
-        fix = ": of a single frame, give frames[None]" if is_image else ""
-        raise _invalid_frames(clip.dtype, clip.shape, fix)
-    # `nframes` out of range is refused when the request is validated.
-    indices = list(sample_indices(len(clip), min(max(nframes, 1), MAX_FRAMES_SENT)))
-    if hasattr(clip, "detach"):  # a tensor, of which only these frames are copied from its device
-        frames = list(to_array(clip[indices]))
-    else:
-        frames = [to_array(clip[index]) for index in indices]
-    first = frames[0]
-    if {(frame.shape, frame.dtype) for frame in frames} != {(first.shape, first.dtype)}:
-        shapes = sorted({f"{frame.dtype} {list(frame.shape)}" for frame in frames})
-        raise InvalidRequest(f"give frames of one size and type; got {' and '.join(shapes[:3])}")
-    shape = (len(frames), *first.shape)
-    is_last = len(shape) == 4 and shape[3] == 3
-    is_second = len(shape) == 4 and shape[1] == 3
-    if not (is_last or is_second) or not first.size:
-        has_alpha = len(shape) == 4 and shape[3] == 4
-        is_list = not hasattr(clip, "shape")
-        call = "[frame[..., :3] for frame in frames]" if is_list else "frames[..., :3]"
-        raise _invalid_frames(first.dtype, shape, f": give {call}" if has_alpha else "")
-    if first.dtype != np.uint8:
-        raise _invalid_frames(first.dtype, shape, _how_to_fix(np.stack(frames), clip))
-    if not is_last and first.transpose(1, 2, 0).flags.c_contiguous:  # a view with other axes
-        return [frame.transpose(1, 2, 0) for frame in frames], "THWC"
-    return frames, "THWC" if is_last else "TCHW"
-
-
-def _raw(frames: list[NDArray[np.uint8]], order: FrameOrder) -> Frames:
-    sent = Frames(shape=(len(frames), *frames[0].shape), order=order)
-    sent.set_pixels(*(np.ascontiguousarray(frame).reshape(-1).data for frame in frames))
-    return sent
-
-
-def _how_to_fix(frames: NDArray[Any], clip: Any) -> str:
-    """Return the call that makes frames uint8, or the range of their values if there is none."""
-    if not np.issubdtype(frames.dtype, np.number) and frames.dtype != bool:
-        return ""
-    low, high = float(frames.min()), float(frames.max())
-    name = "frames" if hasattr(clip, "shape") else "frame"
-    if low >= 0 and high <= 1 and not np.issubdtype(frames.dtype, np.integer):
-        scaled = f"({name} * 255)"
-    elif low >= 0 and high <= 255:
-        scaled = name
-    elif low >= -1 and high <= 1:
-        scaled = f"(({name} + 1) * 127.5)"
-    else:  # also if there is a NaN
-        return f" from {low:g} to {high:g}: undo their normalization"
-    is_tensor = hasattr(clip, "detach") or hasattr(clip[0], "detach")
-    call = f"{scaled}.round(){'.byte()' if is_tensor else '.astype(np.uint8)'}"
-    return f": give {call if name == 'frames' else f'[{call} for frame in frames]'}"
-
-
-def to_array(tensor: Any) -> Any:
-    """Return a tensor of any device as a numpy array. An array is returned as it is."""
-    if not hasattr(tensor, "detach"):
-        return np.asarray(tensor)
-    tensor = tensor.detach().cpu()
-    if str(tensor.dtype) == "torch.bfloat16":  # numpy has no such type
-        tensor = tensor.float()
-    return tensor.numpy()
-
-
-def _invalid_frames(dtype: Any, shape: Any, fix: str) -> InvalidRequest:
-    return InvalidRequest(
-        "give frames as uint8 [T, H, W, 3] or [T, 3, H, W] with T, H and W above 0; "
-        f"got {dtype} {list(shape)}{fix}"
-    )

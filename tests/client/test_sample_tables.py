@@ -21,7 +21,7 @@ from rewardfleet import (
     video_request,
 )
 from rewardfleet import sample_tables as module
-from rewardfleet.png import encode_png
+from rewardfleet.arrays import encode_png
 from rewardfleet.sample_tables.sample import sample_of
 from rewardfleet.score_log import Scored
 from rewardfleet.score_log.of_client import ClientLog

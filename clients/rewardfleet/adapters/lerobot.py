@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from rewardfleet.arrays import to_array
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.video import to_array, video_request
+from rewardfleet.video import video_request
 from rewardfleet.wire.errors import InvalidRequest
 
 from ._rows import module_of_trainer

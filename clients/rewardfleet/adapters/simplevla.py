@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rewardfleet.arrays import to_array
 from rewardfleet.episodes import (
     BatchResult,
     Grouping,
@@ -25,7 +26,6 @@ from rewardfleet.episodes import (
     validate_batch,
 )
 from rewardfleet.episodes.clustering import cluster_batch
-from rewardfleet.video import to_array
 from rewardfleet.wire.episode import EpisodeOptions, EpisodeRequest
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate

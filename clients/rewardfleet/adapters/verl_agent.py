@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from rewardfleet.arrays import to_array
 from rewardfleet.episodes import (
     Grouping,
     RunningMeanStd,
@@ -23,7 +24,6 @@ from rewardfleet.episodes import (
     visual,
 )
 from rewardfleet.episodes.batch import visual_score
-from rewardfleet.video import to_array
 from rewardfleet.wire.episode import FilterOptions
 
 from ._rows import quartiles_of

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rewardfleet.arrays import encode_png
 from rewardfleet.bulk.requests import Item, RequestBuilder
 from rewardfleet.bulk.rows import Row
 from rewardfleet.episodes import score_episodes
-from rewardfleet.png import encode_png
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.episode import EpisodeOptions, EpisodeRequest
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError

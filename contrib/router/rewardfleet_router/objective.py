@@ -11,9 +11,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from rewardfleet.arrays import to_array
 from rewardfleet.tool_use import advantages
 from rewardfleet.tool_use.advantages import Method
-from rewardfleet.video import to_array
 
 from .config import Router
 from .head import last_positions, log_prob_of

@@ -15,7 +15,7 @@ from rewardfleet.commands.explain.code import parts_of
 from rewardfleet.commands.explain.story import story_of
 from rewardfleet.commands.explain.tools import calls_of
 from rewardfleet.commands.options import grouped
-from rewardfleet.score_log.running_logs import copied
+from rewardfleet.commands.running_logs import copied
 from rewardfleet.wire.code import DatasetTests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.settings import is_loopback

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewardfleet.adapters._rows import module_of_trainer
-from rewardfleet.video import to_array
+from rewardfleet.arrays import to_array
 from rewardfleet.wire.video import sample_indices
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
-from rewardfleet.video import to_array
+from rewardfleet.arrays import to_array
 
 from .config import Config
 from .rewards import EpisodeReward, LiberoRewards

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, FiniteFloat, JsonValue, ValidationError
 
-from rewardfleet.png import encode_png
+from rewardfleet.arrays import encode_png
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import ErrorKind
 from rewardfleet.wire.validation import format_validation_error
