@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from operator import attrgetter
 
 from pydantic import JsonValue
 
@@ -200,11 +201,15 @@ class Schedule:
 
     def _grant(self) -> None:
         """Give away all free cores."""
-        while self._free_cores and (
-            self._grant_urgent()
-            or self._begin(self._new)
-            or self._resume()
-            or self._begin(self._stopped)
+        while (
+            self._free_cores
+            and (self._new or self._woken or self._stopped)
+            and (
+                self._grant_urgent()
+                or self._begin(self._new)
+                or self._resume()
+                or self._begin(self._stopped)
+            )
         ):
             pass
 
@@ -215,7 +220,7 @@ class Schedule:
         return may_keep and (self._resume(urgent=True) or self._begin(self._stopped, urgent=True))
 
     def _resume(self, *, urgent: bool = False) -> bool:
-        turn = min(self._woken, key=lambda turn: turn.number, default=None)
+        turn = min(self._woken, key=attrgetter("number"), default=None)
         if turn is None or (urgent and not (self._is_full or turn.has_waited_long)):
             return False
         self._woken.remove(turn)
@@ -240,16 +245,16 @@ class Schedule:
     def _take(self, turn: "CoreTurn", *, urgent: bool) -> None:
         self._free_cores -= 1
         turn.has_core = True
-        turn.since = turn.now
+        turn.since = time.monotonic()
         if urgent and self._new:
-            turn.keeps_core_until = turn.now + _QUANTUM_S
+            turn.keeps_core_until = turn.since + _QUANTUM_S
             asyncio.get_running_loop().call_later(_QUANTUM_S, self._assign)
 
     def _release(self, turn: "CoreTurn") -> None:
         if not turn.has_core:
             return
         self._free_cores += 1
-        turn.since = turn.now
+        turn.since = time.monotonic()
         turn.has_core = False
 
     @property
@@ -264,21 +269,21 @@ class Schedule:
 
     def _short_one_waits(self) -> bool:
         """Return whether a short job waits only for a core that another one may give up."""
-        return not self._is_full and any(
-            self._has_jail(turn) and self._memory.has(turn.share) for turn in self._new
-        )
+        if not self._new or self._is_full:
+            return False
+        return any(self._has_jail(turn) and self._memory.has(turn.share) for turn in self._new)
 
     def _last_that_may_be_paused(self) -> "CoreTurn | None":
         may_be_paused = (
             turn for turn in self._begun if turn.has_core and turn.is_long and not turn.keeps_core
         )
-        return max(may_be_paused, key=lambda turn: turn.number, default=None)
+        return max(may_be_paused, key=attrgetter("number"), default=None)
 
     @property
     def _long(self) -> "list[CoreTurn]":
         """The long jobs that have begun, in order."""
-        long = (each for each in self._begun if each.is_long and not each.is_checker)
-        return sorted((each for each in long if not each.is_stopped), key=lambda turn: turn.number)
+        long = [each for each in self._begun if each.is_long and not each.is_checker]
+        return sorted([each for each in long if not each.is_stopped], key=attrgetter("number"))
 
     def _may_be_long(self, turns: "Sequence[CoreTurn]") -> bool:
         """Return whether so many jobs that have begun may be long."""
@@ -309,7 +314,7 @@ class Schedule:
     def _leave_room(self) -> None:
         """Stop the last ones of too many long jobs."""
         long = self._long
-        while not self._may_be_long(long):
+        while long and not self._may_be_long(long):
             long.pop().stop()
 
 
@@ -341,7 +346,7 @@ class CoreTurn:
         self.begins: asyncio.Future[Worker] | None = None  #: gets the jail
         self.has_core = self.is_long = self.is_stopped = False
         self.keeps_core_until = 0.0  #: until when it is not paused for another one
-        self.since = self.now  #: since when it has a core, or has none (`time.monotonic`)
+        self.since = time.monotonic()  #: since when it has a core, or has none (`time.monotonic`)
         self._is_lent = False
         self._schedule = schedule
         self._timing = timing
@@ -350,19 +355,14 @@ class CoreTurn:
         self._cancelled = False
 
     @property
-    def now(self) -> float:
-        """The time of `time.monotonic`."""
-        return time.monotonic()
-
-    @property
     def keeps_core(self) -> bool:
         """Whether it is not paused for another one now."""
-        return self.now < self.keeps_core_until
+        return time.monotonic() < self.keeps_core_until
 
     @property
     def has_waited_long(self) -> bool:
         """Whether it has had no core for long."""
-        return not self.has_core and self.now - self.since >= _LONGEST_PAUSE_S
+        return not self.has_core and time.monotonic() - self.since >= _LONGEST_PAUSE_S
 
     @property
     def needs_core(self) -> bool:
