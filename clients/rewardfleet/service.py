@@ -14,6 +14,7 @@ from .http.tracing import span
 from .http.transport import MAX_BATCH_BYTES, NotEncoded, ServiceTransport
 from .wire.errors import (
     BackendFailed,
+    DeadlineExceeded,
     Forbidden,
     InvalidRequest,
     MethodNotAllowed,
@@ -319,7 +320,9 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         assert score.error is not None  # noqa: S101 - the caller has checked it
         error = RewardFleetError.from_problem(score.error)
         pause = rest_seconds(error) + retry_wait(1)
-        if not error.retryable or asyncio.get_running_loop().time() + pause >= deadline:
+        is_late = isinstance(error, DeadlineExceeded)  # it would have the same time
+        has_time = asyncio.get_running_loop().time() + pause < deadline
+        if is_late or not (error.retryable and has_time):
             return error
         await asyncio.sleep(pause)
         return await self._post_one(request, deadline)

@@ -292,7 +292,8 @@ class Engine(Generic[RequestT, ScoreT]):
                 score = await finish_by(context.deadline, scored())
             except Exception as error:  # noqa: BLE001 - every failure gets a type
                 failure = as_failure(error, context, overdue=isinstance(error, DeadlinePassed))
-                if plan and plan.overdue and isinstance(failure, DeadlineExceeded):
+                is_overdue = isinstance(failure, DeadlineExceeded) and failure is not error
+                if plan and plan.overdue and is_overdue:
                     failure = plan.overdue()
                 failure = failure.with_traceback(None)  # see `score_item`
                 problem = failure.problem(context.request_id)
@@ -336,6 +337,8 @@ class Engine(Generic[RequestT, ScoreT]):
         self, plan: ScoringPlan[ScoreT], policy: CachePolicy[ScoreT], context: RequestContext
     ) -> ScoreT:
         key = policy.lookup_keys[0]
+        if context.call_timeout_s is not None and context.call_timeout_s < plan.full_timeout_s:
+            key = f"{key} {context.call_timeout_s}"
         try:
             shared = await self._single_flight.do(key, lambda: self._compute(plan, context))
         except Overloaded:  # of another request, which has not waited in line

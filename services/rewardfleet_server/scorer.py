@@ -53,6 +53,9 @@ class ScoringPlan(Generic[ScoreT]):
     #: deterministic or depends on a training run.
     cache: CachePolicy[ScoreT] | None = None
     is_large: bool = False  #: whether it takes much longer than most items; see `Admission.permit`
+    #: The timeout of a call, in seconds, from which on a longer one changes nothing. A shorter one
+    #: may be too short, which those who wait for longer do not share.
+    full_timeout_s: float = 0.0
     #: Returns the failure if the deadline passes first. Default: `DeadlineExceeded`.
     overdue: Callable[[], RewardFleetError] | None = None
     seen: Seen | None = None  #: filled in by `compute`, for the score log

@@ -274,6 +274,8 @@ class ServiceTransport:
                 if is_late and failure is not None:
                     detail = f"{error.detail}; before that: {failure}"
                     raise DeadlineExceeded(detail) from failure
+                if is_late:  # another attempt would have the same time, or less
+                    raise
                 failure = error
             has_alternative = replicas.has_alternative(call.failed_urls)
             if not (failure.retryable or (failure.is_foreign and has_alternative)):

@@ -70,7 +70,7 @@ class RewardFleetError(Exception):
 
     kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
     status: ClassVar[int] = 500  #: of HTTP
-    retryable: ClassVar[bool] = False  #: whether the same request may succeed later
+    retryable: bool = False  #: whether the same request may succeed later, or with more time
     is_foreign: bool = False  #: whether a proxy or another server answered in place of the service
 
     def __init_subclass__(
@@ -121,7 +121,11 @@ class RewardFleetError(Exception):
         else:
             of_status = (each for each in ERRORS.values() if each.status == problem.status)
             error = next(of_status, InternalError)
-        return error(problem.detail, retry_after=problem.retry_after, request_id=problem.request_id)
+        found = error(
+            problem.detail, retry_after=problem.retry_after, request_id=problem.request_id
+        )
+        found.retryable = problem.retryable
+        return found
 
 
 class InvalidRequest(RewardFleetError, kind=ErrorKind.INVALID, status=422):

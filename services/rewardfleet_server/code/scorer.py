@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from rewardfleet import __version__
 from rewardfleet.wire.causes import CodeCause
 from rewardfleet.wire.code import CodeRequest, CodeScore, DatasetTests, Limits, Outcome, Verdict
-from rewardfleet.wire.errors import InvalidRequest, Unavailable
+from rewardfleet.wire.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from rewardfleet.wire.score import Status
 from rewardfleet_server.cache.single_flight import Memo
 from rewardfleet_server.observe.tracing import stage
@@ -65,7 +65,13 @@ class CodeScorer:
         #: How many programs failed a test because they import a module that is not installed.
         self.missing_modules = 0
         self.program_decisions = 0  #: how many tests passed that the program could have decided
-        ceilings = {**settings.model_dump(include=_CEILINGS), "max_output_kb": MAX_OUTPUT_KB}
+        #: Seconds of CPU time for all runs of a program, in a call that has all of its time.
+        self._max_seconds = min(settings.max_submission_s, settings.deadline_s / 2)
+        ceilings = {
+            **settings.model_dump(include=_CEILINGS),
+            "max_output_kb": MAX_OUTPUT_KB,
+            "max_submission_s": self._max_seconds,
+        }
         #: The largest values of a request's limits, by field.
         self.ceilings = {name.removeprefix("max_"): value for name, value in ceilings.items()}
         self._parser = TextParser()
@@ -91,7 +97,10 @@ class CodeScorer:
         if submission.critique_invalid or submission.no_program:  # scored without running it
             return ScoringPlan(self._name, compute, overdue=overdue)
         policy = await self._cache_policy(request, prepared, digest, submission)
-        return ScoringPlan(self._name, compute, policy, overdue=overdue)
+        full_timeout_s = 2 * self._max_seconds
+        return ScoringPlan(
+            self._name, compute, policy, full_timeout_s=full_timeout_s, overdue=overdue
+        )
 
     async def _cache_policy(
         self, request: CodeRequest, prepared: Prepared, digest: str, submission: Submission
@@ -180,11 +189,11 @@ class CodeScorer:
                 cause=CodeCause.NO_JUDGMENT,
                 isolation=self.isolation,
             )
-        # A program that uses up its budget must get its score before the call ends. How much of the
+        # A program that uses up its budget must be stopped before the call ends. How much of the
         # call is over already is not the program's fault.
-        max_seconds = self._settings.max_submission_s
+        budget = max_seconds = self._max_seconds
         if call_timeout_s is not None:
-            max_seconds = min(max_seconds, call_timeout_s / 2)
+            max_seconds = min(budget, call_timeout_s / 2)
         run = await _planned(tests, limits, max_seconds, stop_at_failure=request.mode == "all_pass")
         if submission.no_program is None:
             await self._execute(await _completed(submission.program, tests), run, checker)
@@ -192,6 +201,8 @@ class CodeScorer:
             run.verdicts.append(
                 Verdict(verdict=Outcome.COMPILE_ERROR, stderr=submission.no_program)
             )
+        if run.was_cut and max_seconds < budget:
+            raise _too_little_time(max_seconds, budget)
         score = self._verdicts(run, request.mode)
         for index, reason in left_out.items():
             score.verdicts.insert(index, Verdict(verdict=Outcome.LEFT_OUT))
@@ -204,6 +215,8 @@ class CodeScorer:
             if passed is None and submission.original_program is not None:
                 original = await _completed(submission.original_program, tests)
                 passed = await self._passes(original, tests, run, checker)
+                if passed is None and max_seconds < budget:
+                    raise _too_little_time(max_seconds, budget)
             if passed is not None:
                 right = passed == (submission.judgment == "correct")
                 score.components["judgment_correct"] = float(right)
@@ -233,7 +246,7 @@ class CodeScorer:
     ) -> SubmissionRun:
         """Run the solution of a row, with as much time as any program."""
         counted, _ = await self._counted(tests, limits)
-        run = await _planned(counted, limits, self._settings.max_submission_s)
+        run = await _planned(counted, limits, self._max_seconds)
         await self._execute(program, run, await self._checkers.prepare(tests))
         return run
 
@@ -363,6 +376,20 @@ def _overdue() -> Unavailable:
         "the machine is too busy: the program waited until the deadline of this request",
         retry_after=_RETRY_AFTER_S,
     )
+
+
+def _too_little_time(seconds: float, budget: float) -> DeadlineExceeded:
+    """Return the failure of a call whose timeout cut the program's own time.
+
+    A verdict depends on the tests, their limits and the service's options only: it would be another
+    one for a caller who waits for longer, and is stored for all of them.
+    """
+    error = DeadlineExceeded(
+        f"the program needs more than {seconds:g} s, half of this call's timeout: "
+        f"give a timeout of {2 * budget:g} s, or tests and limits that take less"
+    )
+    error.retryable = True
+    return error
 
 
 async def _called(prepared: Prepared) -> Collection[str]:

@@ -111,7 +111,7 @@ class CodeSettings(CacheSettings):
     max_cpu_s: PositiveFloat = setting(60.0, "Largest limits.cpu_s of a request.", group="Sandbox")
     max_wall_s: PositiveFloat = setting(60.0, "Largest limits.wall_s of a request.", group="Sandbox")
     max_memory_mb: PositiveInt = setting(help_text="Largest limits.memory_mb of a request; the process of its tests may use twice as much. If it is given, there must be this much for each worker.", default_factory=_default_memory_mb, shown="4096, or what one program and its tests can have", group="Sandbox")
-    max_submission_s: PositiveFloat = setting(60.0, "CPU time for all tests of a submission, and 1.5 times as much wall time; at most half the caller's timeout. The rest is skipped.", group="Sandbox")
+    max_submission_s: PositiveFloat = setting(60.0, "CPU time for all tests of a submission, and 1.5 times as much wall time; at most half of --deadline-s. The rest is skipped.", group="Sandbox")
     # fmt: on
 
     @property

@@ -128,8 +128,8 @@ class SubmissionRun:
         #: Whether the program is to be run again on the tests that are left: after the decisions,
         #: or with less time.
         self.paused = False
-        #: Whether a run was ended because the budget of wall time was used up, so that its test had
-        #: less time than its own limit.
+        #: Whether the budget ended before the tests did: one had less time than its own limit, or
+        #: was not run, checked or repeated. With a larger budget, its verdict may be another one.
         self.was_cut = False
         self._planned = list(planned)
         self._done = 0
@@ -171,6 +171,7 @@ class SubmissionRun:
             self._planned[self._done] = judged.again
             self.paused = True
             return False
+        self.was_cut |= judged.again is not None
         self._done += 1
         index = len(self.verdicts)
         number = self.numbers[index]
@@ -185,11 +186,10 @@ class SubmissionRun:
             failed = False
             self.undecided.append((index, judged.undecided))
             self._undecided_bytes += len(judged.undecided.output)
-        goes_on = (
-            self.seconds_left > 0
-            and Outcome.COMPILE_ERROR not in outcomes
-            and not (failed and self._stop_at_failure)
-        )
+        is_over = Outcome.COMPILE_ERROR in outcomes or (failed and self._stop_at_failure)
+        is_left = bool(self.undecided) or self._done < len(self._planned)
+        self.was_cut |= not is_over and is_left and self.seconds_left <= 0
+        goes_on = not is_over and self.seconds_left > 0
         is_full = (
             len(self.undecided) >= self._max_undecided
             or self._undecided_bytes >= _MAX_UNDECIDED_BYTES
@@ -209,6 +209,8 @@ class SubmissionRun:
         is_over = decision.outcome is not Outcome.ACCEPTED and self._stop_at_failure
         if is_over:
             del self.verdicts[index + 1 :]
+        is_left = bool(self.undecided) or self._done < len(self._planned)
+        self.was_cut |= not is_over and is_left and self.seconds_left <= 0
         if is_over or self.seconds_left <= 0:
             self.undecided.clear()
             self.paused = False
