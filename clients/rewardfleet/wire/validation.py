@@ -1,9 +1,7 @@
 """Validation by pydantic models, with errors as sentences for callers and command lines."""
 
 import json
-import sys
 from collections.abc import Callable, Collection, Mapping
-from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -16,24 +14,6 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 #: How many errors of one model are listed, and how many characters of a value are shown.
 _MAX_ERRORS = 5
 _MAX_SHOWN = 60
-
-#: The most bytes of JSON that is parsed again if it is not accepted as it is. That, and to report
-#: errors, takes ten times as long as parsing it.
-MAX_PARSED_AGAIN: ContextVar[int] = ContextVar("MAX_PARSED_AGAIN", default=sys.maxsize)
-
-
-class ParsedOnce(Exception):
-    """JSON of more than `MAX_PARSED_AGAIN` bytes is not accepted as it is."""
-
-
-def check_parsed_again(body: bytes) -> None:
-    """Check that JSON which is not accepted as it is may be parsed again.
-
-    Raises:
-        ParsedOnce: It has more than `MAX_PARSED_AGAIN` bytes.
-    """
-    if len(body) > MAX_PARSED_AGAIN.get():
-        raise ParsedOnce
 
 
 def validate(
@@ -71,13 +51,11 @@ def validate_json(
 
     Raises:
         InvalidRequest: It is not JSON, or not valid.
-        ParsedOnce: See `check_parsed_again`.
     """
     for is_last in (False, False, True):
         try:
             return model.model_validate_json(body, strict=True, context=context)
         except ValidationError as error:
-            check_parsed_again(body)
             accepted = body if is_last else _accepted(body, error, policy_fields)
             if accepted is body:
                 raise InvalidRequest(format_validation_error(error, model)) from None

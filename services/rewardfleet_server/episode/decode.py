@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapV
 
 from rewardfleet.wire.episode import MAX_EPISODES, EpisodeBatchHeader, EpisodeRequest, RewardKind
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.validation import check_parsed_again, validate_json
+from rewardfleet.wire.validation import validate_json
 
 #: Largest body, in bytes, whose batch is computed on the event loop: a thread costs as much.
 _SMALL_BODY = 4 * 1024
@@ -129,7 +129,6 @@ def decode_batch(body: bytes) -> DecodedBatch:
 
 
 def _decode_leniently(body: bytes, is_small: bool) -> DecodedBatch:
-    check_parsed_again(body)
     batch = validate_json(_LenientBatch, body)
     decoded: list[EpisodeRequest | _InvalidItem] = list(batch.items)
     invalid = {

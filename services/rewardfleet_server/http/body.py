@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from starlette.types import Receive
 from rewardfleet.wire.errors import DeadlineExceeded, Forbidden, InvalidRequest, TooLarge
 from rewardfleet.wire.frames import FRAMES_TYPE, ZSTD
 from rewardfleet.wire.headers import FORWARDED_HOST_HEADER
-from rewardfleet.wire.validation import MAX_PARSED_AGAIN, ParsedOnce, validate_json
+from rewardfleet.wire.validation import validate_json
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 from rewardfleet_server.system.child_process import MemoryFile
 from rewardfleet_server.system.started import DeadlinePassed, finish_by
@@ -245,10 +244,7 @@ def _decode_if_fast(
         return None
     content = body if isinstance(body, bytes) else body.read()
     check_complexity(content, limits)
-    MAX_PARSED_AGAIN.set(_LARGE_BODY)  # in the context of this call
-    with suppress(ParsedOnce):
-        return decode(content)
-    return None
+    return decode(content)
 
 
 def _decoder(route: Route[DecodedT]) -> Callable[[bytes], DecodedT]:

@@ -29,7 +29,7 @@ from rewardfleet.wire.chat import ChatError
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.frames import FRAMES_TYPE, JSON_TYPE, Frames
 from rewardfleet.wire.score import MAX_BATCH_ITEMS, BatchRequest, BatchResponse, Score, Status
-from rewardfleet.wire.validation import check_parsed_again, validate_json
+from rewardfleet.wire.validation import validate_json
 from rewardfleet.wire.waiting import without_gym_prefix
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.observe.telemetry import RequestContext
@@ -327,7 +327,6 @@ def _decode_batch(request_type: type[RequestT], body: bytes) -> Sequence[Request
     """Decode a batch. An invalid item is replaced by its error."""
     with suppress(ValidationError):  # most batches are valid
         return _batch_type(request_type).model_validate_json(body, strict=True).items
-    check_parsed_again(body)
     return [_item_or_error(request_type, item) for item in _json_items(body)]
 
 

@@ -84,6 +84,9 @@ VIDEO_BODIES: dict[str, Callable[[], bytes]] = {
     ),
     "invalid UTF-8": lambda: b'{"task_text":"x","video_base64":"%b\xff"}' % media(),
     "a lone surrogate": lambda: b'{"video_base64":"%b","a":"\\ud800"}' % media(),
+    "a lone surrogate in the service": lambda: (
+        b'{"task_text":"\\ud800","video_base64":"%b"}' % media()[: 14 * MIB]
+    ),
     "half a million lists": lambda: options(b"[" + b"[]," * 499_000 + b"1]"),
     "nested lists": lambda: options(b"[" + b",".join([NESTED] * 9_800) + b"]"),
     "many nested lists": lambda: options(b"[" + b",".join([NESTED] * 200_000) + b"]"),
@@ -167,28 +170,6 @@ def test_slow_bodies_are_decoded_at_the_same_time_and_others_in_the_service():
         assert len(descendants(process.pid)) == 2
         os.kill(child, signal.SIGCONT)
         assert first.result().status_code == 422
-
-
-@pytest.mark.slow
-def test_large_bodies_that_are_not_accepted_as_they_are_are_parsed_again_in_a_process():
-    """That takes ten times as long as parsing them."""
-    padding = b'"policy":"%b"' % bytes(2 * MIB).replace(b"\0", b"a")
-    item = b'{"task_text":"x","video_path":"x","backend_kwargs":{%b}}' % padding
-    bodies = [
-        ("/score", b'{"task_text":"\\ud800",%b' % item[1:], 422),
-        ("/score", item[:-1] + b',"nframes":16.0}', 422),
-        ("/score", item.replace(b"aa", b"\xff", 1), 422),
-        ("/score/batch", b'{"items":[%b,{"task_text":NaN}]}' % item, 200),
-    ]
-    with service_process("video") as (process, url):
-        assert post(url, "/score", item).status_code == 422  # the judge has no such option
-        assert not descendants(process.pid)
-        for path, body, status in bodies:
-            answer = post(url, path, body)
-            assert answer.status_code == status, answer.text
-            (child,) = descendants(process.pid)
-            os.kill(child, signal.SIGKILL)
-            wait_until(lambda child=child: not _is_running(child))
 
 
 @pytest.mark.slow
