@@ -11,7 +11,6 @@ from typing import Any
 
 import uvicorn
 from pydantic import JsonValue
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.score import Timing
@@ -125,14 +124,12 @@ class _QuickServer(uvicorn.Server):
 
 
 @contextmanager
-def serving(
-    app: Callable[..., Any], protocol: type[asyncio.Protocol] = HttpToolsProtocol
-) -> Iterator[str]:
+def serving(app: Callable[..., Any]) -> Iterator[str]:
     """Serve `app` on a free loopback port, from a thread; yield its base URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         app,
-        http=protocol,
+        http="httptools",
         ws="none",
         log_config=None,
         access_log=False,

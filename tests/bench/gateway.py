@@ -24,7 +24,7 @@ from harness import (
 )
 
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
-from rewardfleet_server.http.protocol import HttpProtocol
+from rewardfleet_server.http.connections import OrderlyConnections
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
 from rewardfleet_server.up.gateway import Gateway
@@ -65,9 +65,10 @@ def request(path: str) -> bytes:
 
 def gateway_to(service_port: int) -> uvicorn.Server:
     replica = Replica("tools", f"http://127.0.0.1:{service_port}", is_ready=True)
+    hosts = AllowedHosts([], listens_on="127.0.0.1", has_keys=False)
     config = uvicorn.Config(
-        Gateway({"tools": [replica]}, AllowedHosts([], listens_on="127.0.0.1", has_keys=False)),
-        http=HttpProtocol,
+        OrderlyConnections(Gateway({"tools": [replica]}, hosts)),
+        http="httptools",
         ws="none",
         port=0,
         log_config=None,

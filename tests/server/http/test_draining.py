@@ -54,8 +54,8 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ended]:
 async def ask(url: str) -> str:
     """Send one request on a connection of its own; return its status, or how it failed.
 
-    A server that ends waits for at most a second for the request of a connection, so one that is
-    reset or closed later than that says that the machine is busy, and nothing about the server.
+    A server that ends waits for half a second for the request of a connection, so one that is reset
+    or closed later than that says that the machine is busy, and nothing about the server.
     """
     address, began = urlsplit(url), time.monotonic()
     try:
@@ -72,7 +72,7 @@ async def ask(url: str) -> str:
         outcome = "reset"
     finally:
         writer.close()
-    return outcome if time.monotonic() < began + 1 else "late"
+    return outcome if time.monotonic() < began + 0.5 else "late"
 
 
 async def test_no_connection_is_reset_that_was_accepted(server: Ended):

@@ -21,8 +21,7 @@ from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.episode.app import create_app as create_episode_app
 from rewardfleet_server.episode.settings import EpisodeSettings
-from rewardfleet_server.http import protocol
-from rewardfleet_server.http.protocol import HttpProtocol
+from rewardfleet_server.http.connections import OrderlyConnections
 from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving, wait_until
 from rewardfleet_server.tools.app import create_app as create_tools_app
 from rewardfleet_server.tools.settings import ToolsSettings
@@ -104,7 +103,7 @@ Front = Callable[..., httpx.Client]
 @contextmanager
 def fronted(fleet: dict[str, list[Replica]]) -> Iterator[httpx.Client]:
     with (
-        serving(Gateway(fleet, LOOPBACK), HttpProtocol) as url,
+        serving(OrderlyConnections(Gateway(fleet, LOOPBACK))) as url,
         httpx.Client(base_url=url, timeout=60, trust_env=False, verify=False) as client,
     ):
         yield client
@@ -819,13 +818,6 @@ def test_a_caller_that_stops_sending_its_body_is_answered(front: Front, monkeypa
         )
         assert response(connection) == 504
     wait_until(lambda: client.replicas[0].outstanding == 0)
-
-
-@pytest.mark.slow
-def test_headers_that_do_not_arrive_end_the_connection(front: Front, monkeypatch):
-    monkeypatch.setattr(protocol, "_HEADER_SECONDS", 1)
-    client = front(Stub())
-    assert exchange(client, b"POST /tools/x HTTP/1.1\r\nHost: localhost\r\nX: ") == b""
 
 
 @pytest.mark.slow
