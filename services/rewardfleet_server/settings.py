@@ -4,7 +4,6 @@ Each field is a flag (`--max-queue-depth 100`) and an environment variable
 (`REWARDFLEET_MAX_QUEUE_DEPTH=100`); the flag takes precedence.
 """
 
-import ipaddress
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -16,6 +15,7 @@ from pydantic import BeforeValidator, Field, FilePath, PositiveInt, model_valida
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from rewardfleet.services import SERVICES
+from rewardfleet.wire.urls import is_loopback, redact
 
 #: Returns what a shell can complete, given the context, the flag, and the text so far.
 Completion: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str]]
@@ -180,21 +180,6 @@ def traces_configured() -> bool:
         return False
     names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     return any(given(name) for name in names)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is an address of this machine's own."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # another host name may resolve to anything
-        return False
-
-
-def redact(url: str) -> str:
-    """Return a URL without its user, password and query, for messages and logs."""
-    return re.sub(r"\?.*", "?***", re.sub(r"//.*@", "//***@", url))
 
 
 def unknown_variables(known: Iterable[str]) -> list[str]:

@@ -85,7 +85,7 @@ async def test_no_key_is_in_the_log(folder: Path):
     records = read(folder)
     assert len(records) == 2 and {each["status"] for each in records} == {"error"}
     content = b"".join(path.read_bytes() for path in folder.glob("*.jsonl"))
-    assert b"secret" not in content and b"https://videos.example/a.mp4?***" in content
+    assert b"secret" not in content and b"https://***@videos.example/a.mp4?***" in content
 
 
 async def test_answers_with_tools_and_episodes_are_kept_by_requests(folder: Path):

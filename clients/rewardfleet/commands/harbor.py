@@ -19,8 +19,8 @@ from rewardfleet.blocking import RewardFleet
 from rewardfleet.wire.code import as_tests
 from rewardfleet.wire.policy_text import MAX_CHARACTERS
 from rewardfleet.wire.tools_rows import fields_of_truth
+from rewardfleet.wire.urls import redact
 
-from .index import redact
 from .options import API_KEY, TIMEOUT, grouped
 
 #: Where Harbor looks for the reward, in this order.

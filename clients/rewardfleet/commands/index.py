@@ -1,11 +1,8 @@
 """What is at a URL: a service, a gateway, or services below an ingress."""
 
 import asyncio
-import ipaddress
-import re
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
-from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, JsonValue, ValidationError
@@ -15,6 +12,7 @@ from rewardfleet.http.timeouts import timeout
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import Problem
 from rewardfleet.wire.headers import GATEWAY
+from rewardfleet.wire.urls import redact
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -149,20 +147,6 @@ def base_url(url: str) -> str:
     if not is_base_url(url):
         raise ValueError(f"give a URL such as http://127.0.0.1:18000, not {redact(url)!r}")
     return url.rstrip("/")
-
-
-def redact(url: str) -> str:
-    """Return a URL without its user, password and query."""
-    return re.sub(r"\?.*", "?***", re.sub(r"//.*@", "//***@", url))
-
-
-def is_loopback(url: str) -> bool:
-    """Return whether a URL leads to this machine itself."""
-    try:
-        host = urlsplit(base_url(url)).hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # another name may lead anywhere
-        return False
 
 
 def printable(text: str, limit: int = _MAX_SHOWN) -> str:

@@ -9,8 +9,10 @@ from pathlib import Path
 import click
 
 from rewardfleet.client import header_safe
-from rewardfleet.commands.index import base_url, find_services, http_client, redact
 from rewardfleet.score_log.copying import LogCopies
+from rewardfleet.wire.urls import redact
+
+from .index import base_url, find_services, http_client
 
 
 @contextlib.contextmanager

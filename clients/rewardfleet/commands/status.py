@@ -12,9 +12,10 @@ from pydantic import JsonValue
 
 from rewardfleet.wire.headers import GATEWAY
 from rewardfleet.wire.in_flight import InFlight, merged
+from rewardfleet.wire.urls import is_loopback, redact
 
 from . import index
-from .index import Index, IndexedReplica, is_loopback, printable, redact
+from .index import Index, IndexedReplica, printable
 from .options import API_KEY, AS_JSON, URLS, key_hint, table
 
 #: The metrics with the load of a service, and their names in the output.

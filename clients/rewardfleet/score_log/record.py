@@ -7,7 +7,6 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
@@ -16,6 +15,7 @@ from rewardfleet.bulk.flat_columns import model_columns
 from rewardfleet.wire.digest import digest_of, fields_of, text_of
 from rewardfleet.wire.errors import Problem
 from rewardfleet.wire.score import Score, Timing
+from rewardfleet.wire.urls import redact
 
 #: A record: columns by name, as JSON.
 Record = dict[str, Any]
@@ -132,7 +132,7 @@ def _score_columns(scored: Scored, url: str | None) -> Record:
     problem = given.get("error")
     problem = problem.model_dump(mode="json") if isinstance(problem, Problem) else problem or {}
     if url is not None and problem:
-        problem["detail"] = problem["detail"].replace(url, _redacted(url))
+        problem["detail"] = problem["detail"].replace(url, redact(url))
     return {
         "score": given.get("score"),
         "status": str(given["status"]),
@@ -167,7 +167,7 @@ def _shown(fields: dict[str, Any], scored: Scored) -> dict[str, Any]:
     """Return the fields of a request as the log has them, which give no access to anything."""
     more: dict[str, Any] = {}
     if (url := fields.get("video_url")) is not None:
-        more["video_url"] = _redacted(url)
+        more["video_url"] = redact(url)
     if options := fields.get("backend_kwargs"):
         more["backend_kwargs"] = {
             name: "***" if _SECRET.search(name) else each for name, each in options.items()
@@ -179,13 +179,3 @@ def _shown(fields: dict[str, Any], scored: Scored) -> dict[str, Any]:
     if scored.options is not None and scored.options.model_fields_set:
         more["options"] = scored.options.model_dump(mode="json", exclude_defaults=True)
     return {**fields, **more} if more else fields
-
-
-def _redacted(url: str) -> str:
-    """Return a URL without its user, password, query and fragment."""
-    try:
-        parts = urlsplit(url)
-        host = parts.netloc.rpartition("@")[2]
-    except ValueError:
-        return "***"
-    return f"{parts.scheme}://{host}{parts.path}" + ("?***" if parts.query else "")

@@ -151,7 +151,7 @@ class ReplayBuilder(RequestBuilder):
     def _with_clip(self, fields: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         if "video_path" in fields:
             return fields
-        if "video_url" in fields and not fields["video_url"].endswith("?***"):
+        if "video_url" in fields and "***" not in fields["video_url"]:
             return fields
         if given["frames"] is None:
             raise InvalidRequest("neither the clip nor its frames are in the log")

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rewardfleet_server.settings import CacheSettings, ServerSettings, is_url, redact
+from rewardfleet.wire.urls import redact
+from rewardfleet_server.settings import CacheSettings, ServerSettings, is_url
 from rewardfleet_server.system.optional_imports import require
 
 from .entry import EntryFormat, read_signing_key

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from rewardfleet_server.settings import redact
+from rewardfleet.wire.urls import redact
 from rewardfleet_server.system.log_throttle import LogThrottle
 from rewardfleet_server.system.redis_server import reason_of, unreachable_reason
 from rewardfleet_server.system.threads import run_in_thread

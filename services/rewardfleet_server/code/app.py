@@ -9,10 +9,10 @@ from prometheus_client.registry import Collector
 
 from rewardfleet.services import Lazy
 from rewardfleet.wire.code import CodeRequest, CodeScore
+from rewardfleet.wire.urls import redact
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.http.trainers import TrainerApi
-from rewardfleet_server.settings import redact
 
 from .datasets.ground_truth import request_of
 from .sandbox_fusion_api import SandboxFusionApi

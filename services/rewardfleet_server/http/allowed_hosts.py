@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from rewardfleet.wire.errors import Forbidden
-from rewardfleet_server.settings import is_loopback
+from rewardfleet.wire.urls import is_loopback
 
 #: Headers of which it is remembered whether they are accepted: most requests have the same one.
 _MAX_REMEMBERED = 64

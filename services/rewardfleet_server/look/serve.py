@@ -6,12 +6,12 @@ import signal
 import socket
 from pathlib import Path
 
+from rewardfleet.wire.urls import is_loopback
 from rewardfleet_command import INTERRUPTED
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.auth import ApiKeys
 from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
 from rewardfleet_server.observe.logs import configure_logging
-from rewardfleet_server.settings import is_loopback
 from rewardfleet_server.system.listener import url_of
 
 from .app import LookApp

@@ -7,7 +7,8 @@ uid) and applied once: a repeated call returns the outcome of the first one.
 from pathlib import Path
 
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.settings import is_url, redact
+from rewardfleet.wire.urls import redact
+from rewardfleet_server.settings import is_url
 from rewardfleet_server.system.optional_imports import require
 
 from .check import check_rows

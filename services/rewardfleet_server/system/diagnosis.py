@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from rewardfleet_server.settings import ENV_PREFIX, ServerSettings, is_url, redact
+from rewardfleet.wire.urls import redact
+from rewardfleet_server.settings import ENV_PREFIX, ServerSettings, is_url
 
 from .optional_imports import install_command, missing_modules
 from .redis_server import unreachable_reason

@@ -14,10 +14,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rewardfleet.wire.urls import is_loopback
 from rewardfleet.wire.validation import format_validation_error
 from rewardfleet_server.flags import read_settings
 from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.settings import ServerSettings, flag_of, is_loopback
+from rewardfleet_server.settings import ServerSettings, flag_of
 
 #: The ports of further replicas of a service: that of the first one plus a multiple of this.
 PORT_STEP = 10

@@ -15,12 +15,12 @@ from typing import Any
 
 import click
 
+from rewardfleet.wire.urls import is_loopback
 from rewardfleet_command import INTERRUPTED
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.serve import raise_descriptor_limit
-from rewardfleet_server.settings import is_loopback
 from rewardfleet_server.system.diagnosis import Diagnosis, check_redis_servers
 from rewardfleet_server.system.listener import bind, url_of
 

@@ -14,6 +14,7 @@ from rewardfleet import RewardFleet, __version__
 from rewardfleet.commands import index
 from rewardfleet.commands.main import main
 from rewardfleet.commands.status import fleet_status
+from rewardfleet.wire.urls import is_loopback
 from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving, wait_until
@@ -161,9 +162,9 @@ def test_of_replicas_out_of_reach_the_gateway_reports(serve: Serve, status):
 
 def test_a_remote_gateway_does_not_choose_addresses_of_this_machine():
     for url in ("http://localhost:18000", "http://127.0.0.1:18080", "http://[::1]:1"):
-        assert index.is_loopback(url)
+        assert is_loopback(url)
     for url in ("http://gateway.example:18000", "http://10.0.0.1:18080", "nonsense"):
-        assert not index.is_loopback(url)
+        assert not is_loopback(url)
 
 
 @pytest.mark.slow

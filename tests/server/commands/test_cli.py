@@ -15,10 +15,10 @@ import pytest
 
 from rewardfleet.commands.main import command as main_command
 from rewardfleet.commands.main import main
+from rewardfleet.wire.urls import redact
 from rewardfleet_server.commands import doctor
 from rewardfleet_server.flags import read_settings, unknown_variable_warnings
 from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.settings import redact
 from rewardfleet_server.system import optional_imports as extras
 from rewardfleet_server.system.optional_imports import install_command
 from rewardfleet_server.testing import FakeJudge, serving
@@ -289,6 +289,7 @@ def test_a_url_in_a_message_has_no_password():
     assert redact("redis://user:sec#r/e?t@host/0?password=a@b") == "redis://***@b"
     assert redact("redis://host:6379/0?password=secret") == "redis://host:6379/0?***"
     assert redact("redis://host:6379/0") == "redis://host:6379/0"
+    assert redact("https://host:80/a@b.mp4#secret") == "https://host:80/a@b.mp4?***"
 
 
 def test_every_setting_comes_from_the_environment_too_and_a_flag_wins(tmp_path, monkeypatch):

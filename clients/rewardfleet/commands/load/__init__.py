@@ -14,9 +14,10 @@ from typing import Any
 import click
 import numpy as np
 
-from rewardfleet.commands.index import find_services, http_client, redact
+from rewardfleet.commands.index import find_services, http_client
 from rewardfleet.commands.options import API_KEY, AS_JSON, URLS, grouped, number, table
 from rewardfleet.services import SERVICES
+from rewardfleet.wire.urls import redact
 
 from .generator import ALL, LoadGenerator, LoadPlan, LoadResults
 from .requests import ABSTAINED, ANSWERED, CACHED, SCORED, generate_requests, read_requests

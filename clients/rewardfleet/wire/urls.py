@@ -1,0 +1,24 @@
+"""URLs and hosts, as callers and operators write them."""
+
+import ipaddress
+import re
+from urllib.parse import urlsplit
+
+#: A user and a password: all up to the last `@`, as a password may have any character. After a host
+#: and a port, an `@` is part of a path.
+_USER = re.compile(r"//(?!(?:\[[^]]*\]|[^/?#:@]*)(?::\d*)?[/?#]).*@")
+_QUERY = re.compile(r"[?#].*")
+
+
+def redact(url: str) -> str:
+    """Return a URL without its user, password, query and fragment, for messages and logs."""
+    return _QUERY.sub("?***", _USER.sub("//***@", url))
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether a host, or that of a URL, is an address of this machine's own."""
+    try:
+        host = urlsplit(address).hostname if "://" in address else address
+        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+    except ValueError:  # another host name may resolve to anything
+        return False
