@@ -9,12 +9,13 @@ from .code import CodeOptions
 from .services import SERVICES, Service
 from .tools import ToolsFields
 from .video import VideoOptions
-from .wire.code import as_tests
+from .wire.code import fields_of_tests
 from .wire.digest import LABELS
 from .wire.errors import RewardFleetError
 from .wire.policy_text import POLICY_FIELDS, text_of
 from .wire.score import failed
 from .wire.tools_rows import fields_of_truth
+from .wire.truth import given
 
 #: A row of a trainer's dataset.
 SampleRow = Mapping[str, Any]
@@ -54,7 +55,7 @@ def tools_fields(completion: Any, truth: Any, row: SampleRow) -> dict[str, Any]:
 
     What the policy wrote is read by `answer_text`, and the ground truth by `fields_of_truth`.
     """
-    fields = fields_of_truth(truth, _given(row, _TOOLS_FIELDS))
+    fields = fields_of_truth(truth, given(row, _TOOLS_FIELDS))
     return {"ground_truth": None, **fields, "response": text_of(completion, with_calls=True)}
 
 
@@ -65,7 +66,7 @@ def clip_fields(_: Any, truth: Any, row: SampleRow) -> dict[str, Any]:
     return {
         "task_text": row.get("task"),
         "clip": truth,
-        **_given(row, _VIDEO_OPTIONS),
+        **given(row, _VIDEO_OPTIONS),
     }
 
 
@@ -73,27 +74,15 @@ def code_fields(revision: Any, tests: Any, options: SampleRow) -> dict[str, Any]
     """Return the fields of a request, as `rewardfleet.code_request` takes them.
 
     What a policy wrote (`revision`, `critique`, `original_program`) is read by `completion_text`,
-    and the tests by `as_tests`. Other fields are taken from an object with `tests`, or else from
-    the options, where they are not None.
+    and the tests by `fields_of_tests`. Other fields are taken from an object with `tests`, or else
+    from the options, where they are not missing.
 
     Raises:
         InvalidRequest: One of the texts cannot be read, or the tests are invalid.
     """
-    found = as_tests(tests)
-    given = _given(options, _OPTIONS)
-    match found:
-        case {"row": {"ground_truth": {"tests": inner} as with_tests}}:
-            given |= _given(with_tests, _OPTIONS)
-            inner = as_tests(inner)
-            if not isinstance(inner, Mapping) or inner["kind"] != "dataset":
-                found = inner  # tests of a request; else the service reads the columns around them
-    fields = {"revision": revision, **given}
+    fields = {"revision": revision, **given(options, _OPTIONS), **fields_of_tests(tests, _OPTIONS)}
     texts = {name: text_of(fields[name]) for name in POLICY_FIELDS & fields.keys()}
-    return {**fields, **texts, "tests": found}
-
-
-def _given(row: SampleRow, names: Iterable[str]) -> dict[str, Any]:
-    return {name: row[name] for name in names if row.get(name) is not None}
+    return {**fields, **texts}
 
 
 async def scores_of(client: Any, requests: Sequence[Any], options: Any = None) -> list[Any]:

@@ -13,6 +13,7 @@ from rewardfleet.video import VideoOptions
 from rewardfleet.wire.digest import LABELS, request_id
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.score import Request
+from rewardfleet.wire.truth import given, is_missing
 from rewardfleet.wire.validation import validate
 from rewardfleet.wire.video import JSON_INPUTS, VideoRequest
 
@@ -20,7 +21,6 @@ from .rows import Row
 
 #: Columns that are read if none is named, by what they hold; the first that a row has counts.
 _COMPLETION = ("revision", "response", "completion", "completions", "responses", "output")
-_TRUTH = ("tests", "ground_truth")
 _TASK = ("task_text", "task", "instruction")
 _CLIP = ("clip", "video", "file", "file_name", "path")
 _OPTIONS = VideoOptions.__optional_keys__ - {"fps", *LABELS}
@@ -104,8 +104,7 @@ class RequestBuilder:
             raise InvalidRequest(item.error)
         try:
             if self.declared.scores == "episode":
-                given = {name: e for name, e in item.row.fields.items() if e is not None}
-                return self.declared.request(**{"uid": str(item.index), **given})
+                return self.declared.request(**{"uid": str(item.index), **given(item.row.fields)})
             if self.declared.scores == "clip":
                 return self._video(item.row)
             return self._text(item)
@@ -131,7 +130,7 @@ class RequestBuilder:
             named = self.columns.completion_column
             raise _missing(item.row, "--completion-column", named, _COMPLETION)
         text = fields.pop(name)
-        names = dict.fromkeys((*_TRUTH, self.declared.truth))
+        names = dict.fromkeys((self.declared.truth, "ground_truth"))
         truth_name = _column(item.row, self.columns.tests_column, names)
         truth = None if truth_name is None else fields.pop(truth_name)
         if truth is None and self.declared.takes_rows and self.columns.tests_column is None:
@@ -143,15 +142,14 @@ class RequestBuilder:
         return self._changed(self._request(completion, truth, fields))
 
     def _video(self, row: Row) -> Request:
-        found = {name: each for name, each in row.fields.items() if each is not None}
-        fields = {**found, **self._episode_clip(row)}
+        fields = {**given(row.fields), **self._episode_clip(row)}
         task = task_of(row, self.columns, self.task)
         if task is None:
             named = self.columns.task_column
             raise _missing(row, "--task-column, or give --task", named, _TASK)
-        given = [name for name in JSON_INPUTS if name in fields]
-        known = {name: fields[name] for name in VideoRequest.model_fields if name in fields}
-        if given and self.columns.clip_column is None:  # a request of the service
+        known = given(fields, VideoRequest.model_fields)
+        is_request = bool(known.keys() & JSON_INPUTS)
+        if is_request and self.columns.clip_column is None:
             return validate(VideoRequest, {**known, "task_text": task, **self.changes})
         name = _column(row, self.columns.clip_column, _CLIP)
         content = fields.get(name or "clip")
@@ -161,8 +159,8 @@ class RequestBuilder:
             raise InvalidRequest(f"{name}: give the path or the content of a clip, not {content}")
         clip, sha256 = self._clip(content, row.folder)
         # The rate of a row is that of its file, which has it.
-        options = {each: known[each] for each in _OPTIONS & known.keys()}
-        ranges = {each: fields[each] for each in ("start_s", "end_s") if each in fields}
+        options = given(known, _OPTIONS)
+        ranges = given(fields, ("start_s", "end_s"))
         request = self._request(None, clip, {"task": task, **options})
         return self._changed(request, sha256=sha256, **ranges)
 
@@ -203,11 +201,11 @@ class RequestBuilder:
 
     def _changed(self, request: Request, **more: Any) -> Request:
         """Return a request with the fields that all requests get."""
-        given = {name: value for name, value in more.items() if value is not None}
-        if not (self.changes or given):
+        changes = {**given(more), **self.changes}
+        if not changes:
             return request
         fields = {name: getattr(request, name) for name in request.model_fields_set}
-        return validate(type(request), {**fields, **given, **self.changes})
+        return validate(type(request), {**fields, **changes})
 
 
 def task_of(row: Row, columns: Columns, default: str | None) -> Any:
@@ -236,7 +234,7 @@ def _column(row: Row, named: str | None, usual: Iterable[str]) -> str | None:
     found = None
     for name in usual if named is None else (named,):
         if name in row.fields:
-            if row.fields[name] is not None:
+            if not is_missing(row.fields[name]):
                 return name
             found = found or name
     return found

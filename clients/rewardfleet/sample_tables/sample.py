@@ -57,7 +57,7 @@ def sample_of(scored: Scored) -> Sample:
         cause=text("cause"),
         suspicions=_cut("; ".join(getattr(score, "suspicions", ()))),
         uid=text("uid"),
-        task=text("task_text", "tests", "ground_truth", "group"),
+        task=text(SERVICES[scored.service].group),
         output=text("code", "revision", "response"),
         explanation=_cut(_explanation(scored)),
         picture=_picture(request),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rewardfleet.commands.explain import score_of
 from rewardfleet.commands.explain.story import story_of
+from rewardfleet.services import SERVICES
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalSample
@@ -87,7 +88,8 @@ def _sample_of(record: Record, epoch: int) -> "EvalSample":
     written = program if "```" in program else _block(program)
     written = written or request.pop("response", "") or score.pop("model_output", "")
     if (task := request.pop("task_text", None)) is None:
-        names = [name for name in ("tests", "ground_truth") if name in request] or [*request]
+        truth = SERVICES[record["service"]].truth
+        names = [truth] if truth in request else [*request]
         task = json.dumps({name: request.pop(name) for name in names}, indent=1)
     content: list[Any] = [model.ContentText(text=task)]
     if record["frames"] is not None:

@@ -1,9 +1,8 @@
 """Models of the code service: `POST /score` and `POST /score/batch`."""
 
-import json
 import keyword
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -37,6 +36,7 @@ from .score import (
     Timing,
 )
 from .string_enum import StrEnum
+from .truth import given, parsed
 
 #: Maximum number of characters of an assert or a setup.
 _MAX_SOURCE = 1_000_000
@@ -305,18 +305,40 @@ def as_tests(ground_truth: Any) -> Any:
     tests, a script of asserts. A text may be the JSON of all of these, and lists may be tuples, or
     arrays as in rows from a Parquet file.
     """
-    if isinstance(ground_truth, str):
-        try:
-            parsed = json.loads(ground_truth)
-        except (ValueError, RecursionError):
-            parsed = None
-        ground_truth = parsed if isinstance(parsed, dict | list) else ground_truth
-    ground_truth = _without_arrays(ground_truth)
-    if isinstance(ground_truth, BaseModel) or (
-        isinstance(ground_truth, Mapping) and ground_truth.get("kind") in _KINDS
-    ):
-        return ground_truth
-    return {"kind": "dataset", "dataset": "auto", "row": {"ground_truth": ground_truth}}
+    found = _plain(ground_truth)
+    if _is_of_request(found):
+        return found
+    return {"kind": "dataset", "dataset": "auto", "row": {"ground_truth": found}}
+
+
+def fields_of_tests(ground_truth: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of a request that a ground truth of a trainer's dataset stands for.
+
+    Args:
+        ground_truth: The tests, see `as_tests`; or an object with them as `tests` and further
+            fields, or the JSON of that as text.
+        names: The further fields that are read.
+    """
+    found = as_tests(ground_truth)
+    match found:
+        case {"row": {"ground_truth": {"tests": inner} as row}}:
+            tests = _plain(inner)
+            # Otherwise the service reads the columns around them.
+            return {**given(row, names), "tests": tests if _is_of_request(tests) else found}
+    return {"tests": found}
+
+
+def _is_of_request(tests: Any) -> bool:
+    if isinstance(tests, BaseModel):
+        return True
+    return isinstance(tests, Mapping) and tests.get("kind") in _KINDS
+
+
+def _plain(tests: Any) -> Any:
+    """Return tests with lists for arrays; of a text what it is the JSON of."""
+    found = parsed(tests)
+    is_json = isinstance(found, dict | list) or not isinstance(tests, str)
+    return _without_arrays(found if is_json else tests)
 
 
 def _without_arrays(value: Any) -> Any:

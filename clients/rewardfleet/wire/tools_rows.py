@@ -1,10 +1,10 @@
 """Ground truths and tools as rows of data sets have them, as fields of a `ToolsRequest`."""
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .tools import ToolsRequest
+from .truth import given, parsed
 
 
 def fields_of_truth(ground_truth: Any, row: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -16,13 +16,12 @@ def fields_of_truth(ground_truth: Any, row: Mapping[str, Any] | None = None) -> 
         row: Further fields, used where the object does not have them.
     """
     if isinstance(ground_truth, str) and ground_truth.lstrip().startswith("{"):
-        parsed = _parsed(ground_truth)
-        if isinstance(parsed, dict) and "ground_truth" in parsed:
-            ground_truth = parsed
+        found = parsed(ground_truth)
+        if isinstance(found, dict) and "ground_truth" in found:
+            ground_truth = found
     is_object = isinstance(ground_truth, Mapping)
     found = {**(row or {}), **(ground_truth if is_object else {"ground_truth": ground_truth})}
-    names = ToolsRequest.model_fields.keys() - {"response"}
-    fields = {name: found[name] for name in names if found.get(name) is not None}
+    fields = given(found, ToolsRequest.model_fields.keys() - {"response"})
     return {**fields, "tools": _as_tools(fields["tools"])} if "tools" in fields else fields
 
 
@@ -32,8 +31,7 @@ def _as_tools(tools: Any) -> Any:
     A tool is an object with these, among others, or with a `function` that has them, as in OpenAI's
     interface; or its name. The list may be JSON as text. Anything else stays as it is.
     """
-    if isinstance(tools, str):
-        tools = _parsed(tools)
+    tools = parsed(tools)
     if isinstance(tools, Iterable) and not isinstance(tools, str | Mapping):
         return [_as_tool(each) for each in tools]
     return tools
@@ -46,13 +44,4 @@ def _as_tool(tool: Any) -> Any:
         return tool
     described = tool.get("function")
     described = described if isinstance(described, Mapping) else tool
-    names = ("name", "description")
-    return {name: described[name] for name in names if described.get(name) is not None}
-
-
-def _parsed(text: str) -> Any:
-    """Return what a text is the JSON of; the text itself if it is not JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+    return given(described, ("name", "description"))

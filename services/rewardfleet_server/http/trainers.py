@@ -37,6 +37,12 @@ from rewardfleet.wire.trainers import (
     SlimeRequest,
     SlimeReward,
 )
+from rewardfleet.wire.truth import (
+    NESTED_COLUMNS,
+    TRAINERS_TRUTH_COLUMNS,
+    given,
+    is_missing,
+)
 from rewardfleet.wire.validation import validate_json
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.observe.telemetry import RequestContext
@@ -49,11 +55,6 @@ ScoreT = TypeVar("ScoreT", bound=Score)
 #: Makes an item of a service from a policy's text and a ground truth of any form.
 ItemOf = Callable[[str, JsonValue], RequestT]
 
-#: Where a row has its ground truth, and columns that contain such a row.
-_GROUND_TRUTHS = (
-    "ground_truth", "label", "reference_answer", "verification_info", "unit_tests", "answer",
-)  # fmt: skip
-_NESTED = ("verifier_metadata", "reward_model", "reward_spec", "metadata")
 #: Where an action of OpenEnv has the policy's text.
 _TEXTS = ("response", "completion", "code", "message")
 
@@ -262,18 +263,17 @@ def _ground_truth(row: Mapping[str, JsonValue]) -> JsonValue:
     """Return the ground truth in a row; all columns if none is known to have it."""
     rows = list(_rows(row))
     for each in rows:
-        if each.get("tests") is not None:  # of this project
+        if not is_missing(each.get("tests")):  # of this project
             return dict(each)
-        for name in _GROUND_TRUTHS:
-            if each.get(name) is not None:
-                return each[name]
+        for name in given(each, TRAINERS_TRUTH_COLUMNS):
+            return each[name]
     return {name: value for each in reversed(rows) for name, value in each.items()}
 
 
 def _rows(row: Mapping[str, JsonValue]) -> Iterator[Mapping[str, JsonValue]]:
     """Yield a row, and the rows within it."""
     yield row
-    for name in _NESTED:
+    for name in NESTED_COLUMNS:
         nested = row.get(name)
         if isinstance(nested, dict):
             yield from _rows(nested)

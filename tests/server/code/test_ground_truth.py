@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rewardfleet import code_request
+from rewardfleet.rows import code_fields
 from rewardfleet.wire.code import CodeRequest, DatasetTests, as_tests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.score import BatchRequest
@@ -85,6 +86,7 @@ def test_a_wrong_value_of_tests_names_the_accepted_ones_and_the_page(tests: obje
         {"private_test_cases": encoded(json.dumps(PAIRS)), "public_test_cases": []},
         {"test": encoded(json.dumps({"input_output": json.dumps(IO)}))},
         {"selected_uts": [{"input": {"stdin": "1 2\n"}, "output": {"stdout": "3\n"}}]},
+        {"reward_spec": {"ground_truth": IO}, "metadata": math.nan},
     ],
 )
 def test_programs_that_read_and_print(ground_truth: object, as_text: bool):
@@ -216,6 +218,14 @@ def test_nan_in_a_list_is_no_missing_output():
 @pytest.mark.parametrize("ground_truth", [STDIO, json.dumps(STDIO)])
 def test_the_tests_of_a_request_stay_as_they_are(ground_truth: object):
     assert read(ground_truth).cases[0].stdin == "1 2"
+
+
+@pytest.mark.parametrize("tests", [STDIO, as_tests(IO), as_tests({"test_list": ASSERTS})])
+def test_an_object_with_tests_may_have_other_fields(tests: dict):
+    truth = {"tests": tests, "mode": "all_pass", "critique": math.nan, "answer": "x"}
+    for request in (request_of("", truth), code_request(**code_fields("", json.dumps(truth), {}))):
+        assert (request.mode, request.critique) == ("all_pass", None)
+        assert request.tests == validate(CodeRequest, {"revision": "", "tests": tests}).tests
 
 
 def test_rules_of_a_request_replace_those_of_the_form():

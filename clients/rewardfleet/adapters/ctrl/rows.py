@@ -6,7 +6,6 @@ that the code service reads. Rows with a column `tests` keep it.
 """
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rewardfleet.rows import SampleRow
+from rewardfleet.wire.truth import is_missing
 
 #: The values of `prompter_type`, which are also the names of the datasets of the tests.
 _DATASETS = ("code_contests", "mbppplus", "livecodebench")
@@ -60,18 +60,13 @@ def without_nulls(value: Any) -> Any:
             name: field if name in _VALUES and not isinstance(field, np.ndarray)
             else without_nulls(field)
             for name, field in value.items()
-            if name in _VALUES or not _is_missing(field)
+            if name in _VALUES or not is_missing(field)
         }  # fmt: skip
     if isinstance(value, np.ndarray | np.generic):
         return without_nulls(value.tolist())
     if isinstance(value, list | tuple):
         return [without_nulls(item) for item in value]
     return value
-
-
-def _is_missing(field: Any) -> bool:
-    """Return whether a field is null, or NaN, as pandas has it for a null among numbers."""
-    return field is None or (isinstance(field, float) and math.isnan(field))
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:

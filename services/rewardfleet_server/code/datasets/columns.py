@@ -7,7 +7,6 @@ message of an error begins with the name of the column.
 import ast
 import base64
 import json
-import math
 import pickletools
 import zlib
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.truth import is_missing
 from rewardfleet_server.code.tests.asserts import parse
 from rewardfleet_server.code.tests.completion import read_prompt
 
@@ -132,11 +132,7 @@ def without_nan(row: Row) -> Row:
 
     What is in its values stays as it is: a NaN there may be an expected output.
     """
-    return {name: None if _is_nan(each) else each for name, each in row.items()}
-
-
-def _is_nan(value: JsonValue) -> bool:
-    return isinstance(value, float) and math.isnan(value)
+    return {name: None if is_missing(each) else each for name, each in row.items()}
 
 
 def first_of(row: Row, *columns: str) -> tuple[str, JsonValue]:

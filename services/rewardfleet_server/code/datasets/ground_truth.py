@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from rewardfleet.wire.code import CodeRequest, as_tests
+from rewardfleet.wire.code import CodeRequest, fields_of_tests
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.truth import NESTED_COLUMNS, TRUTH_COLUMNS
 from rewardfleet.wire.validation import validate
 
 from .columns import Row, decompress, func_name_of, json_of, read_json, without_nan
@@ -42,10 +43,7 @@ _COLUMNS = {
 #: Columns with a script of tests.
 _SCRIPTS = ("functional", "pytest", "test", "test_code")
 #: Columns that contain tests of any form, or a row.
-_CONTAINERS = (
-    "tests", "test", "ground_truth", "verification_info", "unit_tests", "reward_model",
-    "verifier_metadata",
-)  # fmt: skip
+_CONTAINERS = (*TRUTH_COLUMNS, "test", *NESTED_COLUMNS)
 #: Columns that tests need wherever they are in a row: the code around the program, solutions, and
 #: the limit.
 _AROUND = (
@@ -170,22 +168,10 @@ def request_of(response: str, ground_truth: JsonValue) -> CodeRequest:
     Args:
         response: What the policy wrote.
         ground_truth: The tests, in any form; or an object with `tests`, in any form, and further
-            fields of `CodeRequest`, or the `time_limit` of a row. Other fields are ignored.
+            fields of `CodeRequest`, or columns of a row. Other fields are ignored.
 
     Raises:
         InvalidRequest: A field is invalid. Tests are read later, see `read_row`.
     """
-    fields = ground_truth
-    if isinstance(fields, str) and fields.lstrip().startswith("{"):
-        fields = read_json(fields, "ground_truth")
-    if not (isinstance(fields, dict) and "tests" in fields):
-        fields = {"tests": fields}
-    given = {name: fields[name] for name in CodeRequest.model_fields if name in fields}
-    tests = as_tests(fields["tests"])
-    row = tests.get("row") if isinstance(tests, dict) else None
-    if isinstance(row, dict) and row.keys() == {"ground_truth"} and "time_limit" in fields:
-        limited = {"time_limit": fields["time_limit"], "tests": row["ground_truth"]}
-        tests = {**tests, "row": {"ground_truth": limited}}
-    return validate(
-        CodeRequest, {**given, "revision": response, "tests": tests}, prefix="ground_truth: "
-    )
+    fields = fields_of_tests(ground_truth, CodeRequest.model_fields)
+    return validate(CodeRequest, {**fields, "revision": response}, prefix="ground_truth: ")
