@@ -51,7 +51,6 @@ GYMNASIUM_WRAPPER = CLIENT / "adapters" / "libero" / "wrapper.py"
 #: Optional libraries that a file of the client imports inside its functions.
 LAZY = {
     CLIENT / "adapters" / "ctrl" / "progress.py": {"tqdm"},
-    CLIENT / "adapters" / "ctrl" / "rows.py": {"pyarrow"},
     CLIENT / "adapters" / "nemo_rl.py": TRAINERS,
     CLIENT / "adapters" / "openrlhf.py": TRAINERS,
     CLIENT / "adapters" / "verl.py": TRAINERS,

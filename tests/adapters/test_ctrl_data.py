@@ -104,8 +104,8 @@ def test_arrays_and_nulls_of_parquet_are_undone():
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({**RECORDS[0], "prompter_type": "leetcode"}, "row 0: has no `tests`, .* 'leetcode'"),
-        ({**RECORDS[0], "solution": None}, "row 0: `solution` is missing"),
+        ({**RECORDS[0], "prompter_type": "leetcode"}, "x.jsonl:1: has no `tests`, .* 'leetcode'"),
+        ({**RECORDS[0], "solution": None}, "x.jsonl:1: `solution` is missing"),
     ],
 )
 def test_other_files_are_refused_by_row(tmp_path, record, message):
@@ -119,7 +119,7 @@ def test_a_line_that_is_not_json_is_named(tmp_path):
     path = tmp_path / "train.jsonl"
     for line in ("{", "[]"):
         path.write_text(f"{json.dumps(RECORDS[0])}\n{line}\n")
-        with pytest.raises(ValueError, match="train.jsonl, line 2: not (JSON|a JSON object)"):
+        with pytest.raises(ValueError, match="train.jsonl:2: (not JSON|a row is a JSON object)"):
             read_rows(path)
 
 

@@ -98,6 +98,20 @@ def open_sources(paths: Sequence[Path]) -> list[Source]:
     return [source for path in paths for source in _sources_at(path)]
 
 
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a table, or of a folder of tables.
+
+    Raises:
+        ValueError: It is no table, or a row cannot be read.
+        OSError: It cannot be read.
+    """
+    for source in open_sources([path]):
+        for row in source.rows():
+            if row.error:
+                raise ValueError(f"{row.place}: {row.error}")
+            yield row
+
+
 def _sources_at(path: Path) -> Iterable[Source]:
     if not path.exists():
         raise FileNotFoundError(2, "No such file or directory", str(path))

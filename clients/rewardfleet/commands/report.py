@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pydantic import ValidationError
 
 from rewardfleet.evaluation.metrics import share
-from rewardfleet.score_log.labels import read_labels
+from rewardfleet.score_log.labels import LabelLine
 from rewardfleet.score_log.reading import Filters, open_log, query
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.causes import SUCCESS_THRESHOLD
+from rewardfleet.wire.validation import read_lines
 
 from .log import filters
 from .options import escaped, table
@@ -118,8 +118,8 @@ def _add_labels(connection: Any, path: Path | None) -> None:
 
 def _read_labels(path: Path) -> Iterator[tuple[str, bool | None]]:
     """Yield ids and labels, of which the last one counts, and name the lines that are none."""
-    for number, line in read_labels(path):
-        if isinstance(line, ValidationError):
+    for number, line in read_lines(path, LabelLine):
+        if isinstance(line, str):
             click.echo(f"{path}:{number}: no label, which is left out", err=True)
         else:
             yield line.id, line.success

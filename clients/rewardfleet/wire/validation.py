@@ -1,7 +1,8 @@
 """Validation by pydantic models, with errors as sentences for callers and command lines."""
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -61,6 +62,20 @@ def validate_json(
                 raise InvalidRequest(format_validation_error(error, model)) from None
             body = accepted
     raise AssertionError("the last attempt returns or raises")
+
+
+def read_lines(path: Path, model: type[ModelT]) -> Iterator[tuple[int, ModelT | str]]:
+    """Yield the number of each line of JSON, and its value or why it is none.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if line.strip():
+            try:
+                yield number, model.model_validate_json(line)
+            except ValidationError as error:
+                yield number, format_validation_error(error, model)
 
 
 def _accepted(body: bytes, error: ValidationError, policy_fields: Collection[str]) -> bytes:

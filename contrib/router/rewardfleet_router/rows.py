@@ -1,7 +1,6 @@
 """Rows of datasets: `prompt`, `reward_model.ground_truth`, `extra_info.index`, as verl has them."""
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from rewardfleet.wire.tools import ToolDescription
 
-from .labels.row_labels import RowLabels, labels_of, read_sidecar
+from .labels.row_labels import RowLabels, labels_of, read_sidecar, rows_of
 from .routes import Message
 from .tools_block import find_tools_block
 
@@ -36,7 +35,7 @@ class Row:
 
 
 def read_rows(paths: Iterable[str | Path], sidecar: str | Path | None = None) -> list[Row]:
-    """Read the rows of Parquet (with pyarrow), JSON (a list) or JSON Lines files.
+    """Read the rows of Parquet (with pyarrow), JSON (a list), JSON Lines, CSV or Arrow files.
 
     Args:
         paths: The files.
@@ -51,8 +50,8 @@ def read_rows(paths: Iterable[str | Path], sidecar: str | Path | None = None) ->
     rows: dict[str, Row] = {}
     for path in paths:
         try:
-            listed = _read(Path(path))
-        except ValueError as error:  # those of pyarrow and json
+            listed = list(rows_of(Path(path)))
+        except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         for number, fields in enumerate(listed, 1):
             try:
@@ -101,17 +100,3 @@ def _tools(prompt: Iterable[Message]) -> tuple[ToolDescription, ...]:
                 for name, text in described.items()
             )
     return ()
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    if path.suffix == ".parquet":
-        from pyarrow import parquet  # noqa: PLC0415 - other formats do not need it
-
-        with path.open("rb") as file:  # an error of Python, which names the file
-            rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
-        return rows
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".json":
-        listed: list[dict[str, Any]] = json.loads(text)
-        return listed
-    return [json.loads(line) for line in text.splitlines() if line.strip()]

@@ -114,8 +114,8 @@ def test_a_sidecar_has_labels_by_index(tmp_path, name, text):
         ('{"router_target_action": "ANSWER"}', "row 1: index is missing"),
         ('{"index": 1}\n{"index": "1"}', "row 2: .*not unique"),
         ('{"index": 1, "router_target_action": "?"}', "row 1: router_target_action: unknown"),
-        ("{", "row 1: "),
-        ("[1]", "row 1: a mapping"),
+        ("{", "labels.jsonl:1: not JSON"),
+        ("[1]", "labels.jsonl:1: a row is a JSON object"),
     ],
 )
 def test_a_malformed_sidecar_is_an_error_that_names_the_row(tmp_path, text, message):

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import ValidationError
-
-from rewardfleet.score_log.labels import Label, read_labels
+from rewardfleet.score_log.labels import Label, LabelLine
+from rewardfleet.wire.validation import read_lines
 
 LABELS: tuple[Label, ...] = get_args(Label)
 
@@ -82,9 +81,8 @@ class Labels:
 
 def _read(path: Path) -> dict[str, Label]:
     found: dict[str, Label] = {}
-    for number, line in read_labels(path) if path.exists() else ():
-        if isinstance(line, ValidationError):
-            reason = line.errors()[0]["msg"]
-            raise ValueError(f"{path}:{number}: no label: {reason}")  # noqa: TRY004 - of a value
+    for number, line in read_lines(path, LabelLine) if path.exists() else ():
+        if isinstance(line, str):
+            raise ValueError(f"{path}:{number}: no label: {line}")  # noqa: TRY004 - of a value
         found[line.id] = line.label
     return found

@@ -5,13 +5,13 @@ the tests in `selected_uts`. Each becomes a row of `CritiqueReward`, whose `test
 that the code service reads. Rows with a column `tests` keep it.
 """
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rewardfleet.bulk import rows
 from rewardfleet.rows import SampleRow
 from rewardfleet.wire.truth import is_missing
 
@@ -32,21 +32,18 @@ def read_rows(files: str | Path | Iterable[str | Path]) -> list[SampleRow]:
     """Read training files of CTRL.
 
     Args:
-        files: One or more, `.parquet` (needs pyarrow) or `.jsonl`.
+        files: One or more, `.parquet` (needs pyarrow), `.jsonl` or another table of
+            `rewardfleet score`.
 
     Returns:
         Rows for `CritiqueReward`, with plain lists, and without missing values.
 
     Raises:
         ValueError: A row has neither `tests` nor a `prompter_type` of CTRL, a column is missing, or
-            a line is not JSON.
+            a row cannot be read.
     """
     paths = [files] if isinstance(files, str | Path) else list(files)
-    return [
-        _row(record, f"{path}, row {number}")
-        for path in paths
-        for number, record in enumerate(_records(Path(path)))
-    ]
+    return [_row(each.fields, each.place) for path in paths for each in rows.read_rows(Path(path))]
 
 
 def without_nulls(value: Any) -> Any:
@@ -69,29 +66,7 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    if path.suffix == ".parquet":
-        from pyarrow.parquet import ParquetFile  # noqa: PLC0415 - optional
-
-        with ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                yield from batch.to_pylist()
-        return
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: not JSON: {error}") from None
-            if not isinstance(record, dict):
-                message = f"{path}, line {number}: not a JSON object"
-                raise ValueError(message)  # noqa: TRY004 - of the content of a file
-            yield record
-
-
-def _row(record: dict[str, Any], place: str) -> dict[str, Any]:
+def _row(record: Mapping[str, Any], place: str) -> dict[str, Any]:
     row = {name: record[name] for name in _COLUMNS if record.get(name) is not None}
     for name in ("id", "problem", "solution"):
         if name not in row:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, FiniteFloat, JsonValue, ValidationError
 from rewardfleet.arrays import encode_png
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import ErrorKind
-from rewardfleet.wire.validation import format_validation_error
+from rewardfleet.wire.validation import read_lines
 
 #: The largest file with requests, which is in memory.
 _MAX_FILE_BYTES = 512 * 2**20
@@ -92,12 +92,10 @@ def read_requests(path: Path) -> list[LoadRequest]:
     if path.stat().st_size > _MAX_FILE_BYTES:
         raise ValueError(f"--requests {path}: the file has more than 512 MiB")
     requests = []
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        try:
-            requests += [LoadRequest.model_validate_json(line)] if line.strip() else []
-        except ValidationError as error:
-            reason = format_validation_error(error, LoadRequest)
-            raise ValueError(f"--requests {path}, line {number}: {reason}") from None
+    for number, line in read_lines(path, LoadRequest):
+        if isinstance(line, str):
+            raise ValueError(f"--requests {path}, line {number}: {line}")  # noqa: TRY004 - of a value
+        requests.append(line)
     if not requests:
         raise ValueError(f"--requests {path}: the file has no requests")
     if unknown := {each.service for each in requests} - SERVICES.keys():

@@ -3,13 +3,13 @@
 They are two columns of a dataset, or a sidecar file with one row per `extra_info.index`.
 """
 
-import csv
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+from rewardfleet.bulk.rows import read_rows
 from rewardfleet.wire.tools import Family
 from rewardfleet_router.routes import ROUTES, Route
 
@@ -103,15 +103,14 @@ def read_sidecar(path: str | Path) -> dict[str, RowLabels]:
     """Return the labels of a sidecar, by `extra_info.index` as text.
 
     Args:
-        path: A `.json` file (a list), a `.csv` file, or another one with one JSON object per
-            line; with the columns `index`, `router_target_action` and `tool_families` (JSON as
-            text in CSV).
+        path: See `rows_of`; with the columns `index`, `router_target_action` and `tool_families`
+            (JSON as text in CSV).
 
     Raises:
         ValueError: A row is malformed, or two rows have the same index.
     """
     labels: dict[str, RowLabels] = {}
-    for number, row in enumerate(_rows(Path(path)), 1):
+    for number, row in enumerate(rows_of(Path(path)), 1):
         if not isinstance(row, Mapping):
             text = f"{path}, row {number}: a mapping is needed (got {row!r})"
             raise ValueError(text)  # noqa: TRY004 - likewise
@@ -138,16 +137,14 @@ def labels_of(row: Mapping[str, Any], sidecar: Mapping[str, RowLabels] | None = 
     return parse_labels(row)
 
 
-def _rows(path: Path) -> Iterator[Any]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        if path.suffix == ".csv":
-            yield from csv.DictReader(file)
-        elif path.suffix == ".json":
-            yield from json.load(file)
-        else:
-            lines = (line for line in file if line.strip())
-            for number, line in enumerate(lines, 1):
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise ValueError(f"{path}, row {number}: not JSON: {error}") from None
+def rows_of(path: Path) -> Iterator[Any]:
+    """Yield the rows of a JSON file (a list), or of a table that `rewardfleet score` reads.
+
+    Raises:
+        ValueError: It is none, or a row cannot be read.
+        OSError: It cannot be read.
+    """
+    if path.suffix == ".json":
+        yield from json.loads(path.read_text(encoding="utf-8-sig"))
+    else:
+        yield from (row.fields for row in read_rows(path))

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from rewardfleet.wire.errors import RewardFleetError
-from rewardfleet.wire.validation import format_validation_error
+from rewardfleet.wire.validation import format_validation_error, read_lines
 from rewardfleet_server.video.clip.containers import check_container
 from rewardfleet_server.video.clip.frames import decode_video
 
@@ -155,20 +155,15 @@ def _append(manifest: Path, entry: ManifestEntry) -> None:
 
 def _entries(folder: Path) -> list[tuple[str, ManifestEntry]]:
     """Read the manifest; each entry comes with its line, for messages."""
+    entries = []
     try:
-        lines = (folder / MANIFEST).read_bytes().splitlines()
+        for number, entry in read_lines(folder / MANIFEST, ManifestEntry):
+            line = f"{MANIFEST}, line {number}"
+            if isinstance(entry, str):
+                raise ValueError(f"{line}: {entry}")  # noqa: TRY004 - of a value
+            entries.append((line, entry))
     except OSError as error:
         raise ValueError(f"not a library: {MANIFEST}: {error.strerror}") from error
-    entries = []
-    for number, content in enumerate(lines, start=1):
-        line = f"{MANIFEST}, line {number}"
-        if content.strip():
-            try:
-                entries.append((line, ManifestEntry.model_validate_json(content)))
-            except ValidationError as error:
-                raise ValueError(
-                    f"{line}: {format_validation_error(error, ManifestEntry)}"
-                ) from None
     if not entries:
         raise ValueError(f"an empty library: {MANIFEST} has no line")
     return entries
