@@ -8,7 +8,7 @@ from pydantic_core import from_json, to_json
 from rewardfleet.bulk.flat_columns import model_columns
 from rewardfleet.wire.score import Score
 
-from .run import Scored
+from .run import ScoredItem
 
 #: A record of an item: columns by name, as JSON.
 Record = dict[str, Any]
@@ -23,7 +23,7 @@ _ITEM_COLUMNS = {
 }
 
 
-def encode_scores(scored: Iterable[Scored]) -> bytes:
+def encode_scores(scored: Iterable[ScoredItem]) -> bytes:
     """Return items and their scores as JSON, in one line, which `records_of` reads."""
     return to_json(
         [

@@ -81,7 +81,7 @@ class InFlightLimit:
         self._scored, self._since = 0, time.monotonic()
 
 
-class Scored(NamedTuple):
+class ScoredItem(NamedTuple):
     """An item, its request if it is valid, and its score."""
 
     item: Item
@@ -131,7 +131,7 @@ class Run:
     async def score(
         self,
         items: Iterator[Item],
-        keep: Callable[[list[Scored]], Awaitable[None]],
+        keep: Callable[[list[ScoredItem]], Awaitable[None]],
         may_read: Callable[[], bool],
     ) -> None:
         """Score all items, and close the connections.
@@ -143,7 +143,7 @@ class Run:
         Raises:
             Unauthorized: The service does not accept the API key.
         """
-        tasks: dict[asyncio.Task[list[Scored]], _Size] = {}
+        tasks: dict[asyncio.Task[list[ScoredItem]], _Size] = {}
         is_read = False
         try:
             while True:
@@ -171,7 +171,7 @@ class Run:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._client.aclose()
 
-    async def score_chunk(self, items: Iterable[Item]) -> list[Scored]:
+    async def score_chunk(self, items: Iterable[Item]) -> list[ScoredItem]:
         """Score a few items at once, in order, and keep the connections."""
         return await self._scored([self._built(item) for item in items])
 
@@ -205,11 +205,11 @@ class Run:
         except InvalidRequest as error:
             return _Built(item, None, error.detail)
 
-    async def _scored(self, chunk: list[_Built]) -> list[Scored]:
+    async def _scored(self, chunk: list[_Built]) -> list[ScoredItem]:
         requests = [each.request for each in chunk if each.request is not None]
         scores = iter(await self._scores_of(requests) if requests else [])
         return [
-            Scored(
+            ScoredItem(
                 each.item,
                 item_id(each.item, each.request),
                 failed(InvalidRequest(each.error), Score) if each.request is None else next(scores),

@@ -19,7 +19,7 @@ from typing import Any
 from .lerobot import write_rewards
 from .output import Output, Printer
 from .records import encode_scores
-from .run import Scored
+from .run import ScoredItem
 from .summary import Summary
 
 #: Seconds in which the process ends once it has written what it has received.
@@ -148,7 +148,7 @@ class StdoutStore:
         """The bytes of records that wait for an earlier row."""
         return self._store.progress.waiting_bytes
 
-    async def add(self, scored: Sequence[Scored]) -> None:
+    async def add(self, scored: Sequence[ScoredItem]) -> None:
         """Print scores."""
         self._store.add(encode_scores(scored))
         self._on_progress(self._store.progress)
@@ -171,7 +171,7 @@ class FolderStore:
         self.waiting_bytes = 0  #: of records that wait for an earlier row
         self._totals = asyncio.create_task(self._read())
 
-    async def add(self, scored: Sequence[Scored]) -> None:
+    async def add(self, scored: Sequence[ScoredItem]) -> None:
         """Send scores, which are kept soon; wait while the process has many to keep.
 
         Raises:

@@ -1,7 +1,7 @@
 """`rewardfleet eval`: how good a judge is, measured on labeled clips."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ from rewardfleet_command import INTERRUPTED
 
 from . import score
 from .index import printable
-from .options import CommandGroup, number
-from .score.scoring import Destination, Fields, Scorer, Scoring, Selection, changes_of
+from .options import CommandGroup, grouped, number
+from .score.scoring import Connection, Destination, Fields, Scoring, Selection
 
 #: The options of `rewardfleet score video` that this command has as well.
 _SCORING = {"url", "start", "task", "camera", "judge", "by_path", "set_field", "timeout", "api_key"}
@@ -83,35 +83,40 @@ def command() -> None:
     help="The output of an evaluation of another judge on the same clips.",
 )
 @number("--price", "PRICE", "Of one hour of the service, for the cost of 1,000 clips.")
-def video(manifest: str | None, benchmark: str | None, **given: Any) -> int:
+@grouped(columns=Columns, connection=Connection, fields=Fields, options=_Evaluation)
+def video(manifest: str | None, benchmark: str | None, options: _Evaluation, **scoring: Any) -> int:
     """Evaluate a judge of clips."""
     if (manifest is None) == (benchmark is None):
         raise click.UsageError("give MANIFEST or --benchmark")
-    scoring = {name: given.pop(name) for name in _SCORING}
-    options = _Evaluation(**given)
-    inputs = [manifest or _benchmark(str(benchmark))]
-    return _evaluate(inputs, scoring, options)
+    run = Scoring(
+        "video",
+        **scoring,
+        selection=Selection(limit=None, sample=None, retry_failed=True, dry_run=False),
+        destination=Destination(options.output / "scores", "jsonl"),
+    )
+    return _evaluate([manifest or _benchmark(str(benchmark))], run, options)
 
 
 video.params += [each for each in score.command.commands["video"].params if each.name in _SCORING]
 
 
-def _evaluate(inputs: Sequence[str], scoring: Mapping[str, Any], options: _Evaluation) -> int:
+def _evaluate(inputs: Sequence[str], run: Scoring, options: _Evaluation) -> int:
     """Return 0; 1 if something is not counted, 2 if no clip has a score, 130 if interrupted."""
     check_packages()
     sources = open_sources([Path(each) for each in inputs])
     check_labels(sources)
     options.output.mkdir(parents=True, exist_ok=True)
     is_new = not (options.output / "scores").exists()
-    records, seconds = _scored(inputs, scoring, options.output / "scores")
+    records = _scored(inputs, run)
     if records is None:
         return INTERRUPTED
-    changes = changes_of(scoring["set_field"], scoring["judge"])
-    known = {"camera": scoring["camera"], "task": scoring["task"], "changes": changes}
+    fields = run.fields
+    known = {"camera": run.columns.camera, "task": fields.task, "changes": fields.of_requests()}
     found = labeled_clips(sources, records, known)
-    report = build_report(found, options.threshold, seconds if is_new else None)
+    report = build_report(found, options.threshold, run.seconds if is_new else None)
     if options.repeat:
-        again, _ = _scored(inputs, scoring, options.output / "scores-again")
+        destination = Destination(options.output / "scores-again", "jsonl")
+        again = _scored(inputs, replace(run, destination=destination))
         if again is None:
             return INTERRUPTED
         report["repeated"] = repeated(found.clips, again, report["threshold"])
@@ -125,24 +130,13 @@ def _evaluate(inputs: Sequence[str], scoring: Mapping[str, Any], options: _Evalu
     return _conclude(report, found, options.output)
 
 
-def _scored(
-    inputs: Sequence[str], scoring: Mapping[str, Any], folder: Path
-) -> tuple[dict[int, Record] | None, float]:
-    """Score what is not scored yet; return all records by row, and the seconds that it took.
-
-    There are no records if it was interrupted.
-    """
-    run = Scoring(
-        "video",
-        Columns(camera=scoring["camera"]),
-        Scorer(**{name: scoring[name] for name in ("url", "start", "timeout", "api_key")}),
-        Fields(**{name: scoring[name] for name in ("set_field", "task", "judge", "by_path")}),
-        Selection(limit=None, sample=None, retry_failed=True, dry_run=False),
-        Destination(folder, "jsonl"),
-    )
+def _scored(inputs: Sequence[str], run: Scoring) -> dict[int, Record] | None:
+    """Score what is not scored yet; return all records by row, None if it was interrupted."""
     if run.run(inputs) == INTERRUPTED:
-        return None, 0.0
-    return {each["row"]: each for each in read_parts(folder)}, run.seconds
+        return None
+    folder = run.destination.output
+    assert folder is not None  # noqa: S101 - see `video`
+    return {each["row"]: each for each in read_parts(folder)}
 
 
 def _comparison(report: Report, other: Path) -> Report:

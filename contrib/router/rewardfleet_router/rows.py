@@ -49,11 +49,7 @@ def read_rows(paths: Iterable[str | Path], sidecar: str | Path | None = None) ->
     labels = read_sidecar(sidecar) if sidecar is not None else None
     rows: dict[str, Row] = {}
     for path in paths:
-        try:
-            listed = list(rows_of(Path(path)))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
-        for number, fields in enumerate(listed, 1):
+        for number, fields in enumerate(rows_of(Path(path)), 1):
             try:
                 row = _row(fields, labels_of(fields, labels))
             except (KeyError, TypeError, ValueError) as error:

@@ -46,7 +46,7 @@ class Rollout(BaseModel):
     failure_kind: str | None = None  #: how it failed, in the simulator's terms; empty for a success
 
 
-class Scored(NamedTuple):
+class ScoredRollout(NamedTuple):
     """The scores of a rollout for the first and the repeated request, and their milliseconds."""
 
     rollout: Rollout
@@ -151,7 +151,7 @@ def _is_ready(url: str) -> bool:
 
 async def _score_all(
     url: str, folder: Path, rollouts: Sequence[Rollout]
-) -> tuple[list[Scored], dict[str, tuple[str, Score]]]:
+) -> tuple[list[ScoredRollout], dict[str, tuple[str, Score]]]:
     """Score each rollout twice, and one item of each other service."""
     slots = asyncio.Semaphore(_CALLERS)
 
@@ -166,7 +166,7 @@ async def _score_all(
         again = await asyncio.gather(*(request(fleet, rollout) for rollout in rollouts))
         others = await _score_others(fleet)
     triples = zip(rollouts, first, again, strict=True)
-    return [Scored(rollout, *once, *twice) for rollout, once, twice in triples], others
+    return [ScoredRollout(rollout, *once, *twice) for rollout, once, twice in triples], others
 
 
 async def _score_others(fleet: RewardFleet) -> dict[str, tuple[str, Score]]:
@@ -183,7 +183,7 @@ async def _score_others(fleet: RewardFleet) -> dict[str, tuple[str, Score]]:
     return others
 
 
-def _table(results: Sequence[Scored]) -> str:
+def _table(results: Sequence[ScoredRollout]) -> str:
     rows = []
     for each in sorted(results, key=lambda each: each.rollout.task_text):
         score, rollout = each.score.score, each.rollout
@@ -209,7 +209,7 @@ def _shortened(task_text: str) -> str:
     return f"{task_text[:half]}…{task_text[-half:]}"
 
 
-def _summary(results: Sequence[Scored]) -> str:
+def _summary(results: Sequence[ScoredRollout]) -> str:
     scores: dict[bool, list[float]] = {True: [], False: []}
     for each in results:
         if each.score.score is not None:

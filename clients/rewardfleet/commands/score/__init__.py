@@ -11,7 +11,7 @@ from rewardfleet.commands.options import API_KEY, TIMEOUT, CommandGroup, grouped
 from rewardfleet.services import SERVICES
 
 from . import replay
-from .scoring import Destination, Fields, Scorer, Scoring, Selection, default_url
+from .scoring import Connection, Destination, Fields, Scoring, Selection, default_url
 
 
 @click.group(
@@ -107,7 +107,7 @@ def _command_of(service: str) -> click.Command:
 
     @grouped(
         columns=Columns,
-        scorer=Scorer,
+        connection=Connection,
         fields=Fields,
         selection=Selection,
         destination=Destination,

@@ -13,10 +13,8 @@ import click
 from rewardfleet.bulk.job import score_items
 from rewardfleet.bulk.output import PART_ROWS, Output
 from rewardfleet.bulk.records import columns_of
-from rewardfleet.bulk.run import MOST_IN_FLIGHT, Run
+from rewardfleet.bulk.run import Run
 from rewardfleet.bulk.store import folder_store
-from rewardfleet.client import RewardFleet
-from rewardfleet.commands.index import find_service
 from rewardfleet.commands.local_service import local_service
 from rewardfleet.commands.log import filters
 from rewardfleet.commands.options import API_KEY, TIMEOUT, escaped, grouped, table
@@ -31,7 +29,7 @@ from rewardfleet.score_log.replaying import (
 )
 from rewardfleet.services import SERVICES
 
-from .scoring import changes_of, progress_bar
+from .scoring import Connection, Fields, progress_bar
 
 #: How many changes are shown, and in how many characters a reason.
 _SHOWN, _SHOWN_CHARACTERS = 20, 60
@@ -49,24 +47,6 @@ def _share(_: click.Context, parameter: click.Parameter, value: str | None) -> f
     if not (value.endswith("%") and 0 <= share <= 1):
         raise click.BadParameter(f"give a share such as 0.5%, not {value!r}", param=parameter)
     return share
-
-
-@dataclass(frozen=True)
-class Service:
-    """What scores the records, and how long it may take."""
-
-    url: Sequence[str]
-    start: str | None
-    timeout: float
-    api_key: str
-
-
-@dataclass(frozen=True)
-class Changes:
-    """What is changed in all requests."""
-
-    set_field: Sequence[str]
-    judge: str | None
 
 
 @dataclass(frozen=True)
@@ -138,13 +118,13 @@ def _at_least(threshold: float | None) -> Callable[[float | None], float | None]
 @filters
 @TIMEOUT
 @API_KEY
-@grouped(used=Service, changes=Changes, limits=Limits, selection=Filters)
+@grouped(used=Connection, changes=Fields, limits=Limits, selection=Filters)
 def command(
     folders: Sequence[Path],
     output: Path,
     *,
-    used: Service,
-    changes: Changes,
+    used: Connection,
+    changes: Fields,
     limits: Limits,
     selection: Filters,
 ) -> int:
@@ -154,7 +134,7 @@ def command(
         0; 1 if too many rewards changed, or a record with a score has none now; 2 if none has one;
         130 if it was interrupted.
     """
-    fields = changes_of(changes.set_field, changes.judge)
+    fields = changes.of_requests()
     with open_log(folders) as connection:
         selected = select_records(connection, selection)
         if SERVICES[selected.service].scores == "episode":
@@ -182,7 +162,7 @@ def command(
 
 
 def _score(
-    items: Iterator[Any], builder: ReplayBuilder, selected: Selected, used: Service, output: Path
+    items: Iterator[Any], builder: ReplayBuilder, selected: Selected, used: Connection, output: Path
 ) -> bool:
     """Score the requests of records with a service; return False if that was interrupted."""
     output_of: dict[str, Any] = {
@@ -200,14 +180,10 @@ def _score(
         urls = used.url or ["http://127.0.0.1:18000"]
         if used.start is not None:
             urls = [stack.enter_context(local_service(builder.service, used.start))]
-        found = asyncio.run(find_service(builder.service, urls, used.api_key))
-        given: Any = {builder.service: found}
-        fleet = RewardFleet(
-            api_key=used.api_key, timeout_s=used.timeout, max_concurrency=MOST_IN_FLIGHT, **given
-        )
+        fleet, replicas = used.fleet(builder.service, urls)
         show = stack.enter_context(progress_bar(requests))
         opening = folder_store({**output_of, "folder": str(output), "retry_failed": True}, show)
-        run = Run(fleet, builder, len(found))
+        run = Run(fleet, builder, replicas)
         is_complete, _ = asyncio.run(score_items(items, run, opening))
     if is_complete:
         with Output(output, **output_of) as kept:

@@ -40,13 +40,28 @@ def default_url(service: str) -> str:
 
 
 @dataclass(frozen=True)
-class Scorer:
-    """What scores the items."""
+class Connection:
+    """What scores the items, and how long each may take."""
 
     url: Sequence[str]
     start: str | None
     timeout: float
     api_key: str
+
+    def fleet(self, service: str, urls: Sequence[str]) -> tuple[RewardFleet, int]:
+        """Return a client of a service at some URLs, and how many replicas it has.
+
+        Raises:
+            ValueError: The service is not there.
+        """
+        found: Any = asyncio.run(find_service(service, urls, self.api_key))
+        fleet = RewardFleet(
+            api_key=self.api_key,
+            timeout_s=self.timeout,
+            max_concurrency=MOST_IN_FLIGHT,  # `Run` finds how many
+            **{service: found},
+        )
+        return fleet, len(found)
 
 
 @dataclass(frozen=True)
@@ -57,6 +72,23 @@ class Fields:
     task: str | None = None
     judge: str | None = None
     by_path: bool = False
+
+    def of_requests(self) -> dict[str, Any]:
+        """Return the fields that all requests get, by `--set` and `--judge`.
+
+        Raises:
+            ValueError: One is not `FIELD=JSON`.
+        """
+        changes: dict[str, Any] = {}
+        for each in self.set_field:
+            name, sign, value = each.partition("=")
+            if not (name and sign):
+                raise ValueError(f"--set: give FIELD=JSON, not {each!r}")
+            try:
+                changes[name] = json.loads(value)
+            except ValueError:
+                changes[name] = value  # a word
+        return changes if self.judge is None else {**changes, "backend": self.judge}
 
 
 @dataclass(frozen=True)
@@ -83,7 +115,7 @@ class Scoring:
 
     service: str
     columns: Columns
-    scorer: Scorer
+    connection: Connection
     fields: Fields
     selection: Selection
     destination: Destination
@@ -105,8 +137,8 @@ class Scoring:
             self.service,
             self.columns,
             task=task,
-            by_path=self.fields.by_path or self.scorer.start is not None,
-            changes=changes_of(self.fields.set_field, self.fields.judge),
+            by_path=self.fields.by_path or self.connection.start is not None,
+            changes=self.fields.of_requests(),
         )
         count = sum(source.count() for source in sources)
         if not count:
@@ -118,17 +150,10 @@ class Scoring:
         self._check_packages(sources)
         is_single = self.destination.output is None and sources[0].is_clip and count == 1
         with self._urls(paths) as urls:
-            found = asyncio.run(find_service(self.service, urls, self.scorer.api_key))
-            given: Any = {self.service: found}
-            fleet = RewardFleet(
-                api_key=self.scorer.api_key,
-                timeout_s=self.scorer.timeout,
-                max_concurrency=MOST_IN_FLIGHT,  # `Run` finds how many
-                **given,
-            )
+            fleet, replicas = self.connection.fleet(self.service, urls)
             if is_single:
                 return asyncio.run(_score_one(fleet, builder.build(next(items))))
-            run = Run(fleet, builder, replicas=len(found))
+            run = Run(fleet, builder, replicas)
             return self._score(run, builder, items, sources, expected)
 
     def _check_output(self, paths: Sequence[Path]) -> None:
@@ -158,9 +183,9 @@ class Scoring:
     @contextlib.contextmanager
     def _urls(self, paths: Sequence[Path]) -> Iterator[Sequence[str]]:
         """Give the base URLs of the service, which runs for the block if this command starts it."""
-        options = self.scorer.start
+        options = self.connection.start
         if options is None:
-            yield self.scorer.url or [default_url(self.service)]
+            yield self.connection.url or [default_url(self.service)]
             return
         if SERVICES[self.service].scores == "clip" and "--video-root" not in options:
             folders = {(path if path.is_dir() else path.parent).resolve() for path in paths}
@@ -252,24 +277,6 @@ def _inputs_of(inputs: Sequence[str], task: str | None) -> tuple[list[Path], str
     if len(paths) == 2 and task is None and paths[0].is_file() and not paths[1].exists():
         return paths[:1], inputs[1]
     return paths, task
-
-
-def changes_of(set_field: Sequence[str], judge: str | None) -> dict[str, Any]:
-    """Return the fields that all requests get, by `--set` and `--judge`.
-
-    Raises:
-        ValueError: One is not `FIELD=JSON`.
-    """
-    changes: dict[str, Any] = {}
-    for each in set_field:
-        name, sign, value = each.partition("=")
-        if not (name and sign):
-            raise ValueError(f"--set: give FIELD=JSON, not {each!r}")
-        try:
-            changes[name] = json.loads(value)
-        except ValueError:
-            changes[name] = value  # a word
-    return changes if judge is None else {**changes, "backend": judge}
 
 
 def _selected(

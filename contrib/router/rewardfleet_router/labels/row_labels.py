@@ -145,6 +145,9 @@ def rows_of(path: Path) -> Iterator[Any]:
         OSError: It cannot be read.
     """
     if path.suffix == ".json":
-        yield from json.loads(path.read_text(encoding="utf-8-sig"))
+        try:
+            yield from json.loads(path.read_text(encoding="utf-8-sig"))
+        except ValueError as error:
+            raise ValueError(f"{path}: not JSON: {error}") from None
     else:
         yield from (row.fields for row in read_rows(path))
