@@ -21,6 +21,7 @@ from typing_extensions import Self
 from rewardfleet.bulk.flat_columns import arrow_table
 
 from .arrow import pyarrow
+from .files import new_file, temporary_name
 from .records import Record, records_of
 
 Format = Literal["parquet", "jsonl"]
@@ -157,16 +158,17 @@ class Output:
         self._replaced.clear()
 
     def _write(self, path: Path, records: list[Record]) -> None:
-        if self._kind == "jsonl":
-            _write_whole(path, map(_line, records))
-            return
-        pyarrow().parquet.write_table(arrow_table(records, self._columns), _temporary(path))
-        _temporary(path).replace(path)
+        with new_file(path) as file:
+            if self._kind == "jsonl":
+                file.writelines(map(_line, records))
+            else:
+                pyarrow().parquet.write_table(arrow_table(records, self._columns), file)
 
     def _rewrite_journal(self) -> None:
         """Drop the lines of the journal that are in parts."""
         left = [*self._replaced.values(), *(record for record, _ in self._later.values())]
-        _write_whole(self._journal_path, map(_line, left))
+        with new_file(self._journal_path) as file:
+            file.writelines(map(_line, left))
         self._journal.close()
         self._journal = self._journal_path.open("ab", buffering=0)
 
@@ -198,7 +200,8 @@ def _opened(folder: Path, key: Mapping[str, Any]) -> int:
     try:
         _wait_for_lock(lock, folder)
         _check_input(path, key)  # another command may have been here first
-        _write_whole(path, [json.dumps(key, indent=1).encode()])
+        with new_file(path) as file:
+            file.write(json.dumps(key, indent=1).encode())
     except BaseException:
         os.close(lock)
         raise
@@ -234,20 +237,8 @@ def _check_input(path: Path, key: Mapping[str, Any]) -> None:
                 f"{folder} has the scores of another input or other options "
                 f"({', '.join(other)} differ, see {path}): give another -o"
             )
-    elif any(each.name not in {_LOCK, _temporary(path).name} for each in folder.iterdir()):
+    elif any(each.name not in {_LOCK, temporary_name(path)} for each in folder.iterdir()):
         raise ValueError(f"{folder} has other files: give a new or an empty folder")
-
-
-def _write_whole(path: Path, lines: Iterable[bytes]) -> None:
-    """Write a file that appears when it is complete."""
-    temporary = _temporary(path)
-    with temporary.open("wb") as file:
-        file.writelines(lines)
-    temporary.replace(path)
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.new")
 
 
 def _count(part: Path) -> int:

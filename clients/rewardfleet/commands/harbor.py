@@ -16,6 +16,7 @@ import click
 
 from rewardfleet import Score
 from rewardfleet.blocking import RewardFleet
+from rewardfleet.bulk.files import new_file
 from rewardfleet.wire.code import as_tests
 from rewardfleet.wire.policy_text import MAX_CHARACTERS
 from rewardfleet.wire.tools_rows import fields_of_truth
@@ -106,11 +107,8 @@ def command(file: Path, truth: ExpectedResult, service: ScoringService, output_d
     if reward is None:
         print("rewardfleet: the judge abstained; no reward is written", file=sys.stderr)
         return 3
-    temporary = output_dir / f".{REWARD_FILES[0]}.{os.getpid()}"
-    temporary.unlink(missing_ok=True)
-    with temporary.open("x") as written:
-        json.dump({"reward": reward}, written)
-    temporary.replace(output_dir / REWARD_FILES[0])  # it is complete or not there
+    with new_file(output_dir / REWARD_FILES[0]) as written:
+        written.write(json.dumps({"reward": reward}).encode())
     return 0
 
 

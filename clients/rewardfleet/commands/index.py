@@ -95,6 +95,23 @@ async def find_services(http: httpx.AsyncClient, url: str) -> Found:
     return Found(None, {name: f"{url}/{name}" for name, each in named if each.status != 404})
 
 
+async def services_at(urls: Sequence[str], api_key: str = "") -> list[tuple[str, str]]:
+    """Return the name and the base URL of all services at some base URLs that are known here.
+
+    Raises:
+        ValueError: There is none at one of them.
+    """
+    services: list[tuple[str, str]] = []
+    async with http_client(api_key) as http:
+        for url in urls:
+            found = await find_services(http, url)
+            known = [each for each in found.services.items() if each[0] in SERVICES]
+            if not known:
+                raise ValueError(f"there is no service at {redact(url)}: {found.reason}")
+            services += known
+    return services
+
+
 async def find_service(service: str, urls: Sequence[str], api_key: str) -> list[str]:
     """Return the base URLs of a service, given its own ones or those of fleets.
 

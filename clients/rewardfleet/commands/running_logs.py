@@ -12,7 +12,7 @@ from rewardfleet.client import header_safe
 from rewardfleet.score_log.copying import LogCopies
 from rewardfleet.wire.urls import redact
 
-from .index import base_url, find_services, http_client
+from .index import base_url, services_at
 
 
 @contextlib.contextmanager
@@ -36,7 +36,7 @@ def copied(urls: Sequence[str], key_file: Path | None) -> Iterator[list[LogCopie
             "services were started with by the same option, besides --score-log"
         )
     key = _key_of(key_file)
-    services = [asyncio.run(_services_at(url)) for url in bases]
+    services = [[each for _, each in asyncio.run(services_at([url]))] for url in bases]
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="rewardfleet-look-", ignore_cleanup_errors=True)
@@ -54,14 +54,6 @@ def copied(urls: Sequence[str], key_file: Path | None) -> Iterator[list[LogCopie
             each.start()
             copies.append(each)
         yield copies
-
-
-async def _services_at(url: str) -> list[str]:
-    async with http_client("") as http:
-        found = await find_services(http, url)
-    if not found.services:
-        raise ValueError(f"there is no service at {redact(url)}: {found.reason}")
-    return [*found.services.values()]
 
 
 def _key_of(file: Path) -> str:

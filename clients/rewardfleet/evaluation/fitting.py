@@ -29,6 +29,7 @@ from rewardfleet.wire.calibration import (
     Threshold,
     bound_provenance,
     logit,
+    place_of,
     task_key,
 )
 
@@ -264,10 +265,10 @@ def _is_enough(clips: Sequence[Clip]) -> bool:
 
 def _counts(clips: Sequence[Clip]) -> LabelCounts:
     def of(success: bool) -> list[int]:
-        raw = [each["raw_score"] for each in clips if each["success"] is success]
-        scores = [each for each in raw if each is not None]
-        bins = np.bincount(np.searchsorted(_EDGES, scores, "right"), minlength=len(_EDGES) + 1)
-        return [*bins.tolist(), len(raw) - len(scores)]
+        places = [
+            place_of(each["raw_score"], _EDGES) for each in clips if each["success"] is success
+        ]
+        return [places.count(place) for place in range(len(_EDGES) + 2)]
 
     return LabelCounts(failures=of(success=False), successes=of(success=True))
 

@@ -11,13 +11,13 @@ from rewardfleet.bulk.lerobot import successes_of
 from rewardfleet.bulk.records import Record
 from rewardfleet.bulk.requests import Columns, clip_name, task_of
 from rewardfleet.bulk.rows import Row, Source
-from rewardfleet.wire.calibration import bound_options, bound_provenance
+from rewardfleet.wire.calibration import BOUND_FIELDS, bound_fields, bound_provenance
 from rewardfleet.wire.video import VideoRequest
 
 _WORDS = {"true": True, "false": False, "1": True, "0": False}
 _DEFAULTS = {
     name: VideoRequest.model_fields[name].get_default(call_default_factory=True)
-    for name in ("nframes", "max_pixels", "backend_kwargs")
+    for name in BOUND_FIELDS
 }
 
 
@@ -166,9 +166,9 @@ def _clip(
     only = next(iter(clips)) if isinstance(clips, Mapping) and len(clips) == 1 else None
     camera = fields.get("camera") or options.get("camera") or only
     request = {name: fields.get(name) or each for name, each in _DEFAULTS.items()}
-    request |= {k: v for k, v in options.get("changes", {}).items() if k in _DEFAULTS}
-    kwargs = request["backend_kwargs"]
-    request["backend_kwargs"] = bound_options(kwargs) if isinstance(kwargs, Mapping) else {}
+    request |= options.get("changes", {})
+    if not isinstance(request["backend_kwargs"], Mapping):
+        request["backend_kwargs"] = {}
     return LabeledClip(
         name=clip_name(row),
         task=str(task_of(row, Columns(), options.get("task")) or ""),
@@ -178,7 +178,7 @@ def _clip(
         camera=None if camera is None else str(camera),
         row=row,
         record=record,
-        request=request,
+        request=bound_fields(request),
     )
 
 

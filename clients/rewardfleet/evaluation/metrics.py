@@ -56,13 +56,12 @@ def auroc_of_tasks_alone(success: Labels, tasks: Indices) -> float | None:
 
 def share(count: int, of: int) -> dict[str, Any]:
     """Return a share with its interval by Clopper and Pearson."""
-    from scipy.special import betaincinv  # noqa: PLC0415 - optional
+    from scipy.stats import binomtest  # noqa: PLC0415 - optional
 
     if not of:
         return {"count": 0, "of": 0, "value": None, "interval": None}
-    low = float(betaincinv(count, of - count + 1, 0.025)) if count else 0.0
-    high = float(betaincinv(count + 1, of - count, 0.975)) if count < of else 1.0
-    return {"count": count, "of": of, "value": count / of, "interval": [low, high]}
+    low, high = binomtest(count, of).proportion_ci(method="exact")
+    return {"count": count, "of": of, "value": count / of, "interval": [float(low), float(high)]}
 
 
 def draws_of_clips(success: Labels) -> Iterator[Indices]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from rewardfleet.bulk.files import new_file
+
 from . import metrics
 from .labels import LabeledClip, LabeledClips, frame_sizes
 
@@ -78,9 +80,8 @@ def build_report(found: LabeledClips, threshold: float | None, seconds: float | 
 
 def write_file(path: Path, text: str) -> None:
     """Write a file at once, so that it is complete or not there."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(text.encode(errors="replace"))  # lone surrogates
-    temporary.replace(path)
+    with new_file(path) as file:
+        file.write(text.encode(errors="replace"))  # lone surrogates
 
 
 def write_report(folder: Path, report: Report) -> None:

@@ -10,10 +10,11 @@ from urllib.parse import urlencode
 import httpx
 from pydantic import ValidationError
 
+from rewardfleet.bulk.files import OWNER_ONLY, new_file
 from rewardfleet.wire.errors import Problem
 from rewardfleet.wire.log_segments import MAX_CHUNK_BYTES, PATH, LogSegment, LogSegments
 
-from .segments import OPEN, new_file, prepare_folder, replacing
+from .segments import OPEN, prepare_folder, replacing
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ class LogCopies:
                     size += file.write(self._content(url, segment, size))
         elif not path.exists():
             size = 0
-            with new_file(path) as file:
+            with new_file(path, OWNER_ONLY) as file:
                 while size < segment.size:
                     size += file.write(self._content(url, segment, size))
             self._versions[segment.name] = segment.version

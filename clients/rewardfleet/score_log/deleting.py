@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rewardfleet.bulk.arrow import pyarrow
+from rewardfleet.bulk.files import OWNER_ONLY, new_file
 
-from .segments import CLOSED, ask_to_close, if_closed, new_file, open_segments, replacing, segments
+from .segments import CLOSED, ask_to_close, if_closed, open_segments, replacing, segments
 
 #: Seconds for writers to close their segments, and for readers to end.
 _WAIT_SECONDS = 20.0
@@ -76,7 +77,7 @@ def _delete_rows(path: Path, run: str) -> int:
         count = runs.count(run)
         if 0 < count < len(runs):
             with (
-                new_file(path) as file,
+                new_file(path, OWNER_ONLY) as file,
                 pa.parquet.ParquetWriter(file, table.schema_arrow, compression="zstd") as writer,
             ):
                 for batch in table.iter_batches(batch_size=1000):
@@ -107,6 +108,6 @@ def _delete_lines(path: Path, run: str) -> int:
                 if not has_run:
                     yield line
 
-    with new_file(path) as file:
+    with new_file(path, OWNER_ONLY) as file:
         file.writelines(others())
     return count

@@ -11,10 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rewardfleet.bulk.arrow import pyarrow
+from rewardfleet.bulk.files import OWNER_ONLY, new_file
 from rewardfleet.bulk.flat_columns import arrow_table
 
 from .record import COLUMNS, Record
-from .segments import CLOSED, if_closed, new_file, replacing
+from .segments import CLOSED, if_closed, replacing
 
 #: Rows of a table that is written at a time, and bytes of their lines.
 _ROWS, _BYTES = 1000, 8 * 2**20
@@ -88,7 +89,7 @@ def write_parquet(records: Iterable[tuple[Record, int]], target: Path) -> None:
     rows: list[Record] = []
     size = 0
     with (
-        new_file(target) as file,
+        new_file(target, OWNER_ONLY) as file,
         pa.parquet.ParquetWriter(file, schema, compression="zstd", use_dictionary=False) as writer,
     ):
         for record, length in records:

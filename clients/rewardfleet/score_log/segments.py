@@ -18,15 +18,16 @@ import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import IO
+
+from rewardfleet.bulk.files import NEW, OWNER_ONLY, new_file
 
 OPEN, CLOSED = ".jsonl", ".parquet"
 #: The time in the name of a segment.
 _TIME = "%Y%m%dT%H%M%S%f"
 #: Tells writers, when it changes, to close their segments; see `ask_to_close`.
 _CLOSE = ".close"
-#: Ends the name of a file that is not complete, and seconds after which it never will be.
-_NEW, _ABANDONED_SECONDS = ".new", 3600
+#: Seconds after which a file that is not complete never will be.
+_ABANDONED_SECONDS = 3600
 
 
 def prepare_folder(folder: Path) -> None:
@@ -158,22 +159,9 @@ def _lock(folder: Path, operation: int) -> Iterator[None]:
         os.close(fd)
 
 
-@contextlib.contextmanager
-def new_file(target: Path) -> Iterator[IO[bytes]]:
-    """Give the block a file that replaces `target` once the block has written it."""
-    temporary = target.with_name(f".{target.name}{_NEW}")
-    temporary.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(target)
-
-
 def ask_to_close(folder: Path) -> None:
     """Ask the writers of a log to close their segments, which they do within a second."""
-    with new_file(folder / _CLOSE) as file:
+    with new_file(folder / _CLOSE, OWNER_ONLY) as file:
         file.write(secrets.token_hex(8).encode())
 
 
@@ -223,7 +211,7 @@ def _ages(folder: Path) -> list[tuple[Path, int, float]]:
 
 
 def _delete_abandoned(folder: Path) -> None:
-    for path in folder.glob(f".*{_NEW}"):
+    for path in folder.glob(f".*{NEW}"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                 path.unlink()

@@ -2,9 +2,9 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, FiniteFloat, JsonValue, NonNegativeInt, model_validator
 from typing_extensions import Self
@@ -14,6 +14,8 @@ from .video import FrameCount, MaxPixels
 #: What a judge's provenance has that its scores are not bound to: versions of software, the
 #: hardware, and what differs between clips or is the calibration itself.
 _NOT_BOUND = {"service", "engine", "device", "frames", "calibration"}
+#: The fields of a request that a calibration is bound to.
+BOUND_FIELDS = ("nframes", "max_pixels", "backend_kwargs")
 #: Raw scores are at least this far from 0 and 1 before their logit is taken.
 _MARGIN = 1e-4
 
@@ -127,7 +129,7 @@ class Distribution(_Part):
 
     def place(self, raw: float | None) -> int:
         """Return where a raw score, or None for an abstention, is counted."""
-        return len(self.edges) + 1 if raw is None else bisect_right(self.edges, raw)
+        return place_of(raw, self.edges)
 
 
 class Calibration(_Part):
@@ -141,6 +143,11 @@ class Calibration(_Part):
     #: What was measured on the half that the map was not fitted to.
     checked: dict[str, JsonValue]
     distribution: Distribution | None = None
+
+
+def place_of(raw: float | None, edges: Sequence[float]) -> int:
+    """Return in which bin between edges a raw score is; None, an abstention, is after the last."""
+    return len(edges) + 1 if raw is None else bisect_right(edges, raw)
 
 
 def logit(score: float) -> float:
@@ -159,6 +166,8 @@ def bound_provenance(provenance: Mapping[str, JsonValue]) -> dict[str, JsonValue
     return {name: value for name, value in provenance.items() if name not in _NOT_BOUND}
 
 
-def bound_options(backend_kwargs: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return the options of a request that change its score."""
-    return {name: value for name, value in backend_kwargs.items() if name != "curve"}
+def bound_fields(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request that a calibration is bound to, as they change its score."""
+    kwargs = request["backend_kwargs"]
+    options = {name: each for name, each in kwargs.items() if name != "curve"}
+    return {**{name: request[name] for name in BOUND_FIELDS}, "backend_kwargs": options}

@@ -14,10 +14,8 @@ from typing import Any
 import click
 import numpy as np
 
-from rewardfleet.commands.index import find_services, http_client
+from rewardfleet.commands.index import services_at
 from rewardfleet.commands.options import API_KEY, AS_JSON, URLS, grouped, number, table
-from rewardfleet.services import SERVICES
-from rewardfleet.wire.urls import redact
 
 from .generator import ALL, LoadGenerator, LoadPlan, LoadResults
 from .requests import ABSTAINED, ANSWERED, CACHED, SCORED, generate_requests, read_requests
@@ -68,7 +66,7 @@ def command(
 ) -> int:
     """Put load on a fleet; return 1 if a limit is exceeded, 130 if it was interrupted."""
     recorded = [] if requests is None else read_requests(requests)
-    found = asyncio.run(_find_services(urls, api_key))
+    found = asyncio.run(services_at(urls, api_key))
     names = {each.service for each in recorded} or {name for name, _ in found}
     services = {name: url for name, url in found if name in names}
     if missing := names - services.keys():
@@ -85,23 +83,6 @@ def command(
     for each in failures:
         click.echo(f"failed: {each}", err=True)
     return 130 if generator.results.interrupted else int(bool(failures))
-
-
-async def _find_services(urls: list[str], api_key: str) -> list[tuple[str, str]]:
-    """Return the name and the base URL of all services at some URLs.
-
-    Raises:
-        ValueError: There is none at one of them.
-    """
-    found: list[tuple[str, str]] = []
-    async with http_client(api_key) as http:
-        for url in urls:
-            site = await find_services(http, url)
-            services = [each for each in site.services.items() if each[0] in SERVICES]
-            if not services:
-                raise ValueError(f"there is no service at {redact(url)}: {site.reason}")
-            found += services
-    return found
 
 
 async def _run(generator: LoadGenerator) -> None:

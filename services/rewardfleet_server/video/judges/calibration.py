@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import JsonValue, ValidationError
 
-from rewardfleet.wire.calibration import Calibration, bound_options, bound_provenance
+from rewardfleet.wire.calibration import Calibration, bound_fields, bound_provenance
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import format_validation_error
 from rewardfleet.wire.video import VideoRequest
@@ -103,11 +103,7 @@ class JudgeCalibration:
         Raises:
             InvalidRequest: It has others, with which the scores have another meaning.
         """
-        options = bound_options(request.backend_kwargs)
-        given: dict[str, JsonValue] = {
-            "nframes": request.nframes, "max_pixels": request.max_pixels, "backend_kwargs": options
-        }  # fmt: skip
-        for name, value in given.items():
+        for name, value in bound_fields(vars(request)).items():
             wanted = getattr(self._binding, name)
             if value != wanted:
                 raise InvalidRequest(
