@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
+from rewardfleet.evaluation import check_packages
 from rewardfleet.evaluation.fitting import calibrate
-from rewardfleet.evaluation.packages import check_packages
 from rewardfleet.evaluation.report import read_report, write_file
 
 from .options import number

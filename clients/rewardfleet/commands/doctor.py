@@ -10,8 +10,9 @@ from click.core import ParameterSource
 
 import rewardfleet
 from rewardfleet.services import Lazy
+from rewardfleet.wire.optional_imports import install_command
 
-from .options import API_KEY, INSTALL_COMMAND, URLS, key_hint
+from .options import API_KEY, URLS, key_hint
 from .status import fleet_status
 
 #: The result of a check: `ok`, `extra`, `note` or `failed`, what was checked, and how to fix it. It
@@ -59,7 +60,7 @@ def _server() -> Iterator[Finding]:
         if error.name is None or error.name.startswith("rewardfleet"):
             raise  # an internal error
         what = f"the client only: the server's package {error.name} is not installed"
-        yield "extra", what, INSTALL_COMMAND("server")
+        yield "extra", what, install_command("server")
     except ImportError as error:
         if error.name != "rewardfleet_server":
             raise  # an internal error

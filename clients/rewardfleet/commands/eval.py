@@ -12,8 +12,8 @@ from rewardfleet.bulk.output import read_parts
 from rewardfleet.bulk.records import Record
 from rewardfleet.bulk.requests import Columns
 from rewardfleet.bulk.rows import open_sources
+from rewardfleet.evaluation import check_packages
 from rewardfleet.evaluation.labels import LabeledClips, check_labels, labeled_clips
-from rewardfleet.evaluation.packages import check_packages
 from rewardfleet.evaluation.page import render
 from rewardfleet.evaluation.report import (
     Report,

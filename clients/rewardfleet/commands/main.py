@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import click
 
 import rewardfleet
+from rewardfleet.wire.optional_imports import install_command
 from rewardfleet_command import INTERRUPTED
 
-from .options import INSTALL_COMMAND, LazyGroup
+from .options import LazyGroup
 
 _OWN_PACKAGES = {"rewardfleet", "rewardfleet_server"}
 
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise  # an internal error
         return _fail(
             f"the package {error.name} is not installed; install the packages of the server: "
-            f"{INSTALL_COMMAND('server')}"
+            f"{install_command('server')}"
         )
     except ImportError as error:
         if error.name != "rewardfleet_server":

@@ -177,8 +177,6 @@ def key_hint(api_key: str) -> str:
 
 
 _DEFAULT_URL = "http://127.0.0.1:18000"
-#: Returns the command that installs the server's packages.
-INSTALL_COMMAND = Lazy("rewardfleet_server.system.optional_imports:install_command")
 
 # Options of several commands.
 API_KEY = click.option(

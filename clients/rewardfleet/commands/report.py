@@ -1,7 +1,6 @@
 """`rewardfleet report`: what happened in a run, from its score log."""
 
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from rewardfleet.score_log.labels import LabelLine
 from rewardfleet.score_log.reading import Filters, open_log, query
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.causes import SUCCESS_THRESHOLD
+from rewardfleet.wire.optional_imports import require
 from rewardfleet.wire.validation import read_lines
 
 from .log import filters
@@ -72,8 +72,8 @@ def command(folders: Sequence[Path], labels: Path | None, **given: Any) -> int:
     LOG is the folder of a score log, or an output of `rewardfleet score`. Returns 1 if it has no
     record.
     """
-    if labels is not None and find_spec("scipy") is None:
-        raise ValueError("--labels needs scipy: pip install 'rewardfleet[eval]'")
+    if labels is not None:
+        require("eval", "--labels", "scipy")
     with open_log(folders) as connection:
         _select(connection, Filters(**given))
         _add_labels(connection, labels)

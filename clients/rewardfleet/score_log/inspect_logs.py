@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rewardfleet.commands.explain import score_of
 from rewardfleet.commands.explain.story import story_of
 from rewardfleet.services import SERVICES
+from rewardfleet.wire.optional_imports import require
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalSample
@@ -33,10 +34,9 @@ def write_logs(records: Sequence[Record], out: Path) -> int:
     Raises:
         ValueError: inspect_ai is not installed.
     """
-    try:
-        from inspect_ai.log import write_eval_log  # noqa: PLC0415 - optional, and slow to import
-    except ModuleNotFoundError:
-        raise ValueError("this needs Inspect: pip install 'rewardfleet[inspect]'") from None
+    require("inspect", "this", "inspect_ai")
+    from inspect_ai.log import write_eval_log  # noqa: PLC0415 - optional, and slow to import
+
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     logs: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for record in records:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rewardfleet.bulk.records import columns_of
 from rewardfleet.services import SERVICES
+from rewardfleet.wire.optional_imports import require
 
 from .record import COLUMNS, MAX_RECORD_BYTES
 from .segments import OPEN, reading, segments
@@ -146,12 +147,9 @@ def rows_of(
 
 
 def _duckdb() -> Any:
-    try:
-        import duckdb  # noqa: PLC0415 - optional
-    except ModuleNotFoundError:
-        raise ValueError(
-            "reading a score log needs DuckDB: pip install 'rewardfleet[log]'"
-        ) from None
+    require("log", "reading a score log", "duckdb")
+    import duckdb  # noqa: PLC0415 - optional
+
     return duckdb
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from rewardfleet.wire.optional_imports import require
 from rewardfleet.wire.urls import redact
 from rewardfleet_server.settings import CacheSettings, ServerSettings, is_url
-from rewardfleet_server.system.optional_imports import require
 
 from .entry import EntryFormat, read_signing_key
 from .memory import MemoryCache

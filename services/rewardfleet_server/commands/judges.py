@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import click
 
+from rewardfleet.wire.optional_imports import install_command, missing_modules
 from rewardfleet_server.flags import MAX_WIDTH, metavar_of, range_text, shown_default
-from rewardfleet_server.system.optional_imports import install_command, missing_modules
 from rewardfleet_server.video.judges.settings import (
     ALIASES,
     ENGINES,

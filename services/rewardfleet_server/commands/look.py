@@ -18,9 +18,9 @@ from rewardfleet.commands.options import grouped
 from rewardfleet.commands.running_logs import copied
 from rewardfleet.wire.code import DatasetTests
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.optional_imports import require
 from rewardfleet.wire.urls import is_loopback
 from rewardfleet_server.system.listener import bind, url_of
-from rewardfleet_server.system.optional_imports import require
 from rewardfleet_server.up.flags import network_flags
 
 if TYPE_CHECKING:

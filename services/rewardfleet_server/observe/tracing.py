@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from rewardfleet.wire.errors import RewardFleetError
+from rewardfleet.wire.optional_imports import install_command
 from rewardfleet.wire.score import Timing
 from rewardfleet_server.settings import traces_configured
-from rewardfleet_server.system.optional_imports import install_command
 
 if TYPE_CHECKING:
     from .otel import Span, Tracer

@@ -7,9 +7,9 @@ uid) and applied once: a repeated call returns the outcome of the first one.
 from pathlib import Path
 
 from rewardfleet.wire.errors import Unavailable
+from rewardfleet.wire.optional_imports import require
 from rewardfleet.wire.urls import redact
 from rewardfleet_server.settings import is_url
-from rewardfleet_server.system.optional_imports import require
 
 from .check import check_rows
 from .groups import Group, GroupKey, Groups

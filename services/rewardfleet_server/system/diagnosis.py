@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
+from rewardfleet.wire.optional_imports import install_command, missing_modules
 from rewardfleet.wire.urls import redact
 from rewardfleet_server.settings import ENV_PREFIX, ServerSettings, is_url
 
-from .optional_imports import install_command, missing_modules
 from .redis_server import unreachable_reason
 
 #: Seconds to wait for Redis.

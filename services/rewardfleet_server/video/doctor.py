@@ -3,8 +3,8 @@
 import importlib
 from collections.abc import Iterator
 
+from rewardfleet.wire.optional_imports import install_command
 from rewardfleet_server.system.diagnosis import Diagnosis, check_extra
-from rewardfleet_server.system.optional_imports import install_command
 
 from .judges.settings import ENGINES, built_in
 from .settings import VideoSettings, gpu_count

@@ -10,11 +10,11 @@ import click
 import pytest
 
 from rewardfleet.commands.main import main
+from rewardfleet.wire.optional_imports import install_command
 from rewardfleet_server.commands import judges as command
 from rewardfleet_server.commands.serve import command as serve_group
 from rewardfleet_server.flags import read_settings
 from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.system.optional_imports import install_command
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.settings import ENGINES, BuiltInJudge, all_built_in, built_in
 from rewardfleet_server.video.judges.vlm.families import primo_r1, roboreward, sole_r1

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rewardfleet.wire.code import Limits
+from rewardfleet.wire.optional_imports import install_command
 from rewardfleet_server.code.checkers.compiler import find_compiler
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, run_once
 from rewardfleet_server.code.sandboxes.jail.isolation import FALLBACK_ORDER, IsolationLevel
@@ -16,7 +17,6 @@ from rewardfleet_server.code.sandboxes.jail.pool import JailPool, build, check_m
 from rewardfleet_server.code.sandboxes.jail.worker import PythonUnusable
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.system.diagnosis import Diagnosis, check_extra
-from rewardfleet_server.system.optional_imports import install_command
 
 from .packages import BUILD_COMMAND, environment_of, jail_python
 

@@ -23,10 +23,10 @@ from pydantic import JsonValue
 
 from rewardfleet.wire.backoff import backoff_with_jitter
 from rewardfleet.wire.errors import BackendFailed, Unavailable
+from rewardfleet.wire.optional_imports import require
 from rewardfleet.wire.score import Timing
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.observe.tracing import stage
-from rewardfleet_server.system.optional_imports import require
 
 from . import MAX_REPORT_BYTES, Job, ProgramRun, RunLimits, RunResult
 from .jail.guest import loader

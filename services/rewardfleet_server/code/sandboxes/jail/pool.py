@@ -23,12 +23,12 @@ from operator import attrgetter
 from pydantic import JsonValue
 
 from rewardfleet.wire.errors import Unavailable
+from rewardfleet.wire.optional_imports import require
 from rewardfleet.wire.score import Timing
 from rewardfleet_server.code.running.packages import jail_python, warn_without_packages
 from rewardfleet_server.code.sandboxes import Job, RunResult
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.observe.tracing import stage
-from rewardfleet_server.system.optional_imports import require
 from rewardfleet_server.system.threads import run_in_thread
 
 from .guest.descriptors import LONG_S

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.system.optional_imports import require
+from rewardfleet.wire.optional_imports import require
 
 from . import Conversation, GenerationParams, ImagePart, VideoPart
 

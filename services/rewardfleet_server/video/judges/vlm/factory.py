@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.system.optional_imports import require
+from rewardfleet.wire.optional_imports import require
 from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge
 from rewardfleet_server.video.judges.settings import ENGINES

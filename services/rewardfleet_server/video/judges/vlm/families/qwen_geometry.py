@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.system.optional_imports import require
+from rewardfleet.wire.optional_imports import require
 from rewardfleet_server.video.judges.vlm import Conversation, Frames, ImagePart, VideoPart
 
 #: The fewest and the most tokens of a frame of a video, and of an image, in qwen-vl-utils 0.0.14.

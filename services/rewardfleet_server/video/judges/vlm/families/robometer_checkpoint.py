@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rewardfleet_server.system.optional_imports import require
+from rewardfleet.wire.optional_imports import require
 from rewardfleet_server.video.judges.vlm import Conversation, ImagePart, VideoPart
 from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint, Geometry
 
