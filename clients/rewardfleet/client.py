@@ -161,7 +161,6 @@ class RewardFleet:
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
-        self._pending.close()
         for name in SERVICES.keys() & vars(self).keys():
             await getattr(self, name).aclose()
         for log in self._logs:

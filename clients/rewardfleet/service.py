@@ -204,7 +204,7 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         items = [self._labeled(request) for request in requests]
         parts = self._split(items)
         service = self._transport.service
-        with span(f"{service}.score_batch", service, len(requests), is_request=False):
+        with span(f"{service}.score_batch", service, len(requests)):
             answers = await self._send_parts(parts, self._transport.deadline())
         if self._log is not None:
             self._log.add(items, _join(parts, answers))

@@ -1,17 +1,18 @@
 """The client of the video service."""
 
+import asyncio
 import hashlib
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 
 from pydantic import JsonValue
 from typing_extensions import Unpack
 
-from .http.transport import MAX_BATCH_BYTES, in_thread
+from .http.transport import MAX_BATCH_BYTES
 from .service import BatchClient
+from .wire.errors import DeadlineExceeded
 from .wire.frames import Frames
 from .wire.validation import validate
 from .wire.video import VideoHealth, VideoRequest, VideoScore
@@ -78,7 +79,12 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
             RewardFleetError: There is no score; see `rewardfleet.wire.errors`.
         """
         deadline = self._transport.deadline()
-        request = await in_thread(partial(video_request, task_text, clip, **options), deadline)
+        try:
+            async with asyncio.timeout_at(deadline):
+                request = await asyncio.to_thread(video_request, task_text, clip, **options)
+        except TimeoutError:
+            message = "the deadline passed before the request was encoded"
+            raise DeadlineExceeded(message) from None
         del clip  # the request has its frames, encoded
         return await self._score_one(request, deadline)
 

@@ -17,7 +17,6 @@ from rewardfleet.http import replicas
 def _quick_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "_BACKOFF_SECONDS", 0.01)
     monkeypatch.setattr(replicas, "_MAX_BACKOFF_SECONDS", 0.05)
-    monkeypatch.setattr(replicas, "_EJECTION_SECONDS", 0.05)
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,7 @@ class ScriptedReplica:
 
     def __init__(self) -> None:
         self.script: Script = healthy
-        self.received: list[Received] = []  #: all requests but probes
-        self.probes = 0
+        self.received: list[Received] = []
         self.connections = 0
         self.max_connections = 0
         self.url = ""
@@ -123,10 +121,7 @@ class ScriptedReplica:
         headers = dict(line.lower().split(": ", 1) for line in lines)
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         request = Received(start.split(" ")[1], headers, body, asyncio.get_running_loop().time())
-        if request.path == "/readyz":
-            self.probes += 1
-        else:
-            self.received.append(request)
+        self.received.append(request)
         reply = await self.script(request)
         if reply is None:
             return False

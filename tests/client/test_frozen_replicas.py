@@ -1,21 +1,18 @@
-"""Replicas that stop answering: their calls move to the others."""
+"""Replicas that stop answering: their calls move to the others, before the deadline."""
 
 import asyncio
 import base64
 import os
 import signal
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from rewardfleet import DeadlineExceeded, RewardFleet
-from rewardfleet.blocking import RewardFleet as BlockingFleet
+from rewardfleet import RewardFleet
 from rewardfleet.http import replicas
 from rewardfleet_server.testing import wait_until
 
@@ -47,97 +44,20 @@ Server(create_app(settings, {"numbers": Numbers()}), settings).run()
 """
 
 
-def frozen(release: asyncio.Event):
-    """Answer nothing until `release` is set, also not `/readyz`."""
+def frozen(release: asyncio.Event, tasks: str = ""):
+    """Answer no request whose task ends so until `release` is set."""
 
     async def script(request: Received) -> Reply | None:
-        await release.wait()
-        return await healthy(request)
-
-    return script
-
-
-def stuck(release: asyncio.Event):
-    """Answer `/readyz` only, until `release` is set."""
-
-    async def script(request: Received) -> Reply | None:
-        if request.path != "/readyz":
+        if str(request.items[0].get("task_text", "")).endswith(tasks):
             await release.wait()
         return await healthy(request)
 
     return script
 
 
-@pytest.fixture(autouse=True)
-def _quick_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.node.get_closest_marker("slow"):  # real processes need the real limits
-        return
-    monkeypatch.setattr(replicas, "_MAX_SILENCE_SECONDS", 0.03)
-    monkeypatch.setattr(replicas, "_MAX_CHECK_SECONDS", 0.1)
-
-
 async def score_number(fleet: RewardFleet, number: int) -> int:
     score = await fleet.video.score(f"task {number}", "clip.mp4")
     return round(score.score * 1e6)
-
-
-@pytest.mark.slow
-async def test_the_calls_of_a_frozen_replica_move_to_another_one(replica):
-    release = asyncio.Event()
-    silent, other = await replica(frozen(release)), await replica()
-    async with RewardFleet(video=[silent.url, other.url], timeout_s=60) as fleet:
-        watch = Stopwatch()
-        calls = [score_number(fleet, number) for number in range(20)]
-        assert await asyncio.gather(*calls) == list(range(20))
-        assert watch.seconds < 30, "long before the deadline"
-        held = len(silent.received)
-        assert [await score_number(fleet, number) for number in range(5)] == list(range(5))
-        assert len(silent.received) == held > 0, "an ejected replica gets no calls"
-        release.set()
-        async with asyncio.timeout(30):
-            while len(silent.received) == held:
-                await score_number(fleet, 1)
-
-
-async def test_a_slow_judge_is_waited_for_as_long_as_its_service_answers_checks(
-    replica, monkeypatch
-):
-    monkeypatch.setattr(replicas, "_MAX_CHECK_SECONDS", 20.0)  # a busy machine must answer in time
-    release = asyncio.Event()
-    slow, other = await replica(stuck(release)), await replica(stuck(release))
-    async with RewardFleet(video=[slow.url, other.url], timeout_s=100) as fleet:
-        calls = [asyncio.create_task(score_number(fleet, number)) for number in range(4)]
-        await until(lambda: slow.probes >= 3 and other.probes >= 3)
-        release.set()
-        assert await asyncio.gather(*calls) == list(range(4))
-    assert len(slow.received) + len(other.received) == 4, "no call is sent twice"
-
-
-async def test_a_replica_is_not_watched_after_its_last_call_has_failed(replica):
-    never = asyncio.Event()
-    only = await replica(frozen(never))
-    async with RewardFleet(video=only.url, timeout_s=0.3) as fleet:
-        with pytest.raises(DeadlineExceeded):
-            await score_number(fleet, 1)
-        (state,) = fleet.video._transport._replicas()._replicas
-        await until(lambda: state.watch is None)
-    never.set()
-
-
-async def test_closing_ends_the_check_of_a_frozen_replica(replica, monkeypatch):
-    monkeypatch.setattr(replicas, "_MAX_CHECK_SECONDS", 30.0)
-    never = asyncio.Event()
-    silent, other = await replica(frozen(never)), await replica()
-    fleet = RewardFleet(video=[silent.url, other.url], timeout_s=20)
-    call = asyncio.create_task(score_number(fleet, 1))
-    states = fleet.video._transport._replicas()._replicas
-    await until(lambda: any(each.check for each in states))
-    (check,) = (each.check for each in states if each.check)
-    await fleet.aclose()
-    assert check.done()
-    call.cancel()
-    await asyncio.gather(call, return_exceptions=True)
-    never.set()
 
 
 async def test_a_stateful_call_to_a_frozen_replica_is_sent_again_unchanged(replica):
@@ -147,7 +67,7 @@ async def test_a_stateful_call_to_a_frozen_replica_is_sent_again_unchanged(repli
         return Reply(body={"temperatures": [0.6], "base_temperature": 0.6, "temperature_range": 0})
 
     silent, other = await replica(frozen(never)), await replica(answer)
-    async with RewardFleet(episode=[silent.url, other.url], timeout_s=20) as fleet:
+    async with RewardFleet(episode=[silent.url, other.url], timeout_s=3) as fleet:
         outcome = {"run": "r", "step": 3, "success_rate": 0.5}
         assert (await fleet.episode.temperatures(1, adapt=outcome)).temperatures == [0.6]
     (first,), (second,) = silent.received, other.received
@@ -155,16 +75,24 @@ async def test_a_stateful_call_to_a_frozen_replica_is_sent_again_unchanged(repli
     never.set()
 
 
-async def test_a_single_url_is_not_checked(replica):
+@pytest.mark.slow
+@pytest.mark.parametrize("has_other", [True, False])
+async def test_a_slow_judge_is_waited_for(replica, has_other: bool):
+    """With another URL only while its replica answers other calls: else it may be frozen."""
     release = asyncio.Event()
-    only = await replica(frozen(release))
-    async with RewardFleet(video=only.url, timeout_s=20) as fleet:
-        call = asyncio.create_task(score_number(fleet, 1))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(call), 0.2)
-        assert (len(only.received), only.probes) == (1, 0), "there is no other to move it to"
+    both = [await replica(frozen(release, "task 0")) for _ in range(2 if has_other else 1)]
+    async with RewardFleet(video=[each.url for each in both], timeout_s=4) as fleet:
+        watch = Stopwatch()
+        slow = asyncio.create_task(score_number(fleet, 0))
+        await until(lambda: any(each.received for each in both))
+        while watch.seconds < 2.5:  # more than half of its time
+            if has_other:
+                assert await asyncio.gather(*map(score_number, [fleet] * 4, [1, 2, 3, 4]))
+            await asyncio.sleep(0.1)
         release.set()
-        assert await call == 1
+        assert await slow == 0
+    tasks = [each.items[0]["task_text"] for one in both for each in one.received]
+    assert tasks.count("task 0") == 1, "it is not sent twice"
 
 
 @pytest.mark.slow
@@ -207,59 +135,25 @@ def _url(log: Path) -> str:
     return log.read_text().split('"serving ')[1].split(" on ")[1].split('"')[0]
 
 
-def _p99(seconds: list[float]) -> float:
-    return statistics.quantiles(seconds, n=100)[98]
-
-
-@pytest.mark.serial
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # half a minute, and some minutes on a busy machine
+@pytest.mark.timeout(300)
 async def test_no_call_is_lost_while_a_replica_is_frozen(tmp_path):
-    """300 calls to three processes, one of which is stopped for a part of the time."""
+    """100 calls to two processes, one of which is stopped; it is used again once it goes on."""
+    with services(2, tmp_path) as ((stopped, _), (_, url)):
+        urls = [_url(tmp_path / "0.log"), url]
+        async with RewardFleet(video=urls, timeout_s=12) as fleet:
+            numbers = iter(range(100))
 
-    async def run(fleet: RewardFleet, first: int, freeze: bool) -> list[float]:
-        seconds, numbers, stopped = [], iter(range(first, first + 300)), False
+            async def caller() -> None:
+                for number in numbers:
+                    if number == 20:
+                        os.kill(stopped.pid, signal.SIGSTOP)
+                    score = await fleet.video.score(f"task {number}", [IMAGE])
+                    assert round(score.score * 1e6) == number
 
-        async def caller() -> None:
-            nonlocal stopped
-            for number in numbers:
-                if freeze and number == first + 100:
-                    os.kill(frozen_one.pid, signal.SIGSTOP)
-                    stopped = True
-                if stopped and number == first + 200:
-                    os.kill(frozen_one.pid, signal.SIGCONT)
-                began = time.monotonic()
-                score = await fleet.video.score(f"task {number}", [IMAGE])
-                assert round(score.score * 1e6) == number
-                seconds.append(time.monotonic() - began)
-
-        await asyncio.gather(*(caller() for _ in range(24)))
-        return seconds
-
-    with services(3, tmp_path) as three:
-        frozen_one = three[1][0]
-        async with RewardFleet(video=[url for _, url in three], timeout_s=30) as fleet:
-            idle = await run(fleet, 0, freeze=False)
-            for first in (10_000, 20_000, 30_000):
-                with_frozen = await run(fleet, first, freeze=True)
-                if _p99(with_frozen) < 4 * _p99(idle) + 1.0:
-                    break  # else a pause of this process may have delayed all calls
-        print(f"p99 {_p99(idle):.3f} s, with a frozen replica {_p99(with_frozen):.3f} s")
-        print(f"max {max(idle):.3f} s, {max(with_frozen):.3f} s")
-        assert (len(idle), len(with_frozen)) == (300, 300)
-        assert _p99(with_frozen) < 4 * _p99(idle) + 1.0
-        assert max(with_frozen) < 20
-
-
-@pytest.mark.slow
-def test_the_blocking_client_survives_a_frozen_replica(tmp_path):
-    with (
-        services(2, tmp_path) as two,
-        BlockingFleet(video=[url for _, url in two], timeout_s=30) as fleet,
-    ):
-        assert fleet.video.score("task 1", [IMAGE]).score == 1e-6
-        os.kill(two[0][0].pid, signal.SIGSTOP)
-        watch = Stopwatch()
-        for number in range(2, 6):
-            assert round(fleet.video.score(f"task {number}", [IMAGE]).score * 1e6) == number
-        assert watch.seconds < 20
+            await asyncio.gather(*(caller() for _ in range(8)))
+            os.kill(stopped.pid, signal.SIGCONT)
+            served = (tmp_path / "0.log").read_text().count("/score")
+            async with asyncio.timeout(60):
+                while (tmp_path / "0.log").read_text().count("/score") <= served + 8:
+                    await fleet.video.score("task 1", [IMAGE])

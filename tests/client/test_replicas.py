@@ -1,4 +1,4 @@
-"""Several replicas of a service: load balancing, ejection, retries, deadlines, the queue."""
+"""Several replicas of a service: load balancing, pauses, retries, deadlines, the queue."""
 
 import asyncio
 import time
@@ -9,20 +9,12 @@ import pytest
 import rewardfleet
 from rewardfleet import RewardFleet
 from rewardfleet.http import replicas
-from rewardfleet_server.testing import FakeJudge
 
 from ..conftest import Serve
 from ..measure import Stopwatch
 from .conftest import Received, Reply, healthy, problem, until
 
-pytestmark = pytest.mark.slow  # waits for ejections, cool-downs and deadlines
-
-
-@pytest.fixture(autouse=True)
-def _no_checks_of_silent_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a pause of this process, all replicas look silent. Checks have tests of their own."""
-    monkeypatch.setattr(replicas, "_MIN_SILENCE_SECONDS", 60.0)
-    monkeypatch.setattr(replicas, "_MAX_SILENCE_SECONDS", 60.0)
+pytestmark = pytest.mark.slow  # waits for pauses and deadlines
 
 
 def always(status: int, kind: str, retry_after: float | None = None):
@@ -40,6 +32,10 @@ def holding(release: asyncio.Event, script=healthy):
         return await script(request)
 
     return script_
+
+
+def _states(fleet: RewardFleet) -> list[replicas.Replica]:
+    return fleet.video._transport._replicas()._replicas
 
 
 async def score_number(fleet: RewardFleet, number: int) -> float:
@@ -82,101 +78,46 @@ async def cut(request: Received) -> None:
     return None
 
 
-@pytest.mark.parametrize("script", [cut, always(503, "unavailable")], ids=["cut", "503"])
-async def test_a_failing_replica_is_ejected_and_readmitted(replica, script):
+async def page(request: Received) -> Reply:
+    return Reply(404, b"<html>Not here</html>", {"X-Request-Id": ""})
+
+
+@pytest.mark.parametrize(
+    "script", [cut, always(503, "unavailable"), page], ids=["cut", "503", "page of a proxy"]
+)
+async def test_a_failing_replica_is_paused_and_then_tried_by_one_call_at_a_time(
+    replica, monkeypatch, script
+):
+    monkeypatch.setattr(replicas, "retry_wait", lambda nth: 60.0 if nth == 1 else 0.01)
     failing, healthy_one = await replica(script), await replica()
     async with RewardFleet(video=[failing.url, healthy_one.url]) as fleet:
         for number in range(40):
             assert await score_number(fleet, number) == number
         assert len(failing.received) == 1, "one call failed, and no further call was sent"
-        await until(lambda: failing.probes >= 2)
+        (state,) = (each for each in _states(fleet) if each.url == failing.url)
+        state.paused_until = 0.0
         assert await score_number(fleet, 7) == 7
-        assert len(failing.received) == 1, "it is not used while it is not ready"
-        failing.script = healthy
-        async with asyncio.timeout(10):
-            while len(failing.received) < 3:
-                await score_number(fleet, 1)
-
-
-async def test_probes_are_sent_one_at_a_time_at_growing_intervals(replica, monkeypatch):
-    monkeypatch.setattr(replicas, "_PROBE_SECONDS", 60.0)  # longer than all calls on a busy machine
-    release, refuse = asyncio.Event(), always(503, "unavailable")
-
-    async def refuse_calls_and_hold_probes(request: Received) -> Reply | None:
-        script = refuse if request.path == "/score" else holding(release, refuse)
-        return await script(request)
-
-    failing, healthy_one = await replica(refuse_calls_and_hold_probes), await replica()
-    async with RewardFleet(video=[failing.url, healthy_one.url]) as fleet:
-        while not failing.received:
-            await score_number(fleet, 1)
-        await until(lambda: failing.probes == 1)
-        await asyncio.gather(*(score_number(fleet, number) for number in range(200)))
-        assert failing.probes == 1
+        assert len(failing.received) == 2, "it was tried and failed again"
+        release = asyncio.Event()
+        failing.script = holding(release)
+        await until(lambda: state.paused_until < asyncio.get_running_loop().time())
+        calls = [asyncio.create_task(score_number(fleet, number)) for number in range(100)]
+        await until(lambda: sum(call.done() for call in calls) == 99)
+        assert len(failing.received) == 3, "one call, which is not answered yet"
         release.set()
-        started = time.monotonic()
-        await until(lambda: failing.probes == 4)
-        # 0.05 s doubled: 0.1, 0.2, 0.4
-        assert time.monotonic() - started >= 0.7 * 0.9
+        assert await asyncio.gather(*calls) == list(range(100))
+        await asyncio.gather(*(score_number(fleet, number) for number in range(20)))
+        assert len(failing.received) > 10, "it is used as before"
 
 
-async def test_the_length_of_an_ejection_is_limited(replica, monkeypatch):
-    monkeypatch.setattr(replicas, "_MAX_EJECTION_SECONDS", 0.05)
-    failing, healthy_one = await replica(always(503, "unavailable")), await replica()
-    async with RewardFleet(video=[failing.url, healthy_one.url]) as fleet:
-        while not failing.received:
-            await score_number(fleet, 1)
-        await until(lambda: failing.probes >= 10, seconds=20)  # growing, they take 51 s
-
-
-async def test_a_replica_whose_judge_fails_repeatedly_is_ejected(replica):
-    """It fails fast, so it has the fewest in flight and would otherwise get all calls."""
-    broken, healthy_one = await replica(always(502, "backend_failed")), await replica()
-    failing = broken.script
-
-    async def broken_and_not_ready(request: Received) -> Reply:
-        script = failing if request.path == "/score" else always(503, "x")
-        return await script(request)
-
-    broken.script = broken_and_not_ready
-    async with RewardFleet(video=[broken.url, healthy_one.url]) as fleet:
-        for number in range(50):
-            assert await score_number(fleet, number) == number
-    assert len(broken.received) == replicas._EJECT_AFTER
-
-
-async def test_a_replica_that_does_not_answer_in_time_is_ejected(replica):
-    never = asyncio.Event()
-    silent, healthy_one = await replica(holding(never)), await replica()
-    async with RewardFleet(video=[silent.url, healthy_one.url], timeout_s=4) as fleet:
-        with pytest.raises(rewardfleet.DeadlineExceeded):
-            await asyncio.gather(*(score_number(fleet, number) for number in range(2)))
-        for number in range(10):
-            assert await score_number(fleet, number) == number
-    assert len(silent.received) == 1
-    never.set()
-
-
-async def test_a_failed_call_is_sent_to_another_replica(serve: Serve, replica):
-    dying = await replica(cut)
-    real = serve(FakeJudge(0.75))
-    async with RewardFleet(video=[dying.url, str(real.base_url)]) as fleet:
-        clip = b"not a video"
-        with pytest.raises(rewardfleet.InvalidRequest):  # answered by the real service
-            await fleet.video.score("task", clip)
-        with pytest.raises(rewardfleet.InvalidRequest):
-            await fleet.video.score("task", clip)
-    assert len(dying.received) == 1
-
-
-async def test_if_all_are_ejected_the_one_that_failed_least_recently_is_used(replica):
+async def test_if_all_have_failed_they_are_used_in_turn(replica):
     both = [await replica(cut), await replica(cut)]
     async with RewardFleet(video=[each.url for each in both]) as fleet:
         with pytest.raises(rewardfleet.Unavailable):
             await score_number(fleet, 1)
         assert abs(len(both[0].received) - len(both[1].received)) <= 1, "they are used in turn"
         both[1].script = healthy
-        assert await score_number(fleet, 2) == 2, "no probe is needed"
+        assert await score_number(fleet, 2) == 2
 
 
 async def test_a_service_that_restarts_is_used_again(replica):
@@ -395,9 +336,8 @@ async def test_a_cancelled_call_releases_its_capacity(replica):
             call.cancel()
         release.set()
         assert await asyncio.gather(*calls[8:]) == [8, 9]
-        pool = next(iter(fleet.video._transport._connected.values()))
-        assert [each.in_flight for each in pool._replicas] == [0]
-        assert not pool._waiting
+        assert [each.in_flight for each in _states(fleet)] == [0]
+        assert not fleet.video._transport._replicas()._waiting
     assert sorted(each.items[0]["task_text"] for each in only.received[2:]) == ["task 8", "task 9"]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import rewardfleet
 from rewardfleet import RewardFleet
-from rewardfleet.http import responses, transport
+from rewardfleet.http import transport
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.errors import RewardFleetError
 
@@ -20,8 +20,8 @@ from .conftest import Received, Reply, answering
 @pytest.fixture(autouse=True)
 def _one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_RETRIES", 0)
-    monkeypatch.setattr(responses, "_MAX_RESPONSE_BYTES", 2**20)
-    monkeypatch.setattr(responses, "_MAX_ITEM_BYTES", 0)
+    monkeypatch.setattr(transport, "_MAX_RESPONSE_BYTES", 2**20)
+    monkeypatch.setattr(transport, "_MAX_ITEM_BYTES", 0)
 
 
 @contextmanager
@@ -128,9 +128,3 @@ async def test_the_client_accepts_no_compression(replica):
     async with RewardFleet(video=only.url) as fleet:
         await fleet.video.score("task 1", "clip.mp4")
     assert only.received[0].headers["accept-encoding"] == "identity"
-
-
-def test_the_limit_grows_with_the_batch(monkeypatch):
-    monkeypatch.undo()
-    assert responses.max_response_bytes(1) == 66 * 2**20
-    assert responses.max_response_bytes(256) == 576 * 2**20

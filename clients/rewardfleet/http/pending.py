@@ -7,6 +7,8 @@ one waits for.
 import asyncio
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,14 +32,15 @@ class PendingCall:
     deadline: float
     attempts: int = 0  #: how many times a replica was acquired for it
     url: str = ""  #: the replica that has it; empty while it waits for capacity, or for a retry
+    request_id: str = ""  #: the id of the last request that was answered; empty if there was none
 
 
-@dataclass
+@dataclass(eq=False)
 class _Watch:
     """The pending calls of one event loop, in the order in which they began."""
 
+    timer: asyncio.TimerHandle = field(init=False)
     calls: dict[PendingCall, None] = field(default_factory=dict)
-    timer: asyncio.TimerHandle | None = None
 
 
 class PendingCalls:
@@ -52,32 +55,23 @@ class PendingCalls:
         """Return the state of a client without calls: they belong to this process."""
         return {"_watches": {}, "_next_line": 0.0}
 
-    def add(self, call: PendingCall) -> None:
-        """Add a call that begins now."""
+    @contextmanager
+    def watching(self, call: PendingCall) -> Iterator[None]:
+        """Watch a call that begins now, until it ends."""
         loop = asyncio.get_running_loop()
-        watch = self._watches.get((os.getpid(), loop))
+        key = os.getpid(), loop
+        watch = self._watches.get(key)
         if watch is None:
-            watch = self._watches[os.getpid(), loop] = _Watch()
+            watch = self._watches[key] = _Watch()
             watch.timer = loop.call_later(_LOG_AFTER_SECONDS, self._check, loop, watch)
         watch.calls[call] = None
-
-    def remove(self, call: PendingCall) -> None:
-        """Remove a call that has ended."""
-        key = os.getpid(), asyncio.get_running_loop()
-        watch = self._watches.get(key)
-        if watch is not None:
-            watch.calls.pop(call, None)
+        try:
+            yield
+        finally:
+            del watch.calls[call]
             if not watch.calls:
-                self._stop(key)
-
-    def close(self) -> None:
-        """Stop watching the calls of this event loop."""
-        self._stop((os.getpid(), asyncio.get_running_loop()))
-
-    def _stop(self, key: tuple[int, asyncio.AbstractEventLoop]) -> None:
-        watch = self._watches.pop(key, None)
-        if watch is not None and watch.timer is not None:
-            watch.timer.cancel()
+                watch.timer.cancel()
+                del self._watches[key]
 
     def _check(self, loop: asyncio.AbstractEventLoop, watch: _Watch) -> None:
         """Log the oldest call if it is pending for long, and check again later."""

@@ -7,8 +7,6 @@ score of another.
 import email.utils
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TypeVar
 
 import httpx
@@ -17,44 +15,19 @@ from pydantic import BaseModel, ValidationError
 from rewardfleet.wire.errors import (
     ERRORS,
     BackendFailed,
-    DeadlineExceeded,
     InternalError,
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
     Problem,
     RewardFleetError,
-    Unavailable,
 )
 from rewardfleet.wire.headers import GATEWAY, REQUEST_ID_HEADER, SERVICE_HEADER
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
-#: Bytes of a response to one item: as many as a request may have.
-_MAX_RESPONSE_BYTES = 64 * 2**20
-#: Bytes that each item of a batch adds.
-_MAX_ITEM_BYTES = 2 * 2**20
-
 #: The error class of an HTTP status, for responses without a problem, e.g. those of a proxy.
 ERROR_OF_STATUS = {error.status: error for error in ERRORS.values()}
-
-
-@contextmanager
-def map_http_errors(url: str, timeout_s: float) -> Iterator[None]:
-    """Raise exceptions of httpx and of timeouts as typed errors."""
-    try:
-        yield
-    except httpx.ConnectTimeout as error:
-        raise Unavailable(f"{url} cannot be reached: connecting took too long") from error
-    except (httpx.TimeoutException, TimeoutError) as error:
-        raise DeadlineExceeded(f"no answer from {url} within {timeout_s:g} s") from error
-    except httpx.RequestError as error:
-        raise Unavailable(f"{url} cannot be reached: {type(error).__name__}: {error}") from error
-
-
-def max_response_bytes(item_count: int) -> int:
-    """Return the most bytes that a response to so many items may have."""
-    return _MAX_RESPONSE_BYTES + _MAX_ITEM_BYTES * item_count
 
 
 def new_request_id() -> str:
@@ -62,84 +35,35 @@ def new_request_id() -> str:
     return secrets.token_hex(16)
 
 
-async def receive(
-    http: httpx.AsyncHTTPTransport,
-    request: httpx.Request,
-    max_bytes: int,
-    on_bytes: Callable[[], None] = lambda: None,
-    *,
-    needs_id: bool = False,
-) -> httpx.Response:
-    """Send a request and return its response, completely read.
-
-    A connection whose response has another `X-Request-Id` than the request, or none, is closed:
-    what else arrives on it could be taken for the response to the next request.
-
-    Args:
-        request: The request; it must not accept a `Content-Encoding`.
-        max_bytes: The most bytes of the body.
-        on_bytes: Called when the headers, or a part of the body, have arrived.
-        needs_id: Whether a response without the request's id is a failure.
+def check_head(
+    response: httpx.Response, request: httpx.Request, max_bytes: int, *, needs_id: bool
+) -> bool:
+    """Return whether a response, of which the body was not read, has the id of its request.
 
     Raises:
-        BackendFailed: The response is to another request, or is larger, or compressed, so that
-            its size is not known.
-        httpx.RequestError: It could not be received.
+        BackendFailed: It has another id, or needs one and has none; it is compressed, so that its
+            size is not known, or announces more than `max_bytes`.
     """
-    response = await http.handle_async_request(request)
-    try:
-        on_bytes()
-        has_id = _check_id(response, request, needs_id=needs_id)
-        encoding = response.headers.get("content-encoding", "identity")
-        if encoding.strip().lower() not in {"", "identity"}:
-            raise BackendFailed(
-                f"{request.url} answered with Content-Encoding {encoding[:40]!r}, which the "
-                "client does not accept; a proxy in between must not compress responses"
-            )
-        _check_size(_announced(response), max_bytes, request)
-        parts: list[bytes] = []
-        received = 0
-        assert isinstance(response.stream, httpx.AsyncByteStream)  # noqa: S101 - of an asynchronous transport
-        async for part in response.stream:
-            on_bytes()
-            received += len(part)
-            _check_size(received, max_bytes, request)
-            parts.append(part)
-        if not has_id:  # before the connection can be used again
-            await response.extensions["network_stream"].aclose()
-    finally:
-        await response.aclose()  # closes the connection if the response is not complete
-    return httpx.Response(
-        response.status_code,
-        headers=response.headers,
-        content=b"".join(parts),
-        request=request,
-    )
-
-
-def _check_id(response: httpx.Response, request: httpx.Request, *, needs_id: bool) -> bool:
-    """Return whether a response has the id of its request.
-
-    Raises:
-        BackendFailed: It has another one, or it has none and needs one.
-    """
-    sent, given = (each.headers.get(REQUEST_ID_HEADER) for each in (request, response))
-    if given == sent:
-        return True
-    if given is None and not needs_id:
-        return False
-    what = "no X-Request-Id" if given is None else f"the X-Request-Id {given[:64]!r}"
-    raise BackendFailed(f"{request.url} answered another request: {what}, not {sent!r}")
-
-
-def _announced(response: httpx.Response) -> int:
+    sent: str = request.headers[REQUEST_ID_HEADER]
+    given: str | None = response.headers.get(REQUEST_ID_HEADER)
+    if given != sent and (needs_id or given is not None):
+        what = "no X-Request-Id" if given is None else f"the X-Request-Id {given[:64]!r}"
+        raise BackendFailed(f"{request.url} answered another request: {what}, not {sent!r}")
+    encoding = response.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() not in {"", "identity"}:
+        raise BackendFailed(
+            f"{request.url} answered with Content-Encoding {encoding[:40]!r}, which the "
+            "client does not accept; a proxy in between must not compress responses"
+        )
     length = response.headers.get("content-length", "")
-    return int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
+    if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > max_bytes):
+        raise too_long(request, max_bytes)
+    return given == sent
 
 
-def _check_size(size: int, max_bytes: int, request: httpx.Request) -> None:
-    if size > max_bytes:
-        raise BackendFailed(f"{request.url} answered with more than {max_bytes} bytes")
+def too_long(request: httpx.Request, max_bytes: int) -> BackendFailed:
+    """Return the failure of a response with too many bytes."""
+    return BackendFailed(f"{request.url} answered with more than {max_bytes} bytes")
 
 
 def model_of(

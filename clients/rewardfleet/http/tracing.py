@@ -6,45 +6,45 @@ A trainer uses it if it has imported `opentelemetry.trace` and set a provider of
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rewardfleet.wire.errors import RewardFleetError
 
+from .pending import PendingCall
+
 
 @contextmanager
-def span(name: str, service: str, items: int, *, is_request: bool) -> Iterator[Any | None]:
+def span(name: str, service: str, items: int, call: PendingCall | None = None) -> Iterator[None]:
     """Make a block a span, and the parent of the spans in it.
 
     Args:
-        is_request: Whether it is one call of the service, and not several.
-
-    Yields:
-        The span; None if the trainer does not use OpenTelemetry.
+        call: The call that it is; None if it makes several.
     """
     if "opentelemetry.trace" not in sys.modules:
-        yield None
+        yield
         return
     from opentelemetry import trace  # noqa: PLC0415 - optional; imported already
 
     tracer = trace.get_tracer("rewardfleet")
-    kind = trace.SpanKind.CLIENT if is_request else trace.SpanKind.INTERNAL
-    attributes: dict[str, str | int] = {"rewardfleet.service": service, "rewardfleet.items": items}
     started = tracer.start_as_current_span(
         name,
-        kind=kind,
-        attributes=attributes,
+        kind=trace.SpanKind.INTERNAL if call is None else trace.SpanKind.CLIENT,
+        attributes={"rewardfleet.service": service, "rewardfleet.items": items},
         # The message of an exception may quote payload.
         record_exception=False,
         set_status_on_exception=False,
     )
     with started as current:
         try:
-            yield current
+            yield
         except BaseException as error:
             failure = error.kind if isinstance(error, RewardFleetError) else type(error).__name__
             current.set_attribute("error.type", failure)
             current.set_status(trace.StatusCode.ERROR, failure)
             raise
+        finally:
+            if call is not None:
+                current.set_attribute("rewardfleet.attempts", call.attempts)
+                current.set_attribute("rewardfleet.request_id", call.request_id)
 
 
 def trace_headers() -> dict[str, str]:

@@ -4,9 +4,10 @@ import asyncio
 import math
 import os
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import httpx
 from pydantic import BaseModel
@@ -31,16 +32,16 @@ from rewardfleet.wire.score import MAX_BATCH_ITEMS
 
 from .pending import PendingCall, PendingCalls
 from .replicas import Replica, Replicas, rest_seconds, retry_wait
-from .responses import map_http_errors, max_response_bytes, model_of, new_request_id, receive
-from .timeouts import timeout_at
+from .responses import check_head, model_of, new_request_id, too_long
 from .tracing import span, trace_headers
 
-T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 #: The largest body of a request with several items in bytes: below the limit of the services, which
 #: is 64 MiB.
 MAX_BATCH_BYTES = 48 * 2**20
+#: Bytes of a response to one item, as many as a request may have, and what each item adds.
+_MAX_RESPONSE_BYTES, _MAX_ITEM_BYTES = 64 * 2**20, 2 * 2**20
 #: How many times a call backs off and returns to replicas that failed it. A 429 does not count.
 _RETRIES = 4
 _CONNECT_SECONDS = 5.0
@@ -52,66 +53,24 @@ _RUN = re.compile(r"(?<=^/budgets/)[^/]+")
 #: the remaining time, and at most by this many seconds.
 _MAX_RESPONSE_SECONDS = 1.0
 
+_parsed = lru_cache(maxsize=256)(httpx.URL)
+
 
 class NotEncoded(InvalidRequest):
     """A body cannot be encoded, so nothing was sent. Without some of its items it may be."""
 
 
 @dataclass(eq=False, kw_only=True)
-class _HttpCall(PendingCall, Generic[ModelT]):
+class _HttpCall(PendingCall):
     """One call."""
 
     method: str
-    response_type: type[ModelT]
-    body: BaseModel | None = None  #: None for a route that takes no body
-    timeout_s: float  #: of a complete call
-    compress_frames: bool = False  #: whether a body with frames is compressed
+    body: BaseModel | None  #: None for a route that takes no body
     #: The media type of the body and its parts, once it is encoded.
     encoded: tuple[str, list[Buffer]] | None = None
-    request_id: str = ""  #: the id of the last request that was answered; empty if there was none
+    retries: int = 0  #: how many times it has backed off
     #: The replicas that failed it since the last back-off.
     failed_urls: set[str] = field(default_factory=set)
-
-    async def build_request(self, replica: Replica, fallback_rewards: int) -> httpx.Request:
-        """Build the request. The body is encoded only now, so that few are in memory at once."""
-        headers = trace_headers()
-        headers[REQUEST_ID_HEADER] = new_request_id()  # of this attempt, not of the call
-        if fallback_rewards:
-            headers[FALLBACK_REWARDS_HEADER] = str(fallback_rewards)
-        content: bytes | _Parts | None = None
-        if self.body is not None:
-            if self.encoded is None:
-                # Of frames, only the shape is encoded.
-                has_frames = isinstance(getattr(self.body, "frames", None), Frames)
-                is_fast = has_frames and not self.compress_frames
-                self.encoded = (
-                    self._encode() if is_fast else await in_thread(self._encode, self.deadline)
-                )
-            headers["content-type"], parts = self.encoded
-            if self.compress_frames and headers["content-type"] == FRAMES_TYPE:
-                headers["content-encoding"] = ZSTD
-            size = sum(map(len, parts))
-            if self.item_count > 1 and size > MAX_BATCH_BYTES:
-                raise TooLarge(f"a batch may have {MAX_BATCH_BYTES} bytes")
-            headers["content-length"] = str(size)
-            content = _Parts(parts) if len(parts) > 1 else bytes(parts[0])
-        left = self.deadline - asyncio.get_running_loop().time()
-        if left <= 0:
-            raise DeadlineExceeded("the deadline passed before the request could be sent")
-        service_timeout = left - min(left / 10, _MAX_RESPONSE_SECONDS)
-        headers[TIMEOUT_HEADER] = f"{max(service_timeout, 0.001):.3f}"
-        headers[CALL_TIMEOUT_HEADER] = f"{self.timeout_s:g}"
-        timeout = httpx.Timeout(left, connect=min(left, _CONNECT_SECONDS))
-        return replica.request(self.method, self.path, headers, timeout, content)
-
-    def _encode(self) -> tuple[str, list[Buffer]]:
-        assert self.body is not None  # noqa: S101 - the caller has checked it
-        try:
-            media_type, parts = encode_body(self.body)
-        except InvalidRequest as error:
-            raise NotEncoded(error.detail) from None
-        is_compressed = self.compress_frames and media_type == FRAMES_TYPE
-        return media_type, [compress(parts)] if is_compressed else parts
 
 
 class _Parts:
@@ -216,25 +175,13 @@ class ServiceTransport:
             service=self.service,
             method=method,
             path=path,
-            response_type=response_type,
             body=body,
             deadline=self.deadline() if deadline is None else deadline,
-            timeout_s=self._timeout_s,
             item_count=item_count,
-            compress_frames=self._compress_frames,
         )
-        self._pending.add(call)
-        try:
-            name = f"{method} {_RUN.sub('{run}', path)}"
-            with span(name, self.service, item_count, is_request=True) as current:
-                try:
-                    return await self._try_call(call)
-                finally:
-                    if current is not None:
-                        current.set_attribute("rewardfleet.attempts", call.attempts)
-                        current.set_attribute("rewardfleet.request_id", call.request_id)
-        finally:
-            self._pending.remove(call)
+        name = f"{method} {_RUN.sub('{run}', path)}"
+        with self._pending.watching(call), span(name, self.service, item_count, call):
+            return await self._answer(call, response_type)
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
@@ -250,137 +197,180 @@ class ServiceTransport:
                 if pid == current[0] and loop.is_closed():
                     self._connected.pop((pid, loop), None)
             replicas = self._connected[current] = Replicas(
-                self._urls,
-                headers=self._headers,
-                max_concurrency=self._max_concurrency,
-                timeout_s=self._timeout_s,
+                self._urls, headers=self._headers, max_concurrency=self._max_concurrency
             )
         return replicas
 
-    async def _try_call(self, call: _HttpCall[ModelT]) -> ModelT:
+    async def _answer(self, call: _HttpCall, response_type: type[ModelT]) -> ModelT:
         """Try until there is a response, an error that a retry does not help, or no time left.
 
         A failed call goes to another replica at once. When all have failed it, it backs off.
         """
         replicas = self._replicas()
-        loop = asyncio.get_running_loop()
         failure: RewardFleetError | None = None
-        retries = 0
-        while True:
-            try:
-                return await self._attempt(replicas, call)
-            except RewardFleetError as error:
-                is_late = isinstance(error, DeadlineExceeded) and not error.is_foreign
-                if is_late and failure is not None:
-                    detail = f"{error.detail}; before that: {failure}"
-                    raise DeadlineExceeded(detail) from failure
-                if is_late:  # another attempt would have the same time, or less
-                    raise
-                failure = error
-            has_alternative = replicas.has_alternative(call.failed_urls)
-            if not (failure.retryable or (failure.is_foreign and has_alternative)):
-                raise failure
-            if not has_alternative and loop.time() + (failure.retry_after or 0.0) >= call.deadline:
-                raise failure
-            if isinstance(failure, Overloaded):  # the replica cools down: `acquire` waits for it
-                if replicas.next_available_at() >= call.deadline:
-                    raise failure
-            elif not has_alternative:
-                retries += 1
-                pause = rest_seconds(failure) + retry_wait(retries)
-                if retries > _RETRIES or loop.time() + pause >= call.deadline:
-                    raise failure
-                call.failed_urls.clear()
-                await asyncio.sleep(pause)
-
-    async def _attempt(self, replicas: Replicas, call: _HttpCall[ModelT]) -> ModelT:
-        """Acquire a replica and send it the request once."""
-        replica = await self._acquire(replicas, call)
         try:
-            return await self._exchange(replicas, replica, call)
-        finally:
-            replicas.release(replica, call.item_count)
-            call.url = ""
+            async with asyncio.timeout_at(call.deadline):
+                while True:
+                    replica = await replicas.acquire(
+                        call.item_count, avoid=call.failed_urls, at_front=call.attempts > 0
+                    )
+                    call.attempts += 1
+                    call.url = replica.url
+                    try:
+                        return await self._exchange(replicas, replica, call, response_type)
+                    except RewardFleetError as error:
+                        failure = error
+                        call.url = ""
+                    finally:
+                        replicas.release(replica, call.item_count)
+                    await asyncio.sleep(self._pause(replicas, call, failure))
+        except TimeoutError:
+            urls = ", ".join(self._urls)
+            what = f"no answer from {call.url}" if call.url else f"no capacity at {urls}"
+            before = f"; before that: {failure}" if failure else ""
+            detail = f"{what} within {self._timeout_s:g} s{before}"
+            raise DeadlineExceeded(detail) from failure
+
+    @staticmethod
+    def _pause(replicas: Replicas, call: _HttpCall, failure: RewardFleetError) -> float:
+        """Return for how many seconds a call backs off, or raise its failure if it has failed."""
+        if isinstance(failure, DeadlineExceeded) and not failure.is_foreign:
+            raise failure  # another attempt would have the same time, or less
+        can_move = replicas.has_alternative(call.failed_urls)
+        if can_move and (failure.retryable or failure.is_foreign):
+            return 0.0
+        left = call.deadline - asyncio.get_running_loop().time()
+        if not failure.retryable or (failure.retry_after or 0.0) >= left:
+            raise failure
+        if isinstance(failure, Overloaded):  # the replica is paused: `acquire` waits for it
+            return 0.0
+        call.retries += 1
+        pause = rest_seconds(failure) + retry_wait(call.retries)
+        if call.retries > _RETRIES or pause >= left:
+            raise failure
+        call.failed_urls.clear()
+        return pause
 
     async def _exchange(
-        self, replicas: Replicas, replica: Replica, call: _HttpCall[ModelT]
+        self, replicas: Replicas, replica: Replica, call: _HttpCall, response_type: type[ModelT]
     ) -> ModelT:
         """Send a request to an acquired replica once, and report how it went."""
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        sent = math.inf
-        response: httpx.Response | None = None
+        now = asyncio.get_running_loop().time
+        started = now()
         reported = min(self.fallback_rewards, MAX_FALLBACK_REWARDS)
         self.fallback_rewards -= reported
+        status = 0
         try:
-            request = await call.build_request(replica, reported)
-            sent = loop.time()
-            with map_http_errors(replica.url, self._timeout_s):
-                response = await self._send(replicas, replica, request, call)
+            if call.body is not None and call.encoded is None:
+                call.encoded = await self._encoded(call.body)
+            request = self._request(replica, call, reported, call.deadline - now())
+            limit = _MAX_RESPONSE_BYTES + _MAX_ITEM_BYTES * call.item_count
+            answer = receive(replica.http, request, limit, needs_id=replica.returns_ids)
+            try:
+                if replicas.has_alternative({*call.failed_urls, replica.url}):
+                    answer = replica.unless_silent((call.deadline - now()) / 2, answer)
+                response = await answer
+            except httpx.RequestError as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise Unavailable(f"{replica.url} cannot be reached: {reason}") from error
+            status = response.status_code
             call.request_id = response.headers.get(REQUEST_ID_HEADER, "")
             replica.returns_ids |= bool(call.request_id)
-            model = model_of(response, replica.url, self.service, call.response_type)
+            replica.heard_at = now()
+            model = model_of(response, replica.url, self.service, response_type)
         except RewardFleetError as error:
-            had_fair_share = call.deadline - sent >= self._timeout_s / 2
-            if isinstance(error, DeadlineExceeded) and response is None and had_fair_share:
-                # The request carried a deadline, and the replica was silent past it.
-                replicas.eject(replica, started=sent)
             replicas.failed(replica, error, started=started)
             if not isinstance(error, Overloaded):
                 call.failed_urls.add(replica.url)
             raise
-        else:
-            replicas.succeeded(replica, call.item_count, started=started)
-            return model
         finally:
-            if response is None or response.status_code != 200:
+            if status != 200:
                 self.fallback_rewards += reported
+        replicas.succeeded(replica, call.item_count, started=started)
+        return model
 
-    @staticmethod
-    async def _send(
-        replicas: Replicas, replica: Replica, request: httpx.Request, call: _HttpCall[ModelT]
-    ) -> httpx.Response:
-        """Send a request and wait until it is answered, or the replica is found to be silent."""
-        limit = timeout_at(call.deadline)
+    async def _encoded(self, body: BaseModel) -> tuple[str, list[Buffer]]:
+        """Return the media type of a body and its parts.
+
+        This is done when there is capacity for the request, so that few are in memory at once.
+        """
+        has_frames = isinstance(getattr(body, "frames", None), Frames)
+        if has_frames and not self._compress_frames:  # of frames, only the shape is encoded
+            return self._encode(body)
+        return await asyncio.to_thread(self._encode, body)
+
+    def _encode(self, body: BaseModel) -> tuple[str, list[Buffer]]:
         try:
-            async with limit:
-                with replicas.watching(replica, limit):
-                    return await receive(
-                        replica.http,
-                        request,
-                        max_response_bytes(call.item_count),
-                        lambda: replicas.heard(replica),
-                        needs_id=replica.returns_ids,
-                    )
-        except TimeoutError:
-            if limit.when() == call.deadline:
-                raise
-            raise Unavailable(f"{replica.url} has stopped answering, also at /readyz") from None
+            media_type, parts = encode_body(body)
+        except InvalidRequest as error:
+            raise NotEncoded(error.detail) from None
+        is_compressed = self._compress_frames and media_type == FRAMES_TYPE
+        return media_type, [compress(parts)] if is_compressed else parts
 
-    async def _acquire(self, replicas: Replicas, call: _HttpCall[ModelT]) -> Replica:
-        """Wait for capacity at a replica."""
-        try:
-            async with timeout_at(call.deadline):
-                replica = await replicas.acquire(
-                    call.item_count, avoid=call.failed_urls, at_front=call.attempts > 0
-                )
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"no capacity at {', '.join(self._urls)} within {self._timeout_s:g} s"
-            ) from None
-        call.attempts += 1
-        call.url = replica.url
-        return replica
+    def _request(
+        self, replica: Replica, call: _HttpCall, fallback_rewards: int, left: float
+    ) -> httpx.Request:
+        """Build the request for a replica, `left` seconds before the deadline."""
+        headers = {**replica.headers, **trace_headers()}
+        headers[REQUEST_ID_HEADER] = new_request_id()  # of this attempt, not of the call
+        service_timeout = left - min(left / 10, _MAX_RESPONSE_SECONDS)
+        headers[TIMEOUT_HEADER] = f"{max(service_timeout, 0.001):.3f}"
+        headers[CALL_TIMEOUT_HEADER] = f"{self._timeout_s:g}"
+        if fallback_rewards:
+            headers[FALLBACK_REWARDS_HEADER] = str(fallback_rewards)
+        content: bytes | _Parts | None = None
+        if call.encoded is not None:
+            headers["content-type"], parts = call.encoded
+            if self._compress_frames and headers["content-type"] == FRAMES_TYPE:
+                headers["content-encoding"] = ZSTD
+            size = sum(map(len, parts))
+            if call.item_count > 1 and size > MAX_BATCH_BYTES:
+                raise TooLarge(f"a batch may have {MAX_BATCH_BYTES} bytes")
+            headers["content-length"] = str(size)
+            content = _Parts(parts) if len(parts) > 1 else bytes(parts[0])
+        return httpx.Request(
+            call.method,
+            _parsed(replica.url + call.path),
+            headers=headers,
+            content=content,
+            extensions={"timeout": {"connect": _CONNECT_SECONDS}},
+        )
 
 
-async def in_thread(work: Callable[[], T], deadline: float) -> T:
-    """Run CPU-bound work in a thread, until a time of the event loop's clock.
+async def receive(
+    http: httpx.AsyncHTTPTransport,
+    request: httpx.Request,
+    max_bytes: int,
+    *,
+    needs_id: bool = False,
+) -> httpx.Response:
+    """Send a request and return its response, completely read.
+
+    A connection whose response has another `X-Request-Id` than the request, or none, is closed:
+    what else arrives on it could be taken for the response to the next request.
+
+    Args:
+        request: The request; it must not accept a `Content-Encoding`.
+        max_bytes: The most bytes of the body.
+        needs_id: Whether a response without the request's id is a failure.
 
     Raises:
-        DeadlineExceeded: The deadline passed first.
+        BackendFailed: The response is to another request, or is larger, or compressed.
+        httpx.RequestError: It could not be received.
     """
+    response = await http.handle_async_request(request)
     try:
-        async with timeout_at(deadline):
-            return await asyncio.to_thread(work)
-    except TimeoutError:
-        raise DeadlineExceeded("the deadline passed before the request was encoded") from None
+        has_id = check_head(response, request, max_bytes, needs_id=needs_id)
+        body = bytearray()
+        assert isinstance(response.stream, httpx.AsyncByteStream)  # noqa: S101 - of an asynchronous transport
+        async for part in response.stream:
+            body += part
+            if len(body) > max_bytes:
+                raise too_long(request, max_bytes)
+        if not has_id:  # before the connection can be used again
+            await response.extensions["network_stream"].aclose()
+    finally:
+        await response.aclose()  # closes the connection if the response is not complete
+    return httpx.Response(
+        response.status_code, headers=response.headers, content=bytes(body), request=request
+    )

@@ -40,8 +40,7 @@ _CONTROL_HZ = 20.0
 _LEAST_PENDING = 128
 #: The longest text of a task.
 _MAX_TASK = 4096
-#: Seconds by which an episode may exceed the timeout, so that the client can report what it waited
-#: for, and ejects a replica that is silent.
+#: Seconds by which an episode may exceed the timeout: the client then reports what it waited for.
 _GRACE_SECONDS = 1.0
 
 #: Keys of the configuration that the service gets.

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 import httpx
 
 from rewardfleet.commands.index import printable
-from rewardfleet.http.responses import new_request_id, receive
+from rewardfleet.http.responses import new_request_id
 from rewardfleet.http.timeouts import timeout_at
+from rewardfleet.http.transport import receive
 from rewardfleet.wire.errors import BackendFailed
 from rewardfleet.wire.headers import REQUEST_ID_HEADER, TIMEOUT_HEADER
 
