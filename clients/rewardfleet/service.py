@@ -171,9 +171,11 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         log: "ClientLog | None" = None,
     ) -> None:
         super().__init__(transport, policy, run=run, log=log)
-        self._coalescer: Coalescer[RequestT, ScoreT] | None = None
+        self._coalescer: Coalescer[RequestT, ScoreT | RewardFleetError] | None = None
         if coalesce_s:
-            self._coalescer = Coalescer(self._send, window_s=coalesce_s, max_items=MAX_BATCH_ITEMS)
+            self._coalescer = Coalescer(
+                self._collected, window_s=coalesce_s, max_items=MAX_BATCH_ITEMS
+            )
 
     def _media_bytes(self, request: RequestT) -> int:  # noqa: ARG002 - for subclasses
         """Return how many bytes of base64 an item has, roughly, so that few are encoded at once."""
@@ -202,19 +204,15 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         if not requests:
             raise InvalidRequest("items: a batch has 1 item or more")
         items = [self._labeled(request) for request in requests]
-        parts = self._split(items)
         service = self._transport.service
         with span(f"{service}.score_batch", service, len(requests)):
-            answers = await self._send_parts(parts, self._transport.deadline())
+            answers = await self._send(items, self._transport.deadline())
         if self._log is not None:
-            self._log.add(items, _join(parts, answers))
-        failures = [answer for answer in answers if isinstance(answer, RewardFleetError)]
-        if len(failures) == len(answers):
-            raise failures[0]
-        return Scores(
-            failed(answer, self.score_type) if isinstance(answer, RewardFleetError) else answer
-            for answer in _join(parts, answers)
-        )
+            self._log.add(items, answers)
+        refused = [answer for answer in answers if isinstance(answer, RewardFleetError)]
+        if len(refused) == len(answers):
+            raise refused[0]
+        return Scores(self._scored(answer) for answer in answers)
 
     async def rewards(self, requests: Sequence[RequestT]) -> list[float]:
         """Score several items and return their rewards, in the same order.
@@ -234,14 +232,13 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         if self._coalescer is None:
             answer = await self._post_one(request, deadline)
         else:
-            try:
-                answer = await self._coalescer.submit(request, deadline)
-            except RewardFleetError as error:
-                answer = error
+            answer = await self._coalescer.submit(request, deadline)
         if self._log is not None:
             self._log.add([request], [answer])
         if isinstance(answer, RewardFleetError):
             raise answer
+        if answer.error is not None:
+            raise RewardFleetError.from_problem(answer.error)
         return answer
 
     def _labeled(self, request: RequestT) -> RequestT:
@@ -250,14 +247,20 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
             return request
         return request.model_copy(update={"run": self._run})
 
+    async def _collected(
+        self, requests: list[RequestT], deadline: float
+    ) -> list[ScoreT | RewardFleetError]:
+        """Send a batch of the coalescer; one of a single item as that."""
+        if len(requests) == 1:
+            return [await self._post_one(requests[0], deadline)]
+        return await self._send(requests, deadline)
+
     async def _send(
         self, requests: list[RequestT], deadline: float
     ) -> list[ScoreT | RewardFleetError]:
-        """Send a batch of the coalescer; if a request fails, each of its items fails."""
-        if len(requests) == 1:
-            return [await self._post_one(requests[0], deadline)]
-        parts = self._split(requests)
-        return _join(parts, await self._send_parts(parts, deadline))
+        """Send a batch in parts. The items of a request that is refused have its failure."""
+        parts = (self._send_part(part, deadline) for part in self._split(requests))
+        return [answer for part in await asyncio.gather(*parts) for answer in part]
 
     def _split(self, requests: list[RequestT]) -> list[list[RequestT]]:
         """Split a batch into parts that are small enough in items and in bytes."""
@@ -272,15 +275,10 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
             parts[-1].append(request)
         return parts
 
-    async def _send_parts(
-        self, parts: list[list[RequestT]], deadline: float
-    ) -> list[list[ScoreT | RewardFleetError] | RewardFleetError]:
-        return await asyncio.gather(*(self._send_part(part, deadline) for part in parts))
-
     async def _send_part(
         self, requests: list[RequestT], deadline: float
-    ) -> list[ScoreT | RewardFleetError] | RewardFleetError:
-        """Send one request for several items; return one answer per item, or its failure."""
+    ) -> list[ScoreT | RewardFleetError]:
+        """Send one request for several items; return one answer per item."""
         batch = BatchRequest[Any].model_construct(items=requests)
         try:
             response = await self._transport.call(
@@ -291,31 +289,32 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
                 item_count=len(requests),
                 deadline=deadline,
             )
+            if len(response.results) != len(requests):
+                raise BackendFailed(
+                    f"the service sent {len(response.results)} results for {len(requests)} items"
+                )
         except (TooLarge, NotEncoded):  # smaller ones, at last item by item
             middle = len(requests) // 2
             if not middle:
-                return [await self._post_one(requests[0], deadline)]
-            parts = [requests[:middle], requests[middle:]]
-            return _join(parts, await self._send_parts(parts, deadline))
-        except RewardFleetError as error:
-            return error
-        if len(response.results) != len(requests):
-            return BackendFailed(
-                f"the service sent {len(response.results)} results for {len(requests)} items"
-            )
+                return [self._scored(await self._post_one(requests[0], deadline))]
+            halves = (requests[:middle], requests[middle:])
+            parts = await asyncio.gather(*(self._send_part(half, deadline) for half in halves))
+            return parts[0] + parts[1]
+        except RewardFleetError as error:  # each caller gets its own exception object
+            problem = error.problem()
+            return [error, *(RewardFleetError.from_problem(problem) for _ in requests[1:])]
         _share_provenance(response)
-        answers: list[ScoreT | RewardFleetError] = list(response.results)
-        failed = [place for place, score in enumerate(response.results) if score.error is not None]
-        again = (
-            self._retry_item(requests[place], response.results[place], deadline) for place in failed
-        )
-        for place, answer in zip(failed, await asyncio.gather(*again), strict=True):
-            answers[place] = answer
+        again = {
+            place: self._retried(requests[place], score, deadline)
+            for place, score in enumerate(response.results)
+            if score.error is not None
+        }
+        answers: list[ScoreT | RewardFleetError] = [*response.results]
+        for place, score in zip(again, await asyncio.gather(*again.values()), strict=True):
+            answers[place] = score
         return answers
 
-    async def _retry_item(
-        self, request: RequestT, score: ScoreT, deadline: float
-    ) -> ScoreT | RewardFleetError:
+    async def _retried(self, request: RequestT, score: ScoreT, deadline: float) -> ScoreT:
         """Send an item of a batch that failed again if its error is retryable."""
         assert score.error is not None  # noqa: S101 - the caller has checked it
         error = RewardFleetError.from_problem(score.error)
@@ -323,9 +322,13 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         is_late = isinstance(error, DeadlineExceeded)  # it would have the same time
         has_time = asyncio.get_running_loop().time() + pause < deadline
         if is_late or not (error.retryable and has_time):
-            return error
+            return score
         await asyncio.sleep(pause)
-        return await self._post_one(request, deadline)
+        return self._scored(await self._post_one(request, deadline))
+
+    def _scored(self, answer: ScoreT | RewardFleetError) -> ScoreT:
+        """Return an answer as a score, which has the error of a failure."""
+        return failed(answer, self.score_type) if isinstance(answer, RewardFleetError) else answer
 
     async def _post_one(self, request: RequestT, deadline: float) -> ScoreT | RewardFleetError:
         try:
@@ -337,19 +340,6 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
             return error if smaller is None else await self._post_one(smaller, deadline)
         except RewardFleetError as error:
             return error
-
-
-def _join(
-    parts: list[list[RequestT]], answers: list[list[ScoreT | RewardFleetError] | RewardFleetError]
-) -> list[ScoreT | RewardFleetError]:
-    """Return the answers in the order of the requests; a failed part fails each of its items."""
-    joined: list[ScoreT | RewardFleetError] = []
-    for part, answer in zip(parts, answers, strict=True):
-        if isinstance(answer, RewardFleetError):  # each caller gets its own exception object
-            joined += [RewardFleetError.from_problem(answer.problem()) for _ in part]
-        else:
-            joined += answer
-    return joined
 
 
 def _share_provenance(response: BatchResponse[ScoreT]) -> None:

@@ -316,8 +316,10 @@ async def test_a_batch_has_ended_when_its_last_caller_is_cancelled(replica):
     only = await replica(held)
     async with coalescing(only.url) as fleet:
         call = asyncio.create_task(score(fleet, 1))
+        await until(lambda: bool(fleet.video._coalescer._open))
+        ((_, window),) = fleet.video._coalescer._open.items()
+        batch = window.task
         await until(lambda: len(only.received) == 1)
-        (batch,) = fleet.video._coalescer._pending
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         assert batch.done()
@@ -336,10 +338,11 @@ async def test_a_cancelled_caller_does_not_affect_the_others(replica):
         coalescer = fleet.video._coalescer
         coalescer._window_s = 60.0  # it is ended below
         calls = [asyncio.create_task(score(fleet, number)) for number in range(6)]
-        await until(lambda: any(len(each.calls) == 6 for each in coalescer._open.values()))
+        await until(lambda: any(len(each.items) == 6 for each in coalescer._open.values()))
         calls[0].cancel()  # before the batch is sent
-        ((loop, batch),) = coalescer._open.items()
-        coalescer._flush(loop, batch)
+        ((_, batch),) = coalescer._open.items()
+        await until(lambda: len(batch.items) == 5)
+        batch.is_full.set()
         await until(lambda: bool(only.received))
         calls[1].cancel()  # while the batch is in flight
         release.set()

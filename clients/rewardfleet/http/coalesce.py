@@ -2,29 +2,26 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
-
-from rewardfleet.wire.errors import RewardFleetError
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
-#: Sends a batch, with a deadline by the loop's clock. Returns one result or failure per item, in
-#: order.
-SendBatch = Callable[[list[ItemT], float], Awaitable[list[ResultT | RewardFleetError]]]
+#: Sends a batch, with a deadline by the loop's clock. Returns one result per item, in order.
+SendBatch = Callable[[list[ItemT], float], Awaitable[list[ResultT]]]
 
 
 @dataclass(eq=False)
-class _Window(Generic[ItemT, ResultT]):
+class _Batch(Generic[ItemT, ResultT]):
     """The calls of one window."""
 
     deadline: float  #: the earliest deadline of the callers
-    #: Each item, and the future that its caller awaits.
-    calls: list[tuple[ItemT, asyncio.Future[ResultT]]] = field(default_factory=list)
-    waiting: int = 0  #: how many callers still wait
-    timer: asyncio.TimerHandle | None = None  #: ends the window
-    task: asyncio.Task[None] | None = None  #: sends the batch, once the window has ended
+    items: dict[object, ItemT] = field(default_factory=dict)  #: by caller that waits
+    is_full: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Waits until the window ends, and returns the result of each caller.
+    task: asyncio.Task[dict[object, ResultT]] = field(init=False)
 
 
 class Coalescer(Generic[ItemT, ResultT]):
@@ -42,68 +39,48 @@ class Coalescer(Generic[ItemT, ResultT]):
         self._send = send
         self._window_s = window_s
         self._max_items = max_items
-        self._open: dict[asyncio.AbstractEventLoop, _Window[ItemT, ResultT]] = {}
-        self._pending: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.AbstractEventLoop, _Batch[ItemT, ResultT]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without pending calls: they belong to this process's event loops."""
-        return {**self.__dict__, "_open": {}, "_pending": set()}
+        return {**self.__dict__, "_open": {}}
 
     async def submit(self, item: ItemT, deadline: float) -> ResultT:
         """Add an item to the open batch and return its result.
 
         Args:
             deadline: When the result must be there, by the loop's clock.
-
-        Raises:
-            RewardFleetError: The failure of this item, or of its batch.
         """
         loop = asyncio.get_running_loop()
         batch = self._open.get(loop)
         if batch is None:
-            batch = self._open[loop] = _Window(deadline)
-            batch.timer = loop.call_later(self._window_s, self._flush, loop, batch)
+            batch = self._open[loop] = _Batch(deadline)
+            batch.task = loop.create_task(self._run(loop, batch))
         batch.deadline = min(batch.deadline, deadline)
-        result: asyncio.Future[ResultT] = loop.create_future()
-        batch.calls.append((item, result))
-        batch.waiting += 1
-        if len(batch.calls) >= self._max_items:
-            self._flush(loop, batch)
+        caller = object()
+        batch.items[caller] = item
+        if len(batch.items) >= self._max_items:
+            del self._open[loop]
+            batch.is_full.set()
         try:
-            return await result
+            return (await asyncio.shield(batch.task))[caller]
         finally:
-            batch.waiting -= 1
-            if not batch.waiting and batch.task is not None:
+            del batch.items[caller]
+            if not batch.items:
                 batch.task.cancel()
                 await asyncio.gather(batch.task, return_exceptions=True)
 
-    def _flush(self, loop: asyncio.AbstractEventLoop, batch: _Window[ItemT, ResultT]) -> None:
-        """Close a batch's window and send it, without the items of callers that left."""
-        del self._open[loop]
-        if batch.timer is not None:
-            batch.timer.cancel()
-        batch.calls = [call for call in batch.calls if not call[1].done()]
-        if batch.calls:
-            batch.task = loop.create_task(self._run(batch))
-            self._pending.add(batch.task)  # an event loop holds only weak references to tasks
-            batch.task.add_done_callback(self._pending.discard)
-
-    async def _run(self, batch: _Window[ItemT, ResultT]) -> None:
-        """Send a batch and give each caller its result."""
-        futures = [future for _, future in batch.calls]
+    async def _run(
+        self, loop: asyncio.AbstractEventLoop, batch: _Batch[ItemT, ResultT]
+    ) -> dict[object, ResultT]:
+        """Send a batch when its window ends, without the items of callers that left."""
         try:
-            results = await self._send([item for item, _ in batch.calls], batch.deadline)
-            for future, result in zip(futures, results, strict=True):
-                if future.done():
-                    continue
-                if isinstance(result, RewardFleetError):
-                    future.set_exception(result)
-                else:
-                    future.set_result(result)
-        except Exception as error:  # noqa: BLE001 - a bug, which is raised to the callers
-            for future in futures:
-                if not future.done():
-                    future.set_exception(error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._window_s):
+                    await batch.is_full.wait()
         finally:
-            for future in futures:
-                future.cancel()  # has an effect only if this task was cancelled
+            if self._open.get(loop) is batch:
+                del self._open[loop]
+        callers, items = list(batch.items), list(batch.items.values())
+        results = await self._send(items, batch.deadline)
+        return dict(zip(callers, results, strict=True))
