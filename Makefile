@@ -96,14 +96,13 @@ test-chaos: install  ## services under load that are killed and frozen; Redis as
 chaos: install  ## the same, ten times as long: half an hour
 	CHAOS_FACTOR=10 $(BIN)/python -m pytest -m chaos $(CHAOS_TESTS)
 
-test-interpreters: install  ## the fast tests on every Python from 3.11 to 3.13 of this machine, the client on 3.10
+test-interpreters: install  ## the fast tests on every Python from 3.11 to 3.13 of this machine, and the client beside the oldest packages
 	$(BIN)/python tests/interpreters.py $(if $(SLICE),--slice,)
 
 check: install  ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy --python-version 3.10 -p rewardfleet
 
 docs: install  ## regenerate the reference tables, blocking.pyi, dashboards and parts of deployment files
 	$(BIN)/python docs/generate.py

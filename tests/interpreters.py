@@ -1,8 +1,8 @@
 """`make test-interpreters`: the fast tests on every Python from 3.11 to 3.13 that this machine has.
 
-On Python 3.10, if it is there, the client is tested alone: installed from a wheel, next to the
-oldest versions of its dependencies. With `--slice`, each version runs the tests of `SLICE` only,
-and 3.12, which lies between others, none.
+On Python 3.11, the client is also tested alone: installed from a wheel, next to the oldest versions
+of its dependencies. With `--slice`, each version runs the tests of `SLICE` only, and 3.12, which
+lies between others, none.
 
 Each runs in a copy of the tracked files with its own environment. If this program runs as root,
 the tests run as the user nobody where that user can execute the interpreter, as root may do more
@@ -24,7 +24,7 @@ from install import STEP_SECONDS, install, make_environment
 from server.processes import service_process
 
 ROOT = Path(__file__).parent.parent
-NAMES = ("python3.10", "python3.11", "python3.12", "python3.13", "python3")
+NAMES = ("python3.11", "python3.12", "python3.13", "python3")
 NOBODY = 65534
 #: Seconds for the tests of an interpreter.
 TEST_SECONDS = 2700
@@ -39,10 +39,10 @@ def main() -> int:
     tested = json.loads(_ask(sys.executable))[0]  # `make test` has tested this one
     failed = []
     for path, version in interpreters():
-        if version == tested or (paths and version.startswith("3.12.")):
-            continue
         started = time.monotonic()
-        passed = test_client(path) if version.startswith("3.10.") else test(path, paths)
+        passed = test_client(path) if version.startswith("3.11.") else True
+        if version != tested and not (paths and version.startswith("3.12.")):
+            passed = test(path, paths) and passed
         seconds = time.monotonic() - started
         print(f"Python {version} ({path}): {'passed' if passed else 'FAILED'} in {seconds:.0f} s")
         if not passed:
@@ -65,7 +65,7 @@ def interpreters() -> Iterator[tuple[str, str]]:
             except (OSError, subprocess.SubprocessError, ValueError):
                 continue
             short = tuple(map(int, version.split(".")[:2]))
-            if (3, 10) <= short <= (3, 13) and has_venv and version not in seen:
+            if (3, 11) <= short <= (3, 13) and has_venv and version not in seen:
                 seen.add(version)
                 yield executable, version
 
@@ -118,7 +118,6 @@ OLDEST = [
     "numpy==1.26.0",
     "pydantic==2.11.0",
     "sniffio==1.3.0",
-    "typing-extensions==4.12.2",
 ]
 #: Tests of the client that need no service.
 PURE = ("test_episodes.py", "test_tool_budget_math.py", "test_tool_use.py")
@@ -148,7 +147,7 @@ def test_client(python: str) -> bool:
         for service in ("code", "episode", "tools", "video"):
             _, urls[service] = stack.enter_context(service_process(service))
         environment = {**os.environ, "REWARDFLEET_TEST_URLS": json.dumps(urls)}
-        tests = [str(ROOT / "tests" / "oldest_python.py")]
+        tests = [str(ROOT / "tests" / "oldest_packages.py")]
         tests += [str(ROOT / "tests" / "client" / each) for each in PURE]
         pytest = [str(own_python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         pytest += ["-p", "no:anyio"]  # its plugin uses what pytest has deprecated

@@ -1,8 +1,8 @@
 """`make release`: build the distributions, test them in empty environments, and write `dist/`.
 
-On every Python from 3.10 to 3.13 that this machine has, the client is installed by pip, and on
-3.11 and newer the services by uv. There is no repository there: the demo and the commands of the
-client run from what was installed. `dist/` then has what a release needs. Nothing is published.
+On every Python from 3.11 to 3.13 that this machine has, the client is installed by pip, and the
+services by uv. There is no repository there: the demo and the commands of the client run from what
+was installed. `dist/` then has what a release needs. Nothing is published.
 """
 
 import hashlib
@@ -62,8 +62,7 @@ def main() -> int:
                 version.rpartition(".")[0]: (path, version) for path, version in interpreters()
             }
             found = sorted(newest.values(), key=lambda each: each[1].split("."), reverse=True)
-            servers = [each for each in found if not each[1].startswith("3.10.")]
-            pythons = [test_server(folder, *each, wheel) for each in servers]
+            pythons = [test_server(folder, *each, wheel) for each in found]
             with running_fleet(pythons[0], folder) as url:
                 for path, version in found:
                     test_client(folder, path, version, wheel, url)

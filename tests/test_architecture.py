@@ -122,7 +122,7 @@ def test_the_client_imports_its_few_dependencies_and_never_the_server():
             return package not in own or name.startswith(own[package])
         if package == "text":
             return top in sys.stdlib_module_names
-        allowed = {"pydantic", "pydantic_core", "typing_extensions"}
+        allowed = {"pydantic", "pydantic_core"}
         allowed |= set() if in_wire else {"httpx", "numpy"}
         allowed |= TRAINERS if package == "adapters" else set()
         allowed |= {"click"} if package == "commands" else set()

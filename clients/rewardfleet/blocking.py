@@ -11,9 +11,7 @@ with rewardfleet.blocking.RewardFleet("http://127.0.0.1:18000") as fleet:
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from . import client
 from .event_loop_thread import EventLoopThread

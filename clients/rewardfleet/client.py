@@ -5,10 +5,8 @@ import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Self
 from urllib.parse import urlsplit
-
-from typing_extensions import Self
 
 from .code import CodeClient
 from .episode import EpisodeClient

@@ -1,9 +1,7 @@
 """The client of the code service."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
-
-from typing_extensions import Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from .service import BatchClient
 from .wire.code import CodeRequest, CodeScore, DatasetTests, Limits, PlainTests, as_tests

@@ -1,11 +1,10 @@
 """The client of the tools service."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 from urllib.parse import quote
 
 from pydantic import TypeAdapter
-from typing_extensions import Unpack
 
 from .service import BatchClient
 from .wire.errors import InvalidRequest

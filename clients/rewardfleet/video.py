@@ -5,10 +5,9 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, Unpack
 
 from pydantic import JsonValue
-from typing_extensions import Unpack
 
 from .http.transport import MAX_BATCH_BYTES
 from .service import BatchClient

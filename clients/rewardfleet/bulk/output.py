@@ -13,10 +13,9 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic_core import to_json
-from typing_extensions import Self
 
 from rewardfleet.bulk.flat_columns import arrow_table
 

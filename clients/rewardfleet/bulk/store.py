@@ -257,7 +257,7 @@ async def folder_store(
             await asyncio.wait_for(process.stdin.wait_closed(), _END_SECONDS)
         try:
             await asyncio.wait_for(process.wait(), _END_SECONDS)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             process.kill()
             await process.wait()
 

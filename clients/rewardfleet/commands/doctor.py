@@ -61,7 +61,3 @@ def _server() -> Iterator[Finding]:
             raise  # an internal error
         what = f"the client only: the server's package {error.name} is not installed"
         yield "extra", what, install_command("server")
-    except ImportError as error:
-        if error.name != "rewardfleet_server":
-            raise  # an internal error
-        yield "extra", f"the client only: {error.msg}", ""

@@ -8,7 +8,6 @@ import httpx
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from rewardfleet.client import is_base_url
-from rewardfleet.http.timeouts import timeout
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import Problem
 from rewardfleet.wire.headers import GATEWAY
@@ -137,7 +136,7 @@ async def find_service(service: str, urls: Sequence[str], api_key: str) -> list[
 async def get(http: httpx.AsyncClient, url: str) -> Reply:
     """Return what a URL answers in time."""
     try:
-        async with timeout(_TIMEOUT_SECONDS):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             response = await http.get(url)
     except TimeoutError:
         return Reply(0, b"", f"no answer within {_TIMEOUT_SECONDS:g} s")

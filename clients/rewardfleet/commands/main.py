@@ -86,10 +86,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"the package {error.name} is not installed; install the packages of the server: "
             f"{install_command('server')}"
         )
-    except ImportError as error:
-        if error.name != "rewardfleet_server":
-            raise  # an internal error
-        return _fail(error.msg)  # Python is too old for it
     return int(status or 0)
 
 

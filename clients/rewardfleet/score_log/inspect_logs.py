@@ -6,7 +6,7 @@ import re
 from base64 import b64encode
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,4 +129,4 @@ def _block(program: str) -> str:
 
 
 def _time(record: Record) -> str:
-    return datetime.fromtimestamp(record["time"] or 0, timezone.utc).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(record["time"] or 0, UTC).isoformat(timespec="seconds")

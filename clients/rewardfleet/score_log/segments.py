@@ -16,7 +16,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from rewardfleet.bulk.files import NEW, OWNER_ONLY, new_file
@@ -91,7 +91,7 @@ class Segment:
 
 def _next_time(folder: Path) -> str:
     """Return the time, or one just after the newest segment if the clock was set back since."""
-    now = datetime.fromtimestamp(time.time(), timezone.utc)
+    now = datetime.fromtimestamp(time.time(), UTC)
     for path in reversed(segments(folder)):
         with contextlib.suppress(ValueError, OverflowError):  # no time, or the last one
             begun = datetime.strptime(f"{path.name.partition('-')[0]}+0000", f"{_TIME}%z")

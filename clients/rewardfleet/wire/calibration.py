@@ -4,10 +4,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, FiniteFloat, JsonValue, NonNegativeInt, model_validator
-from typing_extensions import Self
 
 from .video import FrameCount, MaxPixels
 

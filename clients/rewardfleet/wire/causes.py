@@ -4,9 +4,8 @@ The names are stable: programs may branch on them. The cause of an error is its 
 docs/reference/causes.md is generated from these lists.
 """
 
-from typing_extensions import Self
-
-from .string_enum import StrEnum
+from enum import StrEnum
+from typing import Self
 
 #: A video's score below it means that the judge finds that the task was not done.
 SUCCESS_THRESHOLD = 0.5

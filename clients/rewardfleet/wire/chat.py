@@ -5,10 +5,9 @@ are ignored, as by other servers of this format. Fields that would need another 
 refused.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
-from typing_extensions import Self
 
 from .errors import Problem
 from .frames import MAX_FRAMES_SENT

@@ -3,6 +3,7 @@
 import keyword
 import re
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -35,7 +36,6 @@ from .score import (
     Step,
     Timing,
 )
-from .string_enum import StrEnum
 from .truth import given, parsed
 
 #: Maximum number of characters of an assert or a setup.

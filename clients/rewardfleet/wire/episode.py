@@ -8,10 +8,9 @@ notebook and a caller over HTTP get the same errors.
 
 import itertools
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, model_validator
-from typing_extensions import Self
 
 from .causes import EpisodeCause
 from .errors import ErrorKind

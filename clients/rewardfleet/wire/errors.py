@@ -5,11 +5,10 @@ derived from the classes.
 """
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, Field
-
-from .string_enum import StrEnum
 
 if TYPE_CHECKING:  # it imports this module
     from .score import Score

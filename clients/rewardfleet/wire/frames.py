@@ -12,10 +12,9 @@ With `Content-Encoding: zstd`, all of it is compressed.
 import math
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
-from typing_extensions import Self
 
 from .errors import InvalidRequest
 from .score import BatchRequest, Request

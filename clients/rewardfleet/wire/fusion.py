@@ -4,7 +4,7 @@ Only what Python programs need. As in SandboxFusion, unknown fields are ignored.
 this service does not support, and that would change the result, are rejected.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -15,7 +15,6 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from typing_extensions import Self
 
 from .policy_text import PolicyText
 from .score import ForeignRequest

@@ -1,7 +1,8 @@
 """What every service answers: a score, or the reason why there is none."""
 
 import json
-from typing import Annotated, Any, Generic, TypeVar
+from enum import StrEnum
+from typing import Annotated, Any, Generic, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -12,11 +13,9 @@ from pydantic import (
     JsonValue,
     model_validator,
 )
-from typing_extensions import Self
 
 from .errors import Abstained, Problem, RewardFleetError
 from .html import scores_html
-from .string_enum import StrEnum
 
 #: The most items that one `POST /score/batch` may carry.
 MAX_BATCH_ITEMS = 256

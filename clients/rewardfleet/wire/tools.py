@@ -1,9 +1,8 @@
 """Models of the tools service: `POST /score`, `/score/batch`, and budgets."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
-from typing_extensions import Self
 
 from .causes import ToolsCause
 from .errors import ErrorKind

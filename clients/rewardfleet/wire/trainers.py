@@ -4,7 +4,7 @@ Unknown fields are ignored, or returned where the format says so. What a policy 
 scored; what the caller wrote may be invalid.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -14,7 +14,6 @@ from pydantic import (
     RootModel,
     model_validator,
 )
-from typing_extensions import Self
 
 from .errors import ErrorKind
 from .policy_text import POLICY_FIELDS

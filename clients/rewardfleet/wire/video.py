@@ -1,10 +1,9 @@
 """`POST /score` and `POST /score/batch` of the video service."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationInfo, model_validator
 from pydantic.json_schema import SkipJsonSchema
-from typing_extensions import Self
 
 from .causes import VideoCause
 from .errors import ErrorKind

@@ -4,10 +4,9 @@ import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue, ValidationError
-from typing_extensions import Self
 
 from rewardfleet.adapters._rows import plain
 from rewardfleet.client import RewardFleet

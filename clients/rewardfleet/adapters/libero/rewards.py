@@ -7,16 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from typing_extensions import Self
 
 from rewardfleet.adapters._rows import metrics_of
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.http.timeouts import timeout
 from rewardfleet.service import CALLER_ERRORS
 from rewardfleet.wire.errors import (
     Abstained,
@@ -367,7 +365,7 @@ class LiberoRewards:
         self, episode: EpisodeReward, frames: Sequence[NDArray[np.uint8]], fps: float
     ) -> VideoScore:
         """Send one episode. While it waits for its score, only encoded frames are in memory."""
-        async with timeout(self.config.timeout + _GRACE_SECONDS):
+        async with asyncio.timeout(self.config.timeout + _GRACE_SECONDS):
             if self._videos is not None:
                 name = f"environment{episode.environment:03d}_episode{episode.episode:06d}.mp4"
                 path = self._videos / name

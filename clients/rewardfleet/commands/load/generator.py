@@ -20,7 +20,6 @@ import httpx
 
 from rewardfleet.commands.index import printable
 from rewardfleet.http.responses import new_request_id
-from rewardfleet.http.timeouts import timeout_at
 from rewardfleet.http.transport import receive
 from rewardfleet.wire.errors import BackendFailed
 from rewardfleet.wire.headers import REQUEST_ID_HEADER, TIMEOUT_HEADER
@@ -152,7 +151,7 @@ class LoadGenerator:
         self._bytes += len(body)
         kind, detail = "unfinished", ""
         try:
-            async with timeout_at(due + self._plan.timeout_s):
+            async with asyncio.timeout_at(due + self._plan.timeout_s):
                 self.results.lateness.append(now() - due)
                 response = await self._post(request, body)
             kind, detail = outcome_of(request, response.status_code, response.content)
