@@ -159,7 +159,7 @@ def test_the_commands_list_count_and_escape_control_characters(folder: Path, too
     assert main(["log", "list", str(folder), "--where", "score < 0"]) == 0
     shown = capsys.readouterr().out
     assert "\x1b" not in shown and shown.count("\\x1b[31m") == 2
-    assert main(["log", "list", str(folder), "--json", "--step", "1", "--limit", "1"]) == 0
+    assert main(["log", "list", str(folder), "--json", "--where", "step = 1", "--limit", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["service"] == "tools"
     assert main(["log", "count", str(folder), "--by", "step"]) == 0
     assert capsys.readouterr().out.split()[-8:] == ["0", "2", "0.5", "1", "1", "2", "0.5", "1"]

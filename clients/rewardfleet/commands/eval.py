@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-import rewardfleet
 from rewardfleet.bulk.output import read_parts
 from rewardfleet.bulk.records import Record
 from rewardfleet.bulk.requests import Columns
@@ -32,9 +31,7 @@ from .options import CommandGroup, grouped, number
 from .score.scoring import Connection, Destination, Fields, Scoring, Selection
 
 #: The options of `rewardfleet score video` that this command has as well.
-_SCORING = {"url", "start", "task", "camera", "judge", "by_path", "set_field", "timeout", "api_key"}
-#: The clips of a benchmark by its name, below a checkout.
-_BENCHMARKS = {"libero": Path("tests", "data", "libero", "manifest.jsonl")}
+_SCORING = {"url", "start", "task", "camera", "judge", "by_path", "set_field", "timeout"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,6 @@ class _Evaluation:
     threshold: float | None
     repeat: bool
     compare: Path | None
-    price: float | None
 
 
 @click.group(cls=CommandGroup, name="eval", help="Measure how good a judge is.")
@@ -59,8 +55,7 @@ def command() -> None:
     "page. MANIFEST is a table of clips with a column `success`, the labels of `rewardfleet look`, "
     "or a LeRobot data set with `next.success`. The same command goes on after an interruption.",
 )
-@click.argument("manifest", required=False)
-@click.option("--benchmark", type=click.Choice(sorted(_BENCHMARKS)), help="In place of MANIFEST.")
+@click.argument("manifest")
 @click.option(
     "-o",
     "--output",
@@ -82,19 +77,16 @@ def command() -> None:
     metavar="FOLDER",
     help="The output of an evaluation of another judge on the same clips.",
 )
-@number("--price", "PRICE", "Of one hour of the service, for the cost of 1,000 clips.")
 @grouped(columns=Columns, connection=Connection, fields=Fields, options=_Evaluation)
-def video(manifest: str | None, benchmark: str | None, options: _Evaluation, **scoring: Any) -> int:
+def video(manifest: str, options: _Evaluation, **scoring: Any) -> int:
     """Evaluate a judge of clips."""
-    if (manifest is None) == (benchmark is None):
-        raise click.UsageError("give MANIFEST or --benchmark")
     run = Scoring(
         "video",
         **scoring,
         selection=Selection(limit=None, sample=None, retry_failed=True, dry_run=False),
         destination=Destination(options.output / "scores", "jsonl"),
     )
-    return _evaluate([manifest or _benchmark(str(benchmark))], run, options)
+    return _evaluate([manifest], run, options)
 
 
 video.params += [each for each in score.command.commands["video"].params if each.name in _SCORING]
@@ -120,9 +112,6 @@ def _evaluate(inputs: Sequence[str], run: Scoring, options: _Evaluation) -> int:
         if again is None:
             return INTERRUPTED
         report["repeated"] = repeated(found.clips, again, report["threshold"])
-    if options.price is not None and report["time"]["seconds_per_clip"] is not None:
-        hours = report["time"]["seconds_per_clip"] * 1000 / 3600
-        report["time"]["cost_per_1000_clips"] = hours * options.price
     if options.compare is not None:
         report["comparison"] = _comparison(report, options.compare)
     write_report(options.output, report)
@@ -144,21 +133,6 @@ def _comparison(report: Report, other: Path) -> Report:
         return compare(report, read_report(other))
     except ValueError as error:
         return {"error": f"{other}: not compared: {error}"}
-
-
-def _benchmark(name: str) -> str:
-    """Return the manifest of a benchmark.
-
-    Raises:
-        ValueError: This is no checkout.
-    """
-    path = Path(rewardfleet.__file__).parents[2] / _BENCHMARKS[name]
-    if not path.exists():
-        raise ValueError(
-            f"the clips of the benchmark {name} are in a checkout of this project: give the path "
-            f"of its {_BENCHMARKS[name]} as MANIFEST"
-        )
-    return str(path)
 
 
 def _conclude(report: Report, found: LabeledClips, folder: Path) -> int:

@@ -22,7 +22,8 @@ from rewardfleet.wire.policy_text import MAX_CHARACTERS
 from rewardfleet.wire.tools_rows import fields_of_truth
 from rewardfleet.wire.urls import redact
 
-from .options import API_KEY, TIMEOUT, grouped
+from .options import TIMEOUT, grouped
+from .settings import api_key
 
 #: Where Harbor looks for the reward, in this order.
 REWARD_FILES = ("reward.json", "reward.txt")
@@ -45,7 +46,6 @@ class ScoringService:
     """Who scores it: a fleet, or `NAME=URL` of a single service."""
 
     url: str
-    api_key: str
     timeout: float
 
 
@@ -85,7 +85,6 @@ class ScoringService:
     metavar="URL",
     help="Base URL of the fleet; or of a single service, as NAME=URL.",
 )
-@API_KEY
 @TIMEOUT
 @click.option(
     "--output-dir",
@@ -121,7 +120,7 @@ def _score(file: Path, truth: ExpectedResult, service: ScoringService) -> Score:
             f"--url {redact(service.url)}: give URL, or {needed}=URL: that service scores FILE"
         )
     urls: dict[str, Any] = {name: service_url} if is_named else {"url": service.url}
-    with RewardFleet(timeout_s=service.timeout, api_key=service.api_key, **urls) as fleet:
+    with RewardFleet(timeout_s=service.timeout, api_key=api_key(), **urls) as fleet:
         if truth.tests is not None:
             tests = as_tests(truth.tests.read_text())
             return fleet.code.score(_read_text(file), tests, mode=truth.mode)

@@ -31,11 +31,10 @@ def filters(function: Callable[..., T]) -> Callable[..., T]:
     options = [
         click.option("--service", metavar="NAME", help="Of a service."),
         click.option("--run", metavar="NAME", help="Of a training run."),
-        click.option("--step", type=int, metavar="N", help="Of a step of it."),
-        click.option("--status", type=click.Choice(["ok", "abstained", "error"])),
-        click.option("--id", metavar="PREFIX", help="Of requests whose id begins with it."),
         click.option(
-            "--where", metavar="SQL", help="A condition in DuckDB's SQL, e.g. 'score < 0.5'."
+            "--where",
+            metavar="SQL",
+            help="A condition in DuckDB's SQL, e.g. \"step = 3 AND status = 'error'\".",
         ),
     ]
     for option in reversed(options):

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from rewardfleet.client import header_safe
 from rewardfleet.services import Lazy
 
 from .index import base_url, printable
@@ -179,12 +178,6 @@ def key_hint(api_key: str) -> str:
 _DEFAULT_URL = "http://127.0.0.1:18000"
 
 # Options of several commands.
-API_KEY = click.option(
-    "--api-key",
-    envvar="REWARDFLEET_API_KEY",
-    hidden=True,
-    callback=lambda _context, _parameter, key: header_safe(key) or "",
-)
 URLS = click.argument(
     "urls",
     nargs=-1,

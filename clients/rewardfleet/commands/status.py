@@ -16,7 +16,8 @@ from rewardfleet.wire.urls import is_loopback, redact
 
 from . import index
 from .index import Index, IndexedReplica, printable
-from .options import API_KEY, AS_JSON, URLS, key_hint, table
+from .options import AS_JSON, URLS, key_hint, table
+from .settings import api_key
 
 #: The metrics with the load of a service, and their names in the output.
 _LOAD = {
@@ -47,9 +48,9 @@ class ReplicaStatus:
     last_failure: str = ""  #: why it was started again the last time
 
 
-async def fleet_status(urls: Sequence[str], api_key: str = "") -> list[ReplicaStatus]:
+async def fleet_status(urls: Sequence[str], key: str = "") -> list[ReplicaStatus]:
     """Return the status of each replica, in the order of the base URLs of fleets and services."""
-    async with index.http_client(api_key) as http:
+    async with index.http_client(key) as http:
         found = await asyncio.gather(*(_inspect(http, url) for url in urls))
     return [status for statuses in found for status in statuses]
 
@@ -113,9 +114,9 @@ async def _replica(
     return replace(own, restarts=entry.restarts, last_failure=failure)
 
 
-async def fleet_in_flight(urls: Sequence[str], api_key: str = "") -> InFlight:
+async def fleet_in_flight(urls: Sequence[str], key: str = "") -> InFlight:
     """Return the samples in flight at fleets and services, the oldest first."""
-    async with index.http_client(api_key) as http:
+    async with index.http_client(key) as http:
         asked: list[str] = []
         for url in urls:  # a gateway answers for all of its services, an ingress for none
             found = await index.find_services(http, url)
@@ -172,19 +173,18 @@ def _in_flight_table(found: InFlight) -> str:
 @URLS
 @click.option("--inflight", "in_flight", is_flag=True, help="Show the samples in flight instead.")
 @AS_JSON
-@API_KEY
-def command(urls: list[str], in_flight: bool, as_json: bool, api_key: str) -> int:
+def command(urls: list[str], in_flight: bool, as_json: bool) -> int:
     """Print the status of fleets and services; return 1 if one is not ready."""
     if in_flight:
-        found = asyncio.run(fleet_in_flight(urls, api_key))
+        found = asyncio.run(fleet_in_flight(urls, api_key()))
         click.echo(found.model_dump_json(indent=2) if as_json else _in_flight_table(found))
         return 1 if found.failures else 0
-    statuses = asyncio.run(fleet_status(urls, api_key))
+    statuses = asyncio.run(fleet_status(urls, api_key()))
     if as_json:
         click.echo(json.dumps([asdict(each) for each in statuses], indent=2))
     else:
         columns = ("service", "address", "health", "version", "load", "details")
         click.echo(table(columns, map(_row, statuses)))
         if any(each.needs_key for each in statuses):
-            click.echo(f"Load that is not shown {key_hint(api_key)}.")
+            click.echo(f"Load that is not shown {key_hint(api_key())}.")
     return 0 if all(each.health == "ready" for each in statuses) else 1

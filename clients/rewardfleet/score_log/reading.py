@@ -82,14 +82,12 @@ class Filters:
 
     service: str | None = None
     run: str | None = None
-    step: int | None = None
-    status: str | None = None
     id: str | None = None  #: how it begins
     where: str | None = None  #: a condition in SQL
 
     def sql(self) -> tuple[str, list[Any]]:
         """Return a condition in SQL, and the values of its parameters."""
-        given = {name: getattr(self, name) for name in ("service", "run", "step", "status")}
+        given = {name: getattr(self, name) for name in ("service", "run")}
         given = {name: value for name, value in given.items() if value is not None}
         parts, values = [f"{name} = ?" for name in given], [*given.values()]
         if self.id is not None:

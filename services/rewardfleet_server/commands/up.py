@@ -60,13 +60,6 @@ class VideoFlags:
     help="Keep what was scored: requests and scores, with small pictures.",
 )
 @click.option(
-    "--score-log-sample",
-    type=click.FloatRange(0, 1),
-    metavar="SHARE",
-    help="Share of requests of which cached scores, episodes and answers with tools are kept.  "
-    "[default: 0.05]",
-)
-@click.option(
     "--score-log-key-file",
     type=click.Path(path_type=Path),
     metavar="FILE",

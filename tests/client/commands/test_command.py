@@ -88,7 +88,6 @@ def test_a_shell_completes_judges_and_their_settings():
         "openai.readout=probability"
     ]
     assert completions("rewardfleet serve code --isolation b") == ["bubblewrap"]
-    assert completions("rewardfleet serve code --log-level w") == ["warning"]
     assert completions("rewardfleet sco") == ["score"]
 
 

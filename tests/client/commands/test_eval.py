@@ -344,7 +344,7 @@ def test_a_judge_is_calibrated_served_and_evaluated_again(
 def test_the_benchmark_evaluates_the_embedded_judge_and_changes_no_label(tmp_path, capsys):
     manifest = DATA / "libero" / "manifest.jsonl"
     before = manifest.read_bytes()
-    given = ["--benchmark", "libero", "--start", "", "-o", str(tmp_path)]
+    given = [str(manifest), "--start", "", "-o", str(tmp_path)]
     assert main(["eval", "video", *given]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["counts"] == {"labels": 38, "unclear": 0, "ok": 38}

@@ -240,7 +240,7 @@ def test_a_report(log: Path, capsys):
     assert "code error invalid 1 " in " ".join(story.split())
     assert "decided by the program's process" in story
     assert "by `jail`" in story
-    assert main(["report", str(log), "--service", "video", "--step", "1"]) == 0
+    assert main(["report", str(log), "--service", "video", "--where", "step = 1"]) == 0
     story = capsys.readouterr().out
     assert "1 records of 1 runs" in story and "Zeros" in story and "Groups" not in story
     assert main(["report", str(log), "--run", "none"]) == 1

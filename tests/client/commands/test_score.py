@@ -471,15 +471,18 @@ def test_limit_and_sample_and_dry_run(
     assert b"50 rows" in capsysbinary.readouterr().out
 
 
-def test_a_wrong_key_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_wrong_key_ends_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     key = tmp_path / "key"
     key.write_text("right\n")
     path = write_rows(tmp_path / "rows.jsonl", rows(3))
     with serving(create_tools_app(ToolsSettings(api_key_file=key))) as url:
         options = ["--url", url, "-o", str(tmp_path / "out")]
-        assert main(["score", "tools", str(path), *options, "--api-key", "wrong"]) == 2
+        for key, status in (("wrong", 2), ("right", 0)):
+            monkeypatch.setenv("REWARDFLEET_API_KEY", key)
+            assert main(["score", "tools", str(path), *options]) == status
         assert "not accepted" in capsys.readouterr().err
-        assert main(["score", "tools", str(path), *options, "--api-key", "right"]) == 0
 
 
 def test_the_command_starts_the_service_and_ends_it(tmp_path: Path):

@@ -244,6 +244,10 @@ def test_the_load_needs_a_key(serve: Serve, tmp_path, status, capsys, monkeypatc
     monkeypatch.setenv("REWARDFLEET_API_KEY", "secret\n")
     _, (row,) = status(url)
     assert row["load"]["requests"] == 0
+    monkeypatch.setenv("REWARDFLEET_API_KEY", "hunter2\nb")
+    assert main(["status", url]) == 2
+    error = capsys.readouterr().err
+    assert "the API key is not one line of plain ASCII" in error and "hunter2" not in error
 
 
 async def test_the_load_counts_requests_and_items(serve: Serve, make_video):
@@ -282,7 +286,6 @@ def test_the_table_is_plain_text_and_shows_no_credentials(code_url: str, capsys)
         (["nonsense"], "give a URL such as http://127.0.0.1:18000, not 'nonsense'"),
         (["http://user:hunter2@host:x"], "not 'http://***@host:x'"),
         (["http://host/?key=hunter2"], "not 'http://host/?***'"),
-        (["--api-key", "hunter2\nb"], "the API key is not one line of plain ASCII"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments, message, capsys):
@@ -298,8 +301,11 @@ def test_the_url_is_taken_from_the_environment(code_url: str, status, monkeypatc
 
 
 @pytest.mark.slow
-def test_samples_in_flight_of_all_replicas(serve: Serve, code_url: str, capsys, tmp_path):
+def test_samples_in_flight_of_all_replicas(
+    serve: Serve, code_url: str, capsys, tmp_path, monkeypatch
+):
     """A fleet is asked by its gateway; single services are asked also below an ingress."""
+    monkeypatch.setenv("REWARDFLEET_API_KEY", "secret")
     keys = tmp_path / "keys"
     keys.write_text("secret")
     services = [serve(FakeJudge(wait_s=120), max_in_flight=1, api_key_file=keys) for _ in range(2)]
@@ -310,8 +316,7 @@ def test_samples_in_flight_of_all_replicas(serve: Serve, code_url: str, capsys, 
     }
 
     def run(*arguments: str) -> tuple[int, dict[str, Any]]:
-        key = ("--api-key", "secret")
-        exit_status = main(["status", "--inflight", "--json", *key, *arguments])
+        exit_status = main(["status", "--inflight", "--json", *arguments])
         return exit_status, json.loads(capsys.readouterr().out)
 
     key = {"authorization": "Bearer secret"}
@@ -347,7 +352,7 @@ def test_samples_in_flight_of_all_replicas(serve: Serve, code_url: str, capsys, 
         exit_status, found = run(ingress)
         assert (exit_status, found["total"]) == (0, 1)
 
-        assert main(["status", "--inflight", "--api-key", "secret", url]) == 1
+        assert main(["status", "--inflight", url]) == 1
         output = capsys.readouterr().out
         assert output.splitlines()[0].split()[:4] == ["age", "left", "stage", "items"]
         assert "call-0" in output and "3 samples in flight" in output and NOTHING in output

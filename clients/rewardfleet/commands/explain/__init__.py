@@ -11,7 +11,8 @@ import click
 
 from rewardfleet.client import RewardFleet
 from rewardfleet.commands.index import find_service
-from rewardfleet.commands.options import API_KEY, TIMEOUT, escaped
+from rewardfleet.commands.options import TIMEOUT, escaped
+from rewardfleet.commands.settings import api_key
 from rewardfleet.score_log.reading import Filters, open_log, select
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import InvalidRequest
@@ -38,8 +39,7 @@ _EXIT_ABSTAINED = 3
     help="Of a fleet or a service, which scores REQUEST.",
 )
 @TIMEOUT
-@API_KEY
-def command(source: Path, id: str | None, url: str, timeout: float, api_key: str) -> int:  # noqa: A002 - click's
+def command(source: Path, id: str | None, url: str, timeout: float) -> int:  # noqa: A002 - click's
     """Tell why a score is what it is.
 
     REQUEST is a file with the JSON of a request of `POST /score`, or `-` for standard input. LOG is
@@ -53,7 +53,7 @@ def command(source: Path, id: str | None, url: str, timeout: float, api_key: str
     if id is not None:
         raise ValueError("--id goes with the folder of a score log")
     service, fields, request, options = _read(source)
-    score = asyncio.run(_score(service, request, options, (url, timeout, api_key)))
+    score = asyncio.run(_score(service, request, options, (url, timeout)))
     given = {**fields, **({"options": options} if options is not None else {})}
     click.echo("\n".join(story_of(service, given, score.model_dump(mode="json"))))
     if score.status is Status.ERROR:
@@ -94,13 +94,13 @@ def _required(model: type[Request]) -> set[str]:
 
 
 async def _score(
-    service: str, request: Request, options: Any, connection: tuple[str, float, str]
+    service: str, request: Request, options: Any, connection: tuple[str, float]
 ) -> Score:
     """Score one item; its failure is part of the score."""
-    url, timeout_s, api_key = connection
-    (found,) = await find_service(service, [url], api_key)
+    url, timeout_s = connection
+    (found,) = await find_service(service, [url], api_key())
     given: Any = {service: found}
-    async with RewardFleet(api_key=api_key, timeout_s=timeout_s, **given) as fleet:
+    async with RewardFleet(api_key=api_key(), timeout_s=timeout_s, **given) as fleet:
         client = getattr(fleet, service)
         if SERVICES[service].scores == "episode":
             response = await client.score_batch([request], options)

@@ -15,7 +15,8 @@ import click
 import numpy as np
 
 from rewardfleet.commands.index import services_at
-from rewardfleet.commands.options import API_KEY, AS_JSON, URLS, grouped, number, table
+from rewardfleet.commands.options import AS_JSON, URLS, grouped, number, table
+from rewardfleet.commands.settings import api_key
 
 from .generator import ALL, LoadGenerator, LoadPlan, LoadResults
 from .requests import ABSTAINED, ANSWERED, CACHED, SCORED, generate_requests, read_requests
@@ -44,13 +45,6 @@ _LATE_SECONDS = 0.005
     "and optionally `path` and the right `score`.",
 )
 @number("--timeout-s", "SECONDS", "When a request is given up.", 60.0)
-@number(
-    "--max-in-flight",
-    "N",
-    "Requests beyond this many unanswered ones are not sent, and count as failed. Limits memory.",
-    1000,
-    of=click.IntRange(1, 100_000),
-)
 @number("--max-p99-s", "SECONDS", "Exit with 1 if the p99 of a service is above.")
 @number(
     "--max-errors",
@@ -59,14 +53,11 @@ _LATE_SECONDS = 0.005
     of=click.FloatRange(0, 1),
 )
 @AS_JSON
-@API_KEY
 @grouped(plan=LoadPlan)
-def command(
-    urls: list[str], plan: LoadPlan, requests: Path | None, as_json: bool, api_key: str
-) -> int:
+def command(urls: list[str], plan: LoadPlan, requests: Path | None, as_json: bool) -> int:
     """Put load on a fleet; return 1 if a limit is exceeded, 130 if it was interrupted."""
     recorded = [] if requests is None else read_requests(requests)
-    found = asyncio.run(services_at(urls, api_key))
+    found = asyncio.run(services_at(urls, api_key()))
     names = {each.service for each in recorded} or {name for name, _ in found}
     services = {name: url for name, url in found if name in names}
     if missing := names - services.keys():
@@ -75,7 +66,7 @@ def command(
     source = itertools.cycle(recorded) if recorded else generated
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # one for each request
-    generator = LoadGenerator(plan, source, services, api_key)
+    generator = LoadGenerator(plan, source, services, api_key())
     asyncio.run(_run(generator))
     report = _report(plan, generator.results)
     failures = list(_failures(plan, report["services"]))

@@ -47,9 +47,10 @@ class LoadPlan:
     rate: float  #: requests per second on average
     duration_s: float
     timeout_s: float  #: seconds from when a request is due
-    max_in_flight: int
     max_p99_s: float | None = None  #: of any service
     max_errors: float | None = None  #: share of the requests to any service
+    #: Requests beyond so many unanswered ones are not sent, and count as failed: they take memory.
+    max_in_flight: int = 1000
 
     def arrival_times(self) -> Iterator[float]:
         """Return the times at which requests are due, in seconds after the start.

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from rewardfleet.bulk.requests import Columns
-from rewardfleet.commands.options import API_KEY, TIMEOUT, CommandGroup, grouped
+from rewardfleet.commands.options import TIMEOUT, CommandGroup, grouped
 from rewardfleet.services import SERVICES
 
 from . import replay
@@ -67,7 +67,6 @@ _COMMON = [
     click.option("--retry-failed", is_flag=True, help="Score again what failed in FOLDER."),
     click.option("--dry-run", is_flag=True, help="Show the first requests and send nothing."),
     TIMEOUT,
-    API_KEY,
 ]  # fmt: skip
 #: Further ones, by what the service scores.
 _OWN = {

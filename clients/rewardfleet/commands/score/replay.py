@@ -17,7 +17,7 @@ from rewardfleet.bulk.run import Run
 from rewardfleet.bulk.store import folder_store
 from rewardfleet.commands.local_service import local_service
 from rewardfleet.commands.log import filters
-from rewardfleet.commands.options import API_KEY, TIMEOUT, escaped, grouped, table
+from rewardfleet.commands.options import TIMEOUT, escaped, grouped, table
 from rewardfleet.score_log.reading import Filters, open_log
 from rewardfleet.score_log.replaying import (
     Comparison,
@@ -117,7 +117,6 @@ def _at_least(threshold: float | None) -> Callable[[float | None], float | None]
 )
 @filters
 @TIMEOUT
-@API_KEY
 @grouped(used=Connection, changes=Fields, limits=Limits, selection=Filters)
 def command(
     folders: Sequence[Path],

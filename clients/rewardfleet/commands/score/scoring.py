@@ -27,6 +27,7 @@ from rewardfleet.bulk.store import Progress, StdoutStore, folder_store
 from rewardfleet.client import RewardFleet
 from rewardfleet.commands.index import find_service, printable
 from rewardfleet.commands.local_service import local_service
+from rewardfleet.commands.settings import api_key
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 
@@ -46,7 +47,6 @@ class Connection:
     url: Sequence[str]
     start: str | None
     timeout: float
-    api_key: str
 
     def fleet(self, service: str, urls: Sequence[str]) -> tuple[RewardFleet, int]:
         """Return a client of a service at some URLs, and how many replicas it has.
@@ -54,9 +54,9 @@ class Connection:
         Raises:
             ValueError: The service is not there.
         """
-        found: Any = asyncio.run(find_service(service, urls, self.api_key))
+        found: Any = asyncio.run(find_service(service, urls, api_key()))
         fleet = RewardFleet(
-            api_key=self.api_key,
+            api_key=api_key(),
             timeout_s=self.timeout,
             max_concurrency=MOST_IN_FLIGHT,  # `Run` finds how many
             **{service: found},
