@@ -47,7 +47,7 @@ _MAX_QUEUED = 4096
 _SPARE_REQUESTS = 64
 #: Seconds after the deadline of a request in which its replica must have answered.
 _OVERDUE_SECONDS = 10.0
-#: Seconds after `--shutdown-timeout-s` in which a replica must have ended.
+#: Seconds after `shutdown_timeout_s` in which a replica must have ended.
 _END_SECONDS = 10.0
 #: Rewards are needed in bursts: Ray's own values are 30 s for both.
 _AUTOSCALING = {"upscale_delay_s": 5.0, "look_back_period_s": 10.0}

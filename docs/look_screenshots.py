@@ -56,7 +56,7 @@ def main() -> None:
             stdout=subprocess.DEVNULL,
             check=True,
         )
-        with local_service("code", f"--cache '' --score-log {log} --score-log-sample 1") as url:
+        with local_service("code", f"--cache '' --score-log {log} score_log_sample 1") as url:
             asyncio.run(score_programs(url))
         look = [sys.executable, "-m", "rewardfleet", "look", str(log), "--port", "0"]
         options = ["--labels", f"{folder}/labels.jsonl"]

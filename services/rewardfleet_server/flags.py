@@ -1,6 +1,5 @@
-"""The flags of a service: one per setting, with help in groups."""
+"""The command line of a service: flags for the settings that most users give, `--set` for all."""
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -15,6 +14,7 @@ from rewardfleet.wire.validation import InputError, join_errors
 from .settings import (
     ENV_PREFIX,
     ServerSettings,
+    did_you_mean,
     flag_of,
     shown_value,
     unknown_variables,
@@ -25,8 +25,9 @@ _Settings = TypeVar("_Settings", bound=ServerSettings)
 #: Larger limits only keep sums and squares finite; openapi.json has them.
 _NO_LIMIT = 10**30
 
-#: Columns of help, and of the flags in it.
+#: Columns of help, and of the names of settings in it.
 MAX_WIDTH, _MAX_COLUMN = 100, 30
+
 
 #: The name of a setting's value in help, by the last word of the setting's name.
 _UNITS = {"mb": "MIB", "kb": "KIB", "gb": "GIB", "s": "SECONDS"}
@@ -52,7 +53,7 @@ _REASONS = {
 
 
 class ServiceCommand(click.Command):
-    """`rewardfleet serve SERVICE`: its help lists the most used flags first, then all by group."""
+    """`rewardfleet serve SERVICE`: its help lists the flags, then the other settings."""
 
     def __init__(
         self,
@@ -62,8 +63,17 @@ class ServiceCommand(click.Command):
         run: Callable[[ServerSettings], int],
     ) -> None:
         params: list[click.Parameter] = [
-            _option(settings_type, field) for field in settings_type.model_fields
+            _option(settings_type, each) for each in settings_type.flags
         ]
+        params.append(
+            click.Option(
+                ["--set"],
+                multiple=True,
+                metavar="NAME=VALUE",
+                shell_complete=settings_type.completions.get("set"),
+                help=_set_help(settings_type),
+            )
+        )
         super().__init__(name, params=params, help=description, callback=self._callback)
         self._settings_type = settings_type
         self._run = run
@@ -73,51 +83,90 @@ class ServiceCommand(click.Command):
         given = {name: value for name, value in values.items() if value not in (None, ())}
         return self._run(read_settings(self._settings_type, given))
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.removeprefix("--").replace("-", "_")
+            if name in self._settings_type.model_fields:
+                error.possibilities = [f"--set {name}=VALUE"]
+            raise
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = {
-            str(param.name): (record[0].partition(" / ")[0], record[1])  # without `--no-…`
-            for param in self.get_params(ctx)
-            if (record := param.get_help_record(ctx)) is not None
-        }
-        most_used = self._settings_type.most_used
-        sections = {"Most used": [rows.pop(name) for name in most_used]}
-        for name, info in self._settings_type.model_fields.items():
-            if name in rows:
-                sections.setdefault(_extra(info)["group"], []).append(rows.pop(name))
-        sections["Other"] = list(rows.values())
-        for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records, col_max=_MAX_COLUMN)
+        super().format_options(ctx, formatter)
+        fields = self._settings_type.model_fields.items()
+        rows = [
+            (name, _help_of(info))
+            for name, info in fields
+            if name not in {*self._settings_type.flags, "set"}
+        ]
+        with formatter.section("Settings, by --set NAME=VALUE"):
+            formatter.write_dl(rows, col_max=_MAX_COLUMN)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         formatter.write_paragraph()
         formatter.write_text(
-            f"Each flag is also an environment variable: --max-body-mb is {ENV_PREFIX}MAX_BODY_MB."
+            f"All of them are also environment variables: max_body_mb is {ENV_PREFIX}MAX_BODY_MB."
         )
 
 
 def read_settings(settings_type: type[_Settings], given: dict[str, Any]) -> _Settings:
     """Validate flags and environment variables.
 
+    Args:
+        given: The flags by the names of their settings; `set` has pairs `NAME=VALUE` of any.
+
     Raises:
-        ValueError: A value is not accepted; the message names the flag and the value.
+        ValueError: A value is not accepted, or there is no such setting.
     """
+    flags = {name: value for name, value in given.items() if name != "set"}
+    given = {**flags, **_read_pairs(settings_type, given.get("set", ()))}
     try:
         return settings_type(**given)
     except ValidationError as error:
-        raise ValueError(join_errors(error, lambda each: _explain(each, given))) from None
+        raise ValueError(
+            join_errors(error, lambda each: _explain(settings_type, each, given))
+        ) from None
+
+
+def _read_pairs(settings_type: type[ServerSettings], pairs: Iterable[str]) -> dict[str, Any]:
+    """Return the settings of `--set` by name; `set` has those of judges, if there are judges."""
+    given: dict[str, Any] = {}
+    others, fields = [], settings_type.model_fields
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if equals and name.strip() in fields:
+            given[name.strip()] = value
+        elif "set" in fields:
+            others.append(pair)
+        else:
+            source = f"--set {shown_value(pair)}"
+            reason = f"no such setting{did_you_mean(name, fields)}" if equals else "give NAME=VALUE"
+            raise ValueError(f"{source}: {reason}")
+    return {**given, "set": others} if others else given
+
+
+def arguments_of(settings_type: type[ServerSettings], given: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of `rewardfleet serve` that give settings."""
+    arguments: list[str] = []
+    for name, value in given.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        if name in {*settings_type.flags, "set"}:
+            arguments += [part for each in values for part in (flag_of(name), str(each))]
+        else:
+            arguments += ["--set", f"{name}={','.join(map(str, values))}"]
+    return arguments
 
 
 def unknown_variable_warnings(settings_types: Iterable[type[ServerSettings]]) -> list[str]:
     """Return a warning for each environment variable `REWARDFLEET_*` that no service reads."""
     known = {name for each in settings_types for name in each.model_fields}
     names = [name.upper() for name in sorted(known)]
-    warnings = []
-    for name in unknown_variables(known):
-        near = difflib.get_close_matches(name.removeprefix(ENV_PREFIX), names, 1)
-        suggestion = f"; did you mean {ENV_PREFIX}{near[0]}?" if near else ""
-        warnings.append(f"the environment variable {name} is not a setting{suggestion}")
-    return warnings
+    return [
+        f"the environment variable {each} is not a setting"
+        + did_you_mean(each.removeprefix(ENV_PREFIX), names, ENV_PREFIX)
+        for each in unknown_variables(known)
+    ]
 
 
 def shown_default(info: FieldInfo) -> str:
@@ -167,28 +216,30 @@ def _plain_type(annotation: Any) -> Any:
 
 def _extra(info: FieldInfo) -> dict[str, Any]:
     extra = info.json_schema_extra
-    without = {"group": "Other", "shown": None, "metavar": None}
-    return extra if isinstance(extra, dict) else without
+    return extra if isinstance(extra, dict) else {"shown": None, "metavar": None}
+
+
+def _set_help(settings_type: type[ServerSettings]) -> str:
+    of_judges = settings_type.model_fields.get("set")
+    return str(of_judges.description) if of_judges else "A setting below; repeatable."
+
+
+def _help_of(info: FieldInfo) -> str:
+    default = shown_default(info)
+    shown = "" if default in {"none", "off"} else f"  [default: {default}]"
+    return f"{info.description}{shown}"
 
 
 def _option(settings_type: type[ServerSettings], name: str) -> click.Option:
     info = settings_type.model_fields[name]
-    flag, help_text, default = flag_of(name), str(info.description), shown_default(info)
-    if default not in {"none", "off"}:
-        help_text += f"  [default: {default}]"
-    if info.annotation is bool:
-        off = f"--no-{name.replace('_', '-')}"
-        return click.Option([f"{flag}/{off}"], default=None, help=help_text)
-    is_list = get_origin(info.annotation) is list
     other = settings_type.other_flags.get(name)
     return click.Option(
-        [flag, *([other] if other else []), name],
-        multiple=is_list,
+        [flag_of(name), *([other] if other else []), name],
+        multiple=get_origin(info.annotation) is list,
         metavar=metavar_of(name, info),
         shell_complete=settings_type.completions.get(name) or _completion(info),
-        help=help_text,
+        help=_help_of(info),
         type=str,
-        hidden=name in settings_type.hidden,
     )
 
 
@@ -206,9 +257,13 @@ def _completion(info: FieldInfo) -> Callable[..., list[CompletionItem]]:
     return complete
 
 
-def _explain(error: InputError, given: Mapping[str, object]) -> str:
+def _explain(
+    settings_type: type[ServerSettings], error: InputError, given: Mapping[str, object]
+) -> str:
     if not error.loc:  # an error of several settings, which the reason names
         return error.reason
     name, reason = str(error.loc[0]), _REASONS.get(error.kind, error.reason)
-    source = flag_of(name) if name in given else f"{ENV_PREFIX}{name.upper()}"
-    return f"{source} {shown_value(error.value)}: {reason[:1].lower()}{reason[1:]}"
+    source = f"{ENV_PREFIX}{name.upper()} "
+    if name in given:
+        source = f"{flag_of(name)} " if name in settings_type.flags else f"--set {name}="
+    return f"{source}{shown_value(error.value)}: {reason[:1].lower()}{reason[1:]}"

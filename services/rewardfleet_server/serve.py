@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds that cancelled requests may take to answer.
 _CANCEL_GRACE_SECONDS = 2
-#: Seconds after `--shutdown-timeout-s` in which the process exits, whatever its threads do.
+#: Seconds after `shutdown_timeout_s` in which the process exits, whatever its threads do.
 _EXIT_SECONDS = 2.5
 #: Seconds for the last log line of a process whose threads do not end.
 _LOG_SECONDS = 0.2

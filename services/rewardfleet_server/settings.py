@@ -1,12 +1,14 @@
 """The settings of all services. Only `settings.py` files read the environment.
 
-Each field is a flag (`--max-queue-depth 100`) and an environment variable
-(`REWARDFLEET_MAX_QUEUE_DEPTH=100`); the flag takes precedence.
+Each field is given by `--set NAME=VALUE` or by an environment variable, here
+`REWARDFLEET_MAX_QUEUE_DEPTH=100`; those that most users give are flags as well (`--port 8080`).
+`--set` takes precedence, then the flag.
 """
 
+import difflib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -34,7 +36,6 @@ def setting(
     default: Any = None,
     help_text: str = "",
     *,
-    group: str = "Other",
     shown: str | None = None,
     metavar: str | None = None,
     **constraints: Any,
@@ -43,12 +44,11 @@ def setting(
 
     Args:
         help_text: What it is, its unit, and why one would change it.
-        group: The heading under which the command's help lists it.
         shown: The default as documentation shows it, if that is not its value.
         metavar: The name of its value in help, if neither its type nor its name gives one.
         constraints: Arguments of `pydantic.Field`.
     """
-    extra: dict[str, Any] = {"group": group, "shown": shown, "metavar": metavar}
+    extra: dict[str, Any] = {"shown": shown, "metavar": metavar}
     if "default_factory" in constraints:
         return Field(description=help_text, json_schema_extra=extra, **constraints)
     return Field(default, description=help_text, json_schema_extra=extra, **constraints)
@@ -79,40 +79,39 @@ class ServerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
 
-    most_used: ClassVar[tuple[str, ...]] = ()  #: the settings that the command's help lists first
-    #: The settings that the command's help does not list.
-    hidden: ClassVar[Collection[str]] = ("score_log_mb", "score_log_days", "score_log_key_file")
+    #: The settings that are flags of the command.
+    flags: ClassVar[tuple[str, ...]] = ("port", "host", "api_key_file", "score_log")
     #: Further spellings of flags, by the setting's name.
     other_flags: ClassVar[Mapping[str, str]] = {}
-    #: What a shell completes for settings, by name, if their type does not say it.
+    #: What a shell completes for flags, by the setting's name, if their type does not say it.
     completions: ClassVar[Mapping[str, Completion]] = {}
 
     # One line per setting.
     # fmt: off
-    host: str = setting("127.0.0.1", "Address; one beyond loopback needs --api-key-file.", group="Network")
-    port: int = setting(SERVICES["video"].port, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
-    api_key_file: FilePath | None = setting(None, "Accepted API keys, one per line; read again when it changes.", group="Network")
-    allow_unauthenticated: bool = setting(False, "Listen beyond loopback without API keys.", group="Network")
-    open_metrics: bool = setting(False, "Serve GET /metrics without an API key.", group="Network")
-    allowed_host: NameList = setting([], "Accepted `Host`, besides loopback names and, beyond loopback, IP addresses; repeatable. `*`: any, the default with --api-key-file.", group="Network", metavar="NAME")
-    max_in_flight: PositiveInt = setting(64, "Items at the backend at the same time.", group="Limits")
-    max_queue_depth: PositiveInt = setting(512, "Items that wait for it. Others get 429.", group="Limits")
-    max_body_mb: PositiveInt = setting(64, "Of one request body, or of one video file.", group="Limits")
-    deadline_s: float = setting(120.0, "For a request, including the time it waits.", gt=0, group="Limits")
-    shutdown_timeout_s: float = setting(30.0, "For admitted requests after SIGTERM.", ge=0, group="Limits")
-    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "debug, info, warning (no line per request) or error.", group="Logging", metavar="LEVEL")
-    log_sample_rate: float = setting(1.0, "Share of the lines about requests without a failure.", ge=0, le=1, group="Logging")
-    score_log: Path | None = setting(None, "Folder that keeps requests, scores and small pictures.", group="Logging", metavar="FOLDER")
-    score_log_sample: float = setting(0.05, "Share of cached scores, episodes and answers kept.", ge=0, le=1, group="Logging", metavar="SHARE")
-    score_log_mb: PositiveInt = setting(4096, "Of the folder; the oldest records are deleted.", group="Logging")
-    score_log_days: float = setting(30.0, "After which records are deleted.", gt=0, group="Logging", metavar="DAYS")
-    score_log_key_file: FilePath | None = setting(None, "Keys, no API keys, with which `rewardfleet look URL` reads the score log.", group="Logging")
+    host: str = setting("127.0.0.1", "Address; one beyond loopback needs --api-key-file.")
+    port: int = setting(SERVICES["video"].port, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT")
+    api_key_file: FilePath | None = setting(None, "Accepted API keys, one per line; read again when it changes.")
+    allow_unauthenticated: bool = setting(False, "Listen beyond loopback without API keys.")
+    open_metrics: bool = setting(False, "Serve GET /metrics without an API key.")
+    allowed_host: NameList = setting([], "Accepted `Host`s, besides loopback names and, beyond loopback, IP addresses. `*`: any, the default with --api-key-file.", metavar="NAME")
+    max_in_flight: PositiveInt = setting(64, "Items at the backend at the same time.")
+    max_queue_depth: PositiveInt = setting(512, "Items that wait for the backend; others get 429.")
+    max_body_mb: PositiveInt = setting(64, "MiB of a request body or a video file, at most.")
+    deadline_s: float = setting(120.0, "Seconds for a request, including the time it waits.", gt=0)
+    shutdown_timeout_s: float = setting(30.0, "Seconds for admitted requests after SIGTERM.", ge=0)
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "debug, info, warning (no line per request) or error.", metavar="LEVEL")
+    log_sample_rate: float = setting(1.0, "Share of the lines about requests without a failure.", ge=0, le=1)
+    score_log: Path | None = setting(None, "Folder that keeps requests, scores and small pictures.", metavar="FOLDER")
+    score_log_sample: float = setting(0.05, "Share of cached scores, episodes and answers kept.", ge=0, le=1, metavar="SHARE")
+    score_log_mb: PositiveInt = setting(4096, "MiB of that folder, beyond which the oldest records are deleted.")
+    score_log_days: float = setting(30.0, "Days after which records are deleted.", gt=0, metavar="DAYS")
+    score_log_key_file: FilePath | None = setting(None, "Keys of `rewardfleet look URL`, no API keys.")
     # fmt: on
 
     @model_validator(mode="after")
     def _has_a_log_to_read(self) -> Self:
         if self.score_log_key_file is not None and self.score_log is None:
-            raise ValueError("--score-log-key-file: give --score-log FOLDER as well")
+            raise ValueError("score_log_key_file: give --score-log FOLDER as well")
         return self
 
     @model_validator(mode="after")
@@ -120,7 +119,8 @@ class ServerSettings(BaseSettings):
         if not (is_loopback(self.host) or self.api_key_file or self.allow_unauthenticated):
             raise ValueError(
                 f"--host {self.host} makes this service reachable from other machines: give "
-                "--api-key-file, or --allow-unauthenticated if anyone who can reach it may use it"
+                "--api-key-file, or --set allow_unauthenticated=true if anyone who can reach it may "
+                "use it"
             )
         return self
 
@@ -128,12 +128,20 @@ class ServerSettings(BaseSettings):
 class CacheSettings(ServerSettings):
     """The settings of a service whose scores are cached."""
 
+    flags = (*ServerSettings.flags, "cache")
+
     # One line per setting.
     # fmt: off
-    cache_mb: int = setting(256, "Of scores cached in memory; 0 for none.", ge=0, group="Cache")
-    cache: Store = setting(None, "Stored scores: a SQLite file, or redis://HOST:6379/0 for replicas.", metavar="FILE|URL", group="Cache")
-    cache_signing_key_file: FilePath | None = setting(None, "Secret, not an API key, that signs what --cache stores.", group="Cache")
+    cache_mb: int = setting(256, "MiB of scores cached in memory; 0 for none.", ge=0)
+    cache: Store = setting(None, "Stored scores: a SQLite file, or redis://HOST:6379/0 for replicas.", metavar="FILE|URL")
+    cache_signing_key_file: FilePath | None = setting(None, "Secret, not an API key, that signs what --cache stores.")
     # fmt: on
+
+
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return the known word that is nearest, as the end of a message; "" if none is near."""
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
 def is_url(store: str | None) -> bool:
@@ -142,27 +150,8 @@ def is_url(store: str | None) -> bool:
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of a setting, e.g. `--max-body-mb`."""
+    """Return the flag of a setting, e.g. `--api-key-file`."""
     return f"--{name.replace('_', '-')}"
-
-
-def unread(given: str, loaded: Iterable[str], readers: Iterable[str]) -> str:
-    """Return the error about a setting that nothing reads.
-
-    Args:
-        given: The setting and its value.
-        loaded: The judges or sandboxes that are loaded.
-        readers: Those that would read it.
-    """
-    return (
-        f"{given} is not read by {' and '.join(loaded)}, but by: "
-        f"{', '.join(sorted(readers, key=str.casefold))}"
-    )
-
-
-def given_flag(name: str, value: object) -> str:
-    """Return a setting and its value as a message shows them."""
-    return f"{flag_of(name)} {shown_value(value)} (or {ENV_PREFIX}{name.upper()})"
 
 
 def shown_value(value: object) -> str:

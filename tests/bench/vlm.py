@@ -101,7 +101,7 @@ def main() -> int:
         serve = ["-m", "rewardfleet_server", "serve", "video", "--video-root", clips]
         serve += ["--model-path", model, "--max-model-len", "4096", "--set", "enforce_eager=true"]
         port, rewardfleet = stack.enter_context(
-            server("/readyz", *serve, "--log-level", "error", "--port")
+            server("/readyz", *serve, "--set", "log_level=error", "--port")
         )
         other = Path(__file__).with_name("original_libero_server.py")
         _, original = stack.enter_context(server("/healthz", other, model))

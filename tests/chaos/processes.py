@@ -33,7 +33,7 @@ class ServiceProcess:
         self._log = folder / f"{arguments[0]}-{self._port}.log"
         self._command = [
             sys.executable, "-m", "rewardfleet_server", "serve", *arguments,
-            "--port", str(self._port), "--log-level", "warning",
+            "--port", str(self._port), "--set", "log_level=warning",
         ]  # fmt: skip
         self.url = f"http://127.0.0.1:{self._port}"
         self._process: subprocess.Popen[bytes] | None = None

@@ -27,7 +27,7 @@ async def test_redis_is_stopped_frozen_and_flushed(
     What was flushed is gone: budgets are then resumed from checkpoints.
     """
     server = redis_server.url.removesuffix("/0")
-    cache = ("--cache", f"{server}/0", "--cache-mb", "0")
+    cache = ("--cache", f"{server}/0", "--set", "cache_mb=0")
     budgets = ("--run-state", f"{server}/1", "--replicas", "2")
     with ExitStack() as stack:
         services = {

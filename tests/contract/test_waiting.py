@@ -16,8 +16,8 @@ def test_the_page_has_the_routes_and_their_times():
     assert found.keys() - {"/ws"} == _WAITS.keys()
     for path, waits in _WAITS.items():
         in_line, answer = (cell.strip() for cell in found[path][3:5])
-        assert in_line == (f"{waits.in_line_s:g} s" if waits.in_line_s else "`--deadline-s` - 20 s")
-        assert answer == (f"{waits.answer_s:g} s" if waits.answer_s else "`--deadline-s`")
+        assert in_line == (f"{waits.in_line_s:g} s" if waits.in_line_s else "`deadline_s` - 20 s")
+        assert answer == (f"{waits.answer_s:g} s" if waits.answer_s else "`deadline_s`")
 
 
 def test_a_path_of_gym_may_have_the_id_of_a_rollout():

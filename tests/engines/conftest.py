@@ -164,8 +164,8 @@ def service(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Itera
     with serving_video(
         log,
         *(flag for name in backends for flag in ("--backend", name)),
-        *("--model-path", checkpoint, "--max-model-len", 8192, "--cache-mb", 0),
-        *("--primo-max-model-len", 8192, "--primo-max-tokens", 48),
+        *("--model-path", checkpoint, "--max-model-len", 8192, "--set", "cache_mb=0"),
+        *("--set", "PRIMO-R1.max_tokens=48"),
         *("--set", "qwen2_5_vl_vllm.enforce_eager=true", "--set", "PRIMO-R1.enforce_eager=true"),
         *("--set", "transformers.device=cpu"),
     ) as running:

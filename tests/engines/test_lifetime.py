@@ -48,7 +48,7 @@ def test_samples_differ_and_no_engine_outlives_a_service_that_is_killed(
     with serving_video(
         tmp_path / "log",
         *("--model-path", checkpoint3, "--max-model-len", 4096),
-        *("--temperature", 1.5, "--top-p", 1.0),
+        *("--set", "temperature=1.5", "--set", "top_p=1"),
         *("--set", "readout=constrained", "--set", "enforce_eager=true"),
     ) as running:
         answer, again = (

@@ -230,7 +230,7 @@ def service(
             for each in ("engine=transformers", "device=cpu")
             for flag in ("--set", f"{name}.{each}")
         ),
-        *("--primo-max-model-len", 8192, "--primo-max-tokens", 16),
+        *("--set", "PRIMO-R1.max_tokens=16"),
     ) as running:
         yield running
 

@@ -116,14 +116,14 @@ def test_a_log_is_not_shown_unless_it_is_asked_for(settings: ToolsSettings, copi
     with serving(create_app(plain)) as url:
         copies = copies_of(url)
         copies.update()
-    assert "start it with --score-log FOLDER and --score-log-key-file" in copies.failures[url]
+    assert "start it with --score-log FOLDER and --set score_log_key_file" in copies.failures[url]
 
 
 def test_an_api_key_in_the_key_file_of_the_log_stops_the_start(
     settings: ToolsSettings, tmp_path: Path
 ):
     (tmp_path / "log-keys").write_text(f"{KEY}\nan-api-key\n")
-    with pytest.raises(ValueError, match="--score-log-key-file .* an API key is in it"):
+    with pytest.raises(ValueError, match="score_log_key_file .* an API key is in it"):
         create_app(settings)
     with pytest.raises(ValueError, match="give --score-log FOLDER"):
         ToolsSettings(score_log_key_file=tmp_path / "keys")

@@ -42,7 +42,7 @@ def test_computed_scores_are_drawn_whatever_they_are_of(tmp_path: Path, frames_r
 
 
 def test_a_sample_needs_a_log_to_mark_it_in(capsys):
-    assert main(["serve", "video", "--label-fraction", "0.02"]) == 2
+    assert main(["serve", "video", "--set", "label_fraction=0.02"]) == 2
     assert "give --score-log FOLDER as well" in capsys.readouterr().err
 
 

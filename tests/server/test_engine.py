@@ -376,7 +376,7 @@ async def test_items_are_not_audited_at_the_expense_of_requests(telemetry: Telem
 
 @pytest.mark.slow
 def test_in_flight_items_are_those_that_hold_a_permit(serve_scripted):
-    """One meaning: `--max-in-flight` is the limit of `rewardfleet_in_flight_items`."""
+    """One meaning: `max_in_flight` is the limit of `rewardfleet_in_flight_items`."""
     client = serve_scripted(max_in_flight=2)
     body = {"items": [{"behavior": "slow"}] * 5}
 

@@ -44,7 +44,10 @@ def test_five_thousand_requests_are_all_scored(load: Load, path: str):
 
 
 def test_gym_each_sample_of_a_service_without_a_queue_is_scored_or_masked():
-    with service_process("code", "--max-in-flight", "1", "--max-queue-depth", "2") as (_, url):
+    with service_process("code", "--set", "max_in_flight=1", "--set", "max_queue_depth=2") as (
+        _,
+        url,
+    ):
         found = nemo_gym(url, 1200)
     assert sum(found.values()) == 1200
     assert found.keys() <= {"1.0", "masked"}

@@ -92,7 +92,7 @@ class CodeCause(Cause):
             "A run took more than `limits.cpu_s` or `limits.wall_s`, or all runs together "
             "took too long."
         ),
-        "A faster program; or a larger `limits.cpu_s`, `limits.wall_s` or `--max-submission-s`.",
+        "A faster program; or a larger `limits.cpu_s`, `limits.wall_s` or `max_submission_s`.",
     )
     MEMORY_LIMIT = (
         "memory_limit",

@@ -355,19 +355,17 @@ class Limits(Request):
     cpu_s: float = Field(
         10.0,
         gt=0,
-        description="Seconds of CPU time: the limit that determines verdicts. At most "
-        "`--max-cpu-s`.",
+        description="Seconds of CPU time: the limit that determines verdicts. At most `max_cpu_s`.",
     )
     wall_s: float = Field(
         30.0,
         gt=0,
         description="Seconds of wall time: a backstop for programs that sleep. At most "
-        "`--max-wall-s`.",
+        "`max_wall_s`.",
     )
     memory_mb: Annotated[int, Field(ge=16)] = Field(
         1024,
-        description="MiB of memory in addition to the interpreter's own. At most "
-        "`--max-memory-mb`.",
+        description="MiB of memory in addition to the interpreter's own. At most `max_memory_mb`.",
     )
     output_kb: Annotated[int, Field(ge=1)] = Field(
         16_384,

@@ -200,7 +200,7 @@ class OpenEnvStep(ForeignRequest):
         "`message` with the policy's text, and a ground truth."
     )
     timeout_s: float | None = Field(
-        None, gt=0, description="Seconds until the deadline; at most `--deadline-s`."
+        None, gt=0, description="Seconds until the deadline; at most `deadline_s`."
     )
     request_id: str | None = Field(None, description="Ignored; use `X-Request-Id`.")
 

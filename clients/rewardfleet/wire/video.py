@@ -103,7 +103,7 @@ class VideoRequest(Request):
         max_length=4096,
         json_schema_extra={"pattern": "^[hH][tT][tT][pP][sS]://[^/?#@]+([/?#]|$)"},
         description="An https URL of a video file, on a host that the service allows with "
-        "`--video-url-host`.",
+        "`video_url_host`.",
     )
     frames_base64: list[Annotated[bytes, Field(json_schema_extra=_BASE64)]] | None = Field(
         None,

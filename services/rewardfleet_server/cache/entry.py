@@ -93,7 +93,7 @@ def read_signing_key(path: Path, api_key_file: Path | None) -> bytes:
     Raises:
         ValueError: The file is empty or cannot be read, or has an API key.
     """
-    source = f"--cache-signing-key-file {path}"
+    source = f"cache_signing_key_file {path}"
     try:
         signing_key = path.read_bytes().strip()
         api_keys = _lines(api_key_file.read_bytes()) if api_key_file is not None else set()

@@ -15,9 +15,7 @@ from rewardfleet_server.settings import (
     CacheSettings,
     NameList,
     Store,
-    given_flag,
     setting,
-    unread,
 )
 from rewardfleet_server.system.threads import usable_cores
 
@@ -90,28 +88,28 @@ def _normalize(text: str) -> str:
 class CodeSettings(CacheSettings):
     """`rewardfleet serve code`."""
 
-    most_used = (
-        "port", "isolation", "workers", "packages", "preload",
-        "python", "cache", "fusion_url", "api_key_file", "host",
-    )  # fmt: skip
+    flags = (
+        *CacheSettings.flags,
+        *("isolation", "workers", "packages", "preload", "python", "fusion_url"),
+    )
     #: The settings that a SandboxFusion server has no use for.
     of_jails: ClassVar = ("isolation", "python", "packages", "preload", "testlib_path")
 
     # One line per setting.
     # fmt: off
-    port: int = setting(SERVICES["code"].port, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
-    cache: Store = setting(help_text="Stored verdicts: a SQLite file, or redis://HOST:6379/0 for replicas; empty for none.", default_factory=lambda: str(_default_cache_file()), shown="~/.cache/rewardfleet/code.sqlite", metavar="FILE|URL", group="Cache")
-    fusion_url: HttpUrl | None = setting(None, "Run programs on SandboxFusion, e.g. http://127.0.0.1:8080, not in jails.", group="Sandbox")
-    workers: PositiveInt = setting(help_text="Programs that use a core at the same time; up to four times as many while some sleep.", default_factory=_default_workers, shown="one per core; 32 on a SandboxFusion server", group="Sandbox")
-    isolation: Literal["auto", "bubblewrap", "landlock", "none-unsafe"] = setting("auto", "auto (the best one that works here), bubblewrap, landlock, or none-unsafe: programs can read this user's files.", metavar="LEVEL", group="Sandbox")
-    python: FilePath | None = setting(None, "Interpreter of programs, with its packages unless --packages is given.", shown="that of this service, without its packages", group="Sandbox")
-    packages: Annotated[list[str], NoDecode, BeforeValidator(_parse_requirements)] = setting([], "Packages that programs can import, e.g. numpy,scipy>=1.14. The first start installs them, or `rewardfleet packages build` does it beforehand.", shown="numpy,pytest,sortedcontainers if that command has installed them", metavar="PACKAGES", group="Sandbox")
-    preload: NameList = setting([], "Module to import once for all programs, e.g. numpy; repeatable.", metavar="MODULE", group="Sandbox")
-    testlib_path: FilePath | None = setting(None, "testlib.h for checkers in C++.", shown="this service's own", group="Sandbox")
-    max_cpu_s: PositiveFloat = setting(60.0, "Largest limits.cpu_s of a request.", group="Sandbox")
-    max_wall_s: PositiveFloat = setting(60.0, "Largest limits.wall_s of a request.", group="Sandbox")
-    max_memory_mb: PositiveInt = setting(help_text="Largest limits.memory_mb of a request; the process of its tests may use twice as much. If it is given, there must be this much for each worker.", default_factory=_default_memory_mb, shown="4096, or what one program and its tests can have", group="Sandbox")
-    max_submission_s: PositiveFloat = setting(60.0, "CPU time for all tests of a submission, and 1.5 times as much wall time; at most half of --deadline-s. The rest is skipped.", group="Sandbox")
+    port: int = setting(SERVICES["code"].port, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT")
+    cache: Store = setting(help_text="Stored verdicts: a SQLite file, or redis://HOST:6379/0 for replicas; empty for none.", default_factory=lambda: str(_default_cache_file()), shown="~/.cache/rewardfleet/code.sqlite", metavar="FILE|URL")
+    fusion_url: HttpUrl | None = setting(None, "Run programs on SandboxFusion, e.g. http://127.0.0.1:8080, not in jails.")
+    workers: PositiveInt = setting(help_text="Programs that use a core at the same time; up to four times as many while some sleep.", default_factory=_default_workers, shown="one per core; 32 on a SandboxFusion server")
+    isolation: Literal["auto", "bubblewrap", "landlock", "none-unsafe"] = setting("auto", "auto (the best one that works here), bubblewrap, landlock, or none-unsafe: programs can read this user's files.", metavar="LEVEL")
+    python: FilePath | None = setting(None, "Interpreter of programs, with its packages unless --packages is given.", shown="that of this service, without its packages")
+    packages: Annotated[list[str], NoDecode, BeforeValidator(_parse_requirements)] = setting([], "Packages that programs can import, e.g. numpy,scipy>=1.14. The first start installs them, or `rewardfleet packages build` does it beforehand.", shown="numpy,pytest,sortedcontainers if that command has installed them", metavar="PACKAGES")
+    preload: NameList = setting([], "Module to import once for all programs, e.g. numpy; repeatable.", metavar="MODULE")
+    testlib_path: FilePath | None = setting(None, "testlib.h for checkers in C++.", shown="this service's own")
+    max_cpu_s: PositiveFloat = setting(60.0, "Largest limits.cpu_s of a request.")
+    max_wall_s: PositiveFloat = setting(60.0, "Largest limits.wall_s of a request.")
+    max_memory_mb: PositiveInt = setting(help_text="Largest limits.memory_mb of a request; the process of its tests may use twice as much. If it is given, there must be this much for each worker.", default_factory=_default_memory_mb, shown="4096, or what one program and its tests can have")
+    max_submission_s: PositiveFloat = setting(60.0, "CPU time for all tests of a submission, and 1.5 times as much wall time; at most half of deadline_s. The rest is skipped.")
     # fmt: on
 
     @property
@@ -124,6 +122,7 @@ class CodeSettings(CacheSettings):
         """Refuse settings of jails if there are none."""
         given = [name for name in self.of_jails if name in self.model_fields_set]
         if given and self.sandbox == "fusion":
-            flags = [given_flag(name, getattr(self, name)) for name in given]
-            raise ValueError("; ".join(unread(flag, ["fusion"], ["jail"]) for flag in flags))
+            raise ValueError(
+                f"--fusion-url runs programs elsewhere: remove {', '.join(given)}, settings of jails"
+            )
         return self

@@ -36,7 +36,7 @@ def options_of(judge: BuiltInJudge) -> Iterator[JudgeOption]:
     for name, info in judge.settings.model_fields.items():
         is_switch = info.annotation is bool
         value = "true|false" if is_switch else metavar_of(name, info) + range_text(schemas[name])
-        _, _, condition = judge.label(name).partition(" with ")
+        condition = "=".join(judge.settings.read_if.get(name, ()))
         text = f"{info.description}{f' Read with `{condition}`.' if condition else ''}"
         yield JudgeOption(name, value, shown_default(info), text)
 
@@ -86,7 +86,7 @@ def _write_one(formatter: click.HelpFormatter, judge: BuiltInJudge) -> None:
         (each.name, f"{each.text}  [{each.value.replace('|', ' | ')}; default: {each.default}]")
         for each in options_of(judge)
     ]
-    with formatter.section("Options, by --set NAME=VALUE or --judge-config FILE"):
+    with formatter.section("Options, by --set NAME=VALUE"):
         formatter.write_dl(options)
     if judge.readouts:
         with formatter.section("Readouts; the first is the default"):

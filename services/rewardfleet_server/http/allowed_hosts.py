@@ -45,7 +45,7 @@ class AllowedHosts:
         given = [value.decode("latin-1") for name, value in headers if name == b"host"]
         if len(given) != 1 or not self._accepts(given[0]):
             shown = ", ".join(given)[:100]
-            raise Forbidden(f"the host {shown!r} is not accepted; allow it with --allowed-host")
+            raise Forbidden(f"the host {shown!r} is not accepted; allow it with allowed_host")
 
     def _is_accepted(self, header: str) -> bool:
         name, colon, port = header.rpartition(":")

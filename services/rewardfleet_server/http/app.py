@@ -199,7 +199,7 @@ class RewardApp:
 
         @get("/inflight", summary="The samples in flight, the oldest first", responses=KEY_PROBLEMS)
         async def in_flight(request: Request) -> InFlight:
-            # Also with `--open-metrics`: request ids are not for everybody.
+            # Also with `open_metrics`: request ids are not for everybody.
             self._keys.check(request.headers.get("authorization"))
             return list_samples(service.name, self._dispatcher.in_flight())
 

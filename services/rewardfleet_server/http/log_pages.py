@@ -34,9 +34,9 @@ def add_log_pages(pages: FastAPI, settings: ServerSettings, api_keys: ApiKeys) -
         ValueError: The key file has no key, or an API key.
         OSError: It cannot be read.
     """
-    folder, keys = settings.score_log, ApiKeys(settings.score_log_key_file, "--score-log-key-file")
+    folder, keys = settings.score_log, ApiKeys(settings.score_log_key_file, "score_log_key_file")
     if keys.shares_a_key_with(api_keys):
-        file = f"--score-log-key-file {settings.score_log_key_file}"
+        file = f"score_log_key_file {settings.score_log_key_file}"
         raise ValueError(f"{file}: an API key is in it, which callers know; use another key")
     # One thread: a disk that does not answer holds no other.
     thread = ThreadPoolExecutor(1, thread_name_prefix="read-score-log")
@@ -46,7 +46,7 @@ def add_log_pages(pages: FastAPI, settings: ServerSettings, api_keys: ApiKeys) -
         if folder is None or settings.score_log_key_file is None:
             raise NotFound(
                 "this service does not show its score log: start it with --score-log FOLDER and "
-                "--score-log-key-file FILE"
+                "--set score_log_key_file=FILE"
             )
         keys.check(request.headers.get("authorization"))
         try:

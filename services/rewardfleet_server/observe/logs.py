@@ -13,7 +13,7 @@ import orjson
 
 from .telemetry import REQUEST
 
-#: What is written to standard error outside of Python. It is logged at any `--log-level`.
+#: What is written to standard error outside of Python. It is logged at any `log_level`.
 _native = logging.getLogger(f"{__name__}.stderr")
 _native.setLevel(logging.INFO)
 #: What every record has. Anything else was given as `extra`.

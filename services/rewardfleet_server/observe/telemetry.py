@@ -205,8 +205,8 @@ class _Series(dict[tuple[str, ...], Counter]):
 #: The gauges of `Admission`: an attribute, the name of the metric, and what it is.
 _GAUGES = (
     ("admitted", "admitted_requests", "Requests admitted and not answered yet."),
-    ("in_flight", "in_flight_items", "Items at the backend; --max-in-flight is the limit."),
-    ("queue_depth", "queue_depth", "Items that wait for the backend; --max-queue-depth."),
+    ("in_flight", "in_flight_items", "Items at the backend; max_in_flight is the limit."),
+    ("queue_depth", "queue_depth", "Items that wait for the backend; max_queue_depth."),
     ("waiting", "waiting_requests", "Requests that wait in line."),
     ("max_in_flight", "max_in_flight_items", "The limit on items at the backend, as configured."),
     ("max_queue_depth", "max_queue_depth", "The limit on items that wait, as configured."),
@@ -222,7 +222,7 @@ class Telemetry:
         service: The value of the label `service`.
         admission: Its counts are read whenever metrics are scraped.
         collectors: Metrics of the service itself.
-        deadline_s: Seconds for a request, `--deadline-s`.
+        deadline_s: Seconds for a request, `deadline_s`.
         log_sample_rate: Share of the requests without a failure that are logged, 0 to 1.
     """
 
@@ -295,7 +295,7 @@ class Telemetry:
             series.inc(0)
         for attribute, name, documentation in _GAUGES:
             self._gauge(name, documentation, partial(getattr, admission, attribute))
-        self._gauge("deadline_seconds", "--deadline-s, as configured.", lambda: deadline_s)
+        self._gauge("deadline_seconds", "deadline_s, as configured.", lambda: deadline_s)
 
     def _counter(self, name: str, documentation: str, *labels: str) -> _Series:
         name, _, names, _ = self._metric(name, "counter", documentation, *labels)

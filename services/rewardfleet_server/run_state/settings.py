@@ -10,10 +10,12 @@ from rewardfleet_server.settings import ServerSettings, Store, setting
 class RunStateSettings(ServerSettings):
     """The settings of a service with a run-state store."""
 
+    flags = (*ServerSettings.flags, "run_state", "replicas")
+
     # One line per setting.
     # fmt: off
-    run_state: Store = setting(None, "State of training runs (running means, temperatures, groups, budgets): a SQLite file, or redis://HOST:6379/0, which replicas share. Default: lost with the process.", metavar="FILE|URL", group="Run state")
-    replicas: PositiveInt = setting(1, "Replicas of this service behind one address. They must share --run-state.", group="Run state")
+    run_state: Store = setting(None, "State of training runs (running means, temperatures, groups, budgets): a SQLite file, or redis://HOST:6379/0, which replicas share. Default: lost with the process.", metavar="FILE|URL")
+    replicas: PositiveInt = setting(1, "Replicas of this service behind one address. They must share --run-state.")
     # fmt: on
 
     @model_validator(mode="after")

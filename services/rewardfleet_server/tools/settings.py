@@ -10,13 +10,10 @@ from rewardfleet_server.settings import setting
 class ToolsSettings(RunStateSettings):
     """`rewardfleet serve tools`."""
 
-    most_used = (
-        "port", "tool_families", "run_state", "replicas", "host", "api_key_file",
-        "allowed_host", "max_in_flight", "deadline_s", "log_level",
-    )  # fmt: skip
+    flags = (*RunStateSettings.flags, "tool_families")
 
     # One line per setting.
     # fmt: off
-    port: int = setting(SERVICES["tools"].port, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT", group="Network")
-    tool_families: FilePath | None = setting(None, 'JSON file ({"tool": "family"}) or CSV file (columns tool, family) with the families of tools: search, calculate or other. The labels and options of a request come before it.', metavar="FILE", group="Tools")
+    port: int = setting(SERVICES["tools"].port, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT")
+    tool_families: FilePath | None = setting(None, 'JSON file ({"tool": "family"}) or CSV file (columns tool, family) with the families of tools: search, calculate or other. The labels and options of a request come before it.', metavar="FILE")
     # fmt: on

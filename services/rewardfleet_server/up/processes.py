@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _MIN_BACKOFF, _MAX_BACKOFF = 0.5, 30.0
 #: A replica that ran for so many seconds is restarted after the minimum again.
 _STABLE_SECONDS = 60.0
-#: Seconds beyond `--shutdown-timeout-s` after which a replica that should end is killed.
+#: Seconds beyond `shutdown_timeout_s` after which a replica that should end is killed.
 _GRACE_SECONDS = 5.0
 #: The log file of a replica, in bytes; one older file is kept.
 _LOG_BYTES = 10 * 2**20

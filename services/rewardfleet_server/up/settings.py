@@ -1,6 +1,5 @@
 """Which services `rewardfleet up` starts, and with which settings: defaults, a TOML file, flags."""
 
-import difflib
 import itertools
 import os
 import secrets
@@ -16,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rewardfleet.wire.urls import is_loopback
 from rewardfleet.wire.validation import format_validation_error
-from rewardfleet_server.flags import read_settings
+from rewardfleet_server.flags import arguments_of, read_settings
 from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.settings import ServerSettings, flag_of
+from rewardfleet_server.settings import ServerSettings, did_you_mean
 
 #: The ports of further replicas of a service: that of the first one plus a multiple of this.
 PORT_STEP = 10
@@ -69,8 +68,8 @@ class PlannedReplica:
 
     @property
     def flags(self) -> list[str]:
-        """The flags of `rewardfleet serve`."""
-        return [flag for name, value in self.given.items() for flag in _flags(name, value)]
+        """The arguments of `rewardfleet serve`."""
+        return arguments_of(type(self.settings), self.given)
 
     def on_another_port(self) -> "PlannedReplica":
         """Return the same replica on another port; see `free_port`."""
@@ -131,8 +130,7 @@ def _table(name: str, value: Any) -> dict[str, Any]:
 def _known(name: str, flag: str) -> str:
     if name in SERVICES:
         return name
-    near = difflib.get_close_matches(name, SERVICES, 1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    hint = did_you_mean(name, SERVICES)
     raise ValueError(f"{flag} {name}: no such service{hint}; there are {', '.join(SERVICES)}")
 
 
@@ -158,9 +156,7 @@ def _replicas(config: FleetConfig, service: str) -> Iterable[PlannedReplica]:
     fields = settings_type.model_fields
     for name in own:
         if name not in fields:
-            near = difflib.get_close_matches(name, fields, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"[{service}] {name}: no such setting{hint}")
+            raise ValueError(f"[{service}] {name}: no such setting{did_you_mean(name, fields)}")
     first_port = own.pop("port", fields["port"].default)
     for number in range(count):
         given: dict[str, Any] = {**_defaults(config, service, count), **own}
@@ -197,12 +193,3 @@ def _defaults(config: FleetConfig, service: str, count: int) -> dict[str, Any]:
     if "cache" in fields:
         given["cache"] = folder / f"{service}-cache.sqlite"
     return given
-
-
-def _flags(name: str, value: Any) -> list[str]:
-    flag = flag_of(name)
-    if isinstance(value, bool):
-        return [flag if value else f"--no-{flag.removeprefix('--')}"]
-    if isinstance(value, list | tuple):
-        return [part for each in value for part in (flag, str(each))]
-    return [flag, str(value)]

@@ -19,11 +19,18 @@ from pydantic import (
 )
 from pydantic_settings import NoDecode
 
-from rewardfleet_server.settings import CacheSettings, NameList, given_flag, setting, unread
+from rewardfleet_server.settings import CacheSettings, NameList, flag_of, setting, shown_value
 
 from .judges.completion import complete_judge, complete_set
-from .judges.settings import ALIASES, GivenValues, JudgeSettings, all_built_in, built_in
-from .prompts import Template
+from .judges.settings import (
+    ALIASES,
+    JudgeSettings,
+    built_in,
+    no_such_setting,
+    read_pairs,
+    takes,
+    validated,
+)
 
 #: Environment variable that marks the processes of an engine started by a rewardfleet service.
 _ENGINE_MARKER = "REWARDFLEET_ENGINE_PROCESS"
@@ -70,70 +77,48 @@ ORIGINAL_DEFAULTS: dict[str, dict[str, Any]] = {
 PathList = Annotated[list[DirectoryPath], NoDecode, BeforeValidator(_split)]
 
 
-class OriginalFlags(CacheSettings):
-    """The flags of the original LIBERO reward server that set something of a judge.
-
-    `--help` does not list them. Those that begin with `primo` are for PRIMO-R1, and the others for
-    each other judge. Factories get them all, with these defaults.
-    """
-
-    # One line per setting.
-    # fmt: off
-    tensor_parallel_size: PositiveInt = setting(2)
-    max_model_len: PositiveInt = setting(16384)
-    gpu_memory_utilization: float = setting(0.8, gt=0, le=1)
-    temperature: float = setting(0.0, ge=0, le=2)
-    top_p: float = setting(0.001, gt=0, le=1)
-    max_tokens: PositiveInt = setting(64)
-    prompt_template: Template | None = setting(None)
-    primo_tensor_parallel_size: PositiveInt = setting(1)
-    primo_max_model_len: PositiveInt = setting(16384)
-    primo_gpu_memory_utilization: float = setting(0.9, gt=0, le=1)
-    primo_temperature: float = setting(0.1, ge=0, le=2)
-    primo_top_p: float = setting(0.001, gt=0, le=1)
-    primo_max_tokens: PositiveInt = setting(4096)
-    primo_system_prompt: Template | None = setting(None)
-    primo_user_prompt: Template | None = setting(None)
-    # fmt: on
+#: What flags set of judges: the judge, None for each that has the setting, and the setting. The
+#: first flag for a judge counts. These are what commands of the original LIBERO server have.
+_OF_JUDGES: dict[str, tuple[str | None, str]] = {
+    "primo_tensor_parallel_size": ("PRIMO-R1", "tensor_parallel_size"),
+    "tensor_parallel_size": (None, "tensor_parallel_size"),
+    "max_model_len": (None, "max_model_len"),
+    "model_path": (None, "model_path"),
+    "openai_url": ("openai", "url"),
+    "openai_model": ("openai", "model"),
+}
 
 
-#: Beginnings of names of flags that are for one judge.
-_PREFIXES = {"primo": "PRIMO-R1", "openai": "openai"}
-
-
-def judge_setting(name: str) -> tuple[str | None, str]:
-    """Return the judge and its setting that a flag sets; None for each judge that has it."""
-    prefix, _, rest = name.partition("_")
-    return (_PREFIXES[prefix], rest) if prefix in _PREFIXES else (None, name)
-
-
-class VideoSettings(OriginalFlags):
+class VideoSettings(CacheSettings):
     """The settings of `rewardfleet serve video`."""
 
-    most_used = (
-        "port", "video_root", "backend", "model_path", "gpu_ids",
-        "openai_url", "openai_model", "api_key_file", "host", "cache",
-    )  # fmt: skip
-    hidden: ClassVar = (*CacheSettings.hidden, *OriginalFlags.__annotations__)
+    flags = (
+        *CacheSettings.flags,
+        *("video_root", "backend", "model_path", "gpu_ids", "tensor_parallel_size"),
+        *("primo_tensor_parallel_size", "max_model_len", "openai_url", "openai_model"),
+        *("custom_backend_factory", "calibration", "abstention", "profile"),
+    )
     other_flags: ClassVar = {"backend": "--judge"}
     completions: ClassVar = {"backend": complete_judge, "set": complete_set}
 
     # One line per setting.
     # fmt: off
-    video_root: PathList = setting([], "Folder of the files that video_path may name; repeatable.", group="Video")
-    video_url_host: NameList = setting([], "Host of video_url, which is fetched by https; repeatable.", group="Video")
-    backend: NameList = setting([], "Judge to load, see `rewardfleet judges`; repeatable. The first is the default of requests.", metavar="JUDGE", shown="reference, or that of a flag below", group="Video")
-    model_path: str | None = setting(None, "Checkpoint: a folder, or a name on a hub. Selects qwen2_5_vl_vllm.", metavar="MODEL", group="Video")
-    gpu_ids: str = setting("0,1", "GPUs for all judges, e.g. 0,1.", shown="those that CUDA shows", group="Video")
-    openai_url: HttpUrl | None = setting(None, "Endpoint such as http://127.0.0.1:8000/v1. Selects the judge openai.", group="Video")
-    openai_model: str | None = setting(None, "Model to request there.", group="Video")
-    custom_backend_factory: str | None = setting(None, "pkg.mod:function that builds your own judge, named by --backend.", metavar="FUNCTION", group="Video")
-    judge_config: FilePath | None = setting(None, "TOML file with a table of options for each judge.", group="Video")
-    set: Annotated[list[str], NoDecode, BeforeValidator(_split_pairs)] = setting([], "Option of the judge: top_p=0.9, or JUDGE.top_p=0.9 of several; repeatable. `rewardfleet judges JUDGE` lists them.", metavar="NAME=VALUE", group="Video")
-    calibration: FilePath | None = setting(None, "Of `rewardfleet calibrate`: scores are calibrated. Another judge or other options are refused.", group="Video")
-    label_fraction: float = setting(0.0, "Of scores, drawn for people to label; needs --score-log.", ge=0, le=1, group="Logging", metavar="SHARE")
-    abstention: Annotated[Literal["null", "error"] | float, BeforeValidator(_read_abstention)] = setting("null", "null: a score of null. error: the HTTP error `abstained`. A number in [0, 1]: null, and on /rlinf/score, which it opens, the number.", metavar="null|error|NUMBER", group="Video")
-    profile: Literal["rlinf-rlaif"] | None = setting(None, "Defaults of the original LIBERO server; flags win over them.", group="Video")
+    video_root: PathList = setting([], "Folder of the files that video_path may name; repeatable.")
+    video_url_host: NameList = setting([], "Hosts of video_url, which is fetched by https.")
+    backend: NameList = setting([], "Judge to load, see `rewardfleet judges`; repeatable. The first is the default of requests.", metavar="JUDGE", shown="reference, or that of a flag below")
+    model_path: str | None = setting(None, "Checkpoint: a folder or a name on a hub. Selects qwen2_5_vl_vllm.", metavar="MODEL")
+    gpu_ids: str = setting("0,1", "GPUs for all judges, e.g. 0,1.", shown="those that CUDA shows")
+    tensor_parallel_size: PositiveInt | None = setting(None, "GPUs per replica of each model.", shown="by judge", metavar="N")
+    primo_tensor_parallel_size: PositiveInt | None = setting(None, "The same, of PRIMO-R1 alone.", metavar="N")
+    max_model_len: PositiveInt | None = setting(None, "Tokens of prompt, frames and answer together.", shown="16384", metavar="N")
+    openai_url: HttpUrl | None = setting(None, "Endpoint such as http://127.0.0.1:8000/v1. Selects the judge openai.")
+    openai_model: str | None = setting(None, "Model to request there.")
+    custom_backend_factory: str | None = setting(None, "pkg.mod:function that builds your own judge, named by --backend.", metavar="FUNCTION")
+    set: Annotated[list[str], NoDecode, BeforeValidator(_split_pairs)] = setting([], "A setting below, or an option of the judge, see `rewardfleet judges JUDGE`: top_p=0.9, or JUDGE.top_p=0.9 of several; repeatable.", metavar="NAME=VALUE")
+    calibration: FilePath | None = setting(None, "Of `rewardfleet calibrate`, applied to scores; refused with another judge.")
+    label_fraction: float = setting(0.0, "Share of scores drawn for people to label; needs --score-log.", ge=0, le=1, metavar="SHARE")
+    abstention: Annotated[Literal["null", "error"] | float, BeforeValidator(_read_abstention)] = setting("null", "null: a score of null. error: the HTTP error `abstained`. A number in [0, 1]: null, and on /rlinf/score, which it opens, the number.", metavar="null|error|NUMBER")
+    profile: Literal["rlinf-rlaif"] | None = setting(None, "Defaults of the original LIBERO server; flags win over them.")
     # fmt: on
 
     @field_validator("gpu_ids")
@@ -170,7 +155,7 @@ class VideoSettings(OriginalFlags):
     def _keeps_what_is_to_be_labeled(self) -> Self:
         if self.label_fraction and self.score_log is None:
             raise ValueError(
-                f"--label-fraction {self.label_fraction:g} marks scores in the score log: give "
+                f"label_fraction {self.label_fraction:g} marks scores in the score log: give "
                 "--score-log FOLDER as well"
             )
         return self
@@ -186,16 +171,19 @@ class VideoSettings(OriginalFlags):
     @model_validator(mode="after")
     def _judges_read_all(self) -> Self:
         """Refuse a setting that no judge to load reads, and a value that one does not accept."""
-        loaded = self._canonical_backends
-        self._given_to_judges().check()
+        values = self._values_of_judges()
+        for name in values:
+            if values[name] and built_in(name):
+                validated(name, values[name])
         selecting = self.model_fields_set & {"custom_backend_factory", "gpu_ids"}
-        judges = [built_in(name) for name in loaded] if selecting else []
+        judges = [built_in(name) for name in values] if selecting else []
         if self.custom_backend_factory and all(judges):
-            flag = given_flag("custom_backend_factory", self.custom_backend_factory)
-            raise ValueError(unread(flag, loaded, ["a judge of your own, which --backend names"]))
+            raise ValueError(
+                f"--custom-backend-factory {self.custom_backend_factory}: name your judge by "
+                f"--backend; {' and '.join(values)} come with the service"
+            )
         if "gpu_ids" in selecting and not any(each is None or each.has_model for each in judges):
-            readers = [each.name for each in all_built_in() if each.has_model]
-            raise ValueError(unread(given_flag("gpu_ids", self.gpu_ids), loaded, readers))
+            raise ValueError(f"--gpu-ids {self.gpu_ids}: {' and '.join(values)} runs no model here")
         return self
 
     def judge_settings(self, name: str) -> JudgeSettings:
@@ -204,41 +192,35 @@ class VideoSettings(OriginalFlags):
         Raises:
             ValueError: A value is not accepted.
         """
-        return self._given_to_judges().settings_of(ALIASES.get(name, name))
+        name = ALIASES.get(name, name)
+        return validated(name, self._values_of_judges()[name])
 
     def factory_settings(self, name: str) -> Mapping[str, Any]:
-        """Return what `--judge-config` and `--set` say about a judge of the user's own."""
-        return self._given_to_judges().values(name)
+        """Return what `--set` says about a judge of the user's own."""
+        return read_pairs(self.set, self._canonical_backends)[name]
 
-    def _given_to_judges(self) -> GivenValues:
-        """Return the values that judges get: `--set` comes before flags, and these before files.
+    def _values_of_judges(self) -> dict[str, dict[str, Any]]:
+        """Return the values that judges get: `--set` comes before flags, and these before a profile.
 
         A flag for each judge is for those that have no value of their own. An empty one, as in
         `REWARDFLEET_MODEL_PATH=`, is not given.
         """
         loaded = self._canonical_backends
-        given = GivenValues(loaded)
-        if self.judge_config is not None:
-            given.read_file(self.judge_config)
-        names = ["openai_url", "openai_model", "model_path", *OriginalFlags.__annotations__]
-        names = [name for name in names if name in self.model_fields_set]
-        flags = {name: value for name in names if (value := getattr(self, name)) not in (None, "")}
-        for name, value in flags.items():
-            judge, key = judge_setting(name)
+        values = read_pairs(self.set, loaded)
+        for name, (judge, key) in _OF_JUDGES.items():
+            value = getattr(self, name)
+            if value in (None, "") or name not in self.model_fields_set:
+                continue
+            takers = [each for each in loaded if judge in (None, each) and takes(each, key)]
             # The factory of a judge that is not built in gets all flags.
-            if judge in loaded or (judge and all(built_in(each) for each in loaded)):
-                given.add(judge, key, value, given_flag(name, value))
-        given.read_pairs(self.set)
-        for name, value in flags.items():
-            judge, key = judge_setting(name)
-            if judge is None:
-                but = ("PRIMO-R1",) if name in OriginalFlags.__annotations__ else ()
-                given.add_for_all(key, value, given_flag(name, value), but)
+            if not takers and all(built_in(each) for each in loaded):
+                reason = no_such_setting(loaded, key)
+                raise ValueError(f"{flag_of(name)} {shown_value(value)}: {reason}")
+            for taker in takers:
+                values[taker].setdefault(key, value)
         for judge in loaded if self.profile else ():
-            for key, value in ORIGINAL_DEFAULTS.get(judge, {}).items():
-                if key not in given.values(judge):
-                    given.add(judge, key, value, f"--profile {self.profile}")
-        return given
+            values[judge] = {**ORIGINAL_DEFAULTS.get(judge, {}), **values[judge]}
+        return values
 
     @property
     def selected_gpus(self) -> list[str] | None:
@@ -266,8 +248,7 @@ class VideoSettings(OriginalFlags):
         return [
             name
             for name in judges
-            if name in ORIGINAL_DEFAULTS
-            and not replacing & self._given_to_judges().values(name).keys()
+            if name in ORIGINAL_DEFAULTS and not replacing & self._values_of_judges()[name].keys()
         ]
 
 

@@ -411,7 +411,7 @@ def test_an_unsuitable_signing_key_prevents_the_start(
     api_keys, file = tmp_path / "api.keys", tmp_path / "signing.key"
     api_keys.write_text("# keys\nfirst\nthe-api-key\n")
     file.write_text(content)
-    with pytest.raises(ValueError, match=f"--cache-signing-key-file .*: {reason}"):
+    with pytest.raises(ValueError, match=f"cache_signing_key_file .*: {reason}"):
         serve_code(cache_signing_key_file=file, api_key_file=api_keys)
 
 
@@ -536,7 +536,7 @@ def test_no_score_is_wrong_while_the_server_is_flushed_and_connections_are_kille
         each["revision"] = f"number = {number}\nprint(input())"
     expected = [0.5, 1.0] * 20
     done = threading.Event()
-    arguments = ["--cache", url, "--cache-mb", "0", "--workers", "2"]
+    arguments = ["--cache", url, "--set", "cache_mb=0", "--workers", "2"]
     with service_process("code", *arguments) as (_, service), ThreadPoolExecutor(4) as pool:
         client = httpx.Client(base_url=service, trust_env=False, timeout=120)
 

@@ -106,17 +106,17 @@ def test_the_memory_is_that_of_the_container_or_the_machine(
     assert Capacity.here(tmp_path).total == pytest.approx(gib * GIB, abs=1)
 
 
-#: Workers, `--max-memory-mb` and what 2 GiB are too little for.
+#: Workers, `max_memory_mb` and what 2 GiB are too little for.
 CONFIGURATIONS = [
     (2, None, None),
     (4, 256, None),
     (
         4,
         512,
-        "--workers 4 and --max-memory-mb 512: one program per worker, and one process of tests, "
+        "--workers 4 and max_memory_mb 512: one program per worker, and one process of tests, "
         "need 2.2 GiB",
     ),
-    (1, 1024, "Give fewer --workers, --max-memory-mb 469, or more memory"),
+    (1, 1024, "Give fewer --workers, max_memory_mb 469, or more memory"),
     (64, None, "--workers 64: one program per worker"),
 ]
 
@@ -240,7 +240,7 @@ print(len(held) + f(0))
 @pytest.mark.parametrize("level", LEVELS)
 def test_programs_do_not_lose_their_memory_to_others(level: str):
     """In 2 GiB, which the programs that may use a core at the same time would exceed."""
-    flags = ("--isolation", level, "--workers", "4", "--cache", "", "--cache-mb", "0")
+    flags = ("--isolation", level, "--workers", "4", "--cache", "", "--set", "cache_mb=0")
     with (
         memory_group(2 * GIB) as group,
         service_process("code", *flags, prefix=group.command) as (_, url),

@@ -201,7 +201,7 @@ def test_a_killed_build_leaves_nothing_that_is_used(cache, wheels, monkeypatch):
 
 @pytest.mark.slow
 def test_a_package_that_cannot_be_installed_ends_the_start_in_one_line(cache, wheels):
-    flags = ["--port", "0", "--packages", "rf-sample,rf-absent", "--log-level", "warning"]
+    flags = ["--port", "0", "--packages", "rf-sample,rf-absent", "--set", "log_level=warning"]
     done = subprocess.run(
         [COMMAND, "serve", "code", *flags], capture_output=True, text=True, check=False
     )

@@ -26,7 +26,7 @@ def test_without_keys_only_loopback_names_are_accepted(serve: Serve, frames_requ
         assert statuses(client, FOREIGN, path) == {403}
     answer = client.post("/score", json=frames_request, headers={"host": "evil.example:18080"})
     assert (answer.status_code, answer.json()["kind"]) == (403, "forbidden")
-    assert "--allowed-host" in answer.json()["detail"]
+    assert "allowed_host" in answer.json()["detail"]
     assert answer.headers["x-rewardfleet-service"] == "video"
 
 

@@ -25,7 +25,7 @@ def test_a_waiting_request_costs_20_kib_and_what_has_arrived_of_its_body():
     program = "import time; time.sleep(60) #" + "x" * 60_000
     body = {"query": [program], "prompts": [""], "labels": [{"inputs": [""], "outputs": [""]}]}
     content = json.dumps(body).encode()
-    flags = ("--workers", "1", "--max-in-flight", "1", "--max-queue-depth", "1")
+    flags = ("--workers", "1", "--set", "max_in_flight=1", "--set", "max_queue_depth=1")
     with service_process("code", *flags) as (process, url), ExitStack() as stack:
         status = Path(f"/proc/{process.pid}/status")
 

@@ -100,7 +100,7 @@ def test_free_ports_leave_out_those_in_use(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("content", "overrides", "reason"),
     [
-        ("", {"only": ["vidoe"]}, r"--only vidoe: no such service \(did you mean video\?\)"),
+        ("", {"only": ["vidoe"]}, r"--only vidoe: no such service; did you mean video\?"),
         ("", {"replicas": {"cod": 2}}, "--only cod: no such service"),
         ("", {"replicas": {"code": 0}}, "replicas of code: give 1 to 100"),
         ("[code]\nreplicas = 'x'", {}, "replicas of code: give 1 to 100"),

@@ -193,7 +193,8 @@ def test_its_scores_are_not_cached(custom, calls, make_video):
 
 
 def test_the_factory_gets_the_settings(custom, module, calls):
-    load_and_close(custom("build_recording", model_path="/models/x", temperature=0.5, port=18081))
+    given = {"model_path": "/models/x", "set": ["temperature=0.5"], "port": 18081}
+    load_and_close(custom("build_recording", **given))
     [(type_name, args, _)] = calls()
     assert type_name == "Namespace"
     expected = {
@@ -227,28 +228,26 @@ def test_the_factory_gets_all_options_of_the_original_server(custom, calls):
     assert all(args[name] is not None for name in original.split())
 
 
-def test_the_factory_gets_settings_of_its_own(custom, calls, tmp_path: Path):
-    (tmp_path / "judges.toml").write_text("[mine]\nthreshold = 0.5\n")
-    load_and_close(
-        custom("build_recording", judge_config=tmp_path / "judges.toml", set=["device=cpu"])
-    )
+def test_the_factory_gets_settings_of_its_own(custom, calls):
+    load_and_close(custom("build_recording", set=["threshold=0.5", "device=cpu"]))
     [(_, args, _)] = calls()
-    assert (args["threshold"], args["device"]) == (0.5, "cpu")
-    with pytest.raises(ValueError, match="temperature: the service has this setting: give --temp"):
-        load_and_close(custom("build_recording", set=["temperature=1"]))
+    assert (args["threshold"], args["device"]) == ("0.5", "cpu")
+    with pytest.raises(ValueError, match="mine.port: the service has this setting: give --set po"):
+        load_and_close(custom("build_recording", set=["mine.port=1"]))
+    with pytest.raises(ValueError, match="mine.max_tokens=x: invalid literal for int"):
+        load_and_close(custom("build_recording", set=["max_tokens=x"]))
 
 
 def test_the_factory_gets_the_defaults_of_the_original_server(custom, calls):
     load_and_close(custom("build_recording"))
     given = {
-        "model_path": "/models/x",
         "prompt_template": "Is this done: {task}?",
         "primo_top_p": 0.5,
         "primo_max_tokens": 16,
         "primo_system_prompt": "Think.",
         "primo_user_prompt": "{task}?",
     }
-    load_and_close(custom("build_recording", **given))
+    load_and_close(custom("build_recording", set=[f"{k}={v}" for k, v in given.items()]))
     (_, default, _), (_, explicit, _) = calls()
     assert default["model_path"] == "Qwen/Qwen2.5-VL-7B-Instruct"
     assert (default["primo_top_p"], default["primo_max_tokens"]) == (0.9, 1024)

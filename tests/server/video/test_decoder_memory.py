@@ -173,7 +173,7 @@ def test_64_clips_with_large_decoders_stay_within_the_limit(tmp_path: Path):
     heavy = write_clip(tmp_path / "heavy.mp4", "h264", 4096, 2304, 24)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("REWARDFLEET_")}
     command = [sys.executable, "-m", "rewardfleet_server", "serve", "video"]
-    command += ["--port", "0", "--deadline-s", "3400"]
+    command += ["--port", "0", "--set", "deadline_s=3400"]
     log = tmp_path / "log"
     with (
         log.open("w") as stderr,

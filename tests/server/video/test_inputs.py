@@ -220,7 +220,7 @@ def test_urls_are_forbidden_by_default(client):
     body = {"task_text": TASK, "video_url": "https://example.com/a.mp4"}
     answer = client.post("/score", json=body)
     assert answer.status_code == 403
-    assert "--video-url-host" in answer.json()["detail"]
+    assert "video_url_host" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(

@@ -476,7 +476,7 @@ def start(folder: Folder) -> Iterator[Callable[..., tuple[subprocess.Popen[str],
 
 @pytest.mark.slow
 def test_a_service_with_a_hung_judge_exits_after_its_shutdown_timeout(start, folder):
-    process, client = start("--shutdown-timeout-s=1")
+    process, client = start("--set=shutdown_timeout_s=1")
     with client, at_work(folder, client, "hang", THREADS + 2) as calls:
         wait_until(lambda: metric(client, 'in_flight_items{service="video"}') == THREADS + 2)
         begun = time.monotonic()

@@ -214,14 +214,10 @@ def test_the_profile_has_the_defaults_of_the_original():
     assert (settings.host, settings.port, settings.abstention) == ("127.0.0.1", 18080, "null")
 
 
-def test_flags_variables_and_files_come_before_the_profile(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    (file := tmp_path / "judges.toml").write_text("[PRIMO-R1]\ntop_p = 0.5\nmax_tokens = 7\n")
-    primo = {**PROFILE, "backend": ["PRIMO-R1"], "model_path": "m", "judge_config": file}
-    assert VideoSettings(**primo).judge_settings("PRIMO-R1").max_tokens == 7
-    flag = VideoSettings(**primo, primo_top_p=0.7).judge_settings("PRIMO-R1")
-    assert (flag.top_p, flag.max_tokens) == (0.7, 7)
+def test_flags_and_variables_come_before_the_profile(monkeypatch: pytest.MonkeyPatch):
+    primo = {**PROFILE, "backend": ["PRIMO-R1"], "model_path": "m", "set": ["max_tokens=7"]}
+    given = VideoSettings(**primo).judge_settings("PRIMO-R1")
+    assert (given.model_path, given.max_tokens, given.top_p) == ("m", 7, 0.9)
     monkeypatch.setenv("REWARDFLEET_MODEL_PATH", "from the environment")
     monkeypatch.setenv("REWARDFLEET_GPU_IDS", "3")
     monkeypatch.setenv("REWARDFLEET_PROFILE", "rlinf-rlaif")

@@ -142,7 +142,7 @@ class Preflight:
         if len(done.verdicts) < len(done.numbers):
             longest = self._settings.max_submission_s
             raise InvalidRequest(
-                f"tests.row: its own solution takes more than --max-submission-s ({longest:g} s)"
+                f"tests.row: its own solution takes more than max_submission_s ({longest:g} s)"
             )
         return {}
 

@@ -1,4 +1,4 @@
-"""Fetch `video_url`: over https, only from hosts of `--video-url-host`, at public addresses."""
+"""Fetch `video_url`: over https, only from hosts of `video_url_host`, at public addresses."""
 
 import asyncio
 import ipaddress
@@ -92,7 +92,7 @@ class Fetcher:
             DeadlineExceeded: It took longer than 30 s.
         """
         if not self._hosts:
-            raise Forbidden("video_url is not enabled here (--video-url-host); send the video")
+            raise Forbidden("video_url is not enabled here (video_url_host); send the video")
         try:
             async with asyncio.timeout(_SECONDS), self._slots:
                 return await self._follow_redirects(url)
@@ -127,7 +127,7 @@ class Fetcher:
         if parts.scheme != "https" or not host or parts.username is not None:
             raise InvalidRequest("video_url must be an https URL, without user or password")
         if host.lower() not in self._hosts:
-            raise Forbidden(f"video_url: the host {host[:100]} is not allowed (--video-url-host)")
+            raise Forbidden(f"video_url: the host {host[:100]} is not allowed (video_url_host)")
         return parts
 
     async def _request(self, parts: SplitResult) -> httpx.Request:

@@ -32,7 +32,7 @@ from rewardfleet_server.system.child_process import describe_end
 from .child import LENGTH, MAX_ANSWER_BYTES, MAX_BYTES
 
 log = logging.getLogger(__name__)
-#: What judges print. It is logged at any `--log-level`, as standard error would be.
+#: What judges print. It is logged at any `log_level`, as standard error would be.
 _output = logging.getLogger(f"{__name__}.output")
 _output.setLevel(logging.INFO)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from rewardfleet_server.settings import flag_of
+from rewardfleet_server.settings import shown_value
 from rewardfleet_server.system.threads import usable_cores
 from rewardfleet_server.video.custom_judge.process import JudgeNotStarted, JudgeOrder, JudgeProcess
 from rewardfleet_server.video.prompts import PERCENTAGE, Prompt
@@ -49,10 +49,21 @@ def build(name: str, settings: VideoSettings) -> DeferredJudge:
     return DeferredJudge(lambda: CustomJudge(order))
 
 
-#: Defaults of the original server that differ from those of this one: its factories rely on them.
-_ORIGINAL_DEFAULTS = {
+#: The settings of judges that the original server has, with its defaults, on which its factories
+#: rely.
+_ORIGINAL_DEFAULTS: dict[str, str | float] = {
     **ORIGINAL_DEFAULTS["qwen2_5_vl_vllm"],
+    "tensor_parallel_size": 2,
+    "max_model_len": 16384,
+    "gpu_memory_utilization": 0.8,
+    "temperature": 0.0,
+    "top_p": 0.001,
+    "max_tokens": 64,
     "prompt_template": PERCENTAGE.template,
+    "primo_tensor_parallel_size": 1,
+    "primo_max_model_len": 16384,
+    "primo_gpu_memory_utilization": 0.9,
+    "primo_temperature": 0.1,
     **{f"primo_{key}": value for key, value in ORIGINAL_DEFAULTS["PRIMO-R1"].items()},
     "primo_system_prompt": Prompt.load("primo_system").template,
     "primo_user_prompt": Prompt.load("primo_user").template,
@@ -63,13 +74,18 @@ def _factory_arguments(name: str, settings: VideoSettings) -> dict[str, JsonValu
     """Return all settings by name; those that are not set have the original server's defaults.
 
     Raises:
-        ValueError: A setting of the service is given as one of the judge.
+        ValueError: A setting of the service is given as one of the judge, or is no number.
     """
     values = {**settings.model_dump(mode="json"), "backend": name}
-    defaults = _ORIGINAL_DEFAULTS.keys() - settings.model_fields_set
-    own = settings.factory_settings(name)
+    own = dict(settings.factory_settings(name))
     for key in own.keys() & values.keys():
-        raise ValueError(f"{name}.{key}: the service has this setting: give {flag_of(key)}")
+        raise ValueError(f"{name}.{key}: the service has this setting: give --set {key}=VALUE")
+    for key in own.keys() & _ORIGINAL_DEFAULTS.keys():
+        try:
+            own[key] = type(_ORIGINAL_DEFAULTS[key])(own[key])  # the factory expects this type
+        except ValueError as error:
+            raise ValueError(f"{name}.{key}={shown_value(own[key])}: {error}") from None
+    defaults = _ORIGINAL_DEFAULTS.keys() - settings.model_fields_set
     return {**values, **{key: _ORIGINAL_DEFAULTS[key] for key in defaults}, **own}
 
 

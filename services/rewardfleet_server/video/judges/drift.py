@@ -26,7 +26,7 @@ random variables by betting, 2020, arXiv:2010.09686. A test of exchangeability (
 randomness online, 2019, arXiv:1906.09256) would take a learning policy for drift.
 
 What cannot be seen. Scores that are a mixture as before: a judge that takes failures of a new kind
-for successes, or that calls all clips failures. Only labels tell (`--label-fraction`).
+for successes, or that calls all clips failures. Only labels tell (`label_fraction`).
 """
 
 import hashlib

@@ -1,21 +1,18 @@
-"""The settings of judges: who declares them, and what flags, variables and files say about them."""
+"""The settings of judges: who declares them, and what `--set` says about them."""
 
-import difflib
 import functools
 import importlib
 import importlib.util
 import pkgutil
 import re
-import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
-from rewardfleet.wire.validation import join_errors
-from rewardfleet_server.settings import shown_value, unread
+from rewardfleet.wire.validation import InputError, join_errors
+from rewardfleet_server.settings import did_you_mean, shown_value
 from rewardfleet_server.video.prompts import Template
 
 if TYPE_CHECKING:
@@ -39,8 +36,17 @@ class JudgeSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     #: Settings that are read only if another one has a value: by name, the name and the value of
-    #: the other. A condition on a setting that the judge does not have is met.
+    #: the other.
     read_if: ClassVar[Mapping[str, tuple[str, str]]] = {}
+
+    @model_validator(mode="after")
+    def _reads_all(self) -> Self:
+        """Refuse settings that are not read with the values of others."""
+        for name in self.model_fields_set & self.read_if.keys():
+            other, wanted = self.read_if[name]
+            if getattr(self, other) != wanted:
+                raise ValueError(f"{name} is read with {other}={wanted} only")
+        return self
 
     @property
     def runs_on(self) -> str | None:
@@ -98,20 +104,6 @@ class BuiltInJudge:
         engine = self.settings().runs_on
         return (engine,) if engine else ()
 
-    def reads(self, key: str, values: Mapping[str, Any]) -> bool:
-        """Return whether it reads a setting, if it has other ones with these values."""
-        fields = self.settings.model_fields
-        other, wanted = self.settings.read_if.get(key, ("", ""))
-        return key in fields and (
-            other not in fields or values.get(other, fields[other].default) == wanted
-        )
-
-    def label(self, key: str) -> str:
-        """Return its name, and on what it depends whether it reads a setting that it has."""
-        other, wanted = self.settings.read_if.get(key, ("", ""))
-        has_condition = other in self.settings.model_fields
-        return f"{self.name} with {other}={wanted}" if has_condition else self.name
-
 
 @functools.cache
 def built_in(name: str) -> BuiltInJudge | None:
@@ -139,123 +131,67 @@ def all_built_in() -> list[BuiltInJudge]:
     )
 
 
-class GivenValues:
-    """The values that flags, variables and files give to the settings of judges.
-
-    Each method raises a ValueError if no judge to load reads a value, and names those that do.
+def read_pairs(pairs: Iterable[str], loaded: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the settings of judges that `--set` gives, by judge and name.
 
     Args:
+        pairs: `JUDGE.NAME=VALUE`, or `NAME=VALUE` for the only judge.
         loaded: The judges to load. Those that do not come with the service read everything.
+
+    Raises:
+        ValueError: No judge to load reads one of them.
     """
-
-    def __init__(self, loaded: Sequence[str]) -> None:
-        self._loaded = loaded
-        self._values: dict[str, dict[str, Any]] = {name: {} for name in loaded}
-        self._sources: dict[tuple[str, str], str] = {}
-
-    def values(self, name: str) -> Mapping[str, Any]:
-        """Return those of a judge, by the name of the setting."""
-        return self._values.get(name, {})
-
-    def read_file(self, path: Path) -> None:
-        """Add what the file of `--judge-config` has: one table per judge."""
-        try:
-            tables = tomllib.loads(path.read_text())
-        except ValueError as error:
-            raise ValueError(f"--judge-config {path}: {error}") from None
-        for name, table in tables.items():
-            if not isinstance(table, dict):
-                raise ValueError(  # noqa: TRY004 - like that of any other setting
-                    f"--judge-config {path}: {name} is in no table; give one table per judge, such "
-                    "as [PRIMO-R1]"
-                )
-            for key, value in table.items():
-                source = f"--judge-config {path}: [{name}] {key} = {shown_value(value)}"
-                self.add(ALIASES.get(name, name), key, value, source)
-
-    def read_pairs(self, pairs: Iterable[str]) -> None:
-        """Add what `--set` has: `JUDGE.NAME=VALUE`, or `NAME=VALUE` for the only judge."""
-        for pair in pairs:
-            source = f"--set {shown_value(pair)}"
-            path, equals, value = pair.partition("=")
-            name, _, key = path.strip().rpartition(".")
-            if not equals or not key:
-                raise ValueError(f"{source}: give NAME=VALUE or JUDGE.NAME=VALUE")
-            if not name and len(self._loaded) > 1:
-                choices = " or ".join(f"{each}.{key}" for each in self._loaded)
-                raise ValueError(f"{source}: several judges are loaded: set {choices}")
-            self.add(ALIASES.get(name, name) or self._loaded[0], key, value, source)
-
-    def add(self, name: str, key: str, value: Any, source: str) -> None:
-        """Add a value for one judge, in place of an earlier one."""
-        judge = built_in(name)
-        if name not in self._values:
-            if judge is None:
-                raise ValueError(f"{source}: no judge {name} is loaded, but {_list(self._loaded)}")
-            raise ValueError(unread(source, self._loaded, [name]))
-        fields = judge.settings.model_fields if judge else {key: None}
-        if key not in fields:
-            if readers := _readers(key):
-                raise ValueError(unread(source, self._loaded, readers))
-            near = difflib.get_close_matches(key, fields, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{source}: {name} has no such setting{hint}; it has: {_list(fields)}")
-        self._values[name][key] = value
-        self._sources[name, key] = source
-
-    def add_for_all(self, key: str, value: Any, source: str, but: Collection[str] = ()) -> None:
-        """Add a value for each judge that reads it and has none of its own.
-
-        Args:
-            source: Where it is from, for messages.
-            but: Judges that do not take it.
-        """
-        judges = [built_in(name) for name in self._loaded if name not in but]
-        having = [each.name for each in judges if each and key in self._values[each.name]]
-        takers = [each.name for each in judges if each and each.reads(key, self.values(each.name))]
-        for name in set(takers).difference(having):
-            self.add(name, key, value, source)
-        if having and having == takers:
-            others = _list(self._sources[name, key] for name in having)
-            raise ValueError(f"{source}: {_list(having)} has {key} from {others}")
-        if not takers and all(built_in(name) for name in self._loaded):
-            raise ValueError(unread(source, self._loaded, _readers(key, but)))
-
-    def settings_of(self, name: str) -> JudgeSettings:
-        """Return the validated settings of a judge that comes with the service."""
-        judge, values = built_in(name), self.values(name)
-        assert judge is not None  # noqa: S101 - callers ask about those that exist
-        for key in values:
-            if not judge.reads(key, values):
-                raise ValueError(unread(self._sources[name, key], self._loaded, _readers(key)))
-        try:
-            return judge.settings(**values)
-        except ValidationError as error:
-            raise ValueError(
-                join_errors(
-                    error,
-                    lambda each: (
-                        f"{self._sources[name, str(each.loc[0])]}: "
-                        f"{each.reason[:1].lower()}{each.reason[1:]}"
-                    ),
-                )
-            ) from None
-
-    def check(self) -> None:
-        """Check all values."""
-        for name, values in self._values.items():
-            if values and built_in(name):
-                self.settings_of(name)
+    values: dict[str, dict[str, Any]] = {name: {} for name in loaded}
+    for pair in pairs:
+        source = f"--set {shown_value(pair)}"
+        path, equals, value = pair.partition("=")
+        name, _, key = path.strip().rpartition(".")
+        if not equals or not key:
+            raise ValueError(f"{source}: give NAME=VALUE or JUDGE.NAME=VALUE")
+        if not name and len(loaded) > 1:
+            choices = " or ".join(f"{each}.{key}" for each in loaded)
+            raise ValueError(f"{source}: several judges are loaded: set {choices}")
+        name = ALIASES.get(name, name) or loaded[0]
+        if name not in values:
+            raise ValueError(f"{source}: no judge {name} is loaded, but {', '.join(loaded)}")
+        if not takes(name, key):
+            raise ValueError(f"{source}: {no_such_setting([name], key)}")
+        values[name][key] = value
+    return values
 
 
-def _readers(key: str, but: Collection[str] = ()) -> list[str]:
-    """Return the judges that have a setting, and on what it depends whether they read it."""
-    return [
-        judge.label(key)
-        for judge in all_built_in()
-        if key in judge.settings.model_fields and judge.name not in but
-    ]
+def takes(name: str, key: str) -> bool:
+    """Return whether a judge has a setting. One that does not come with the service has any."""
+    judge = built_in(name)
+    return judge is None or key in judge.settings.model_fields
 
 
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(names)
+def no_such_setting(names: Sequence[str], key: str) -> str:
+    """Return the error about a setting that judges do not have: what has it, or what is near."""
+    judges = all_built_in()
+    readers = ", ".join(each.name for each in judges if key in each.settings.model_fields)
+    fields = [name for each in judges if each.name in names for name in each.settings.model_fields]
+    hint = f"; those with it: {readers}" if readers else did_you_mean(key, fields)
+    return f"no such setting of {' and '.join(names)}{hint}"
+
+
+def validated(name: str, values: Mapping[str, Any]) -> JudgeSettings:
+    """Return the settings of a judge that comes with the service.
+
+    Raises:
+        ValueError: A value is not accepted.
+    """
+    judge = built_in(name)
+    assert judge is not None  # noqa: S101 - callers ask about those that exist
+    try:
+        return judge.settings(**values)
+    except ValidationError as error:
+        raise ValueError(join_errors(error, lambda each: f"{name}.{_explain(each)}")) from None
+
+
+def _explain(error: InputError) -> str:
+    if not error.loc:  # an error of several settings, which the reason names
+        return error.reason
+    return (
+        f"{error.loc[0]}={shown_value(error.value)}: {error.reason[:1].lower()}{error.reason[1:]}"
+    )

@@ -24,7 +24,7 @@ _PROCESS_BYTES = 64 * _MIB
 #: Files in memory that such a process may write: the standard streams and the report.
 _FILES = 4
 
-#: MiB of the default of `--max-memory-mb`: at most, and at least. It is a multiple of the last one,
+#: MiB of the default of `max_memory_mb`: at most, and at least. It is a multiple of the last one,
 #: so that it is the same whenever a machine starts.
 MOST_MB, _LEAST_MB, _STEP_MB = 4096, 128, 64
 
@@ -69,7 +69,7 @@ class Capacity:
 
         Args:
             workers: How many programs may use a core at the same time.
-            limit_mb: `--max-memory-mb`, if it was given.
+            limit_mb: `max_memory_mb`, if it was given.
 
         Raises:
             ValueError: There is not. The message says what is needed, and what to change.
@@ -80,8 +80,8 @@ class Capacity:
         one = (limit_mb or _LEAST_MB) * _MIB
         with_tests = (1 + TESTS_MEMORY) * one + 2 * _PROCESS_BYTES
         needed = max(workers * (one + _PROCESS_BYTES), with_tests)
-        given = f"--workers {workers}" + (f" and --max-memory-mb {limit_mb}" if limit_mb else "")
-        lower = f", --max-memory-mb {largest}" if limit_mb and largest >= _LEAST_MB else ""
+        given = f"--workers {workers}" + (f" and max_memory_mb {limit_mb}" if limit_mb else "")
+        lower = f", max_memory_mb {largest}" if limit_mb and largest >= _LEAST_MB else ""
         raise ValueError(
             f"{given}: one program per worker, and one process of tests, need {_gib(needed)} of "
             f"memory, and {self}. Give fewer --workers{lower}, or more memory"
@@ -92,7 +92,7 @@ class Capacity:
 
 
 def default_limit_mb() -> int:
-    """Return the default of `--max-memory-mb`: what one program and its tests can have."""
+    """Return the default of `max_memory_mb`: what one program and its tests can have."""
     largest = Capacity.here().largest_limit_mb(workers=1) // _STEP_MB * _STEP_MB
     return max(_LEAST_MB, min(MOST_MB, largest))
 

@@ -5,5 +5,4 @@ from rewardfleet_server.settings import ServerSettings, setting
 
 
 class WordsSettings(ServerSettings):
-    most_used = ("port",)
-    port: int = setting(SERVICES["words"].port, "TCP port.", group="Network")
+    port: int = setting(SERVICES["words"].port, "TCP port.")
