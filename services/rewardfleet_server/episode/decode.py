@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field
 
 from rewardfleet.wire.episode import MAX_EPISODES, EpisodeBatchHeader, EpisodeRequest, RewardKind
 from rewardfleet.wire.errors import InvalidRequest
@@ -69,37 +69,8 @@ def _array(_: type, value: Any) -> _Array:
 _DECODER = msgspec.json.Decoder(_BatchBody, dec_hook=_array)
 
 
-@dataclass(frozen=True)
-class _InvalidItem:
-    uid: str
-    reason: str
-
-
-def _item_or_invalid(value: Any, validator: ValidatorFunctionWrapHandler) -> Any:
-    try:
-        return _with_arrays(validator(value))
-    except ValidationError:
-        try:
-            return _with_arrays(validate_json(EpisodeRequest, json.dumps(value).encode()))
-        except InvalidRequest as error:
-            uid = value.get("uid") if isinstance(value, dict) else None
-            return _InvalidItem(uid[:200] if isinstance(uid, str) else "", error.detail)
-
-
-def _with_arrays(item: EpisodeRequest) -> EpisodeRequest:
-    """Return an item with arrays, except for rows of different lengths, which are refused later."""
-    arrays = {}
-    for name in ("step_rewards", "actions", "path", "progress"):
-        if (values := getattr(item, name)) is not None:
-            with suppress(ValueError):
-                arrays[name] = np.array(values, float)
-    return item.model_copy(update=arrays)
-
-
-class _LenientBatch(EpisodeBatchHeader):
-    items: list[Annotated[EpisodeRequest, WrapValidator(_item_or_invalid)]] = Field(
-        min_length=1, max_length=MAX_EPISODES
-    )
+class _AnyItems(EpisodeBatchHeader):
+    items: list[Any] = Field(min_length=1, max_length=MAX_EPISODES)
 
 
 @dataclass
@@ -107,7 +78,7 @@ class DecodedBatch:
     """A decoded batch."""
 
     header: EpisodeBatchHeader  #: its fields besides the items
-    items: list[Any]  #: in order; a placeholder for an invalid item
+    items: list[Item]  #: in order; a placeholder for an invalid item
     invalid: dict[int, InvalidRequest]  #: by index: why an item is invalid
     is_small: bool  #: whether computing it takes less than a millisecond
 
@@ -129,16 +100,29 @@ def decode_batch(body: bytes) -> DecodedBatch:
 
 
 def _decode_leniently(body: bytes, is_small: bool) -> DecodedBatch:
-    batch = validate_json(_LenientBatch, body)
-    decoded: list[EpisodeRequest | _InvalidItem] = list(batch.items)
-    invalid = {
-        index: InvalidRequest(f"item {index} (uid {item.uid[:60]!r}): {item.reason}")
-        for index, item in enumerate(decoded)
-        if isinstance(item, _InvalidItem)
-    }
-    items = [Item(item.uid) if isinstance(item, _InvalidItem) else item for item in decoded]
+    batch = validate_json(_AnyItems, body)
+    items: list[Item] = []
+    invalid: dict[int, InvalidRequest] = {}
+    for index, value in enumerate(batch.items):
+        try:
+            items.append(_as_item(validate_json(EpisodeRequest, json.dumps(value).encode())))
+        except InvalidRequest as error:
+            uid = value.get("uid") if isinstance(value, dict) else None
+            items.append(Item(uid[:200] if isinstance(uid, str) else ""))
+            reason = f"item {index} (uid {items[index].uid[:60]!r}): {error.detail}"
+            invalid[index] = InvalidRequest(reason)
     header = EpisodeBatchHeader(options=batch.options, run=batch.run, step=batch.step)
     return DecodedBatch(header, items, invalid, is_small)
+
+
+def _as_item(request: EpisodeRequest) -> Item:
+    """Return an item with arrays, except for rows of different lengths, which are refused later."""
+    fields = {name: getattr(request, name) for name in Item.__struct_fields__}
+    for name in ("step_rewards", "actions", "path", "progress"):
+        if fields[name] is not None:
+            with suppress(ValueError):
+                fields[name] = np.array(fields[name], float)
+    return Item(**fields)
 
 
 def logged_items(
@@ -151,7 +135,7 @@ def logged_items(
             yield _as_request(item), fields
 
 
-def _as_request(item: Any) -> EpisodeRequest:
+def _as_request(item: Item) -> EpisodeRequest:
     """Return an item as it was sent, without arrays."""
     given = {name: getattr(item, name) for name in EpisodeRequest.model_fields}
     fields = {
