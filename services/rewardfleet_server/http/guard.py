@@ -23,64 +23,45 @@ class ClientDisconnected(Exception):
 async def guarded(request: Request, deadline: float | None, work: Awaitable[T]) -> T:
     """Return the result of `work`, which is cancelled when the caller of a request disconnects.
 
-    The arguments and errors are those of `Guard`.
+    Args:
+        request: Its body has been read.
+        deadline: Time of the event loop's clock; well after it, `work` is cancelled, too.
+        work: What to do.
+
+    Raises:
+        ClientDisconnected: The caller disconnected.
+        TimeoutError: The work ignored the deadline.
     """
     started = Started(work)
     if started.is_done:
         return started.result
-    async with Guard(request, deadline):
-        return await started
+    loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
+    begun: list[asyncio.Handle | asyncio.Task[None]] = []
+    has_disconnected = False
 
-
-class Guard:
-    """Cancels an `async with` block when the caller of a request disconnects.
-
-    Args:
-        request: Its body has been read.
-        deadline: Time of the event loop's clock; well after it, the block is cancelled, too.
-
-    Raises:
-        ClientDisconnected: The caller disconnected.
-        TimeoutError: The block ignored the deadline.
-    """
-
-    def __init__(self, request: Request, deadline: float | None) -> None:
-        self._request = request
-        self._deadline = deadline
-        self._watcher: asyncio.Task[None] | None = None
-        self._reason: type[Exception] | None = None
-
-    async def __aenter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - there is one in a coroutine
-        self._task = task
-        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_SECONDS, self._start)
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._timer.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
-        is_ours = kind is asyncio.CancelledError and self._reason is not None
-        if is_ours and self._task.uncancel() == 0 and self._reason is not None:
-            raise self._reason from None
-
-    def _start(self) -> None:
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
-
-    async def _watch(self) -> None:
-        try:
-            try:
-                async with asyncio.timeout_at(self._deadline):
-                    await self._disconnect()
-            except TimeoutError:
-                # From now on: if the event loop was busy at the deadline, the block has its turn.
-                async with asyncio.timeout(_OVERDUE_SECONDS):
-                    await self._disconnect()
-            self._reason = ClientDisconnected
-        except TimeoutError:
-            self._reason = TimeoutError
-        self._task.cancel()
-
-    async def _disconnect(self) -> None:
-        while (await self._request.receive())["type"] != "http.disconnect":
+    async def watch() -> None:
+        nonlocal has_disconnected
+        while (await request.receive())["type"] != "http.disconnect":
             pass
+        has_disconnected = True
+        limit.reschedule(loop.time())
+
+    def start_watching() -> None:
+        begun.append(loop.create_task(watch()))
+
+    def allow_a_turn() -> None:  # if the event loop was busy at the deadline
+        limit.reschedule(loop.time() + _OVERDUE_SECONDS)
+
+    begun.append(loop.call_later(_WATCH_AFTER_SECONDS, start_watching))
+    if deadline is not None:
+        begun.append(loop.call_at(deadline, allow_a_turn))
+    try:
+        async with limit:
+            return await started
+    except TimeoutError:
+        if limit.expired() and has_disconnected:
+            raise ClientDisconnected from None
+        raise
+    finally:
+        for each in begun:
+            each.cancel()

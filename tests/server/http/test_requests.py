@@ -17,7 +17,7 @@ import pytest
 from rewardfleet_server.http import app as http_app
 from rewardfleet_server.http import body as http_body
 from rewardfleet_server.http import guard
-from rewardfleet_server.http.guard import Guard
+from rewardfleet_server.http.guard import guarded
 from rewardfleet_server.testing import FakeJudge, serving, wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import Judgment
@@ -304,15 +304,17 @@ async def test_a_block_has_its_turn_after_an_event_loop_that_was_busy(monkeypatc
             monkeypatch.setattr(guard, "_OVERDUE_SECONDS", 60)
             await asyncio.sleep(30)
 
-    async with Guard(Connected(), deadline):
+    async def work() -> str:
         with pytest.raises(TimeoutError):
             await keep_deadline()
         for _ in range(10):  # e.g. the items of a batch are gathered
             await asyncio.sleep(0)
+        return "done"
+
+    assert await guarded(Connected(), deadline, work()) == "done"
     monkeypatch.setattr(guard, "_OVERDUE_SECONDS", 0.2)
     with pytest.raises(TimeoutError):
-        async with Guard(Connected(), deadline):
-            await asyncio.sleep(30)  # the deadline is ignored
+        await guarded(Connected(), deadline, asyncio.sleep(30))  # the deadline is ignored
 
 
 @pytest.mark.parametrize("count", [0, 257])
