@@ -128,13 +128,13 @@ bench-episode: install  ## speed of the episode service, next to bare parsing an
 	$(BIN)/python tests/bench/episode.py
 
 bench-tools: install  ## speed of the tools service, next to its pure function
-	$(BIN)/python tests/bench/tools.py $(TOOLRL)
+	TOOLRL=$(TOOLRL) $(BIN)/python tests/bench/tools.py
 
 bench-bulk: install  ## speed of `rewardfleet score` over a file, next to score_batch in memory
 	$(BIN)/python tests/bench/bulk.py
 
 bench-gateway: install  ## what the gateway of `rewardfleet up` adds to a call
-	$(BIN)/python tests/bench/gateway.py
+	$(BIN)/python tests/bench/gateway.py gateway
 
 bench-score-log: install  ## what a score log adds to the CPU time and the latency of scores
 	$(BIN)/python tests/bench/score_log_cost.py
@@ -226,7 +226,7 @@ test-ray: install install-ray  ## the services on a local Ray, while replicas ar
 	$(RAY)/bin/python -m pytest -m "ray$(AND_SLICE)" tests/ray_serve
 
 bench-ray: install install-ray  ## what Ray Serve adds to a call, next to the gateway
-	$(RAY)/bin/python tests/bench/ray_serve.py
+	$(RAY)/bin/python tests/bench/gateway.py ray
 
 install-trainers: $(TRAINERS)/.installed  ## torch for CPUs, verl, TRL and Ray, in their own environment
 

@@ -12,48 +12,37 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from harness import Ratio, cpu_seconds, medians_in_turns, report, serving
-from tools import Row, rows
+from harness import Ratio, Server, cpu_seconds, medians_in_turns, run, serving
+from items import Row, rows
 
 from rewardfleet import RewardFleet, tools_request
-from rewardfleet_server.tools.app import create_app
-from rewardfleet_server.tools.settings import ToolsSettings
 
 ROWS, ROUNDS = 100_000, 5
 
 
-def main() -> int:
+def bulk() -> Iterator[Ratio]:
     answers = rows(ROWS)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        serving(create_app, ToolsSettings(port=0)) as (port, pid),
-    ):
+    with tempfile.TemporaryDirectory() as folder, serving("tools") as service:
         table = Path(folder) / "answers.jsonl"
         with table.open("w") as file:
             for text, truth in answers:
                 print(json.dumps({"response": text, "ground_truth": truth}), file=file)
-        url, used = f"http://127.0.0.1:{port}", Used(pid)
 
-        def command() -> float:
-            output = Path(tempfile.mkdtemp(dir=folder))
-            arguments = ["tools", str(table), "--url", url, "-o", str(output)]
-            with used.by("command"):
-                subprocess.run(
-                    [sys.executable, "-m", "rewardfleet", "score", *arguments],
-                    check=True,
-                    stderr=subprocess.DEVNULL,
-                )
-            return used.rate
+        def command() -> None:
+            output = tempfile.mkdtemp(dir=folder)
+            words = ["score", "tools", str(table), "--url", service.url, "-o", output]
+            command = [sys.executable, "-m", "rewardfleet", *words]
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
 
-        def batch() -> float:
-            with used.by("score_batch"):
-                asyncio.run(score(url, answers))
-            return used.rate
-
-        ours, baseline = medians_in_turns(command, batch, rounds=ROUNDS)
-    return report([Ratio("rows per second of the command; score_batch", ours, baseline, ">= 0.9")])
+        ours, baseline = medians_in_turns(
+            lambda: rate("command", service, command),
+            lambda: rate("score_batch", service, lambda: asyncio.run(score(service.url, answers))),
+            rounds=ROUNDS,
+        )
+    yield Ratio("rows per second of the command; score_batch", ours, baseline, ">= 0.9")
 
 
 async def score(url: str, answers: list[Row]) -> None:
@@ -63,35 +52,22 @@ async def score(url: str, answers: list[Row]) -> None:
     assert all(each.score is not None for each in scores)
 
 
-class Used:
-    """Prints what the rows of a way to score them take: time, and CPU time of both sides."""
+def rate(name: str, service: Server, work: Callable[[], object]) -> float:
+    """Return the rows per second of a way to score them; print the CPU time of both sides."""
 
-    def __init__(self, service_pid: int) -> None:
-        self._service_pid = service_pid
-        self.rate = 0.0
+    def clocks() -> tuple[float, ...]:
+        return time.perf_counter(), sum(os.times()[:4]), cpu_seconds(service.pid)
 
-    def by(self, name: str) -> "Used":
-        self._name = name
-        return self
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter(), *self._cpu()
-
-    def __exit__(self, *_: object) -> None:
-        now = time.perf_counter(), *self._cpu()
-        taken = [
-            (each - start) / ROWS * 1e6 for start, each in zip(self._started, now, strict=True)
-        ]
-        self.rate = 1e6 / taken[0]
-        print(
-            f"{self._name:12} {self.rate:6.0f}/s; us of a row: {taken[0]:.0f}, "
-            f"CPU of the client {taken[1]:.0f}, of the service {taken[2]:.0f}",
-            flush=True,
-        )
-
-    def _cpu(self) -> tuple[float, float]:
-        return sum(os.times()[:4]), cpu_seconds(self._service_pid)
+    started = clocks()
+    work()
+    spent = [(b - a) / ROWS * 1e6 for a, b in zip(started, clocks(), strict=True)]
+    print(
+        f"{name:12} {1e6 / spent[0]:6.0f}/s; us of a row: {spent[0]:.0f}, "
+        f"CPU of the client {spent[1]:.0f}, of the service {spent[2]:.0f}",
+        flush=True,
+    )
+    return 1e6 / spent[0]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run({"bulk": bulk})

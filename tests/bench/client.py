@@ -11,112 +11,34 @@ import base64
 import os
 import signal
 import statistics
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import httpx
 import numpy as np
-from harness import serving, spawned
+from harness import Ratio, run, serving, spawned
 
 from rewardfleet import RewardFleet
 from rewardfleet_server.testing import FakeJudge
-from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import Judgment
-from rewardfleet_server.video.settings import VideoSettings
 
 CALLS = 16_000
 TIME_LIMIT_SECONDS = 120.0
-#: `max_in_flight` and `max_queue_depth` of the small replica, and of the others.
-SMALL = (4, 8)
-LARGE = (64, 512)
+#: The limits of the replica that is killed, of another one, and of the small one.
+REPLICAS = [{"max_in_flight": m, "max_queue_depth": q} for m, q in ((64, 512), (64, 512), (4, 8))]
 #: Seconds that the judge of each replica takes.
 JUDGE_SECONDS = 0.005
-
-
-@dataclass
-class Outcome:
-    """The results of one client.
-
-    Attributes:
-        seconds: Seconds for all calls.
-        correct: How many calls got their own answer.
-        swapped: How many calls got the answer of another call.
-        times: Seconds of each answered call.
-        failures: How often each error was raised.
-        memory_mib: Peak memory in MiB, and `before_mib` before the calls.
-    """
-
-    seconds: float = 0.0
-    correct: int = 0
-    swapped: int = 0
-    times: list[float] = field(default_factory=list)
-    failures: Counter[str] = field(default_factory=Counter)
-    memory_mib: float = 0.0
-    before_mib: float = 0.0
-
-    @property
-    def ended(self) -> int:
-        """How many calls have ended."""
-        return self.correct + self.swapped + self.failures.total()
-
+TITLES = ("right", "wrong", "failed", "open", "p50 s", "p99 s", "total s", "peak MiB", "before")
 
 Score = Callable[[int], Awaitable[float]]
-Client = Callable[[list[str], int, Outcome], Awaitable[None]]
-
-
-def main() -> int:
-    """Run the clients one after another and print a table; return 1 if the client failed a call."""
-    outcomes = {
-        "rewardfleet": _measure(_rewardfleet),
-        "rewardfleet, coalescing (5 ms)": _measure(_rewardfleet_coalescing),
-        "bare httpx.AsyncClient": _measure(_bare_httpx),
-    }
-    print(f"\n{CALLS} concurrent calls, 3 replicas, one killed half-way, one answering 429")
-    print(
-        f"{'client':32} {'right':>6} {'wrong':>6} {'failed':>6} {'open':>6} "
-        f"{'p50 s':>7} {'p99 s':>7} {'total s':>8} {'peak MiB':>9} {'before':>7}"
-    )
-    for name, outcome in outcomes.items():
-        _print(name, outcome)
-    ours = [outcome for name, outcome in outcomes.items() if name.startswith("rewardfleet")]
-    return 0 if all(outcome.correct == CALLS for outcome in ours) else 1
-
-
-def _print(name: str, outcome: Outcome) -> None:
-    p50 = p99 = float("nan")
-    if len(outcome.times) > 1:
-        percentiles = statistics.quantiles(outcome.times, n=100)
-        p50, p99 = percentiles[49], percentiles[98]
-    print(
-        f"{name:32} {outcome.correct:>6} {outcome.swapped:>6} {outcome.failures.total():>6} "
-        f"{CALLS - outcome.ended:>6} {p50:>7.1f} {p99:>7.1f} {outcome.seconds:>8.1f} "
-        f"{outcome.memory_mib:>9.0f} {outcome.before_mib:>7.0f}"
-    )
-    for failure, count in outcome.failures.most_common(5):
-        print(f"    {count} x {failure}")
-
-
-def _measure(client: Client) -> Outcome:
-    """Run a client in a new process, against three new replicas."""
-    with ExitStack() as stack:
-        replicas = [stack.enter_context(_replica(*limits)) for limits in (LARGE, LARGE, SMALL)]
-        urls = [f"http://127.0.0.1:{port}" for port, _ in replicas]
-        _, victim = replicas[0]
-        pipe, _ = stack.enter_context(spawned(_run_client, client, urls, victim))
-        assert pipe.poll(TIME_LIMIT_SECONDS + 60), "the client exceeded its time limit"
-        outcome: Outcome = pipe.recv()
-    return outcome
-
-
-# The replicas
 
 
 class NumberJudge(FakeJudge):
@@ -127,37 +49,50 @@ class NumberJudge(FakeJudge):
         return Judgment(int(task_text.split()[-1]) / CALLS, task_text)
 
 
-def _replica(max_in_flight: int, max_queue_depth: int) -> AbstractContextManager[tuple[int, int]]:
-    settings = VideoSettings(
-        port=0, max_in_flight=max_in_flight, max_queue_depth=max_queue_depth, log_level="error"
-    )
-    judge = NumberJudge(wait_s=JUDGE_SECONDS, deterministic=False)
-    return serving(create_app, settings, {"fake": judge})
+class Calls:
+    """The calls of one client, and what became of them.
 
+    Args:
+        victim: The process that is killed when half of the calls have ended.
+    """
 
-# The clients
+    def __init__(self, victim: int) -> None:
+        self._victim = victim
+        self._started = time.perf_counter()
+        self._before_mib = _peak_mib()
+        #: How many calls got their own answer, and the answer of another call.
+        self.right = self.wrong = 0
+        self.failures: Counter[str] = Counter()
+        self.seconds: list[float] = []  #: of each answered call
 
+    @property
+    def ended(self) -> int:
+        return self.right + self.wrong + self.failures.total()
 
-def _image() -> bytes:
-    encoded, content = cv2.imencode(".jpg", np.full((24, 32, 3), 100, np.uint8))
-    assert encoded
-    return content.tobytes()
+    async def make(self, score: Score) -> None:
+        """Make all calls concurrently."""
+        await asyncio.gather(*(self._call(score, number) for number in range(CALLS)))
 
+    async def _call(self, score: Score, number: int) -> None:
+        try:
+            is_right = round(await score(number) * CALLS) == number
+        except Exception as error:  # noqa: BLE001 - counted, not hidden
+            reason = f"HTTP {error.response.status_code}" if hasattr(error, "response") else ""
+            self.failures[f"{type(error).__name__} {reason}".strip()] += 1
+        else:
+            self.seconds.append(time.perf_counter() - self._started)
+            self.right += is_right
+            self.wrong += not is_right
+        if self.ended == CALLS // 2:
+            os.kill(self._victim, signal.SIGKILL)
 
-def _run_client(pipe: Pipe, client: Client, urls: list[str], victim: int) -> None:
-    outcome = Outcome(before_mib=_peak_mib())
-    started = time.perf_counter()
-    # In a thread that is abandoned at the time limit: bare httpx takes minutes to cancel its calls.
-    thread = threading.Thread(
-        target=lambda: asyncio.run(client(urls, victim, outcome)), daemon=True
-    )
-    thread.start()
-    thread.join(TIME_LIMIT_SECONDS)
-    seconds = time.perf_counter() - started
-    times, failures = list(outcome.times), Counter(dict(outcome.failures))
-    pipe.send(
-        replace(outcome, times=times, failures=failures, seconds=seconds, memory_mib=_peak_mib())
-    )
+    def figures(self) -> list[float]:
+        """Return what `TITLES` names, as far as the calls have got."""
+        seconds = [*self.seconds]
+        at = statistics.quantiles(seconds, n=100) if len(seconds) > 1 else [float("nan")] * 99
+        failed, total = self.failures.total(), time.perf_counter() - self._started
+        counts = [self.right, self.wrong, failed, CALLS - self.ended]
+        return [*counts, at[49], at[98], total, _peak_mib(), self._before_mib]
 
 
 def _peak_mib() -> float:
@@ -165,21 +100,67 @@ def _peak_mib() -> float:
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
-async def _rewardfleet(urls: list[str], victim: int, outcome: Outcome, **options: float) -> None:
+class Outcome(NamedTuple):
+    """The figures of a client, and how often each error was raised."""
+
+    figures: list[float]
+    failures: Counter[str]
+
+
+Client = Callable[[list[str], Calls], Awaitable[None]]
+
+
+def compared() -> Iterator[Ratio]:
+    """Run the clients one after another, and print a table."""
+    outcomes = {name: _measure(client) for name, client in CLIENTS.items()}
+    print(f"\n{CALLS} concurrent calls, 3 replicas, one killed half-way, one answering 429")
+    print(f"{'client':32}", *(f"{title:>8}" for title in TITLES))
+    for name, (figures, failures) in outcomes.items():
+        print(f"{name:32}", *(f"{each:8.1f}" for each in figures))
+        for failure, count in failures.most_common(5):
+            print(f"    {count} x {failure}")
+    for name, (figures, _) in outcomes.items():
+        if name.startswith("rewardfleet"):
+            yield Ratio(f"right answers of {name}; calls", figures[0], CALLS, ">= 1")
+
+
+def _measure(client: Client) -> Outcome:
+    """Run a client in a new process, against three new replicas."""
+    judge = NumberJudge(wait_s=JUDGE_SECONDS, deterministic=False)
+    with ExitStack() as stack:
+        replicas = [
+            stack.enter_context(serving("video", judge, log_level="error", **limits))
+            for limits in REPLICAS
+        ]
+        urls = [each.url for each in replicas]
+        pipe, _ = stack.enter_context(spawned(_run_client, client, urls, replicas[0].pid))
+        assert pipe.poll(TIME_LIMIT_SECONDS + 60), "the client exceeded its time limit"
+        return pipe.recv()
+
+
+def _run_client(pipe: Pipe, client: Client, urls: list[str], victim: int) -> None:
+    calls = Calls(victim)
+    # In a thread that is abandoned at the time limit: bare httpx takes minutes to cancel its calls.
+    thread = threading.Thread(target=lambda: asyncio.run(client(urls, calls)), daemon=True)
+    thread.start()
+    thread.join(TIME_LIMIT_SECONDS)
+    pipe.send(Outcome(calls.figures(), Counter(dict(calls.failures))))
+
+
+def _image() -> bytes:
+    return cv2.imencode(".jpg", np.full((24, 32, 3), 100, np.uint8))[1].tobytes()
+
+
+async def _rewardfleet(urls: list[str], calls: Calls, **options: float) -> None:
     images = [_image()]
     async with RewardFleet(
         video=urls, timeout_s=TIME_LIMIT_SECONDS, binary_reward=False, **options
     ) as fleet:
-        await _run_all(lambda number: fleet.video.reward(f"task {number}", images), victim, outcome)
+        await calls.make(lambda number: fleet.video.reward(f"task {number}", images))
 
 
-async def _rewardfleet_coalescing(urls: list[str], victim: int, outcome: Outcome) -> None:
-    await _rewardfleet(urls, victim, outcome, coalesce_s=0.005)
-
-
-async def _bare_httpx(urls: list[str], victim: int, outcome: Outcome) -> None:
+async def _bare_httpx(urls: list[str], calls: Calls) -> None:
     image = base64.b64encode(_image()).decode()
-
     async with httpx.AsyncClient(timeout=TIME_LIMIT_SECONDS, trust_env=False) as http:
 
         async def score(number: int) -> float:
@@ -188,30 +169,15 @@ async def _bare_httpx(urls: list[str], victim: int, outcome: Outcome) -> None:
             answer.raise_for_status()
             return float(answer.json()["score"])
 
-        await _run_all(score, victim, outcome)
+        await calls.make(score)
 
 
-async def _run_all(score: Score, victim: int, outcome: Outcome) -> None:
-    """Make all calls concurrently; kill the victim when half of them have ended."""
-    started = time.perf_counter()
-
-    async def call(number: int) -> None:
-        try:
-            answer = await score(number)
-        except Exception as error:  # noqa: BLE001 - counted, not hidden
-            reason = f"HTTP {error.response.status_code}" if hasattr(error, "response") else ""
-            outcome.failures[f"{type(error).__name__} {reason}".strip()] += 1
-        else:
-            outcome.times.append(time.perf_counter() - started)
-            if round(answer * CALLS) == number:
-                outcome.correct += 1
-            else:
-                outcome.swapped += 1
-        if outcome.ended == CALLS // 2:
-            os.kill(victim, signal.SIGKILL)
-
-    await asyncio.gather(*(call(number) for number in range(CALLS)))
+CLIENTS: dict[str, Client] = {
+    "rewardfleet": _rewardfleet,
+    "rewardfleet, coalescing (5 ms)": partial(_rewardfleet, coalesce_s=0.005),
+    "bare httpx.AsyncClient": _bare_httpx,
+}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run({"client": compared})

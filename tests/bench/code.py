@@ -6,38 +6,37 @@ limited in count and time. Exits with 1 if a ratio misses its target.
 
 import asyncio
 import itertools
-import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import NamedTuple
 
 from harness import (
     Ratio,
+    Server,
     before,
     cache_hit_rates,
     cpu_seconds,
     medians_in_turns,
     post,
     redis_server,
-    report,
     resident_mib,
+    run,
     seconds_of,
     send,
     serving,
 )
+from items import TESTS, Item, numbers, printing, stdio, submission
 
-from rewardfleet import CodeRequest, CodeScore, RewardFleet, code_request
-from rewardfleet_server.code.app import create_app
-from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet import CodeRequest, RewardFleet, code_request
 from rewardfleet_server.system.threads import usable_cores
 
-TESTS = 20
 CALLERS = 4
 ROUNDS, SECONDS = 9, 1.5
 BURST = 500
@@ -50,62 +49,56 @@ SANDBOX_FUSION_CPU_MS = 21.5
 BARE = [os.path.realpath(sys.executable), "-I", "-S", "-c"]
 
 
-def main() -> int:
-    return max([bench(level) for level in sys.argv[1:] or ["bubblewrap", "landlock"]])
-
-
-def bench(level: str) -> int:
+def bench(level: str) -> Iterator[Ratio]:
     print(f"\n{level}, {usable_cores()} cores")
-    with service(level) as (port, pid):
-        score_submissions(port)
+    with service(level) as server:
+        score_submissions(server.port)
         measured: list[Submissions] = []
 
         def rate() -> float:
-            measured.append(score_submissions(port))
+            measured.append(score_submissions(server.port))
             return measured[-1].tests_per_s
 
-        started = cpu_seconds(pid)
-        tests_per_s, bare_per_s = medians_in_turns(rate, bare_rate, rounds=ROUNDS)
-        cpu_ms = (cpu_seconds(pid) - started) * 1000 / sum(each.tests for each in measured)
-        trivial_ms = trivial(port).ms
+        started = cpu_seconds(server.pid)
+        rates = medians_in_turns(rate, bare_rate, rounds=ROUNDS)
+        cpu_s = cpu_seconds(server.pid) - started
+        cpu_ms = cpu_s * 1000 / sum(each.tests for each in measured)
+        trivial_ms = trivial(server.port).ms
         bare_ms = statistics.median(seconds_of(bare_start) * 1000 for _ in range(30))
-        burst_s, peak_mib, right = asyncio.run(burst(port, pid))
-        few, many = (group_ms(port, pid, asserts) for asserts in (FEW_ASSERTS, MANY_ASSERTS))
-    request = score_request(submission(0))
-    with service(level, cache_mb=16) as served:
-        cached, empty = cache_hit_rates(served, request, CodeRequest)
-    with redis_server() as url, service(level, cache=url) as served:
-        in_redis, empty_then = cache_hit_rates(served, request, CodeRequest)
+        burst_s, peak_mib, right = asyncio.run(burst(server))
+        groups = {count: group_ms(server, count) for count in (FEW_ASSERTS, MANY_ASSERTS)}
+    request = post("/score", submission(0))
+    with service(level, cache_mb=16) as server:
+        in_memory = cache_hit_rates(server, request, CodeRequest)
+    with redis_server() as url, service(level, cache=url) as server:
+        in_redis = cache_hit_rates(server, request, CodeRequest)
     stages = ", ".join(f"{stage} {ms:.2f}" for stage, ms in measured[-1].stages_ms.items())
     print(f"ms per test by stage: {stages}")
     print(f"{BURST} concurrent submissions took {burst_s:.1f} s, ", end="")
     print(f"{peak_mib:.0f} MiB at most in all processes")
     print_numpy(level)
-    return report(
-        [
-            Ratio("tests/s, 20 per submission; `python -I -S`", tests_per_s, bare_per_s, ">= 4.5"),
-            Ratio("CPU ms per test; SandboxFusion", cpu_ms, SANDBOX_FUSION_CPU_MS, "<= 1/6"),
-            Ratio("p50 ms of a trivial program; of a bare start", trivial_ms, bare_ms, "<= 0.4"),
-            Ratio("cached scores/s; an empty endpoint", cached, empty, ">= 0.6"),
-            Ratio("cached scores/s, in Redis only; the same", in_redis, empty_then, ">= 0.4"),
-            Ratio("right scores of concurrent submissions; all", right, BURST, ">= 1"),
-            Ratio("service's CPU ms, 32 samples, 100 asserts; one sample", *few, "<= 1/2"),
-            Ratio("service's CPU ms, 32 samples, 1000 asserts; one sample", *many, "<= 1/3"),
-        ]
-    )
+    for name, ours, baseline, limit in (
+        ("tests/s, 20 per submission; `python -I -S`", *rates, ">= 4.5"),
+        ("CPU ms per test; SandboxFusion", cpu_ms, SANDBOX_FUSION_CPU_MS, "<= 1/6"),
+        ("p50 ms of a trivial program; of a bare start", trivial_ms, bare_ms, "<= 0.4"),
+        ("cached scores/s; an empty endpoint", *in_memory, ">= 0.6"),
+        ("cached scores/s, in Redis only; the same", *in_redis, ">= 0.4"),
+        ("right scores of concurrent submissions; all", right, BURST, ">= 1"),
+        ("CPU ms, 32 samples, 100 asserts; one sample", *groups[FEW_ASSERTS], "<= 1/2"),
+        ("CPU ms, 32 samples, 1000 asserts; one sample", *groups[MANY_ASSERTS], "<= 1/3"),
+    ):
+        yield Ratio(f"{level}: {name}", ours, baseline, limit)
 
 
 def print_numpy(level: str) -> None:
     """Print what preloading numpy costs all programs, and saves those that import it."""
-    with service(level) as (plain, _):
-        tests = {"kind": "stdio", "cases": [{"stdin": "", "stdout": ""}]}
-        [answer], _ = send(plain, [score_request({"revision": "import numpy", "tests": tests})])
-        if json.loads(answer.body)["score"] != 1:
+    with service(level) as plain, service(level, preload=["numpy"]) as preloaded:
+        [answer], _ = send(plain.port, [post("/score", stdio("import numpy", ("", "")))])
+        if answer.score["score"] != 1:
             print("numpy: programs cannot import it; `rewardfleet packages build` installs it")
             return
-        with service(level, preload=["numpy"]) as (preloaded, _):
-            measurements = numpy_measurements(plain) + numpy_measurements(preloaded)
-            medians = medians_in_turns(*measurements, rounds=ROUNDS)
+        measurements = numpy_measurements(plain.port) + numpy_measurements(preloaded.port)
+        medians = medians_in_turns(*measurements, rounds=ROUNDS)
     for name, figures in (("not preloaded", medians[:3]), ("preloaded", medians[3:])):
         fork_ms, without, using = figures
         print(
@@ -122,35 +115,6 @@ def numpy_measurements(port: int) -> list[Callable[[], float]]:
     ]
 
 
-def score_request(body: dict[str, object]) -> bytes:
-    return post("/score", json.dumps(body).encode())
-
-
-def submission(number: int, tests: int = TESTS) -> dict[str, object]:
-    """Return a program that differs for each number, and its tests."""
-    program = f"""
-import sys
-def solve_{number}(values):
-    total = {number % 7}
-    for index, value in enumerate(values):
-        total += value * (index + 1) if value % 2 else -value
-    return total
-values = list(map(int, sys.stdin.read().split()))
-print(solve_{number}(values))
-"""
-    cases = []
-    for test in range(tests):
-        values = [(number * 31 + test * 17 + index * 7) % 1000 for index in range(10)]
-        total = number % 7
-        for index, value in enumerate(values):
-            total += value * (index + 1) if value % 2 else -value
-        cases.append({"stdin": " ".join(map(str, values)) + "\n", "stdout": f"{total}\n"})
-    return {"revision": program, "tests": {"kind": "stdio", "cases": cases}}
-
-
-_numbers = itertools.count()
-
-
 class Submissions(NamedTuple):
     """What submissions of 20 tests took, with the milliseconds per test by stage."""
 
@@ -160,13 +124,13 @@ class Submissions(NamedTuple):
 
 
 def score_submissions(port: int) -> Submissions:
-    numbers = itertools.takewhile(before(SECONDS), _numbers)
-    requests = (score_request(submission(number)) for number in numbers)
+    chosen = itertools.takewhile(before(SECONDS), numbers)
+    requests = (post("/score", submission(number)) for number in chosen)
     answers, seconds = send(port, requests, callers=CALLERS)
     tests = TESTS * len(answers)
     stages_ms = dict.fromkeys(("http", "queue", "fork", "run", "compare", "clean"), 0.0)
     for answer in answers:
-        score = json.loads(answer.body)
+        score = answer.score
         assert score["score"] == 1, score
         timing = score["timing_ms"]
         timing["http"] = answer.seconds * 1000 - timing["queue"] - timing["backend"]
@@ -181,17 +145,12 @@ def bare_rate() -> float:
 
     def run(_: int) -> int:
         count = 0
-        for number in itertools.takewhile(is_before, _numbers):
+        for number in itertools.takewhile(is_before, numbers):
             item = submission(number, 1)
-            case = item["tests"]["cases"][0]  # type: ignore[index] # from `submission`
-            done = subprocess.run(
-                [*BARE, str(item["revision"])],
-                input=case["stdin"],
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            assert done.stdout == case["stdout"]
+            [case] = item["tests"]["cases"]
+            command = [*BARE, item["revision"]]
+            stdout = subprocess.check_output(command, input=case["stdin"], text=True)
+            assert stdout == case["stdout"]
             count += 1
         return count
 
@@ -210,13 +169,9 @@ class Trivial(NamedTuple):
 
 
 def trivial(port: int, count: int = 100, first_line: str = "") -> Trivial:
-    requests = []
-    for number in range(count):
-        tests = {"kind": "stdio", "cases": [{"stdin": "", "stdout": f"{number}\n"}]}
-        program = f"{first_line}\nprint({number})"
-        requests.append(score_request({"revision": program, "tests": tests}))
-    answers, _ = send(port, requests)
-    scores = [json.loads(answer.body) for answer in answers]
+    items = (printing(number, first_line) for number in range(count))
+    answers, _ = send(port, (post("/score", item) for item in items))
+    scores = [answer.score for answer in answers]
     assert all(score["score"] == 1 for score in scores)
     return Trivial(
         statistics.median(answer.seconds * 1000 for answer in answers),
@@ -228,45 +183,43 @@ def bare_start() -> None:
     subprocess.run([*BARE, "print(1)"], stdout=subprocess.DEVNULL, check=True)
 
 
-async def burst(port: int, pid: int) -> tuple[float, float, int]:
+async def burst(server: Server) -> tuple[float, float, int]:
     """Send all through the client at once; return seconds, peak MiB, and the number of scores."""
-    requests = [request_of(submission(next(_numbers), 5)) for _ in range(BURST)]
+    items = [submission(next(numbers), 5) for _ in range(BURST)]
+    requests = [code_request(item["revision"], item["tests"]) for item in items]
     peak = 0.0
-    async with RewardFleet(code=f"http://127.0.0.1:{port}") as fleet:
-
-        async def score(request: CodeRequest) -> CodeScore:
-            return await fleet.code.score(request.revision, request.tests)
-
+    async with RewardFleet(code=server.url) as fleet:
         started = time.perf_counter()
-        running = asyncio.gather(*map(score, requests))
+        running = asyncio.gather(*(fleet.code.score(r.revision, r.tests) for r in requests))
         while not running.done():
-            peak = max(peak, resident_mib(pid))
+            peak = max(peak, resident_mib(server.pid))
             await asyncio.sleep(0.2)
         scores = await running
     took = time.perf_counter() - started
     return took, peak, sum(score.score == 1.0 for score in scores)
 
 
-def request_of(item: dict[str, object]) -> CodeRequest:
-    return code_request(str(item["revision"]), item["tests"])  # type: ignore[arg-type] # from `submission`
+def group_ms(server: Server, asserts: int) -> list[float]:
+    """Return the CPU ms of the service per sample: of one problem, and of a problem for each.
 
-
-def group_ms(port: int, pid: int, asserts: int) -> list[float]:
-    """Return the CPU ms of the service per sample: of one problem, and of a problem for each."""
+    Without its jails.
+    """
 
     def measure(problems: int) -> float:
-        firsts = [next(_numbers) for _ in range(problems)]
-        bodies = (plus_submission(asserts, firsts[n % problems], n) for n in range(GROUP))
-        requests = [score_request(body) for body in bodies]
-        started = cpu_seconds(pid, with_descendants=False)
-        answers, _ = send(port, requests, callers=CALLERS)
-        assert all(json.loads(answer.body)["score"] == 1 for answer in answers)
-        return (cpu_seconds(pid, with_descendants=False) - started) * 1000 / GROUP
+        firsts = [next(numbers) for _ in range(problems)]
+        items = [plus_submission(asserts, firsts[n % problems], n) for n in range(GROUP)]
+        requests = [post("/score", item) for item in items]
+
+        def score() -> None:
+            answers, _ = send(server.port, requests, callers=CALLERS)
+            assert all(answer.score["score"] == 1 for answer in answers)
+
+        return server.cpu_of(score, with_descendants=False) * 1000 / GROUP
 
     return medians_in_turns(lambda: measure(1), lambda: measure(GROUP), rounds=3)
 
 
-def plus_submission(asserts: int, first: int, number: int) -> dict[str, object]:
+def plus_submission(asserts: int, first: int, number: int) -> Item:
     """Return a right program, and a row of MBPP+ whose tests depend on `first`."""
     inputs = [[n, n + first] for n in range(asserts)]
     script = f"""
@@ -282,18 +235,9 @@ for inp, exp in zip(inputs, results):
     return {"revision": program, "tests": tests}
 
 
-def service(
-    level: str,
-    *,
-    cache_mb: int = 0,
-    cache: str | None = None,
-    preload: list[str] | None = None,
-) -> AbstractContextManager[tuple[int, int]]:
-    settings = CodeSettings(
-        port=0, isolation=level, preload=preload or [], cache_mb=cache_mb, cache=cache
-    )
-    return serving(create_app, settings)
+def service(level: str, **settings: object) -> AbstractContextManager[Server]:
+    return serving("code", isolation=level, **{"cache_mb": 0, "cache": None, **settings})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run({level: partial(bench, level) for level in ("bubblewrap", "landlock")})

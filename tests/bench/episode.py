@@ -6,14 +6,14 @@ Uses loopback only, with fixed counts. Exits with 1 if a ratio misses its limit.
 import json
 import math
 import statistics
-import sys
 import time
 import tracemalloc
+from collections.abc import Iterator
 from functools import partial
 
 import msgspec
 import numpy as np
-from harness import Ratio, cpu_seconds, medians_in_turns, post, report, seconds_of, send, serving
+from harness import Ratio, medians_in_turns, post, run, seconds_of, send, serving
 
 from rewardfleet.episodes import (
     Grouping,
@@ -32,18 +32,12 @@ from rewardfleet.episodes import (
     validate_batch,
 )
 from rewardfleet.wire.episode import EpisodeOptions
-from rewardfleet_server.episode.app import create_app
 from rewardfleet_server.episode.decode import Item
-from rewardfleet_server.episode.settings import EpisodeSettings
 from rewardfleet_server.system.threads import usable_cores
 
 EPISODES, BATCH, GROUP = 100_000, 1_000, 8
 ROUNDS = 3
 OPTIONS = EpisodeOptions(normalize="group_std")
-
-
-def main() -> int:
-    return report([http(), arithmetic(), clustering(), memory()])
 
 
 # Over HTTP
@@ -73,23 +67,23 @@ def bodies() -> list[bytes]:
     ]
 
 
-def http() -> Ratio:
+def http() -> Iterator[Ratio]:
     """Compare the service's CPU per episode with parsing the same JSON plus the arithmetic."""
     batches = bodies()
     requests = [post("/score/batch", body) for body in batches]
     rates: list[float] = []
 
     def score() -> None:
-        answers, seconds = send(port, requests, callers=2)
+        answers, seconds = send(service.port, requests, callers=2)
         rates.append(EPISODES / seconds)
         for answer in answers:
             assert answer.body.count(b'"status":"ok"') == BATCH, answer.body[:500]
 
-    with serving(create_app, EpisodeSettings(port=0)) as (port, pid):
-        send(port, requests[:10], callers=2)
+    with serving("episode") as service:
+        send(service.port, requests[:10], callers=2)
         seconds = medians_in_turns(
-            lambda: seconds_of(score, clock=partial(cpu_seconds, pid)),
-            lambda: seconds_of(lambda: parse_all(batches), clock=time.process_time),
+            lambda: service.cpu_of(score),
+            lambda: seconds_of(lambda: [*map(parse, batches)], clock=time.process_time),
             lambda: arithmetic_seconds(batches),
             rounds=ROUNDS,
         )
@@ -97,9 +91,8 @@ def http() -> Ratio:
     print(f"{EPISODES} episodes in batches of {BATCH} over HTTP, {usable_cores()} cores")
     print(f"  msgspec {parsing:.2f} us + arithmetic {computing:.2f} us of CPU per episode")
     print(f"  {statistics.median(rates):.0f} episodes/s, responses checked; target 50000")
-    return Ratio(
-        "CPU us per episode over HTTP; msgspec + arithmetic", cpu, parsing + computing, "<= 3"
-    )
+    name = "CPU us per episode over HTTP; msgspec + arithmetic"
+    yield Ratio(name, cpu, parsing + computing, "<= 3")
 
 
 class Body(msgspec.Struct):
@@ -112,11 +105,6 @@ decoder = msgspec.json.Decoder(Body)
 
 def parse(body: bytes) -> list[Item]:
     return decoder.decode(body).items
-
-
-def parse_all(batches: list[bytes]) -> None:
-    for body in batches:
-        parse(body)
 
 
 def arithmetic_seconds(batches: list[bytes]) -> float:
@@ -135,7 +123,7 @@ def arithmetic_seconds(batches: list[bytes]) -> float:
 # The arithmetic
 
 
-def arithmetic() -> Ratio:
+def arithmetic() -> Iterator[Ratio]:
     """Compare efficiency, advantages and the keep mask of arrays with a loop over items."""
     rng = np.random.default_rng(0)
     success = (rng.random(EPISODES) < 0.5).astype(float)
@@ -170,10 +158,10 @@ def arithmetic() -> Ratio:
         min(seconds_of(work) for _ in range(rounds)) * 1000
         for work, rounds in ((vectorized, 10), (loop, 2))
     )
-    return Ratio(f"ms of the arithmetic of {EPISODES} episodes; a loop", fast, slow, "<= 1/50")
+    yield Ratio(f"ms of the arithmetic of {EPISODES} episodes; a loop", fast, slow, "<= 1/50")
 
 
-def clustering() -> Ratio:
+def clustering() -> Iterator[Ratio]:
     """Time the clustering of groups of 8 trajectories of 100 x 7: it is linear in groups."""
     rng = np.random.default_rng(0)
 
@@ -196,17 +184,17 @@ def clustering() -> Ratio:
     spent = seconds_of(warp)
     print(f"  by time warping, 100 groups: {spent:.2f} s, so 10000 in {spent * 100:.0f} s")
     few, *_, many = per_group_us
-    return Ratio("us to cluster a group, among 10,000; among 1,250", many, few, "<= 1.5")
+    yield Ratio("us to cluster a group, among 10,000; among 1,250", many, few, "<= 1.5")
 
 
-def memory() -> Ratio:
+def memory() -> Iterator[Ratio]:
     """Compare the memory per episode, with actions, of small and large batches."""
 
     def peak(count: int) -> float:
         actions = np.zeros((50, 7))
-        items = [Item(str(n), group=str(n // GROUP), success=True, actions=actions)  # type: ignore[arg-type] # an array
+        items = [Item(str(n), group=str(n // GROUP), success=True, actions=actions)
                  for n in range(count)]  # fmt: skip
-        options = EpisodeOptions(weights={"low_energy": 1.0}, clusters={})  # type: ignore[arg-type]
+        options = EpisodeOptions(weights={"low_energy": 1.0}, clusters={})
         tracemalloc.start()
         score_episodes(items, options)
         _, most = tracemalloc.get_traced_memory()
@@ -214,8 +202,8 @@ def memory() -> Ratio:
         return most / count
 
     few, many = peak(1024), peak(16_384)
-    return Ratio("bytes per episode, batch of 16,384; of 1,024", many, few, "<= 1.5")
+    yield Ratio("bytes per episode, batch of 16,384; of 1,024", many, few, "<= 1.5")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run({"http": http, "arithmetic": arithmetic, "clustering": clustering, "memory": memory})

@@ -13,6 +13,7 @@ import gc
 import json
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -34,60 +35,8 @@ from rewardfleet_server.video.judges.loading import find_judge  # noqa: E402
 from rewardfleet_server.video.judges.vlm.engine_robometer import RobometerModel  # noqa: E402
 from rewardfleet_server.video.settings import VideoSettings  # noqa: E402
 
-#: The differences of Qwen2.5-VL-7B-Instruct's config.json from that of the tiny checkpoint.
-TEXT = {
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152064,
-    "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6},
-}
-VISION = {
-    "depth": 32,
-    "hidden_size": 1280,
-    "intermediate_size": 3420,
-    "num_heads": 16,
-    "out_hidden_size": 3584,
-    "fullatt_block_indexes": [7, 15, 23, 31],
-}
-
-
-#: The same of Qwen3-VL-8B-Instruct.
-TEXT3 = {
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "rope_parameters": {
-        "rope_type": "default",
-        "mrope_section": [24, 20, 20],
-        "mrope_interleaved": True,
-        "rope_theta": 5e6,
-    },
-}
-VISION3 = {
-    "depth": 27,
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_heads": 16,
-    "out_hidden_size": 4096,
-    "num_position_embeddings": 2304,
-    "deepstack_visual_indexes": [8, 16, 24],
-}
-#: The same of Qwen3-VL-4B-Instruct, the base of Robometer-4B.
-TEXT4 = TEXT3 | {"hidden_size": 2560, "intermediate_size": 9728}
-VISION4 = VISION3 | {
-    "depth": 24,
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "out_hidden_size": 2560,
-    "deepstack_visual_indexes": [5, 11, 17],
-}
+#: What differs between the config.json of a model and that of a tiny checkpoint.
+FULL_SIZE = json.loads((ROOT / "tests" / "data" / "engines" / "full_size.json").read_text())
 #: How many of the clips, and of their 16 frames, each judge gets: SOLE-R1 answers at each frame.
 PUBLISHED = {"topreward": (64, 16), "roboreward": (64, 16), "sole-r1": (16, 4)}
 
@@ -107,7 +56,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = make_checkpoint(Path(name))
         if has_gpu:
-            _load_full_size(folder, TEXT, VISION)
+            _load_full_size(folder, "Qwen2.5-VL-7B")
         for readout, max_tokens in (("probability", 1), ("text", 64)):
             own = [batch, f"readout={readout}", "frame_pixels=200704"]
             found = _find("transformers", folder, own, max_tokens=max_tokens)
@@ -115,7 +64,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = make_checkpoint(Path(name), "qwen3_vl")
         if has_gpu:
-            _load_full_size(folder, TEXT3, VISION3)
+            _load_full_size(folder, "Qwen3-VL-8B")
         for judge, (count, frames) in PUBLISHED.items():
             few = [_first(clip, frames) for clip in clips[:count]]
             found = _find(judge, folder, [batch, "engine=transformers"])
@@ -124,7 +73,7 @@ def main() -> int:
         folder = make_robometer(Path(name) / "robometer")
         found = _find("robometer", folder, [batch])  # checks the shapes of the tiny weights
         if has_gpu:
-            _load_full_size(folder, TEXT4, VISION4)
+            _load_full_size(folder, "Qwen3-VL-4B")  # the base of Robometer-4B
         asyncio.run(_measure("robometer", found, clips))
     return 0
 
@@ -139,12 +88,12 @@ def _first(clip: Clip, frames: int) -> Clip:
     return replace(clip, frames=clip.frames[:frames], indices=clip.indices[:frames])
 
 
-def _load_full_size(folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> None:
+def _load_full_size(folder: Path, model: str) -> None:
     """Make the judge load billions of random weights, created on the GPU and never written."""
     config = json.loads((folder / "config.json").read_text())
     config["text_config"].pop("layer_types", None)  # it has one entry per layer
-    config["text_config"] |= text
-    config["vision_config"] |= vision
+    for part, changes in FULL_SIZE[model].items():
+        config[f"{part}_config"] |= changes
     (folder / "config.json").write_text(json.dumps(config))
 
     def of_any_kind(path: str, **_: object) -> torch.nn.Module:
@@ -187,8 +136,6 @@ async def _measure(name: str, found: DeferredJudge, clips: list[Clip]) -> None:
 
 
 def _clip(number: int) -> Clip:
-    import threading
-
     videos = sorted((ROOT / "tests" / "data" / "libero" / "videos").glob("*.mp4"))
     return decode_video(
         str(videos[number % len(videos)]), count=16, max_pixels=200_704, stop=threading.Event()

@@ -14,47 +14,39 @@ import asyncio
 import contextlib
 import itertools
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import matplotlib as mpl
+import numpy as np
 from harness import (
     Connection,
     Ratio,
+    Server,
     before,
     cpu_seconds,
     post,
-    report,
+    program_serving,
     resident_mib,
+    run,
     send,
     serving,
-    wait_until_ready,
 )
+from items import ROOT, Item, printing, raw_frames, stdio, tool_answer
 
 from rewardfleet.wire.episode import MAX_EPISODES
-from rewardfleet.wire.frames import FRAMES_TYPE, LENGTH_BYTES
 from rewardfleet.wire.score import MAX_BATCH_ITEMS
-from rewardfleet_server.code.app import create_app as create_code
-from rewardfleet_server.code.settings import CodeSettings
-from rewardfleet_server.episode.app import create_app as create_episode
-from rewardfleet_server.episode.settings import EpisodeSettings
+from rewardfleet.wire.video import VideoRequest
 from rewardfleet_server.serve import raise_descriptor_limit
 from rewardfleet_server.testing import FakeJudge
-from rewardfleet_server.tools.app import create_app as create_tools
-from rewardfleet_server.tools.settings import ToolsSettings
-from rewardfleet_server.up.settings import free_port
-from rewardfleet_server.video.app import create_app as create_video
-from rewardfleet_server.video.settings import VideoSettings
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-sys.path.append(str(Path(__file__).parent.parent))
 from videos import encode
 
 CALLERS, REPLICAS, BATCHES = (1, 8, 64, 512), (1, 2, 4, 8), (1, 16, 256, 4096)
@@ -66,10 +58,9 @@ ROUNDS, SECONDS = 12, 0.4
 PROGRAMS = 1024
 #: Connections of which the memory is measured, beyond the first ones.
 CONNECTIONS, FIRST = 2000, 200
-FRAME_SHAPE, FRAME_BYTES = (4, 64, 64, 3), 4 * 64 * 64 * 3
-FIGURES = Path(__file__).parents[2] / "docs" / "benchmarks" / "growth.json"
+FRAMES = np.zeros((4, 64, 64, 3), np.uint8)
+FIGURES = ROOT / "docs" / "benchmarks" / "growth.json"
 
-Item = dict[str, Any]
 #: CPU microseconds of a score, by the number of callers, replicas or items of a batch, as in JSON.
 Series = dict[str, int]
 
@@ -79,14 +70,13 @@ Series = dict[str, int]
 def answer(number: int) -> Item:
     words = " ".join(f"word{each}" for each in range(100))
     return {
-        "response": tool_answer(number + number % 2, words),
-        "ground_truth": tool_answer(number, "I need the weather."),
+        "response": tool_answer(words, weather(number + number % 2)),
+        "ground_truth": tool_answer("I need the weather.", weather(number)),
     }
 
 
-def tool_answer(number: int, think: str) -> str:
-    call = json.dumps({"name": "get_weather", "parameters": {"city": f"city {number}", "days": 3}})
-    return f"<think>{think}</think>\n<tool_call>\n{call}\n</tool_call>"
+def weather(number: int) -> Item:
+    return {"name": "get_weather", "parameters": {"city": f"city {number}", "days": 3}}
 
 
 def episode(number: int) -> Item:
@@ -94,24 +84,19 @@ def episode(number: int) -> Item:
     return {"uid": f"episode-{number}", "kind": "efficiency", **steps}
 
 
-def program(number: int) -> Item:
-    tests = {"kind": "stdio", "cases": [{"stdin": "", "stdout": f"{number}\n"}]}
-    return {"revision": f"print({number})", "tests": tests}
-
-
 def clip(number: int) -> Item:
     return {"task_text": f"task {number}", "video_path": "clip.mp4", "nframes": 4}
 
 
-def frames(number: int) -> Item:
-    return {"task_text": f"task {number}", "frames": {"shape": FRAME_SHAPE}, "nframes": 4}
+def frames(number: int) -> VideoRequest:
+    return raw_frames(f"task {number}", FRAMES, nframes=4)
 
 
 class Work(NamedTuple):
     """Items of a service, and the most of them in a batch."""
 
     name: str
-    item: Callable[[int], Item]
+    item: Callable[[int], Item | VideoRequest]
     numbers: Iterator[int]
     most: int = MAX_BATCH_ITEMS
     is_cached: bool = False
@@ -120,61 +105,33 @@ class Work(NamedTuple):
         """Return a request for a batch; for None, for a single score, if the service has such."""
         batch = [self.item(next(self.numbers)) for _ in range(items or 1)]
         if items is None and self.item is not episode:
-            return encoded(f"{prefix}/score", batch[0], batch)
-        return encoded(f"{prefix}/score/batch", {"items": batch}, batch)
+            return post(f"{prefix}/score", batch[0])
+        return post(f"{prefix}/score/batch", batch if self.item is frames else {"items": batch})
 
     def check(self, answer: bytes, items: int) -> None:
         assert answer.count(b'"status":"ok"') == items, answer[:1000]
         assert answer.count(b'"cached":true') == items * self.is_cached, answer[:1000]
 
 
-def encoded(path: str, body: object, items: Sequence[Item]) -> bytes:
-    """Return a request with a body of JSON, or of frames if the items have some."""
-    with_frames = [each["frames"] for each in items if "frames" in each]
-    for number, each in enumerate(with_frames):
-        each["offset"] = number * FRAME_BYTES
-    content = json.dumps(body).encode()
-    if not with_frames:
-        return post(path, content)
-    head = len(content).to_bytes(LENGTH_BYTES, "little")
-    return post(path, head + content + bytes(FRAME_BYTES * len(with_frames)), FRAMES_TYPE)
-
-
-TOOLS = Work("tools", answer, itertools.count())
-EPISODE = Work("episode", episode, itertools.count(), MAX_EPISODES)
-CODE = Work("code", program, itertools.count(PROGRAMS))
-CACHED = Work("code, cached", program, itertools.cycle(range(PROGRAMS)), is_cached=True)
-CLIPS = Work("video by path", clip, itertools.count())
-FRAMES = Work("video by frames", frames, itertools.count())
-
-# Services
-
-
-def serve_tools(_: Path) -> AbstractContextManager[tuple[int, int]]:
-    return serving(create_tools, ToolsSettings(port=0))
-
-
-def serve_episode(_: Path) -> AbstractContextManager[tuple[int, int]]:
-    return serving(create_episode, EpisodeSettings(port=0))
-
-
-def serve_code(folder: Path) -> AbstractContextManager[tuple[int, int]]:
-    return serving(create_code, CodeSettings(port=0, cache=str(folder / "code.sqlite")))
-
-
-def serve_video(folder: Path) -> AbstractContextManager[tuple[int, int]]:
-    (folder / "clip.mp4").write_bytes(encode("mp4", frames=8, width=64, height=64))
-    settings = VideoSettings(port=0, video_root=[folder])
-    return serving(create_video, settings, {"fake": FakeJudge()})
-
-
-#: What runs a replica in the folder of its fleet, and what is scored.
-SERVICES = {
-    "tools": (serve_tools, [TOOLS]),
-    "episode": (serve_episode, [EPISODE]),
-    "code": (serve_code, [CODE, CACHED]),
-    "video": (serve_video, [CLIPS, FRAMES]),
+CACHED = Work("code, cached", printing, itertools.cycle(range(PROGRAMS)), is_cached=True)
+#: What is scored, by service.
+WORKS = {
+    "tools": [Work("tools", answer, itertools.count())],
+    "episode": [Work("episode", episode, itertools.count(), MAX_EPISODES)],
+    "code": [Work("code", printing, itertools.count(PROGRAMS)), CACHED],
+    "video": [
+        Work("video by path", clip, itertools.count()),
+        Work("video by frames", frames, itertools.count()),
+    ],
 }
+
+
+def replica(name: str, folder: Path) -> AbstractContextManager[Server]:
+    """Run a service in the folder of its fleet."""
+    if name == "video":
+        (folder / "clip.mp4").write_bytes(encode("mp4", frames=8, width=64, height=64))
+        return serving(name, FakeJudge(), video_root=[folder])
+    return serving(name, **({"cache": str(folder / "code.sqlite")} if name == "code" else {}))
 
 
 class Fleet(NamedTuple):
@@ -188,15 +145,10 @@ class Fleet(NamedTuple):
 @contextlib.contextmanager
 def behind_gateway(name: str, replicas: Fleet) -> Iterator[Fleet]:
     """Run `rewardfleet gateway` in front of replicas."""
-    port = free_port()
     flags = [f"--service={name}=http://127.0.0.1:{each}" for each in replicas.ports]
-    command = [sys.executable, "-m", "rewardfleet_server", "gateway", f"--port={port}", *flags]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        try:
-            wait_until_ready(process, f"http://127.0.0.1:{port}/readyz")
-            yield Fleet([port], [*replicas.pids, process.pid], f"/{name}")
-        finally:
-            process.terminate()
+    command = ["-m", "rewardfleet_server", "gateway", *flags, "--port"]
+    with program_serving("/readyz", *command) as gateway:
+        yield Fleet([gateway.port], [*replicas.pids, gateway.pid], f"/{name}")
 
 
 # Measuring
@@ -264,17 +216,16 @@ async def in_turns(loads: dict[int, Load], compared: Sequence[int]) -> Series:
 
 def growth(name: str) -> Iterator[tuple[str, Series]]:
     """Measure a service; yield the title of each series, and the series."""
-    serve, works = SERVICES[name]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        replicas = [stack.enter_context(serve(folder)) for _ in range(max(REPLICAS))]
+        replicas = [stack.enter_context(replica(name, folder)) for _ in range(max(REPLICAS))]
         ports, pids = zip(*replicas, strict=True)
         direct = {count: Fleet(ports[:count], pids[:count]) for count in REPLICAS}
         gateways = {
             count: stack.enter_context(behind_gateway(name, fleet))
             for count, fleet in direct.items()
         }
-        for work in works:
+        for work in WORKS[name]:
             if work is CACHED:
                 fill_cache(ports)
             loads = {count: Load(direct[1], work, count) for count in CALLERS}
@@ -296,32 +247,28 @@ def fill_cache(ports: Sequence[int]) -> None:
 # Memory
 
 
-def memory() -> list[Ratio]:
+def memory() -> Iterator[Ratio]:
     """Measure the memory of an idle connection and of requests that wait, at both places."""
     sleeping = "import time; time.sleep(60)"
-    test = {"kind": "stdio", "cases": [{"stdin": "", "stdout": ""}]}
-    native: Item = {"revision": sleeping, "tests": test}
-    foreign: Item = {"code": sleeping, "language": "python"}
-
-    def kinds(prefix: str) -> list[tuple[str, int, bytes]]:
-        return [
-            ("an idle connection", 20, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"),
-            ("a request that waits, its body read", 40, encoded(f"{prefix}/score", native, [])),
-            ("a request in line", 20, encoded(f"{prefix}/run_code", foreign, [])),
-        ]
-
-    ratios = []
-    settings = CodeSettings(port=0, cache=None, max_in_flight=1, max_queue_depth=4096)
+    kinds = {
+        "an idle connection": (20, "/healthz", None),
+        "a request that waits, its body read": (40, "/score", stdio(sleeping, ("", ""))),
+        "a request in line": (20, "/run_code", {"code": sleeping, "language": "python"}),
+    }
     for place in ("service", "gateway"):
-        for name, limit, request in kinds("/code" if place == "gateway" else ""):
+        for name, (limit, path, body) in kinds.items():
             with ExitStack() as stack:
-                port, pid = stack.enter_context(serving(create_code, settings))
-                fleet = Fleet([port], [pid])
+                server = stack.enter_context(
+                    serving("code", cache=None, max_in_flight=1, max_queue_depth=4096)
+                )
+                fleet = Fleet([server.port], [server.pid])
                 if place == "gateway":
                     fleet = stack.enter_context(behind_gateway("code", fleet))
+                request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                if body:
+                    request = post(fleet.prefix + path, body)
                 kib = asyncio.run(kib_each(fleet.ports[0], fleet.pids[-1], request))
-            ratios.append(Ratio(f"KiB of {name} at a {place}; limit", kib, limit, "<= 1"))
-    return ratios
+            yield Ratio(f"KiB of {name} at a {place}; limit", kib, limit, "<= 1")
 
 
 async def kib_each(port: int, pid: int, request: bytes) -> float:
@@ -361,27 +308,18 @@ LIMITS = {
 }
 
 
-def main() -> int:
-    raise_descriptor_limit()
-    parts = sys.argv[1:] or [*SERVICES, "memory"]
-    measured: dict[str, Series] = {}
-    for part in parts:
-        for title, series in growth(part) if part in SERVICES else ():
-            measured[title] = series
-            cells = (f"{number}: {us} us" for number, us in series.items())
-            print(f"{title:48}", *cells, sep="  ", flush=True)
+def measured(name: str) -> Iterator[Ratio]:
+    """Measure a service, and keep and draw its figures beside those of the others."""
     figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
-    figures.update(measured)
+    for title, series in growth(name):
+        figures[title] = series
+        cells = (f"{number}: {us} us" for number, us in series.items())
+        print(f"{title:48}", *cells, sep="  ", flush=True)
+        ours, baseline, limit = LIMITS[title.partition("; ")[2]]
+        name = f"{title}: us at {ours}; at {baseline}"
+        yield Ratio(name, series[str(ours)], series[str(baseline)], limit)
     FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
     draw(figures)
-    ratios = [limited(title, series) for title, series in measured.items()]
-    return report(ratios + (memory() if "memory" in parts else []))
-
-
-def limited(title: str, series: Series) -> Ratio:
-    ours, baseline, limit = LIMITS[title.partition("; ")[2]]
-    name = f"{title}: us at {ours}; at {baseline}"
-    return Ratio(name, series[str(ours)], series[str(baseline)], limit)
 
 
 def draw(figures: dict[str, Series]) -> None:
@@ -397,10 +335,7 @@ def draw(figures: dict[str, Series]) -> None:
                 relative = [each / series[str(baseline)] for each in series.values()]
                 axis.plot([int(each) for each in series], relative, marker=".", label=name)
         axis.axhline(float(limit.split()[1]), color="grey", linestyle=":")
-        if kind == "items of a batch":
-            axis.set(yscale="log")
-        else:
-            axis.set(ylim=(0, 1.6))
+        axis.set(**({"yscale": "log"} if kind == "items of a batch" else {"ylim": (0, 1.6)}))
         axis.set(xscale="log", xlabel=kind)
         axis.set_xticks(numbers, map(str, numbers))
         axis.minorticks_off()
@@ -411,4 +346,5 @@ def draw(figures: dict[str, Series]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise_descriptor_limit()
+    run({**{name: partial(measured, name) for name in WORKS}, "memory": memory})

@@ -1,10 +1,12 @@
 """What the benchmarks share: limits, measuring, services in processes of their own, and load.
 
-The load comes from raw sockets, as an HTTP library would be slower than the services.
+A benchmark consists of functions that yield ratios, and ends with `run`. The load comes from raw
+sockets, as an HTTP library would be slower than the services.
 """
 
 import asyncio
 import itertools
+import json
 import multiprocessing
 import os
 import statistics
@@ -14,30 +16,29 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import httpx
 import uvicorn
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
 
-from rewardfleet.wire.frames import JSON_TYPE, LENGTH_BYTES, attach_pixels
+from rewardfleet.wire.frames import JSON_TYPE, LENGTH_BYTES, attach_pixels, encode_body
+from rewardfleet.wire.score import BatchRequest
 from rewardfleet.wire.validation import validate_json
-from rewardfleet_server.http.app import RewardApp
+from rewardfleet_server import serve
 from rewardfleet_server.observe.logs import configure_logging
-from rewardfleet_server.serve import Server
-from rewardfleet_server.settings import ServerSettings
+from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.system.redis_server import unreachable_reason
-from rewardfleet_server.testing import wait_until
+from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.up.settings import free_port
 
 sys.path.append(str(Path(__file__).parent.parent))
-from server.processes import descendants, service_process
+from server.processes import descendants
 
 #: Rounds of cached scores, and seconds of each: short ones, as other load comes and goes.
 HIT_ROUNDS, HIT_SECONDS = 9, 0.7
@@ -45,13 +46,8 @@ HIT_ROUNDS, HIT_SECONDS = 9, 0.7
 # Limits
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """A measurement and its baseline.
-
-    Attributes:
-        limit: The limit of their ratio: `<= 2`, `>= 1/6`, `0.8 to 1.2`, or empty for none.
-    """
+class Ratio(NamedTuple):
+    """A measurement and its baseline, and the limit of their ratio: `<= 2`, `>= 1/6`."""
 
     name: str
     ours: float
@@ -64,26 +60,22 @@ class Ratio:
 
     @property
     def is_met(self) -> bool:
-        match self.limit.split():
-            case ["<=", most]:
-                return self.value <= Fraction(most)
-            case [">=", least]:
-                return self.value >= Fraction(least)
-            case [least, "to", most]:
-                return Fraction(least) <= self.value <= Fraction(most)
-            case []:
-                return True
-        raise ValueError(f"not a limit: {self.limit}")
+        sign, bound = self.limit.split()
+        return self.value <= Fraction(bound) if sign == "<=" else self.value >= Fraction(bound)
 
 
-def report(ratios: list[Ratio]) -> int:
-    """Print a table; return the exit status: 1 if a ratio misses its limit."""
+def run(parts: dict[str, Callable[[], Iterable[Ratio]]]) -> NoReturn:
+    """Run the parts that the command line names, or all; exit with 1 if a limit is missed."""
+    wanted = sys.argv[1:] or [*parts]
+    if unknown := {*wanted} - parts.keys():
+        sys.exit(f"no such part: {', '.join(unknown)}; there are: {', '.join(parts)}")
+    ratios = [ratio for name in wanted for ratio in parts[name]()]
     titles = f"{'rewardfleet':>11} {'baseline':>10} {'ratio':>7} {'limit':>10}"
-    print(f"\n{'measurement; baseline':62} {titles}")
+    print(f"\n{'measurement; baseline':66} {titles}")
     for each in ratios:
         figures = f"{each.ours:11.2f} {each.baseline:10.2f} {each.value:7.3f} {each.limit:>10}"
-        print(f"{each.name:62} {figures} {'' if each.is_met else 'MISSED'}")
-    return 0 if all(each.is_met for each in ratios) else 1
+        print(f"{each.name:66} {figures} {'' if each.is_met else 'MISSED'}")
+    sys.exit(not all(each.is_met for each in ratios))
 
 
 # Measuring
@@ -100,6 +92,10 @@ def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.per
     started = clock()
     work()
     return clock() - started
+
+
+def p99(values: Iterable[float]) -> float:
+    return statistics.quantiles(values, n=100)[98]
 
 
 def cpu_seconds(pid: int, *, with_descendants: bool = True) -> float:
@@ -121,63 +117,74 @@ def resident_mib(pid: int, *, with_descendants: bool = True) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-# Services
+# Servers
+
+
+class Server(NamedTuple):
+    """A server in a process of its own."""
+
+    port: int
+    pid: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def cpu_of(self, work: Callable[[], object], *, with_descendants: bool = True) -> float:
+        """Return the CPU seconds of its process, and of those that it started, during `work`."""
+        return seconds_of(work, partial(cpu_seconds, self.pid, with_descendants=with_descendants))
 
 
 def serving(
-    create_app: Callable[..., RewardApp], settings: ServerSettings, *more: object
-) -> AbstractContextManager[tuple[int, int]]:
-    """Run a service in another process as in production, with its log; yield port and pid."""
-    return in_process(_service, create_app, settings, *more)
+    name: str, judge: FakeJudge | None = None, **settings: object
+) -> AbstractContextManager[Server]:
+    """Run a service in another process as in production, with its log.
+
+    Args:
+        name: The service.
+        judge: The only judge of the video service.
+        settings: Those that differ from the default ones.
+    """
+    return in_process(_service, name, judge, settings)
 
 
-def _service(
-    create_app: Callable[..., RewardApp], settings: ServerSettings, *more: object
-) -> uvicorn.Server:
+def _service(name: str, judge: FakeJudge | None, given: dict[str, object]) -> uvicorn.Server:
+    settings = SERVICES[name].load_settings()(port=0, **given)
     configure_logging(settings.log_level)
-    return Server(create_app(settings, *more), settings)
+    judges = [{"fake": judge}] if judge else []
+    return serve.Server(SERVICES[name].app.load()(settings, *judges), settings)
 
 
-def empty_endpoint(request_type: type[BaseModel]) -> uvicorn.Server:
-    """Return a FastAPI application whose one endpoint validates a body and does nothing."""
-    app = FastAPI()
+def empty_endpoint(request_type: type[BaseModel], has_raw_frames: bool) -> uvicorn.Server:
+    """Return a FastAPI application whose one endpoint validates a body and does nothing.
 
-    @app.post("/score")
-    async def score(request: request_type) -> dict[str, float]:  # type: ignore[valid-type]
+    Of raw frames it validates the JSON, and gives the frames their pixels.
+    """
+
+    async def of_json(request: request_type) -> dict[str, float]:
         return {"score": 1.0}
 
-    return _plain_server(app)
-
-
-def empty_frames_endpoint(request_type: type[BaseModel]) -> uvicorn.Server:
-    """Return the same for raw frames: it validates the JSON, and gives the frames their pixels."""
-    app = FastAPI()
-
-    @app.post("/score")
-    async def score(request: Request) -> dict[str, float]:
+    async def of_frames(request: Request) -> dict[str, float]:
         body = memoryview(await request.body())
         end = LENGTH_BYTES + int.from_bytes(body[:LENGTH_BYTES], "little")
         item = validate_json(request_type, bytes(body[LENGTH_BYTES:end]))
-        attach_pixels([item.frames], body[end:])  # type: ignore[attr-defined] # it has frames
+        attach_pixels([item.frames], body[end:])
         return {"score": 1.0}
 
-    return _plain_server(app)
-
-
-def _plain_server(app: FastAPI) -> uvicorn.Server:
-    return uvicorn.Server(
-        uvicorn.Config(app, port=0, http="httptools", log_config=None, access_log=False)
-    )
+    app = FastAPI()
+    app.post("/score")(of_frames if has_raw_frames else of_json)
+    config = uvicorn.Config(app, port=0, http="httptools", log_config=None, access_log=False)
+    return uvicorn.Server(config)
 
 
 @contextmanager
 def in_process(
     create_server: Callable[..., uvicorn.Server], *arguments: object
-) -> Iterator[tuple[int, int]]:
-    """Create and run a server in another process; yield port and pid."""
+) -> Iterator[Server]:
+    """Create and run a server in another process."""
     with spawned(_run_server, create_server, *arguments) as (pipe, pid):
         assert pipe.poll(60), "the server did not start"
-        yield pipe.recv(), pid
+        yield Server(pipe.recv(), pid)
 
 
 def _run_server(
@@ -215,32 +222,64 @@ def spawned(target: Callable[..., None], *arguments: object) -> Iterator[tuple[P
 
 
 @contextmanager
-def command_serving(name: str, *flags: str) -> Iterator[str]:
-    """Run `rewardfleet serve NAME`; yield its URL as soon as it is ready."""
-    with service_process(name, *flags) as (process, url):
-        wait_until_ready(process, f"{url}/readyz")
+def program_serving(path: str, *words: str | Path) -> Iterator[Server]:
+    """Run a Python program that takes a port as its last word, until `path` answers."""
+    port = free_port()
+    arguments = [sys.executable, *map(str, words), str(port)]
+    with subprocess.Popen(arguments, stderr=subprocess.DEVNULL) as process:
+        try:
+            server = Server(port, process.pid)
+            # It may have to load a model.
+            wait_until(lambda: process.poll() is not None or _answers(server.url + path), 180)
+            assert process.poll() is None, "the server did not start"
+            yield server
+        finally:
+            process.terminate()
+
+
+def _answers(url: str) -> bool:
+    with suppress(httpx.TransportError):  # it does not listen yet, or is busy
+        return httpx.get(url, trust_env=False).status_code == 200
+    return False
+
+
+@contextmanager
+def redis_server() -> Iterator[str]:
+    """Run a `redis-server` that stores nothing on disk; yield its URL."""
+    port = free_port()
+    url = f"redis://127.0.0.1:{port}/0"
+    process = subprocess.Popen(
+        ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: unreachable_reason(url, 0.4, ("PING",)) is None)
         yield url
-
-
-def wait_until_ready(process: subprocess.Popen[Any], url: str) -> None:
-    """Wait until a server answers at `url`; it may have to load a model."""
-
-    def is_ready() -> bool:
-        assert process.poll() is None, "the server did not start"
-        with suppress(httpx.TransportError):  # it does not listen yet, or is busy
-            return httpx.get(url, trust_env=False).status_code == 200
-        return False
-
-    wait_until(is_ready, 180)
+    finally:
+        process.terminate()
+        process.wait(10)
 
 
 # Load
 
 
-def post(path: str, body: bytes, media_type: str = JSON_TYPE) -> bytes:
-    """Return an HTTP POST request with a body."""
+def post(path: str, body: object) -> bytes:
+    """Return an HTTP POST request.
+
+    Args:
+        path: Where to.
+        body: JSON, also as bytes; or a request of the client or a list of these, which may have
+            raw frames.
+    """
+    media_type = JSON_TYPE
+    if isinstance(body, list):
+        body = BatchRequest[Any].model_construct(items=body)
+    if isinstance(body, BaseModel):
+        media_type, parts = encode_body(body)
+        body = b"".join(parts)
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 
 class Answer(NamedTuple):
@@ -248,6 +287,10 @@ class Answer(NamedTuple):
 
     body: bytes
     seconds: float
+
+    @property
+    def score(self) -> dict[str, Any]:
+        return json.loads(self.body)
 
 
 class Connection:
@@ -307,83 +350,33 @@ def before(seconds: float) -> Callable[[object], bool]:
 
 
 def cache_hit_rates(
-    service: tuple[int, int],
-    request: bytes,
-    request_type: type[BaseModel],
-    *,
-    raw_frames: bool = False,
+    service: Server, request: bytes, request_type: type[BaseModel], *, raw_frames: bool = False
 ) -> list[float]:
     """Return requests per second of a service, and of an empty endpoint that gets the same.
 
     Print their CPU time, which depends less on what else the machine does.
-
-    Args:
-        service: Its port and pid.
     """
-    create_empty = empty_frames_endpoint if raw_frames else empty_endpoint
-    with in_process(create_empty, request_type) as empty:
+    with in_process(empty_endpoint, request_type, raw_frames) as empty:
         for port, _ in (service, empty):
             rate(port, request, callers=8, seconds=1)
-        [answer], _ = send(service[0], [request])
+        [answer], _ = send(service.port, [request])
         assert b'"cached":true' in answer.body
-        microseconds: dict[int, list[float]] = {service[1]: [], empty[1]: []}
+        microseconds: dict[Server, list[float]] = {service: [], empty: []}
 
-        def measure(port: int, pid: int) -> float:
-            started = cpu_seconds(pid)
+        def measure(server: Server) -> float:
+            started = cpu_seconds(server.pid)
             requests = itertools.takewhile(before(HIT_SECONDS), itertools.repeat(request))
-            answers, seconds = send(port, requests, callers=8)
-            microseconds[pid].append((cpu_seconds(pid) - started) / len(answers) * 1e6)
+            answers, seconds = send(server.port, requests, callers=8)
+            microseconds[server].append((cpu_seconds(server.pid) - started) / len(answers) * 1e6)
             return len(answers) / seconds
 
         rates = medians_in_turns(
-            partial(measure, *service), partial(measure, *empty), rounds=HIT_ROUNDS
+            partial(measure, service), partial(measure, empty), rounds=HIT_ROUNDS
         )
     ours, other = map(statistics.median, microseconds.values())
     print(f"CPU us of a cached score: {ours:.0f}; an empty endpoint: {other:.0f}", end="; ")
     print(f"ratio: {other / ours:.2f}")
     return rates
-
-
-@contextmanager
-def redis_server() -> Iterator[str]:
-    """Run a `redis-server` that stores nothing on disk; yield its URL."""
-    url = f"redis://127.0.0.1:{(port := free_port())}/0"
-    process = subprocess.Popen(
-        ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""],
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        wait_until(lambda: unreachable_reason(url, 0.4, ("PING",)) is None)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def compare_ways(ways: dict[str, tuple[int, bytes]], *, calls: int, warm_up: int) -> list[float]:
-    """Send a request to each port in turns; print percentiles and rates; return ms at p50."""
-
-    async def milliseconds() -> dict[str, list[float]]:
-        connections = {name: await Connection.open(port) for name, (port, _) in ways.items()}
-        taken: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(warm_up + calls):
-            for name, connection in connections.items():
-                taken[name].append((await connection.request(ways[name][1])).seconds * 1000)
-        for connection in connections.values():
-            connection.close()
-        return taken
-
-    medians: list[float] = []
-    for name, taken in asyncio.run(milliseconds()).items():
-        percentiles = statistics.quantiles(taken[warm_up:], n=100)
-        medians.append(percentiles[49])
-        one, many = (rate(*ways[name], callers=callers, seconds=2) for callers in (1, 32))
-        print(
-            f"{name:10} p50 {percentiles[49]:.3f} ms ({medians[-1] / medians[0]:.1f}x), "
-            f"p90 {percentiles[89]:.3f} ms, p99 {percentiles[98]:.3f} ms; "
-            f"1 connection {one:.0f}/s, 32 connections {many:.0f}/s"
-        )
-    return medians
 
 
 @contextmanager
@@ -394,8 +387,7 @@ def health_watched(port: int) -> Iterator[Callable[[], float]]:
 
         def slowest() -> float:
             pipe.send("stop")
-            seconds: float = pipe.recv()
-            return seconds
+            return pipe.recv()
 
         yield slowest
 

@@ -10,26 +10,28 @@ judge, then with one that takes half a second per clip, for any number of clips 
 
 import argparse
 import asyncio
+import itertools
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import cv2
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
-from harness import Ratio, report
+from harness import Ratio, run
+from items import ROOT
 
 from rewardfleet import blocking
 from rewardfleet.adapters.libero import LiberoRewardWrapper
 
-ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
-from libero_replay import LiberoEnv, ReplayLibero, read_rollouts  # noqa: E402 - the path above
-from libero_rewards import service  # noqa: E402
+from libero_replay import LiberoEnv, ReplayLibero, read_rollouts
+from libero_rewards import service
 
 ENVIRONMENTS = 16
 ROUNDS = 3
@@ -52,40 +54,28 @@ def build_backend(args: argparse.Namespace) -> SlowJudge:
     return SlowJudge()
 
 
-def main() -> int:
-    os.chdir(Path(__file__).parent)  # where the service finds the factory below
-    factory = "libero_loop:build_backend"
-    slow = "--backend", "slow", "--custom-backend-factory", factory
-    return report([*measure("reference judge"), *measure("judge of 0.5 s", *slow)])
-
-
-def measure(judge: str, *flags: str) -> list[Ratio]:
-    results: dict[str, list[Times]] = {"one after another": [], "blocking": [], "non-blocking": []}
-    steps = STEPS
+def measure(judge: str, *flags: str) -> Iterator[Ratio]:
     normal: list[float] = []
+    steps = itertools.count(STEPS)
     with service(*flags) as (_, url):
-        wrapper_run(url, steps, normal, blocking_step=True)  # warms up
-        for _ in range(ROUNDS):
-            runs: dict[str, Callable[[int], Times]] = {
-                "one after another": lambda steps: original_run(url, steps),
-                "blocking": lambda steps: wrapper_run(url, steps, normal, blocking_step=True),
-                "non-blocking": lambda steps: wrapper_run(url, steps, normal, blocking_step=False),
-            }
-            for name, run in runs.items():
-                steps += 1
-                results[name].append(run(steps))
-    ordinary = statistics.median(normal)
-    print(f"{judge}; an ordinary step takes {ordinary * 1000:.1f} ms")
-    steps_ms = {}
-    for name, times in results.items():
-        last, everything = (statistics.median(each) * 1000 for each in zip(*times, strict=True))
-        print(f"{name:20} last step {last:5.0f} ms, all rewards after {everything:5.0f} ms")
-        steps_ms[name] = last
-    base = steps_ms["one after another"]
-    return [
-        Ratio(f"ms of the last step, blocking, {judge}", steps_ms["blocking"], base, "<= 1"),
-        Ratio(f"ms of the last step, {judge}", steps_ms["non-blocking"], base, "<= 0.03"),
-    ]
+        wrapper_run(url, next(steps), normal, blocking_step=True)  # warms up
+        ways = {
+            "one after another": partial(original_run, url),
+            "blocking": partial(wrapper_run, url, normal=normal, blocking_step=True),
+            "non-blocking": partial(wrapper_run, url, normal=normal, blocking_step=False),
+        }
+        rounds = [{name: way(next(steps)) for name, way in ways.items()} for _ in range(ROUNDS)]
+    print(f"{judge}; an ordinary step takes {statistics.median(normal) * 1000:.1f} ms")
+    last_ms = {}
+    for name in ways:
+        times = zip(*(each[name] for each in rounds), strict=True)
+        last_ms[name], everything = (statistics.median(each) * 1000 for each in times)
+        print(
+            f"{name:20} last step {last_ms[name]:5.0f} ms, all rewards after {everything:5.0f} ms"
+        )
+    base = last_ms["one after another"]
+    yield Ratio(f"ms of the last step, blocking, {judge}", last_ms["blocking"], base, "<= 1")
+    yield Ratio(f"ms of the last step, {judge}", last_ms["non-blocking"], base, "<= 0.03")
 
 
 def vector(steps: int) -> SyncVectorEnv:
@@ -146,4 +136,11 @@ def write(path: Path, clip: list[np.ndarray]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os.chdir(Path(__file__).parent)  # where the service finds the factory
+    slow = "--backend", "slow", "--custom-backend-factory", "libero_loop:build_backend"
+    run(
+        {
+            "reference judge": partial(measure, "reference judge"),
+            "judge of 0.5 s": partial(measure, "judge of 0.5 s", *slow),
+        }
+    )

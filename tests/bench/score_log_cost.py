@@ -7,51 +7,38 @@ with 1 if a median misses its limit.
 """
 
 import base64
-import itertools
 import json
 import statistics
-import sys
 import tempfile
-import threading
 import time
-from code import TESTS, score_request, submission
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from harness import Ratio, cpu_seconds, post, report, send, serving
+from harness import Ratio, Server, cpu_seconds, post, run, send, serving
+from items import CLIP, TASK, TESTS, frames, numbers, raw_frames, submission
 
-from rewardfleet import video_request as video_request_of
 from rewardfleet.episodes import score_episodes
 from rewardfleet.score_log import ScoreLog
 from rewardfleet.wire.code import CodeRequest, CodeScore, Outcome, Verdict
-from rewardfleet.wire.frames import encode_body
 from rewardfleet.wire.score import Timing
 from rewardfleet.wire.tools import ToolsRequest
 from rewardfleet.wire.video import VideoRequest, VideoScore
-from rewardfleet_server.code import app as code
-from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.episode.decode import decode_batch, logged_items
 from rewardfleet_server.episode.encode import encode_batch
 from rewardfleet_server.observe.score_log import ServiceLog
 from rewardfleet_server.observe.telemetry import RequestContext
 from rewardfleet_server.settings import ServerSettings
-from rewardfleet_server.video import app as video
-from rewardfleet_server.video.clip.frames import decode_video
-from rewardfleet_server.video.settings import VideoSettings
 
 PAIRS = 9
-CLIP = (Path(__file__).parent.parent / "data" / "libero" / "videos") / (
-    "libero_10__LIVING_ROOM_SCENE2_put_both_the_alphabet_soup_and_the_tomato__success__s30970.mp4"
-)
-TASK = "put both the alphabet soup and the tomato sauce in the basket"
 #: Microseconds that an item may take which takes microseconds to score.
 FAST_US = 30.0
 #: Items of a round: all of them fit into the queue of the log.
 FAST_ITEMS = 16_000
-_numbers = itertools.count()
+
+# Items that are computed
 
 
 class Cost(NamedTuple):
@@ -61,39 +48,65 @@ class Cost(NamedTuple):
     p99_ms: float
 
 
-class Load(NamedTuple):
-    """Requests of a round."""
+def computed(
+    name: str, service: str, count: int, next_item: Callable[[], Callable[[], Any]]
+) -> Iterator[Ratio]:
+    """Compare a service with a log and one without, in turns.
 
-    name: str
-    service: tuple[Any, Any]  #: what creates its application, and the type of its settings
-    request: Callable[[], bytes]  #: returns another request each time, or the same
-    requests: int  #: of a round
+    Args:
+        name: Of the items.
+        service: What scores them.
+        count: Items of a round.
+        next_item: Prepares, and returns what returns another item each time.
+    """
+    item = next_item()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        settings = {"cache": "", "cache_mb": 0}
+        servers = [
+            stack.enter_context(serving(service, **settings, **log))
+            for log in ({}, {"score_log": Path(folder) / "log"})
+        ]
+
+        def measure(server: Server) -> Cost:
+            requests = [post("/score", item()) for _ in range(count)]
+            started = cpu_seconds(server.pid)
+            answers, _ = send(server.port, requests, callers=2)
+            cpu_us = (cpu_seconds(server.pid) - started) * 1e6 / count
+            assert not any(answer.score["cached"] for answer in answers)
+            milliseconds = sorted(answer.seconds * 1000 for answer in answers)
+            return Cost(cpu_us, milliseconds[int(0.99 * (count - 1))])
+
+        for server in servers:  # warms up
+            measure(server)
+        pairs = []
+        for number in range(PAIRS):
+            costs = [measure(each) for each in servers[:: -1 if number % 2 else 1]]
+            pairs.append(costs[:: -1 if number % 2 else 1])
+    for field, unit, limit in (("cpu_us", "CPU us", "<= 1.05"), ("p99_ms", "p99 ms", "<= 1.1")):
+        old, new = ([getattr(pair[side], field) for pair in pairs] for side in (0, 1))
+        # The median of the pairs, as other load on the machine affects both of a pair.
+        ratio = statistics.median(b / a for a, b in zip(old, new, strict=True))
+        baseline = statistics.median(old)
+        yield Ratio(f"{unit} of a {name} with a log; without", ratio * baseline, baseline, limit)
 
 
-def video_request(**changes: Any) -> bytes:
-    # Another `max_pixels` each time: nothing is cached.
-    request = {"task_text": TASK, "max_pixels": 200_000 - next(_numbers) % 90_000, **changes}
-    return post("/score", json.dumps(request).encode())
+def another_size() -> dict[str, int]:
+    """Return another `max_pixels` each time: nothing is cached."""
+    return {"max_pixels": 200_000 - next(numbers) % 90_000}
 
 
-def raw_frames(pixels: "np.ndarray[Any, Any]") -> bytes:
-    request = video_request_of(TASK, pixels, max_pixels=200_000 - next(_numbers) % 90_000)
-    media_type, parts = encode_body(request)
-    return post("/score", b"".join(map(bytes, parts)), media_type)
+def clips() -> Callable[[], Any]:
+    content = base64.b64encode(CLIP.read_bytes()).decode()
+    return lambda: {"task_text": TASK, "video_base64": content, **another_size()}
 
 
-def loads() -> list[Load]:
-    """Return loads of items that are computed."""
-    clip = base64.b64encode(CLIP.read_bytes()).decode()
-    stop = threading.Event()
-    decoded = decode_video(str(CLIP), count=16, max_pixels=200_704, stop=stop)
-    pixels = np.stack(decoded.frames)
-    of_video, of_code = (video.create_app, VideoSettings), (code.create_app, CodeSettings)
-    return [
-        Load("clip", of_video, lambda: video_request(video_base64=clip), 60),
-        Load("raw frames", of_video, lambda: raw_frames(pixels), 100),
-        Load("program", of_code, lambda: score_request(submission(next(_numbers))), 60),
-    ]
+def clips_of_raw_frames() -> Callable[[], Any]:
+    pixels = frames()
+    return lambda: raw_frames(TASK, pixels, **another_size())
+
+
+# Items that take microseconds
 
 
 def fast_items() -> dict[str, Callable[[ServiceLog], int]]:
@@ -138,69 +151,18 @@ def fast_items() -> dict[str, Callable[[ServiceLog], int]]:
     }
 
 
-@contextmanager
-def pair(load: Load) -> Iterator[list[tuple[int, int]]]:
-    """Run a service without a log and one with a log; yield their ports and pids."""
-    create_app, settings_type = load.service
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        log = {"score_log": Path(folder) / "log"}
-        yield [
-            stack.enter_context(
-                serving(create_app, settings_type(port=0, cache="", cache_mb=0, **more))
-            )
-            for more in ({}, log)
-        ]
-
-
-def measure(load: Load, port: int, pid: int) -> Cost:
-    requests = [load.request() for _ in range(load.requests)]
-    started = cpu_seconds(pid)
-    answers, _ = send(port, requests, callers=2)
-    cpu_us = (cpu_seconds(pid) - started) * 1e6 / load.requests
-    assert not any(json.loads(answer.body)["cached"] for answer in answers)
-    milliseconds = sorted(answer.seconds * 1000 for answer in answers)
-    return Cost(cpu_us, milliseconds[int(0.99 * (len(milliseconds) - 1))])
-
-
-def rounds(load: Load) -> tuple[Sequence[Cost], Sequence[Cost]]:
-    """Return what items took without a log, and with one, measured in turns."""
-    with pair(load) as services:
-        for service in services:
-            measure(load, *service)
-        found: list[list[Cost]] = [[], []]
-        for number in range(PAIRS):
-            for which in (0, 1) if number % 2 else (1, 0):
-                found[which].append(measure(load, *services[which]))
-    return found[0], found[1]
-
-
-def of_computed(load: Load) -> list[Ratio]:
-    without, with_log = rounds(load)
-    ratios = []
-    for field, unit, limit in (("cpu_us", "CPU us", "<= 1.05"), ("p99_ms", "p99 ms", "<= 1.1")):
-        old = [getattr(each, field) for each in without]
-        new = [getattr(each, field) for each in with_log]
-        # The median of the pairs, as other load on the machine affects both of a pair.
-        ratio = statistics.median(b / a for a, b in zip(old, new, strict=True))
-        baseline = statistics.median(old)
-        name = f"{unit} of a {load.name} with a log; without"
-        ratios.append(Ratio(name, ratio * baseline, baseline, limit))
-    return ratios
-
-
-def of_fast(name: str, add: Callable[[ServiceLog], int]) -> Ratio:
+def fast(name: str) -> Iterator[Ratio]:
     """Measure the CPU time of a log, of all threads, with the default sample and with all kept."""
     default = ServerSettings.model_fields["score_log_sample"].default
     medians = {}
     for sample in (1.0, default):
-        costs = [fast_cost(name, add, sample) for _ in range(PAIRS)]
+        costs = [fast_cost(fast_items()[name], sample) for _ in range(PAIRS)]
         medians[sample] = statistics.median(costs)
     print(f"{name}: CPU us per item, by the share that is kept: {medians}")
-    return Ratio(f"CPU us added to a {name}; the limit", medians[default], FAST_US, "<= 1")
+    yield Ratio(f"CPU us added to a {name}; the limit", medians[default], FAST_US, "<= 1")
 
 
-def fast_cost(name: str, add: Callable[[ServiceLog], int], sample: float) -> float:
+def fast_cost(add: Callable[[ServiceLog], int], sample: float) -> float:
     with tempfile.TemporaryDirectory() as folder:
         log = ScoreLog(Path(folder) / "log")
         service = ServiceLog("tools", log, sample)
@@ -216,15 +178,14 @@ def fast_cost(name: str, add: Callable[[ServiceLog], int], sample: float) -> flo
     return cpu_s / items * 1e6
 
 
-def main() -> int:
-    wanted = sys.argv[1:]
-    fast = {name: add for name, add in fast_items().items() if not wanted or name in wanted}
-    ratios = [of_fast(name, add) for name, add in fast.items()]
-    for load in loads():
-        if not wanted or load.name in wanted:
-            ratios += of_computed(load)
-    return report(ratios)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run(
+        {
+            **{name: partial(fast, name) for name in fast_items()},
+            "clip": partial(computed, "clip", "video", 60, clips),
+            "raw frames": partial(computed, "raw frames", "video", 100, clips_of_raw_frames),
+            "program": partial(
+                computed, "program", "code", 60, lambda: lambda: submission(next(numbers))
+            ),
+        }
+    )

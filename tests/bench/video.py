@@ -7,53 +7,38 @@ import asyncio
 import base64
 import hashlib
 import itertools
-import json
 import statistics
-import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
 from harness import (
     Ratio,
+    Server,
     cache_hit_rates,
-    cpu_seconds,
     health_watched,
     medians_in_turns,
     post,
     redis_server,
-    report,
+    run,
     seconds_of,
     send,
     serving,
 )
+from items import CLIP, NFRAMES, TASK, frames, random_frames, raw_frames
 
 from rewardfleet import RewardFleet
-from rewardfleet.wire.frames import Frames, encode_body
 from rewardfleet.wire.video import VideoRequest, sample_indices
 from rewardfleet_server.testing import FakeJudge
-from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.clip.frames import decode_video
-from rewardfleet_server.video.settings import VideoSettings
 
-CLIP = (Path(__file__).parent.parent / "data" / "libero" / "videos") / (
-    "libero_10__LIVING_ROOM_SCENE2_put_both_the_alphabet_soup_and_the_tomato__success__s30970.mp4"
-)
-TASK = "put both the alphabet soup and the tomato sauce in the basket"
-NFRAMES = 16
 RAW_ROUNDS = 8
 
 
-def main() -> int:
-    return report([decoding(), frames_cpu(), *raw_frames(), *waiting_judge(), *cache_hits()])
-
-
-def decoding() -> Ratio:
+def decoding() -> Iterator[Ratio]:
     """Compare decoding 16 of 308 frames of an mp4 with a sequential OpenCV loop."""
 
     def service() -> None:
@@ -75,10 +60,10 @@ def decoding() -> Ratio:
     ours, other = medians_in_turns(
         lambda: seconds_of(service) * 1000, lambda: seconds_of(baseline) * 1000, rounds=20
     )
-    return Ratio(f"ms to decode {NFRAMES} of 308 frames; an OpenCV loop", ours, other, "<= 1.25")
+    yield Ratio(f"ms to decode {NFRAMES} of 308 frames; an OpenCV loop", ours, other, "<= 1.25")
 
 
-def frames_cpu() -> Ratio:
+def frames_cpu() -> Iterator[Ratio]:
     """Compare the CPU time of a request with 16 JPEG frames with that of decoding them."""
     images = jpegs()
     count = 150
@@ -88,131 +73,110 @@ def frames_cpu() -> Ratio:
             assert cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_COLOR) is not None
 
     def score() -> None:
-        answers, _ = send(port, (frames_request(images, f"task {n}") for n in range(count)))
-        assert not any(json.loads(answer.body)["cached"] for answer in answers)
+        answers, _ = send(server.port, (frames_request(images, f"{n}") for n in range(count)))
+        assert not any(answer.score["cached"] for answer in answers)
 
-    with service(FakeJudge()) as (port, pid):
-        warm_up(port, images)
-        ours = seconds_of(score, clock=partial(cpu_seconds, pid))
+    with service() as server:
+        warm_up(server, images)
+        ours = server.cpu_of(score)
     other = seconds_of(decode, clock=time.process_time)
     name = "CPU ms of a request with 16 JPEG frames; decoding them"
-    return Ratio(name, ours / count * 1000, other / count * 1000, "<= 2")
+    yield Ratio(name, ours / count * 1000, other / count * 1000, "<= 2")
 
 
-def raw_frames() -> list[Ratio]:
+def hashed() -> Iterator[Ratio]:
     """Compare the CPU time of a request with raw frames with that of hashing them once."""
-    rng = np.random.default_rng(0)
-    clips = [rng.integers(0, 256, (NFRAMES, 256, 256, 3), np.uint8) for _ in range(8)]
+    clips = [random_frames(NFRAMES, 256, 256, seed=number) for number in range(8)] * 5
     numbers = itertools.count()
     rounds: list[list[float]] = []
 
-    async def measure(port: int, pid: int) -> None:
-        async with RewardFleet(video=f"http://127.0.0.1:{port}") as fleet:
-            for _ in range(RAW_ROUNDS):
-                before = time.process_time(), cpu_seconds(pid)
-                for clip in clips * 5:
-                    score = await fleet.video.score(f"task {next(numbers)}", clip)
-                    assert not score.cached
-                after = time.process_time(), cpu_seconds(pid)
-                hashing = seconds_of(hash_all, clock=time.process_time)
-                rounds.append([after[0] - before[0], after[1] - before[1], hashing])
-
     def hash_all() -> None:
-        for clip in clips * 5:
+        for clip in clips:
             hashlib.sha256(clip).digest()
 
-    with service(FakeJudge()) as (port, pid):
-        asyncio.run(measure(port, pid))
+    with service() as server, asyncio.Runner() as runner:
+        fleet = RewardFleet(video=server.url)
+
+        async def score_all() -> None:
+            for clip in clips:
+                score = await fleet.video.score(f"task {next(numbers)}", clip)
+                assert not score.cached
+
+        for _ in range(RAW_ROUNDS):
+            started = time.process_time()
+            served = server.cpu_of(lambda: runner.run(score_all()))
+            client = time.process_time() - started
+            rounds.append([client, served, seconds_of(hash_all, clock=time.process_time)])
+        runner.run(fleet.aclose())
     client, served, hashing = (
-        statistics.median(column) / (5 * len(clips)) * 1000
-        for column in zip(*rounds[1:], strict=True)
+        statistics.median(column) / len(clips) * 1000 for column in zip(*rounds[1:], strict=True)
     )
-    return [
-        Ratio(f"CPU ms of the client, {NFRAMES} raw frames; SHA-256", client, hashing, "<= 2"),
-        Ratio(f"CPU ms of the service, {NFRAMES} raw frames; SHA-256", served, hashing, "<= 3"),
-    ]
+    yield Ratio(f"CPU ms of the client, {NFRAMES} raw frames; SHA-256", client, hashing, "<= 2")
+    yield Ratio(f"CPU ms of the service, {NFRAMES} raw frames; SHA-256", served, hashing, "<= 3")
 
 
-def waiting_judge() -> list[Ratio]:
+def waiting_judge() -> Iterator[Ratio]:
     """Score 64 concurrent requests with a judge that waits 200 ms, and poll `/healthz`."""
     wait_s, callers = 0.2, 64
     images = jpegs()
     requests = [frames_request(images, f"task {number}") for number in range(callers)]
-    with service(FakeJudge(wait_s=wait_s)) as (port, _):
-        warm_up(port, images)
-        with health_watched(port) as slowest:
-            _, seconds = send(port, requests, callers=callers)
+    with service(FakeJudge(wait_s=wait_s)) as server:
+        warm_up(server, images)
+        with health_watched(server.port) as slowest:
+            _, seconds = send(server.port, requests, callers=callers)
             health = slowest()
-    return [
-        Ratio(
-            f"ms of {callers} concurrent requests; of one", seconds * 1000, wait_s * 1000, "<= 3"
-        ),
-        Ratio("ms of the slowest /healthz meanwhile; 50 ms", health * 1000, 50, "<= 1"),
-    ]
+    name = f"ms of {callers} concurrent requests; of one"
+    yield Ratio(name, seconds * 1000, wait_s * 1000, "<= 3")
+    yield Ratio("ms of the slowest /healthz meanwhile; 50 ms", health * 1000, 50, "<= 1")
 
 
-def cache_hits() -> list[Ratio]:
+def cache_hits() -> Iterator[Ratio]:
     """Compare requests per second of cached scores with an empty FastAPI endpoint, same body."""
-    path = {"task_text": TASK, "video_path": CLIP.name}
-    by_path = post("/score", json.dumps(path).encode())
-    rows = {
+    by_path = post("/score", {"task_text": TASK, "video_path": CLIP.name})
+    requests = {
         "by path": by_path,
         f"{NFRAMES} JPEG frames": frames_request(jpegs(), TASK),
-        f"{NFRAMES} PNG frames": frames_request(pngs(), TASK),
-        f"{NFRAMES} raw frames": raw_frames_request(TASK),
+        f"{NFRAMES} PNG frames": frames_request(encoded(".png"), TASK),
+        f"{NFRAMES} raw frames": post("/score", raw_frames(TASK, frames(), fps=20)),
     }
-    ratios = []
-    with service(FakeJudge()) as served:
-        for name, request in rows.items():
-            raw = name.endswith("raw frames")
-            ours, other = cache_hit_rates(served, request, VideoRequest, raw_frames=raw)
-            ratios.append(
-                Ratio(f"cached scores/s, {name}; an empty endpoint", ours, other, ">= 0.6")
-            )
-    with redis_server() as url, service(FakeJudge(), cache=url, cache_mb=0) as served:
-        ours, other = cache_hit_rates(served, by_path, VideoRequest)
-    name = "cached scores/s, by path, in Redis only; an empty endpoint"
-    return [*ratios, Ratio(name, ours, other, ">= 0.4")]
+    with service() as server:
+        for name, request in requests.items():
+            is_raw = name.endswith("raw frames")
+            rates = cache_hit_rates(server, request, VideoRequest, raw_frames=is_raw)
+            yield Ratio(f"cached scores/s, {name}; an empty endpoint", *rates, ">= 0.6")
+    with redis_server() as url, service(cache=url, cache_mb=0) as server:
+        rates = cache_hit_rates(server, by_path, VideoRequest)
+    yield Ratio("cached scores/s, by path, in Redis only; an empty endpoint", *rates, ">= 0.4")
 
 
-def service(judge: FakeJudge, **given: Any) -> AbstractContextManager[tuple[int, int]]:
-    settings = VideoSettings(port=0, video_root=[CLIP.parent], **given)
-    return serving(create_app, settings, {"fake": judge})
+def service(judge: FakeJudge | None = None, **settings: object) -> AbstractContextManager[Server]:
+    return serving("video", judge or FakeJudge(), video_root=[CLIP.parent], **settings)
 
 
-def warm_up(port: int, images: list[bytes]) -> None:
-    send(port, (frames_request(images, f"warm {number}") for number in range(10)))
-
-
-def frames() -> list[np.ndarray]:
-    """Return 16 frames of 256 x 256 of the clip, RGB."""
-    stop = threading.Event()
-    clip = decode_video(str(CLIP), count=NFRAMES, max_pixels=200_704, stop=stop)
-    assert clip.frames[0].shape == (256, 256, 3)
-    return list(clip.frames)
+def warm_up(server: Server, images: list[bytes]) -> None:
+    send(server.port, (frames_request(images, f"warm {number}") for number in range(10)))
 
 
 def jpegs() -> list[bytes]:
-    quality = [cv2.IMWRITE_JPEG_QUALITY, 95]
-    return [cv2.imencode(".jpg", frame[..., ::-1], quality)[1].tobytes() for frame in frames()]
+    return encoded(".jpg", cv2.IMWRITE_JPEG_QUALITY, 95)
 
 
-def pngs() -> list[bytes]:
-    return [cv2.imencode(".png", frame[..., ::-1])[1].tobytes() for frame in frames()]
+def encoded(kind: str, *options: int) -> list[bytes]:
+    return [cv2.imencode(kind, each[..., ::-1], options)[1].tobytes() for each in frames()]
 
 
 def frames_request(images: list[bytes], task: str) -> bytes:
     frames = [base64.b64encode(image).decode() for image in images]
-    body = {"task_text": task, "frames_base64": frames, "fps": 20}
-    return post("/score", json.dumps(body).encode())
-
-
-def raw_frames_request(task: str) -> bytes:
-    described = Frames(shape=(NFRAMES, 256, 256, 3))
-    described.set_pixels(b"".join(frame.tobytes() for frame in frames()))
-    media_type, parts = encode_body(VideoRequest(task_text=task, frames=described, fps=20))
-    return post("/score", b"".join(parts), media_type)
+    return post("/score", {"task_text": task, "frames_base64": frames, "fps": 20})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(
+        {
+            "decoding": decoding,
+            "frames": frames_cpu,
+            "raw frames": hashed,
+            "judge": waiting_judge,
+            "cached": cache_hits,
+        }
+    )

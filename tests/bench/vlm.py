@@ -12,7 +12,6 @@ work around the model is measured, on the same cores. Exits with 1 if a ratio mi
 
 import asyncio
 import hashlib
-import json
 import os
 import re
 import statistics
@@ -33,18 +32,20 @@ import av
 import httpx
 from harness import (
     Ratio,
+    Server,
     cpu_seconds,
     health_watched,
     post,
-    report,
+    program_serving,
+    run,
     seconds_of,
     send,
     spawned,
-    wait_until_ready,
 )
+from harness import p99 as p99_of
+from items import NFRAMES, ROOT, VIDEOS
 
 from rewardfleet_server.system.threads import usable_cores
-from rewardfleet_server.up.settings import free_port
 from rewardfleet_server.video.clip.frames import Clip, decode_video, video_cost
 from rewardfleet_server.video.judges.vlm import VideoPart
 from rewardfleet_server.video.judges.vlm.checkpoint import read_config
@@ -53,9 +54,7 @@ from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo
 from rewardfleet_server.video.prompts import PERCENTAGE
 from rewardfleet_server.video.settings import prepare_engine_environment
 
-ROOT = Path(__file__).parent.parent.parent
-VIDEOS = sorted((ROOT / "tests" / "data" / "libero" / "videos").glob("*.mp4"))
-NFRAMES, MAX_PIXELS, MAX_TOKENS = 16, 200_704, 64
+MAX_PIXELS, MAX_TOKENS = 200_704, 64
 #: Items of a round, by callers. The three ways alternate within a round.
 ITEMS = {1: 12, 8: 48, 64: 128}
 ROUNDS, WARM_UP = 2, 8
@@ -88,7 +87,7 @@ class Result(NamedTuple):
 Way = Callable[[list[Item], int], Result]
 
 
-def main() -> int:
+def compared() -> Iterator[Ratio]:
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     prepare_engine_environment()
@@ -100,14 +99,13 @@ def main() -> int:
         waiting = iter(items)
         serve = ["-m", "rewardfleet_server", "serve", "video", "--video-root", clips]
         serve += ["--model-path", model, "--max-model-len", "4096", "--set", "enforce_eager=true"]
-        port, rewardfleet = stack.enter_context(
-            server("/readyz", *serve, "--set", "log_level=error", "--port")
-        )
+        serve += ["--set", "log_level=error", "--port"]
+        ours = stack.enter_context(program_serving("/readyz", *serve))
         other = Path(__file__).with_name("original_libero_server.py")
-        _, original = stack.enter_context(server("/healthz", other, model))
+        original = stack.enter_context(program_serving("/healthz", other, model))
         ways: dict[str, Way] = {
-            "original": original,
-            "rewardfleet": rewardfleet,
+            "original": partial(over_http, original),
+            "rewardfleet": partial(over_http, ours),
             "limit": stack.enter_context(limit(model)),
         }
         warm_up = [next(waiting) for _ in range(WARM_UP)]
@@ -121,22 +119,22 @@ def main() -> int:
                 own = [next(waiting) for _ in range(count)]
                 for name, way in ways.items():
                     results[name][callers].append(way(own, callers))
-        with health_watched(port) as slowest:
-            rewardfleet([next(waiting) for _ in range(64)], 64)
+        with health_watched(ours.port) as slowest:
+            over_http(ours, [next(waiting) for _ in range(64)], 64)
             slowest_ms = slowest() * 1000
-        assert_no_hits(port)
+        assert_no_hits(ours)
         stages = stages_of(items[:64], model)
-    return compare(results, stages, slowest_ms)
+    yield from compare(results, stages, slowest_ms)
 
 
 def make_items(folder: Path, count: int) -> list[Item]:
     """Cut a few frames off the ends of rollouts, so that each item shows other frames."""
     folder.mkdir()
-    items = []
+    videos, items = sorted(VIDEOS.glob("*.mp4")), []
     for number in range(count):
-        cut, video = divmod(number, len(VIDEOS))
+        cut, video = divmod(number, len(videos))
         clip = folder / f"{number}.mp4"
-        with av.open(VIDEOS[video]) as source, av.open(clip, "w") as target:
+        with av.open(videos[video]) as source, av.open(clip, "w") as target:
             stream = source.streams.video[0]
             copied = target.add_stream_from_template(stream)
             for packet in list(source.demux(stream))[: stream.frames - cut]:
@@ -149,44 +147,30 @@ def make_items(folder: Path, count: int) -> list[Item]:
 # The original and rewardfleet
 
 
-@contextmanager
-def server(path: str, *command: str | Path) -> Iterator[tuple[int, Way]]:
-    """Run a server with a port at the end of its command; yield the port, and its way."""
-    port = free_port()
-    with subprocess.Popen([sys.executable, *command, str(port)]) as process:
-        try:
-            wait_until_ready(process, f"http://127.0.0.1:{port}{path}")
-            yield port, partial(over_http, port, process.pid)
-        finally:
-            process.terminate()
-
-
-def assert_no_hits(port: int) -> None:
+def assert_no_hits(service: Server) -> None:
     """Check in the metrics of the service that no score came from its cache."""
-    text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+    text = httpx.get(f"{service.url}/metrics", trust_env=False).text
     lookups = re.findall(
         r'^rewardfleet_cache_lookups_total{.*result="(\w+)".*} ', text, re.MULTILINE
     )
     assert lookups == ["miss"], lookups
 
 
-def over_http(port: int, pid: int, items: list[Item], callers: int) -> Result:
+def over_http(server: Server, items: list[Item], callers: int) -> Result:
     requests = [
-        post("/score", json.dumps({"task_text": text, "video_path": str(clip)}).encode())
-        for clip, text in items
+        post("/score", {"task_text": text, "video_path": str(clip)}) for clip, text in items
     ]
-    before = cpu_of(pid)
-    answers, seconds = send(port, requests, callers=callers)
+    before = cpu_of(server.pid)
+    answers, seconds = send(server.port, requests, callers=callers)
     for answer in answers:
-        body = json.loads(answer.body)
-        assert not (body.get("cached") or body.get("cached_tokens")), body
-    return result_of(seconds, [each.seconds for each in answers], before, cpu_of(pid))
+        score = answer.score
+        assert not (score.get("cached") or score.get("cached_tokens")), score
+    return result_of(seconds, [each.seconds for each in answers], before, cpu_of(server.pid))
 
 
 def cpu_of(pid: int) -> tuple[float, float]:
     """Return the CPU seconds of a process, and those of its descendants."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    own = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    own = cpu_seconds(pid, with_descendants=False)
     return own, cpu_seconds(pid) - own
 
 
@@ -206,8 +190,7 @@ def limit(model: Path) -> Iterator[Way]:
 
         def way(items: list[Item], callers: int) -> Result:
             pipe.send((items, callers))
-            result: Result = pipe.recv()
-            return result
+            return pipe.recv()
 
         yield way
 
@@ -327,8 +310,8 @@ def stages_of(items: list[Item], model: Path) -> dict[str, float]:
 
 def compare(
     results: dict[str, dict[int, list[Result]]], stages: dict[str, float], slowest_ms: float
-) -> int:
-    """Print the results; return the exit status."""
+) -> Iterator[Ratio]:
+    """Print the results; yield what has a limit."""
     print(f"{NFRAMES} frames, {MAX_TOKENS} tokens; {usable_cores()} cores; clips/s by round")
     for name, by_callers in results.items():
         for callers, rounds in by_callers.items():
@@ -340,28 +323,17 @@ def compare(
             )
             print(f"CPU ms per clip: front {front:.0f}, engine {engine:.0f}")
     print("CPU ms per clip:", {name: round(each * 1000, 1) for name, each in stages.items()})
-    ratios = [
-        Ratio(
-            f"clips/s, {callers} callers; {other}",
-            rate(results["rewardfleet"][callers]),
-            rate(results[other][callers]),
-            wanted,
-        )
-        for other, callers, wanted in (
-            ("original", 1, ">= 1.4"),
-            ("original", 8, ">= 2.5"),
-            ("original", 64, ">= 3.2"),
-            ("limit", 64, ">= 0.9"),
-        )
-    ]
-    slow = p99(results["rewardfleet"][64]), p99(results["original"][64])
-    return report(
-        [
-            *ratios,
-            Ratio("p99 in s, 64 callers; original", *slow, "<= 1/3"),
-            Ratio("ms of the slowest /healthz meanwhile; 50 ms", slowest_ms, 50, "<= 1"),
-        ]
-    )
+    for other, callers, limit in (
+        ("original", 1, ">= 1.4"),
+        ("original", 8, ">= 2.5"),
+        ("original", 64, ">= 3.2"),
+        ("limit", 64, ">= 0.9"),
+    ):
+        rates = (rate(results[name][callers]) for name in ("rewardfleet", other))
+        yield Ratio(f"clips/s, {callers} callers; {other}", *rates, limit)
+    slow = (p99(results[name][64]) for name in ("rewardfleet", "original"))
+    yield Ratio("p99 in s, 64 callers; original", *slow, "<= 1/3")
+    yield Ratio("ms of the slowest /healthz meanwhile; 50 ms", slowest_ms, 50, "<= 1")
 
 
 def rate(rounds: list[Result]) -> float:
@@ -369,8 +341,8 @@ def rate(rounds: list[Result]) -> float:
 
 
 def p99(rounds: list[Result]) -> float:
-    return statistics.quantiles([each for one in rounds for each in one.times], n=100)[98]
+    return p99_of([each for one in rounds for each in one.times])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run({"vlm": compared})
