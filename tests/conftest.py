@@ -3,9 +3,11 @@
 import base64
 import gc
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,26 @@ from rewardfleet_server.video.settings import VideoSettings
 for _name in dir(anyio):
     getattr(anyio, _name)
 
-DATA = Path(__file__).parent / "data"
+HERE = Path(__file__).parent
+DATA = HERE / "data"
 
 #: A real LIBERO rollout of 308 frames, 256x256.
 LONG_CLIP = (
     DATA / "libero" / "videos"
 ) / "libero_10__LIVING_ROOM_SCENE2_put_both_the_alphabet_soup_and_the_tomato__success__s30970.mp4"
+
+#: How many times as long as in CI the tests of `chaos/` run; `make chaos` sets it.
+CHAOS_FACTOR = int(os.environ.get("CHAOS_FACTOR", "1"))
+#: Folders with a gate of their own: the marker of their tests, and the seconds of one.
+GATES = {
+    "chaos": ("chaos", 180 * CHAOS_FACTOR),
+    "deploy": ("deploy", 900),
+    "engines": ("engines", 600),
+    "k8s": ("k8s", 180),
+    "ray_serve": ("ray", 600),
+}
+#: What the tests of such a folder import, where that is in an environment of its own. It warns.
+PACKAGES = {"engines": "vllm", "ray_serve": "ray"}
 
 Serve = Callable[..., httpx.Client]
 
@@ -45,6 +61,33 @@ queue._CLOSE_SECONDS = 60.0
 
 # While pytest imports the tests, hardly anything becomes garbage.
 gc.disable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a folder that has a gate of its own, unless that gate runs."""
+    folder = _folder(collection_path)
+    if folder not in GATES:
+        return None
+    if folder in PACKAGES:
+        return None if find_spec(PACKAGES[folder]) else True
+    marker, _ = GATES[folder]
+    return None if re.search(rf"(?<!not )\b{marker}\b", config.getoption("markexpr")) else True
+
+
+def _folder(path: Path) -> str:
+    """Return the folder of tests that a path is in."""
+    return path.relative_to(HERE).parts[0] if HERE in path.parents else ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = _folder(item.path)
+        if folder in GATES:
+            marker, seconds = GATES[folder]
+            item.add_marker(marker)
+            item.add_marker(pytest.mark.timeout(seconds))
+        if folder in PACKAGES:
+            item.add_marker(pytest.mark.filterwarnings("ignore"))
 
 
 def pytest_collection_finish() -> None:

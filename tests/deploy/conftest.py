@@ -20,18 +20,6 @@ _DATA = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rewa
 PROJECT = "rewardfleet-test"
 
 
-def pytest_ignore_collect(config: pytest.Config) -> bool | None:
-    return None if "deploy" in config.getoption("markexpr") else True
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = str(Path(__file__).parent)
-    for item in items:
-        if str(item.path).startswith(here):
-            item.add_marker(pytest.mark.deploy)
-            item.add_marker(pytest.mark.timeout(900))
-
-
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
     engine = Engine(_DATA)

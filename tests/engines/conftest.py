@@ -1,6 +1,5 @@
 """Real engines with tiny random checkpoints, behind real servers in separate processes."""
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -36,18 +35,6 @@ IN_PROCESS = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_CPU_KVCACHE_SPACE": "1",
 }
-
-if importlib.util.find_spec("vllm") is None:  # in `make test`, which has no engines
-    collect_ignore_glob = ["test_*.py"]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = str(Path(__file__).parent)
-    for item in items:
-        if str(item.path).startswith(here):
-            item.add_marker(pytest.mark.engines)
-            item.add_marker(pytest.mark.timeout(600))
-            item.add_marker(pytest.mark.filterwarnings("ignore"))  # of the libraries
 
 
 @pytest.fixture(scope="session")

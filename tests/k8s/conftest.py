@@ -1,21 +1,8 @@
 """The manifests of every overlay and component; only for `pytest -m k8s`."""
 
-from pathlib import Path
-
 import pytest
 
 from .manifests import COMPONENTS, K8S, OVERLAYS, Manifests, build, build_text
-
-
-def pytest_ignore_collect(config: pytest.Config) -> bool | None:
-    return None if "k8s" in config.getoption("markexpr") else True
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = str(Path(__file__).parent)
-    for item in items:
-        if str(item.path).startswith(here):
-            item.add_marker(pytest.mark.k8s)
 
 
 @pytest.fixture(scope="session")

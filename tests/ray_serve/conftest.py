@@ -1,6 +1,5 @@
 """A local Ray cluster with GPUs that do not exist, on which all services run."""
 
-import importlib.util
 import os
 import signal
 import socket
@@ -25,9 +24,6 @@ ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "deploy" / "ray_serve.py"
 VIDEOS = ROOT / "tests" / "data" / "libero"
 KEY = "a-key-of-tests"
-
-if importlib.util.find_spec("ray") is None:  # in `make test`
-    collect_ignore_glob = ["test_*.py"]
 
 #: Two replicas where one is killed. Small services share the cores that Ray believes in.
 CONFIG = """
@@ -67,15 +63,6 @@ run_state = "{redis}"
 [tools.ray]
 ray_actor_options = {{ num_cpus = 0.1 }}
 """
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = str(Path(__file__).parent)
-    for item in items:
-        if str(item.path).startswith(here):
-            item.add_marker(pytest.mark.ray)
-            item.add_marker(pytest.mark.timeout(600))
-            item.add_marker(pytest.mark.filterwarnings("ignore"))  # of Ray
 
 
 @dataclass(frozen=True)
