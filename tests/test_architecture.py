@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import get_type_hints
 
-import pytest
-
 import rewardfleet
 from rewardfleet.http.responses import ERROR_OF_STATUS
 from rewardfleet.services import SERVICES as CLIENT_SERVICES
@@ -95,6 +93,21 @@ def imports(path: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
+RULES: list[Callable[[], None]] = []
+
+
+def rule(check: Callable[[], None]) -> Callable[[], None]:
+    """Declare what must hold of the text of all files."""
+    RULES.append(check)
+    return check
+
+
+def test_all_rules_hold():
+    """One test, as each process that runs one of the rules parses all files."""
+    for check in RULES:
+        check()
+
+
 def violations(paths: Iterable[Path], is_allowed: Callable[[Path, str], bool]) -> list[str]:
     """Return the imports of files that a rule does not allow."""
     return [
@@ -110,7 +123,8 @@ def files(folder: Path) -> tuple[Path, ...]:
     return tuple(path for path in sorted(folder.rglob("*.py")) if "__pycache__" not in path.parts)
 
 
-def test_the_client_imports_its_few_dependencies_and_never_the_server():
+@rule
+def the_client_imports_its_few_dependencies_and_never_the_server():
     """`text` imports nothing of ours but itself, and `wire` pydantic and `text`."""
 
     def is_allowed(path: Path, name: str) -> bool:
@@ -134,13 +148,15 @@ def test_the_client_imports_its_few_dependencies_and_never_the_server():
     assert not violations(in_bulk, lambda _, name: not name.startswith("rewardfleet.adapters"))
 
 
-def test_nothing_imports_the_router_and_the_router_does_not_import_the_server():
+@rule
+def nothing_imports_the_router_and_the_router_does_not_import_the_server():
     assert not violations(files(ROUTER), lambda _, name: not name.startswith("rewardfleet_server"))
     others = [*files(CLIENT), *files(SERVER)]
     assert not violations(others, lambda _, name: not name.startswith("rewardfleet_router"))
 
 
-def test_optional_libraries_are_imported_inside_functions():
+@rule
+def optional_libraries_are_imported_inside_functions():
     for path, lazy in LAZY.items():
         for node in tree(path).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -149,7 +165,8 @@ def test_optional_libraries_are_imported_inside_functions():
                     assert name.partition(".")[0] not in lazy, (path, name)
 
 
-def test_only_http_and_the_page_import_a_web_framework():
+@rule
+def only_http_and_the_page_import_a_web_framework():
     """The engine, the services and the commands know nothing of HTTP."""
     web = {"http", "look"}
     others = [path for path in files(SERVER) if path.relative_to(SERVER).parts[0] not in web]
@@ -168,7 +185,8 @@ print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
     assert not set(done.stdout.split()) & (WEB_FRAMEWORKS | {"uvicorn"})
 
 
-def test_packages_of_the_server_import_in_one_direction():
+@rule
+def packages_of_the_server_import_in_one_direction():
     """Common modules ← `http` ← services, `up` and `look`; a service imports no other service."""
     rules = (ROOT / "docs" / "architecture.md").read_text().partition("## Import rules")[2]
     used = {name for each in SERVICES for path in files(SERVER / each) for name in imports(path)}
@@ -207,7 +225,8 @@ def test_packages_of_the_server_import_in_one_direction():
     assert not violations(files(SERVER), is_allowed)
 
 
-def test_the_environment_is_read_in_settings_only():
+@rule
+def the_environment_is_read_in_settings_only():
     readers = {
         str(path.relative_to(package))
         for package in (SERVER, CLIENT, ROUTER)
@@ -217,7 +236,8 @@ def test_the_environment_is_read_in_settings_only():
     assert all(name.endswith("settings.py") for name in readers), readers
 
 
-def test_threads_get_the_context_of_their_caller():
+@rule
+def threads_get_the_context_of_their_caller():
     """`run_in_thread` and `asyncio.to_thread` copy the context, and with it the request id."""
     for path in files(SERVER):
         if path.name != "threads.py":
@@ -231,14 +251,16 @@ def test_a_backend_has_three_methods_at_most():
         assert 1 <= len(methods) <= 3, (backend, methods)
 
 
-def test_clients_and_services_are_folders_and_no_packages():
+@rule
+def clients_and_services_are_folders_and_no_packages():
     assert not (ROOT / "clients" / "__init__.py").exists()
     assert not (ROOT / "services" / "__init__.py").exists()
     for path in [*files(CLIENT), *files(SERVER), *files(ROUTER), *files(ROOT / "tests")]:
         assert not re.search(r"(from|import) (clients|services)\b", path.read_text()), path
 
 
-def test_no_received_data_can_run():
+@rule
+def no_received_data_can_run():
     """No pickle, no eval, no shell, except for programs in the jail.
 
     What the decoding process sends to its service is pickled; the service loads data only.
@@ -254,8 +276,8 @@ def test_no_received_data_can_run():
                 raise AssertionError(path)
 
 
-@pytest.mark.slow
-def test_what_runs_in_a_jail_imports_the_standard_library_only_and_is_imported_by_nothing():
+@rule
+def what_runs_in_a_jail_imports_the_standard_library_only_and_is_imported_by_nothing():
     """Its source is passed to the jail as it is."""
     package = "rewardfleet_server.code.sandboxes.jail.guest"
     for path in files(GUEST):
