@@ -24,9 +24,9 @@ from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 
 import rewardfleet
+from chaos.fleet import fleet_up
 from install import install
 from interpreters import interpreters
-from rewardfleet_server.testing import wait_until
 
 ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"
@@ -34,8 +34,8 @@ DIST = ROOT / "dist"
 DISTRIBUTIONS = {".": ("clients", "services"), "contrib/router": ("contrib/router",)}
 #: The largest wheel, in bytes. Most of it is the reference library and the clips of the demo.
 MAX_WHEEL_BYTES = 10 * 2**20
-#: Seconds of one command of an environment, and for a fleet to start.
-COMMAND_SECONDS, START_SECONDS = 300, 120
+#: Seconds of one command of an environment.
+COMMAND_SECONDS = 300
 
 #: A call of the client, given the URL of a fleet.
 CALL = """
@@ -234,24 +234,10 @@ def test_router(folder: Path, interpreter: str, wheels: list[Path]) -> None:
 @contextmanager
 def running_fleet(python: Path, folder: Path) -> Iterator[str]:
     """Run `rewardfleet up` of an environment; yield its URL."""
-    ports = "".join(f"[{name}]\nport = 0\n" for name in ("video", "code", "episode", "tools"))
-    (folder / "fleet.toml").write_text(f"port = 0\n{ports}")
-    log = folder / "log"
-    flags = ["--config", str(folder / "fleet.toml"), "--data-dir", str(folder / "data")]
-    with log.open("w") as file:
-        up = [str(python.with_name("rewardfleet")), "up", *flags]
-        process = subprocess.Popen(up, stderr=file, cwd=folder, env=environment())
-    try:
-        wait_until(
-            lambda: "Ready after" in log.read_text() or process.poll() is not None, START_SECONDS
-        )
-        ready = re.search(r"Ready after .* s: (http://\S+)\. ", log.read_text())
-        if ready is None:
-            raise Failed(f"the fleet did not start: {log.read_text()}")
-        yield ready[1]
-    finally:
-        process.terminate()
-        process.wait(60)
+    config = "".join(f"[{name}]\nport = 0\n" for name in ("video", "code", "episode", "tools"))
+    program = [str(python.with_name("rewardfleet"))]
+    with fleet_up(folder, config, program=program, cwd=folder, env=environment()) as fleet:
+        yield fleet.url
 
 
 def command(python: Path, *arguments: str) -> str:

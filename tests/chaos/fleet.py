@@ -1,40 +1,65 @@
 """`rewardfleet up` in a process."""
 
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from rewardfleet_server.testing import wait_until
-from rewardfleet_server.up.settings import free_port
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A running fleet: its URL, and the process of its gateway."""
+
+    url: str
+    pid: int
+
+    def services(self) -> list[int]:
+        """Return the processes of the services."""
+        return list(
+            map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split())
+        )
+
+    def replicas(self) -> list[dict]:
+        """Return what the index says about each replica."""
+        services = httpx.get(self.url, trust_env=False, timeout=60).json()["services"]
+        return [each for service in services.values() for each in service["replicas"]]
 
 
 @contextmanager
 def fleet_up(
-    folder: Path, config: str, *flags: str
-) -> Iterator[tuple[str, Callable[[], list[int]]]]:
-    """Run a fleet; yield its URL, and a function that returns the processes of the services."""
-    path, port, log = folder / "fleet.toml", free_port(), folder / "log"
-    path.write_text(f"port = {port}\n{config}")
-    command = [sys.executable, "-m", "rewardfleet_server", "up", "--config", str(path)]
+    folder: Path,
+    config: str,
+    *flags: str,
+    program: Sequence[str] = (sys.executable, "-m", "rewardfleet_server"),
+    **options: Any,
+) -> Iterator[Fleet]:
+    """Run a fleet, which keeps its data and its log in a folder.
+
+    Args:
+        folder: Where these are.
+        config: The file of its settings, without its port, which is a free one.
+        flags: In addition.
+        program: What runs `rewardfleet`.
+        options: Of the process.
+    """
+    path, log = folder / "fleet.toml", folder / "log"
+    path.write_text(f"port = 0\n{config}")
+    command = [*program, "up", "--config", str(path), "--data-dir", str(folder / "data"), *flags]
     with log.open("w") as stream:
-        process = subprocess.Popen(
-            [*command, "--data-dir", str(folder / "data"), *flags], stderr=stream
-        )
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        process = subprocess.Popen(command, stderr=stream, **options)
     try:
-        wait_until(lambda: "Ready after" in log.read_text() or process.poll() is not None, 90)
-        assert process.poll() is None, log.read_text()
-        yield f"http://127.0.0.1:{port}", lambda: list(map(int, children.read_text().split()))
+        wait_until(lambda: "Ready after" in log.read_text() or process.poll() is not None, 120)
+        ready = re.search(r"Ready after .*?: (http://\S+?)\. ", log.read_text())
+        assert ready, f"the fleet did not start: {log.read_text()}"
+        yield Fleet(ready[1], process.pid)
     finally:
         process.terminate()
         process.wait(60)
-
-
-def replicas_of(url: str) -> list[dict]:
-    """Return what the index of a gateway says about each replica."""
-    services = httpx.get(url, trust_env=False, timeout=60).json()["services"]
-    return [each for service in services.values() for each in service["replicas"]]

@@ -11,7 +11,7 @@ import pytest
 from rewardfleet import RewardFleet
 
 from .figures import Figures
-from .fleet import fleet_up, replicas_of
+from .fleet import Fleet, fleet_up
 from .processes import ServiceProcess
 from .trainers import BudgetTrainer, collect_group, score_episode
 
@@ -86,36 +86,36 @@ async def _disturb(replicas: list[ServiceProcess], figures: Figures, calls: int)
 async def test_three_replicas_behind_the_gateway(tmp_path: Path, figures: Figures, factor: int):
     """Its callers know one address. Budgets count each step once."""
     config = "[tools]\nport = 0\nreplicas = 3\n"
-    with fleet_up(tmp_path, config, "--only", "tools") as (url, pids):
+    with fleet_up(tmp_path, config, "--only", "tools") as fleet:
         over = asyncio.Event()
-        async with RewardFleet(url, timeout_s=60) as fleet:
-            trainers = [BudgetTrainer(fleet, f"run-{n}", figures) for n in range(6)]
+        async with RewardFleet(fleet.url, timeout_s=60) as client:
+            trainers = [BudgetTrainer(client, f"run-{n}", figures) for n in range(6)]
             async with asyncio.TaskGroup() as group:
                 for each in trainers:
                     group.create_task(each.train(over.is_set))
                 for round_ in range(factor):
-                    await _settle(url, figures, 2 * round_)
-                    os.kill(pids()[0], signal.SIGKILL)
-                    await _settle(url, figures, 2 * round_ + 1)
-                    os.kill(frozen := pids()[1], signal.SIGSTOP)
+                    await _settle(fleet, figures, 2 * round_)
+                    os.kill(fleet.services()[0], signal.SIGKILL)
+                    await _settle(fleet, figures, 2 * round_ + 1)
+                    os.kill(frozen := fleet.services()[1], signal.SIGSTOP)
                     await asyncio.sleep(3)  # less than what the fleet waits before it kills it
                     os.kill(frozen, signal.SIGCONT)
-                    await _settle(url, figures, 2 * round_ + 1)
-                    os.kill(pids()[2], signal.SIGTERM)
-                    await _settle(url, figures, 2 * round_ + 2)
+                    await _settle(fleet, figures, 2 * round_ + 1)
+                    os.kill(fleet.services()[2], signal.SIGTERM)
+                    await _settle(fleet, figures, 2 * round_ + 2)
                 over.set()
-        restarts = [each["restarts"] for each in replicas_of(url)]
+        restarts = [each["restarts"] for each in fleet.replicas()]
         figures.notes["restarts"] = sum(restarts)
     figures.assert_all_right()
     assert sum(restarts) >= 2 * factor
 
 
-async def _settle(url: str, figures: Figures, restarts: int) -> None:
+async def _settle(fleet: Fleet, figures: Figures, restarts: int) -> None:
     """Wait until so many have started again, all are ready, and some more calls have ended."""
     await figures.more(150)
     async with asyncio.timeout(90):
         while True:
-            replicas = await asyncio.to_thread(replicas_of, url)
+            replicas = await asyncio.to_thread(fleet.replicas)
             is_restarted = sum(each["restarts"] for each in replicas) >= restarts
             if is_restarted and all(each["is_ready"] for each in replicas):
                 break

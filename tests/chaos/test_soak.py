@@ -8,16 +8,15 @@ import subprocess
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self
 from urllib.parse import urlsplit
 
 from ..server.processes import memory_of
 from .figures import Figures
-from .fleet import fleet_up, replicas_of
+from .fleet import Fleet, fleet_up
 
 _RATE, _WARM_UP_SECONDS, _SOAK_SECONDS = 40, 10, 30
 _MIB = 2**20
@@ -37,16 +36,22 @@ _CONFIG = "".join(
 def test_memory_descriptors_and_event_loops_stay_as_they_were(
     tmp_path: Path, figures: Figures, factor: int
 ):
-    with fleet_up(tmp_path, _CONFIG) as (url, pids):
-        watched = _services(pids())
-        addresses = [urlsplit(each["url"]).netloc for each in replicas_of(url)]
-        with Lag(addresses) as idle:
+    with fleet_up(tmp_path, _CONFIG) as fleet:
+        watched = _services(fleet)
+        addresses = [urlsplit(each["url"]).netloc for each in fleet.replicas()]
+        with _lag(addresses) as idle:
             time.sleep(3)
-        _load(url, _WARM_UP_SECONDS * min(factor, 6))
+        _load(fleet.url, _WARM_UP_SECONDS * min(factor, 6))
         time.sleep(1)
         before = {name: _descriptors(pid) for name, pid in watched.items()}
-        with Sampler(watched) as sampler, Lag(addresses) as busy:
-            result = _load(url, _SOAK_SECONDS * factor)
+        samples: dict[str, list[float]] = {name: [] for name in watched}
+
+        def sample() -> None:
+            for name, pid in watched.items():
+                samples[name].append(_rss_mib(pid))
+
+        with repeated(1, sample), _lag(addresses) as busy:
+            result = _load(fleet.url, _SOAK_SECONDS * factor)
         time.sleep(1)
         after = {name: _descriptors(pid) for name, pid in watched.items()}
         jails = memory_of(watched["code"]) / _MIB
@@ -54,16 +59,19 @@ def test_memory_descriptors_and_event_loops_stay_as_they_were(
     figures.made, figures.right = total["due"], total["scored"] + total["abstained"]
     figures.wrong = ["wrong score"] * total["errors"].pop("wrong score", 0)
     figures.notes["p99 of requests"] = f"{total['latency_s']['p99']:.3f} s"
-    growth = {name: sampler.growth(name) / _MIB for name in watched}
-    last = {name: sampler.last(name) / _MIB for name in watched}
+    third = len(samples["gateway"]) // 3
+    last = {name: statistics.median(each[-third:]) for name, each in samples.items()}
+    growth = {name: last[name] - statistics.median(samples[name][:third]) for name in watched}
     opened = {name: (after[name] - before[name]).total() for name in watched}
     figures.notes["RSS in MiB"] = ", ".join(
         f"{name} {last[name]:.0f} ({growth[name]:+.1f})" for name in watched
     )
     figures.notes["code with its jails"] = f"{jails:.0f} MiB"
     figures.notes["new descriptors"] = ", ".join(f"{name} {opened[name]}" for name in watched)
-    for name, lag in (("idle", idle), ("busy", busy)):
-        figures.notes[f"event loop {name}"] = f"p95 {lag.p95:.4f} max {max(lag.seconds):.4f} s"
+    p95 = {}
+    for name, seconds in (("idle", idle), ("busy", busy)):
+        p95[name] = statistics.quantiles(seconds, n=20)[-1]
+        figures.notes[f"event loop {name}"] = f"p95 {p95[name]:.4f} max {max(seconds):.4f} s"
     figures.assert_all_right()
     # The gateway keeps idle connections for the next burst; each is two sockets.
     most_sockets = 2 * result["most_in_flight"] + 20
@@ -72,7 +80,7 @@ def test_memory_descriptors_and_event_loops_stay_as_they_were(
         new = after[name] - before[name]
         assert new["other"] <= 8 and new["socket"] <= most_sockets, (name, new)
     assert jails < last["code"] + 100
-    assert busy.p95 < 20 * idle.p95 + 0.5
+    assert p95["busy"] < 20 * p95["idle"] + 0.5
 
 
 def _load(url: str, seconds: int) -> dict:
@@ -83,11 +91,10 @@ def _load(url: str, seconds: int) -> dict:
     return json.loads(done.stdout)
 
 
-def _services(pids: list[int]) -> dict[str, int]:
+def _services(fleet: Fleet) -> dict[str, int]:
     """Return the processes of a fleet by name: the gateway, and the services."""
-    gateway = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
-    found = {"gateway": gateway}
-    for pid in pids:
+    found = {"gateway": fleet.pid}
+    for pid in fleet.services():
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
         name = words[words.index("serve") + 1]
         found[f"{name}-2" if name in found else name] = pid
@@ -102,79 +109,47 @@ def _descriptors(pid: int) -> Counter[str]:
     return kinds
 
 
-class Background(ABC):
-    """Runs in a thread until the block ends."""
-
-    def __init__(self) -> None:
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    @abstractmethod
-    def _run(self) -> None:
-        """Work until `_end` is set."""
-
-
-class Sampler(Background):
-    """Measures the memory of processes, without that of what they started, once per second."""
-
-    def __init__(self, pids: dict[str, int]) -> None:
-        self._pids = pids
-        self._samples: dict[str, list[int]] = {name: [] for name in pids}
-        super().__init__()
-
-    def _run(self) -> None:
-        while not self._end.wait(1):
-            for name, pid in self._pids.items():
-                self._samples[name].append(_rss(pid))
-
-    def growth(self, name: str) -> float:
-        """Return the median of the last third minus that of the first third, in bytes."""
-        samples = self._samples[name]
-        third = len(samples) // 3
-        return statistics.median(samples[-third:]) - statistics.median(samples[:third])
-
-    def last(self, name: str) -> float:
-        """Return the median of the last third in bytes."""
-        samples = self._samples[name]
-        return statistics.median(samples[-(len(samples) // 3) :])
-
-
-def _rss(pid: int) -> int:
+def _rss_mib(pid: int) -> float:
+    """Return the memory of a process, without that of what it has started."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
-class Lag(Background):
-    """Asks all services for `/healthz` again and again: it needs nothing but their event loop.
+@contextmanager
+def repeated(seconds: float, work: Callable[[], None]) -> Iterator[None]:
+    """Work in a thread at this interval, until the block ends."""
+    end = threading.Event()
 
-    Attributes:
-        seconds: The time of each answer.
+    def run() -> None:
+        while not end.wait(seconds):
+            work()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+@contextmanager
+def _lag(addresses: list[str]) -> Iterator[list[float]]:
+    """Ask all services for `/healthz` again and again: it needs nothing but their event loop.
+
+    Yields the seconds of each answer.
     """
+    seconds: list[float] = []
+    connections = [http.client.HTTPConnection(each, timeout=60) for each in addresses]
 
-    def __init__(self, addresses: list[str]) -> None:
-        self.seconds: list[float] = []
-        self._addresses = addresses
-        super().__init__()
-
-    @property
-    def p95(self) -> float:
-        return statistics.quantiles(self.seconds, n=20)[-1]
-
-    def _run(self) -> None:
-        connections = [http.client.HTTPConnection(each, timeout=60) for each in self._addresses]
-        while not self._end.wait(0.02):
-            for connection in connections:
-                began = time.monotonic()
-                connection.request("GET", "/healthz")
-                assert connection.getresponse().read()
-                self.seconds.append(time.monotonic() - began)
+    def ask() -> None:
         for connection in connections:
-            connection.close()
+            began = time.monotonic()
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().read()
+            seconds.append(time.monotonic() - began)
+
+    with repeated(0.02, ask):
+        yield seconds
+    for connection in connections:
+        connection.close()

@@ -17,6 +17,7 @@ import pytest
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.up.settings import free_port
 
+from ..chaos.fleet import fleet_up
 from .load import LIBERO
 from .prometheus import Prometheus, prometheus
 
@@ -25,7 +26,6 @@ ALERTS = ROOT / "deploy/alerts.yml"
 
 #: Few items at the backend, so that others wait.
 _CONFIG = f"""
-port = 0
 [video]
 port = 0
 max_in_flight = 1
@@ -65,10 +65,10 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
     (folder / "alerts.yml").write_text(re.sub(r"(?m)^( +for:) \w+", r"\1 1s", ALERTS.read_text()))
     spare_port = free_port()
     with (
-        _process(folder, "spare", "serve", "tools", f"--port={spare_port}") as spare,
-        _fleet(folder) as (url, pid),
+        _spare(folder, spare_port) as spare,
+        fleet_up(folder, _CONFIG, env=_environment()) as fleet,
     ):
-        index = httpx.get(url, trust_env=False, timeout=60).json()["services"]
+        index = httpx.get(fleet.url, trust_env=False, timeout=60).json()["services"]
         targets = {
             urlsplit(replica["url"]).netloc: name
             for name, service in index.items()
@@ -77,31 +77,21 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
         targets[f"127.0.0.1:{spare_port}"] = "spare"
         with prometheus(folder, folder / "alerts.yml", targets) as server:
             wait_until(lambda: server.value("count(up == 1)") == len(targets), 60)
-            yield Monitored(url, pid, spare, server)
+            yield Monitored(fleet.url, fleet.pid, spare, server)
 
 
 @contextmanager
-def _fleet(folder: Path) -> Iterator[tuple[str, int]]:
-    """Run `rewardfleet up`; yield its URL and its process."""
-    (folder / "fleet.toml").write_text(_CONFIG)
-    arguments = ("up", "--config", str(folder / "fleet.toml"), "--data-dir", str(folder / "data"))
-    with _process(folder, "fleet", *arguments) as process:
-        log = folder / "fleet.log"
-        wait_until(lambda: "Ready after" in log.read_text() or process.poll() is not None, 120)
-        ready = re.search(r"Ready after .*?: (http://\S+?)\. ", log.read_text())
-        assert ready, log.read_text()
-        yield ready[1], process.pid
-
-
-@contextmanager
-def _process(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the command `rewardfleet`."""
-    given = {k: v for k, v in os.environ.items() if not k.startswith(("REWARDFLEET_", "OTEL_"))}
-    command = [sys.executable, "-m", "rewardfleet_server", *arguments]
-    with (folder / f"{name}.log").open("w") as log:
-        process = subprocess.Popen(command, env=given, stderr=log)
+def _spare(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a service apart from the fleet."""
+    command = [sys.executable, "-m", "rewardfleet_server", "serve", "tools", f"--port={port}"]
+    with (folder / "spare.log").open("w") as log:
+        process = subprocess.Popen(command, env=_environment(), stderr=log)
     try:
         yield process
     finally:
         process.kill()
         process.wait(60)
+
+
+def _environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith(("REWARDFLEET_", "OTEL_"))}

@@ -14,7 +14,7 @@ import pytest
 
 from rewardfleet_server.testing import wait_until
 
-from ..chaos.fleet import fleet_up, replicas_of
+from ..chaos.fleet import fleet_up
 from ..server.processes import service_process
 from .load import nemo_gym, openenv, openrlhf, verl
 from .trainers import needs_clients
@@ -59,12 +59,12 @@ def test_no_request_behind_the_gateway_is_lost_when_its_replica_ends(
     tmp_path: Path, load: Load, path: str, number: signal.Signals
 ):
     with (
-        fleet_up(tmp_path, 'only = ["code"]\n') as (url, pids),
+        fleet_up(tmp_path, 'only = ["code"]\n') as fleet,
         ThreadPoolExecutor(1) as pool,
     ):
         count = 1000 if load is openenv else 1500  # OpenEnv's are open WebSockets, at most 1,024
-        found = pool.submit(load, f"{url}/code{path}", count)
-        wait_until(lambda: replicas_of(url)[0]["outstanding"] > 0, 60)
-        os.kill(pids()[0], number)
+        found = pool.submit(load, f"{fleet.url}/code{path}", count)
+        wait_until(lambda: fleet.replicas()[0]["outstanding"] > 0, 60)
+        os.kill(fleet.services()[0], number)
         assert found.result() == {"1.0": count}
-        assert replicas_of(url)[0]["restarts"] == 1
+        assert fleet.replicas()[0]["restarts"] == 1
