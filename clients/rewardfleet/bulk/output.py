@@ -276,15 +276,6 @@ class Printer:
         self._next = 0
         self._later: dict[int, bytes] = {}
         self.waiting_bytes = 0  #: of the records that are in memory until an earlier row is scored
-        self.before = 0  #: no row is printed already
-
-    def after(self) -> list[int]:
-        """Return no rows: nothing is kept between commands."""
-        return []
-
-    def records(self) -> Iterator[Record]:
-        """Yield nothing: nothing is kept between commands."""
-        return iter(())
 
     def add(self, line: bytes) -> list[Record]:
         """Print what `encode_scores` has encoded, and what has waited for it.

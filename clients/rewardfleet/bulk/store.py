@@ -79,15 +79,15 @@ class Store:
         self._summary = Summary()
         self._rows = 0
 
-    def load(self, *, retry_failed: bool) -> Kept:
+    def load(self, kept: Output, *, retry_failed: bool) -> Kept:
         """Count what an earlier command has kept, except for failures that are scored again."""
         again = []
-        for record in self._output.records():
+        for record in kept.records():
             if retry_failed and record["status"] == "error":
                 again.append(record["row"])
             else:
                 self._count(record)
-        return Kept(self._output.before, self._output.after(), again)
+        return Kept(kept.before, kept.after(), again)
 
     def add(self, line: bytes) -> None:
         """Keep what `encode_scores` has encoded.
@@ -292,7 +292,7 @@ def main() -> None:
     try:
         with Output(**opening) as output:
             store = Store(output)
-            kept = store.load(retry_failed=retry_failed)
+            kept = store.load(output, retry_failed=retry_failed)
             _send_answer("kept", asdict(kept))
             _send_answer("progress", asdict(store.progress))
             for line in sys.stdin.buffer:

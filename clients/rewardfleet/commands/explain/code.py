@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rewardfleet.wire.truth import parsed
+
 from .texts import block, number, quoted
 
 #: What decided a verdict.
@@ -111,11 +113,7 @@ def _shown(value: Any) -> str:
 
 def _cases_of_row(row: Any, depth: int) -> Iterator[Any]:
     """Yield what looks like tests in a row, in order."""
-    if isinstance(row, str) and row.lstrip()[:1] in {"{", "["}:
-        try:
-            row = json.loads(row)
-        except (ValueError, RecursionError):
-            return
+    row = parsed(row)
     if isinstance(row, dict):
         for names in (("inputs", "outputs"), ("input", "output")):
             given, expected = (row.get(name) for name in names)
