@@ -1,7 +1,6 @@
 """The client of the video service."""
 
 import asyncio
-import hashlib
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,8 +10,8 @@ from pydantic import JsonValue
 
 from .http.transport import MAX_BATCH_BYTES
 from .service import BatchClient
+from .wire.digest import content_sha256
 from .wire.errors import DeadlineExceeded
-from .wire.frames import Frames
 from .wire.validation import validate
 from .wire.video import VideoHealth, VideoRequest, VideoScore
 
@@ -146,25 +145,10 @@ def video_request(task_text: str, clip: ClipLike, **options: Unpack[VideoOptions
             given["fps"] = fps * max(len(frames) - 1, 1) / (len(clip) - 1)
     else:
         given["frames_base64"] = list(clip) if isinstance(clip, Iterable) else clip
-    given["sha256"] = _sha256(given)
-    return validate(VideoRequest, {name: each for name, each in given.items() if each is not None})
-
-
-def _sha256(given: Mapping[str, object]) -> str | None:
-    """Return the SHA-256 of the content that is sent, so that the service notices damage."""
-    video, images = given.get("video_base64"), given.get("frames_base64")
-    digest = hashlib.sha256()
-    if isinstance(frames := given.get("frames"), Frames):
-        for part in frames.pixels:
-            digest.update(part)
-    elif isinstance(video, bytes):
-        digest.update(video)
-    elif isinstance(images, list) and all(isinstance(image, bytes) for image in images):
-        for image in images:
-            digest.update(image)
-    else:
-        return None  # the server reads the file, or validation reports the type
-    return digest.hexdigest()
+    fields = {name: each for name, each in given.items() if each is not None}
+    request = validate(VideoRequest, fields)
+    sha256 = content_sha256(request)  # so that the service notices damage of what is sent
+    return request if sha256 is None else request.model_copy(update={"sha256": sha256})
 
 
 def _is_frames(clip: Any) -> bool:

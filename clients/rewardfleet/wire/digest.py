@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -43,11 +43,8 @@ def fields_of(request: BaseModel, sha256: str | None = None) -> dict[str, Any]:
         fields["sha256"] = digest.lower()
     elif sha256 is not None:
         fields["sha256"] = sha256
-    elif parts := _content_of(request):
-        content = hashlib.sha256()
-        for part in parts:
-            content.update(part)
-        fields["sha256"] = content.hexdigest()
+    elif (content := content_sha256(request)) is not None:
+        fields["sha256"] = content
     return fields
 
 
@@ -63,7 +60,16 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def _content_of(request: BaseModel) -> Iterable[Buffer]:
+def content_sha256(request: BaseModel) -> str | None:
+    """Return the SHA-256 of the video that is part of a request, in hex; None if there is none."""
+    content = hashlib.sha256()
+    parts = _content_of(request)
+    for part in parts:
+        content.update(part)
+    return content.hexdigest() if parts else None
+
+
+def _content_of(request: BaseModel) -> Sequence[Buffer]:
     """Return the content of a video whose digest counts, in parts; nothing if there is none."""
     if not isinstance(request, VideoRequest):
         return ()
