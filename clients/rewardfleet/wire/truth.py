@@ -5,12 +5,15 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-#: Columns with a ground truth: that of this project, then those of data sets.
-TRUTH_COLUMNS = ("tests", "ground_truth", "verification_info", "unit_tests")
-#: Those that hold one in rows of trainers only. In others, they hold something else.
-TRAINERS_TRUTH_COLUMNS = (*TRUTH_COLUMNS, "label", "reference_answer", "answer")
+#: Columns with a ground truth in rows of trainers; the first that a row has counts.
+TRUTH_COLUMNS = (
+    "tests", "ground_truth", "label", "reference_answer", "verification_info", "unit_tests",
+    "answer",
+)  # fmt: skip
 #: Columns that contain a row with such columns.
-NESTED_COLUMNS = ("reward_model", "verifier_metadata", "reward_spec", "metadata")
+NESTED_COLUMNS = ("verifier_metadata", "reward_model", "reward_spec", "metadata")
+#: Those of all these that hold something else in rows of data sets.
+AMBIGUOUS_COLUMNS = frozenset({"label", "reference_answer", "answer", "metadata"})
 
 
 def is_missing(value: Any) -> bool:

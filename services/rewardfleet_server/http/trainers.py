@@ -39,7 +39,7 @@ from rewardfleet.wire.trainers import (
 )
 from rewardfleet.wire.truth import (
     NESTED_COLUMNS,
-    TRAINERS_TRUTH_COLUMNS,
+    TRUTH_COLUMNS,
     given,
     is_missing,
 )
@@ -265,7 +265,7 @@ def _ground_truth(row: Mapping[str, JsonValue]) -> JsonValue:
     for each in rows:
         if not is_missing(each.get("tests")):  # of this project
             return dict(each)
-        for name in given(each, TRAINERS_TRUTH_COLUMNS):
+        for name in given(each, TRUTH_COLUMNS):
             return each[name]
     return {name: value for each in reversed(rows) for name, value in each.items()}
 

@@ -86,7 +86,7 @@ def test_a_wrong_value_of_tests_names_the_accepted_ones_and_the_page(tests: obje
         {"private_test_cases": encoded(json.dumps(PAIRS)), "public_test_cases": []},
         {"test": encoded(json.dumps({"input_output": json.dumps(IO)}))},
         {"selected_uts": [{"input": {"stdin": "1 2\n"}, "output": {"stdout": "3\n"}}]},
-        {"reward_spec": {"ground_truth": IO}, "metadata": math.nan},
+        {"reward_spec": {"ground_truth": IO}, "metadata": {"answer": "3"}},
     ],
 )
 def test_programs_that_read_and_print(ground_truth: object, as_text: bool):

@@ -243,6 +243,9 @@ def rollout(text: str, **row: object) -> dict[str, object]:
         {"input_output": json.dumps(FIVE), "metadata": {"difficulty": "easy"}},
         {"metadata": {"reference_answer": FIVE, "difficulty": "easy"}},
         {"difficulty": "easy", "verifier_metadata": FIVE},
+        # In this order, whatever else the row has.
+        {"label": FIVE, "reference_answer": "x", "verification_info": "x", "answer": "x"},
+        {"reward_model": {"ground_truth": "x"}, "verifier_metadata": {"unit_tests": FIVE}},
     ],
 )
 def test_gym_gets_its_row_back_with_the_reward(code: httpx.Client, row: dict[str, object]):

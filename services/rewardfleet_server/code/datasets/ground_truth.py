@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from rewardfleet.wire.code import CodeRequest, fields_of_tests
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.truth import NESTED_COLUMNS, TRUTH_COLUMNS
+from rewardfleet.wire.truth import AMBIGUOUS_COLUMNS, NESTED_COLUMNS, TRUTH_COLUMNS
 from rewardfleet.wire.validation import validate
 
 from .columns import Row, decompress, func_name_of, json_of, read_json, without_nan
@@ -43,7 +43,11 @@ _COLUMNS = {
 #: Columns with a script of tests.
 _SCRIPTS = ("functional", "pytest", "test", "test_code")
 #: Columns that contain tests of any form, or a row.
-_CONTAINERS = (*TRUTH_COLUMNS, "test", *NESTED_COLUMNS)
+_CONTAINERS = [
+    name
+    for name in dict.fromkeys(("tests", "test", *TRUTH_COLUMNS, *NESTED_COLUMNS))
+    if name not in AMBIGUOUS_COLUMNS
+]
 #: Columns that tests need wherever they are in a row: the code around the program, solutions, and
 #: the limit.
 _AROUND = (
