@@ -94,21 +94,18 @@ async def find_services(http: httpx.AsyncClient, url: str) -> Found:
     return Found(None, {name: f"{url}/{name}" for name, each in named if each.status != 404})
 
 
-async def services_at(urls: Sequence[str], api_key: str = "") -> list[tuple[str, str]]:
-    """Return the name and the base URL of all services at some base URLs that are known here.
+async def services_at(url: str, api_key: str = "") -> dict[str, str]:
+    """Return the base URLs of the services at a base URL, by name, of those that are known here.
 
     Raises:
-        ValueError: There is none at one of them.
+        ValueError: There is none.
     """
-    services: list[tuple[str, str]] = []
     async with http_client(api_key) as http:
-        for url in urls:
-            found = await find_services(http, url)
-            known = [each for each in found.services.items() if each[0] in SERVICES]
-            if not known:
-                raise ValueError(f"there is no service at {redact(url)}: {found.reason}")
-            services += known
-    return services
+        found = await find_services(http, url)
+    known = {name: each for name, each in found.services.items() if name in SERVICES}
+    if not known:
+        raise ValueError(f"there is no service at {redact(url)}: {found.reason}")
+    return known
 
 
 async def find_service(service: str, urls: Sequence[str], api_key: str) -> list[str]:
@@ -118,18 +115,14 @@ async def find_service(service: str, urls: Sequence[str], api_key: str) -> list[
         ValueError: It is not there.
     """
     found = []
-    async with http_client(api_key) as http:
-        for url in map(base_url, urls):
-            site = await find_services(http, url)
-            if service not in site.services and site.services:
-                others = " and ".join(site.services)
-                raise ValueError(
-                    f"{redact(url)} is the {others} service, not the {service} service; check the "
-                    "URL"
-                )
-            if service not in site.services:
-                raise ValueError(f"there is no service {service} at {redact(url)}: {site.reason}")
-            found.append(site.services[service])
+    for url in map(base_url, urls):
+        services = await services_at(url, api_key)
+        if service not in services:
+            raise ValueError(
+                f"{redact(url)} is the {' and '.join(services)} service, not the {service} "
+                "service; check the URL"
+            )
+        found.append(services[service])
     return found
 
 

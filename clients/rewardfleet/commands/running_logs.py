@@ -36,7 +36,7 @@ def copied(urls: Sequence[str], key_file: Path | None) -> Iterator[list[LogCopie
             "services were started with by the same option, besides --score-log"
         )
     key = _key_of(key_file)
-    services = [[each for _, each in asyncio.run(services_at([url]))] for url in bases]
+    services = [[*asyncio.run(services_at(url)).values()] for url in bases]
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="rewardfleet-look-", ignore_cleanup_errors=True)

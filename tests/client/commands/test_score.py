@@ -32,6 +32,8 @@ from rewardfleet_server.tools.settings import ToolsSettings
 from ...conftest import image_base64, served
 
 TRUTH = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {"q": "a"}}\n</tool_call>'
+#: The command, in a process of its own.
+COMMAND = [sys.executable, "-m", "rewardfleet"]
 
 
 @pytest.fixture(scope="module")
@@ -280,8 +282,7 @@ def test_a_killed_command_goes_on_and_scores_nothing_twice(tmp_path: Path):
     path, out = write_rows(tmp_path / "rows.jsonl", lines), tmp_path / "out"
     with served(Judge()) as client:
         arguments = ["score", "video", str(path), "--url", str(client.base_url), "-o", str(out)]
-        program = "import sys; from rewardfleet.commands.main import main; sys.exit(main())"
-        started = subprocess.Popen([sys.executable, "-c", program, *arguments])
+        started = subprocess.Popen([*COMMAND, *arguments])
         journal = out / "journal.jsonl"
         wait_until(lambda: len(judged) > 30 and journal.exists() and journal.stat().st_size)
         started.kill()
@@ -314,10 +315,7 @@ def test_ctrl_c_ends_it_without_a_traceback_and_keeps_what_is_scored(tmp_path: P
     path, out = write_rows(tmp_path / "rows.jsonl", lines), tmp_path / "out"
     with served(Judge()) as client:
         arguments = ["score", "video", str(path), "--url", str(client.base_url), "-o", str(out)]
-        program = "import sys; from rewardfleet.commands.main import main; sys.exit(main())"
-        started = subprocess.Popen(
-            [sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE, text=True
-        )
+        started = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True)
         journal = out / "journal.jsonl"
         wait_until(lambda: len(judged) > 4 and journal.exists() and journal.stat().st_size)
         started.send_signal(signal.SIGINT)
@@ -402,10 +400,7 @@ def test_if_what_keeps_the_scores_is_killed_the_command_ends_and_goes_on_later(
 ):
     path, out = write_rows(tmp_path / "rows.jsonl", rows(20_000)), tmp_path / "out"
     arguments = ["score", "tools", str(path), "--url", tools, "-o", str(out)]
-    program = "import sys; from rewardfleet.commands.main import main; sys.exit(main())"
-    started = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE, text=True
-    )
+    started = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True)
     journal = out / "journal.jsonl"
     wait_until(lambda: journal.exists() and journal.stat().st_size)
     [child] = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()

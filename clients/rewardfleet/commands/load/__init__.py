@@ -57,7 +57,7 @@ _LATE_SECONDS = 0.005
 def command(urls: list[str], plan: LoadPlan, requests: Path | None, as_json: bool) -> int:
     """Put load on a fleet; return 1 if a limit is exceeded, 130 if it was interrupted."""
     recorded = [] if requests is None else read_requests(requests)
-    found = asyncio.run(services_at(urls, api_key()))
+    found = [each for url in urls for each in asyncio.run(services_at(url, api_key())).items()]
     names = {each.service for each in recorded} or {name for name, _ in found}
     services = {name: url for name, url in found if name in names}
     if missing := names - services.keys():
