@@ -4,9 +4,10 @@ import ipaddress
 import re
 from urllib.parse import urlsplit
 
-#: A user and a password: all up to the last `@`, as a password may have any character. After a host
-#: and a port, an `@` is part of a path.
-_USER = re.compile(r"//(?!(?:\[[^]]*\]|[^/?#:@]*)(?::\d*)?[/?#]).*@")
+#: A user and a password: all up to the last `@`, as a password may have any character. Only after a
+#: host name with a dot and without a port, an `@` is part of a path: what looks like a port may be
+#: the beginning of a password.
+_USER = re.compile(r"//(?![\w-]+(?:\.[\w-]+)+[/?#]).*@")
 _QUERY = re.compile(r"[?#].*")
 
 

@@ -282,11 +282,21 @@ def test_the_error_about_a_variable_names_the_variable(variable, value, message,
         read_settings(VideoSettings, {})
 
 
-def test_a_url_in_a_message_has_no_password():
-    assert redact("redis://user:sec#r/e?t@host/0?password=a@b") == "redis://***@b"
+@pytest.mark.parametrize("user", ["", "user", "john.doe"])
+@pytest.mark.parametrize(
+    "password", ["X", "12/X", "80/X", "X#X", "12?X", "X@X", "1.2/X", "[::1]/X"]
+)
+def test_a_url_in_a_message_has_no_password(user: str, password: str):
+    for host in ("host/0", "host:6379/0", "h.n/p@h", "h.n:80/p?X#X"):
+        for scheme in ("redis", "http"):
+            shown = redact(f"{scheme}://{user}:{password}@{host}")
+            assert shown.startswith(f"{scheme}://***@") and "X" not in shown
+
+
+def test_a_url_in_a_message_says_where_it_leads():
     assert redact("redis://host:6379/0?password=secret") == "redis://host:6379/0?***"
     assert redact("redis://host:6379/0") == "redis://host:6379/0"
-    assert redact("https://host:80/a@b.mp4#secret") == "https://host:80/a@b.mp4?***"
+    assert redact("https://videos.example/a@b.mp4#secret") == "https://videos.example/a@b.mp4?***"
 
 
 def test_every_setting_comes_from_the_environment_too_and_a_flag_wins(tmp_path, monkeypatch):
