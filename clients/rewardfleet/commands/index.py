@@ -94,8 +94,11 @@ async def find_services(http: httpx.AsyncClient, url: str) -> Found:
     return Found(None, {name: f"{url}/{name}" for name, each in named if each.status != 404})
 
 
-async def services_at(url: str, api_key: str = "") -> dict[str, str]:
+async def services_at(url: str, api_key: str = "", *, sought: str = "service") -> dict[str, str]:
     """Return the base URLs of the services at a base URL, by name, of those that are known here.
+
+    Args:
+        sought: What the error says that there is not.
 
     Raises:
         ValueError: There is none.
@@ -104,7 +107,7 @@ async def services_at(url: str, api_key: str = "") -> dict[str, str]:
         found = await find_services(http, url)
     known = {name: each for name, each in found.services.items() if name in SERVICES}
     if not known:
-        raise ValueError(f"there is no service at {redact(url)}: {found.reason}")
+        raise ValueError(f"there is no {sought} at {redact(url)}: {found.reason}")
     return known
 
 
@@ -116,7 +119,7 @@ async def find_service(service: str, urls: Sequence[str], api_key: str) -> list[
     """
     found = []
     for url in map(base_url, urls):
-        services = await services_at(url, api_key)
+        services = await services_at(url, api_key, sought=f"service {service}")
         if service not in services:
             raise ValueError(
                 f"{redact(url)} is the {' and '.join(services)} service, not the {service} "
