@@ -322,7 +322,7 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         is_late = isinstance(error, DeadlineExceeded)  # it would have the same time
         has_time = asyncio.get_running_loop().time() + pause < deadline
         if is_late or not (error.retryable and has_time):
-            return score
+            return self._scored(error)
         await asyncio.sleep(pause)
         return self._scored(await self._post_one(request, deadline))
 

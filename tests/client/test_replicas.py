@@ -110,6 +110,19 @@ async def test_a_failing_replica_is_paused_and_then_tried_by_one_call_at_a_time(
         assert len(failing.received) > 10, "it is used as before"
 
 
+async def test_a_replica_whose_judge_fails_repeatedly_is_paused(replica):
+    """It fails fast, so it would get most calls, and those that wait for others again and again."""
+    release = asyncio.Event()
+    broken, busy = await replica(always(502, "backend_failed")), await replica(holding(release))
+    async with RewardFleet(video=[broken.url, busy.url], max_concurrency=1) as fleet:
+        calls = [asyncio.create_task(score_number(fleet, number)) for number in range(2)]
+        (state,) = (each for each in _states(fleet) if each.url == broken.url)
+        await until(lambda: state.is_failing)
+        release.set()
+        assert await asyncio.gather(*calls) == [0, 1]
+    assert len(broken.received) == replicas._PAUSE_AFTER
+
+
 async def test_if_all_have_failed_they_are_used_in_turn(replica):
     both = [await replica(cut), await replica(cut)]
     async with RewardFleet(video=[each.url for each in both]) as fleet:

@@ -7,8 +7,9 @@ given more requests than it has connections.
 - A replica that answers 429 gets no requests for its `Retry-After`. Afterwards it gets half as
   many at once, and one more for each round of successes.
 - A replica that cannot be reached, answers 503 or as no service does, or stays silent gets none
-  for a time that grows with each failure. Afterwards it gets one at a time until one succeeds. If
-  all replicas have failed, all are used: it is the call that backs off then.
+  for a time that grows with each failure. So does one whose judge fails several times in a row: it
+  fails fast, so that it would get most requests. Afterwards it gets one at a time until one
+  succeeds. If all replicas have failed, all are used: it is the call that backs off then.
 - No `Retry-After` pauses a replica for more than 30 s.
 """
 
@@ -28,6 +29,8 @@ from rewardfleet.wire.errors import ErrorKind, RewardFleetError, Unavailable
 
 T = TypeVar("T")
 
+#: Failed judgments in a row after which a replica is paused.
+_PAUSE_AFTER = 5
 #: The longest pause of a replica, or before a retry, that a `Retry-After` makes in seconds.
 _MAX_REST_SECONDS = 30.0
 #: The longest first pause in seconds, doubled by each further one.
@@ -59,6 +62,7 @@ class Replica:
     returns_ids: bool = False  #: whether it has answered with the `X-Request-Id` of a request
     in_flight: int = 0  #: items sent and not answered yet
     last_used: int = 0  #: the number of the last request that it got
+    failed_judgments: int = 0  #: since the last success
     strikes: int = 0  #: 429s and failures since the last success
     is_failing: bool = False  #: whether the last of them was a failure
     struck_at: float = -math.inf  #: when that was
@@ -177,16 +181,20 @@ class Replicas:
         """Record that a request that started at `started`, by the loop's clock, was answered."""
         if started < replica.struck_at:
             return  # it was sent before the failure, so it does not show that the failure is over
-        replica.strikes, replica.is_failing, replica.paused_until = 0, False, -math.inf
+        replica.failed_judgments = replica.strikes = 0
+        replica.is_failing, replica.paused_until = False, -math.inf
         replica.limit = min(self._max_concurrency, replica.limit + item_count / replica.limit)
 
     def failed(self, replica: Replica, error: RewardFleetError, *, started: float) -> None:
         """Record the failure of a request that started at `started`, by the loop's clock."""
-        is_overloaded = error.kind is ErrorKind.OVERLOADED
-        if not (is_overloaded or error.kind is ErrorKind.UNAVAILABLE or error.is_foreign):
-            return  # the failure of this request, and not of the replica
         if started < replica.struck_at:
             return  # it was sent before the last failure was known, so it adds nothing
+        is_overloaded = error.kind is ErrorKind.OVERLOADED
+        if not (is_overloaded or error.kind is ErrorKind.UNAVAILABLE or error.is_foreign):
+            # Other kinds are the failure of this request, and not of the replica.
+            replica.failed_judgments += error.kind in {ErrorKind.BACKEND_FAILED, ErrorKind.INTERNAL}
+            if replica.failed_judgments < _PAUSE_AFTER:
+                return
         replica.struck_at = self._loop.time()
         replica.strikes += 1
         replica.is_failing = not is_overloaded
@@ -222,8 +230,10 @@ class Replicas:
         for each in self._replicas:
             if each.paused_until > now and not all_fail:
                 continue
-            limit = 1 if each.is_failing and not all_fail else each.limit
-            if each.in_flight and each.in_flight + item_count > limit:
+            is_trial = each.is_failing and not all_fail
+            if is_trial and (each.in_flight or each.url in avoid):
+                continue
+            if each.in_flight and each.in_flight + item_count > each.limit:
                 continue  # an idle replica accepts any number
             rank = each.url in avoid, each.in_flight, each.last_used
             if least is None or rank < least:

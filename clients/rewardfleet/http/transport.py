@@ -216,6 +216,7 @@ class ServiceTransport:
                     )
                     call.attempts += 1
                     call.url = replica.url
+                    is_repeated = replica.url in call.failed_urls  # as no other has capacity
                     try:
                         return await self._exchange(replicas, replica, call, response_type)
                     except RewardFleetError as error:
@@ -223,7 +224,7 @@ class ServiceTransport:
                         call.url = ""
                     finally:
                         replicas.release(replica, call.item_count)
-                    await asyncio.sleep(self._pause(replicas, call, failure))
+                    await asyncio.sleep(self._pause(replicas, call, failure, is_repeated))
         except TimeoutError:
             urls = ", ".join(self._urls)
             what = f"no answer from {call.url}" if call.url else f"no capacity at {urls}"
@@ -232,11 +233,13 @@ class ServiceTransport:
             raise DeadlineExceeded(detail) from failure
 
     @staticmethod
-    def _pause(replicas: Replicas, call: _HttpCall, failure: RewardFleetError) -> float:
+    def _pause(
+        replicas: Replicas, call: _HttpCall, failure: RewardFleetError, is_repeated: bool
+    ) -> float:
         """Return for how many seconds a call backs off, or raise its failure if it has failed."""
         if isinstance(failure, DeadlineExceeded) and not failure.is_foreign:
             raise failure  # another attempt would have the same time, or less
-        can_move = replicas.has_alternative(call.failed_urls)
+        can_move = not is_repeated and replicas.has_alternative(call.failed_urls)
         if can_move and (failure.retryable or failure.is_foreign):
             return 0.0
         left = call.deadline - asyncio.get_running_loop().time()
