@@ -227,7 +227,6 @@ async def test_the_limit_of_a_replica_adapts_to_its_capacity(serve: Serve, repli
         (413, "too_large", rewardfleet.TooLarge),
         (422, "invalid", rewardfleet.InvalidRequest),
         (500, "internal", rewardfleet.InternalError),
-        (504, "deadline_exceeded", rewardfleet.DeadlineExceeded),
     ],
 )
 async def test_errors_that_are_not_retryable_are_not_retried(replica, status, kind, error):
@@ -236,6 +235,18 @@ async def test_errors_that_are_not_retryable_are_not_retried(replica, status, ki
         with pytest.raises(error):
             await score_number(fleet, 1)
     assert sum(len(each.received) for each in both) == 1
+
+
+async def test_a_deadline_that_passes_early_sends_the_call_to_another_replica(replica):
+    """A service that goes on after a freeze takes the body of a request for late."""
+    late = always(504, "deadline_exceeded")
+    thawed, other = await replica(late), await replica()
+    async with RewardFleet(video=[thawed.url, other.url]) as fleet:
+        assert [await score_number(fleet, number) for number in range(4)] == [0, 1, 2, 3]
+        assert thawed.received
+        other.script = late
+        with pytest.raises(rewardfleet.DeadlineExceeded):
+            await score_number(fleet, 1)
 
 
 async def test_a_500_of_a_proxy_whose_replica_died_is_retried(replica):

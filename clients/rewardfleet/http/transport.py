@@ -232,18 +232,20 @@ class ServiceTransport:
             detail = f"{what} within {self._timeout_s:g} s{before}"
             raise DeadlineExceeded(detail) from failure
 
-    @staticmethod
     def _pause(
-        replicas: Replicas, call: _HttpCall, failure: RewardFleetError, is_repeated: bool
+        self, replicas: Replicas, call: _HttpCall, failure: RewardFleetError, is_repeated: bool
     ) -> float:
         """Return for how many seconds a call backs off, or raise its failure if it has failed."""
-        if isinstance(failure, DeadlineExceeded) and not failure.is_foreign:
-            raise failure  # another attempt would have the same time, or less
-        can_move = not is_repeated and replicas.has_alternative(call.failed_urls)
-        if can_move and (failure.retryable or failure.is_foreign):
-            return 0.0
         left = call.deadline - asyncio.get_running_loop().time()
-        if not failure.retryable or (failure.retry_after or 0.0) >= left:
+        may_move = failure.retryable or failure.is_foreign
+        is_late = isinstance(failure, DeadlineExceeded) and not failure.is_foreign
+        if is_late:
+            # A service that goes on after a freeze takes what it was sent for late. One that says
+            # that a program needs more time (`retryable`) would have no more of it elsewhere.
+            may_move = not failure.retryable and left > self._timeout_s / 2
+        if may_move and not is_repeated and replicas.has_alternative(call.failed_urls):
+            return 0.0
+        if is_late or not failure.retryable or (failure.retry_after or 0.0) >= left:
             raise failure
         if isinstance(failure, Overloaded):  # the replica is paused: `acquire` waits for it
             return 0.0
