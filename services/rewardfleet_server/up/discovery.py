@@ -6,12 +6,10 @@ import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from . import timeouts
 from .replicas import Replica, watch
 
 log = logging.getLogger(__name__)
-
-#: Seconds between two looks at the addresses of a name.
-_LOOK_SECONDS = 1.0
 
 
 async def follow(service: str, urls: Sequence[str], replicas: list[Replica]) -> None:
@@ -49,7 +47,7 @@ async def follow(service: str, urls: Sequence[str], replicas: list[Replica]) -> 
                 replicas[:] = [*kept, *new]
             for each in new:
                 watches[each] = asyncio.create_task(watch(each, replicas))
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(timeouts.LOOK_UP_SECONDS)
     finally:
         for task in watches.values():
             task.cancel()

@@ -35,6 +35,7 @@ from rewardfleet_server.http.openenv import Message, Receive, Send
 from rewardfleet_server.http.problems import problem_response, wrong_method
 from rewardfleet_server.observe.telemetry import new_request_id
 
+from . import timeouts
 from .line import MAX_REQUESTS, MAX_WAITING, Line
 from .metrics import METRICS_TYPE, GatewayMetrics
 from .proxy import (
@@ -53,10 +54,6 @@ log = logging.getLogger(__name__)
 
 #: What the gateway answers itself, so that no service can have such a prefix.
 PAGES = ("", "healthz", "readyz", "inflight", "metrics")
-#: The longest time that a replica gets no requests after a 429, in seconds.
-MAX_COOLDOWN_SECONDS = 5.0
-#: Seconds that a request waits in line if no client of its route has a shorter timeout.
-_WAIT_SECONDS = 100.0
 #: A request that so many replicas did not survive is not sent to a third one.
 _MAX_LOST = 2
 #: The most bytes of a replica's samples in flight, and the time to wait for them.
@@ -297,7 +294,7 @@ class Gateway:
                 return
             refusals.append(refusal)
             if refusal.status == Overloaded.status or request.waits is not None:
-                most = MAX_COOLDOWN_SECONDS if refusal.status == Overloaded.status else 1.0
+                most = timeouts.MAX_COOLDOWN_SECONDS if refusal.status == Overloaded.status else 1.0
                 replica.cooling_until = time.monotonic() + min(refusal.retry_after, most)
         if refusals and request.waits is None:
             refusal = min(refusals, key=lambda each: (each.status, each.retry_after))
@@ -319,7 +316,7 @@ class Gateway:
         """Return whether a request should be tried again, after it has waited for its turn."""
         if request.waits is None:
             return False
-        seconds = min(request.waits.in_line_s or _WAIT_SECONDS, request.given_s)
+        seconds = min(request.waits.in_line_s or timeouts.LINE_SECONDS, request.given_s)
         return await self._lines[service].wait(request.started + seconds, at_front=at_front)
 
     def _choose(self, service: str, tried: set[Replica], request: ProxiedRequest) -> Replica | None:

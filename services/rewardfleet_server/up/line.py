@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rewardfleet_server.admission import fitting_line
 
+from . import timeouts
 from .replicas import Replica
 
 #: The most requests in progress, without those that may wait in line.
@@ -15,8 +16,6 @@ MAX_REQUESTS = 4096
 MAX_WAITING = 10_000
 #: The most requests that a replica has from the line: the others stay here, where they survive it.
 MAX_OUTSTANDING = 256
-#: Seconds between two looks at the replicas while requests wait.
-_LOOK_SECONDS = 0.05
 #: Open files besides the connections of requests.
 _OTHER_FILES = 256
 
@@ -71,7 +70,7 @@ class Line:
     def _look_later(self) -> None:
         if self._turns and self._look is None:
             loop = asyncio.get_running_loop()
-            self._look = loop.call_later(_LOOK_SECONDS, self._on_look)
+            self._look = loop.call_later(timeouts.LINE_LOOK_SECONDS, self._on_look)
 
     def _on_look(self) -> None:
         self._look = None

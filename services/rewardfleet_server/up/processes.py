@@ -16,17 +16,12 @@ from pathlib import Path
 from rewardfleet_server.system.child_process import describe_end, end_with_parent
 from rewardfleet_server.system.listener import CANNOT_BE_BOUND
 
+from . import timeouts
 from .replicas import Replica, watch
 from .settings import PlannedReplica
 
 log = logging.getLogger(__name__)
 
-#: Seconds before a crashed replica is restarted: the backoff doubles up to a maximum.
-_MIN_BACKOFF, _MAX_BACKOFF = 0.5, 30.0
-#: A replica that ran for so many seconds is restarted after the minimum again.
-_STABLE_SECONDS = 60.0
-#: Seconds beyond `shutdown_timeout_s` after which a replica that should end is killed.
-_GRACE_SECONDS = 5.0
 #: The log file of a replica, in bytes; one older file is kept.
 _LOG_BYTES = 10 * 2**20
 _LAST_LINES = 20
@@ -75,7 +70,7 @@ class ReplicaProcess:
         Raises:
             FleetFailed: It ended before it was ready for the first time.
         """
-        backoff, ports_left = _MIN_BACKOFF, _MAX_PORTS
+        backoff, ports_left = timeouts.MIN_BACKOFF_SECONDS, _MAX_PORTS
         try:
             while True:
                 started = time.monotonic()
@@ -93,12 +88,12 @@ class ReplicaProcess:
                 if not self.replica.has_been_ready.is_set():
                     lines = "\n".join(self._last_lines)
                     raise FleetFailed(f"{self.planned.name} {reason}:\n{lines}")
-                if time.monotonic() - started > _STABLE_SECONDS:
-                    backoff = _MIN_BACKOFF
+                if time.monotonic() - started > timeouts.STABLE_SECONDS:
+                    backoff = timeouts.MIN_BACKOFF_SECONDS
                 name = self.planned.name
                 log.warning("%s %s; it is restarted in %g s", name, reason, backoff)
                 await asyncio.sleep(backoff)
-                backoff = min(2 * backoff, _MAX_BACKOFF)
+                backoff = min(2 * backoff, timeouts.MAX_BACKOFF_SECONDS)
                 self.replica.restarts += 1
         finally:
             await self._stop()
@@ -153,7 +148,7 @@ class ReplicaProcess:
             return
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
-        timeout = self.planned.settings.shutdown_timeout_s + _GRACE_SECONDS
+        timeout = self.planned.settings.shutdown_timeout_s + timeouts.END_SECONDS
         drain = asyncio.create_task(self._copy_log(process))  # a full pipe would block it
         try:
             async with asyncio.timeout(timeout):

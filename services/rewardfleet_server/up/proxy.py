@@ -20,6 +20,7 @@ from rewardfleet.wire.headers import (
 from rewardfleet.wire.waiting import Waits
 from rewardfleet_server.http.openenv import Message, Receive, Send
 
+from . import timeouts
 from .replicas import Replica
 
 log = logging.getLogger(__name__)
@@ -30,16 +31,6 @@ Headers = Iterable[tuple[bytes, bytes]]
 MAX_STORED_BYTES = 2**20
 #: The most bytes that are stored for all requests; beyond it, bodies are only passed on.
 MAX_TOTAL_BYTES = 256 * 2**20
-#: Seconds without a byte of a request's body, or in which a replica reads nothing of it, or the
-#: caller nothing of the response.
-SILENCE_SECONDS = 30.0
-#: Seconds to wait for a response if the request has no `X-Request-Timeout`, and in addition to it.
-DEFAULT_TIMEOUT_SECONDS, _GRACE_SECONDS = 600.0, 5.0
-_CONNECT_SECONDS = 2.0
-#: Idle connections are used again for so long: less than services keep them.
-_IDLE_SECONDS = 60.0
-#: Seconds between two looks at what takes too long.
-_LOOK_SECONDS = 0.1
 #: The most bytes of a header of a replica, the most headers, and the most bytes of a refusal.
 _MAX_HEADER_BYTES, _MAX_HEADERS, _MAX_REFUSAL_BYTES = 16 * 1024, 1024, 64 * 1024
 #: Headers that concern one connection (RFC 9110, 7.6.1), and those that the gateway sets.
@@ -88,8 +79,8 @@ class Upstream:
     async def __aenter__(self) -> Self:
         """Begin to end what takes too long."""
         self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=timeouts.IDLE_SECONDS),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.CONNECT_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
             auto_decompress=False,
@@ -110,7 +101,7 @@ class Upstream:
     async def _look(self) -> None:
         """Compare times, as a timer for each step of each request would cost more."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(timeouts.PROXY_LOOK_SECONDS)
             now = asyncio.get_running_loop().time()
             for each in tuple(self.attempts):
                 each.check(now)
@@ -190,13 +181,13 @@ class RequestBody(aiohttp.Payload):
         if attempt is None or not self.can_be_sent:  # aiohttp tries some requests twice
             raise UpstreamFailed("the body cannot be sent again")
         attempt.transport = writer.transport
-        unread = SILENCE_SECONDS, UpstreamFailed, "it does not read the request"
-        missing = f"no more of the body arrived within {SILENCE_SECONDS:g} s"
+        unread = timeouts.SILENCE_SECONDS, UpstreamFailed, "it does not read the request"
+        missing = f"no more of the body arrived within {timeouts.SILENCE_SECONDS:g} s"
         for chunk in tuple(self._stored):
             attempt.allow(*unread)
             await writer.write(chunk)
         while not self._is_complete:
-            attempt.allow(SILENCE_SECONDS, DeadlineExceeded, missing)
+            attempt.allow(timeouts.SILENCE_SECONDS, DeadlineExceeded, missing)
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 attempt.end(CallerDisconnected())
@@ -275,7 +266,9 @@ class ProxiedRequest:
         self.given_s = _seconds(headers.get(TIMEOUT_HEADER.encode(), b""))
         # A service gets a little longer to report that it is too late.
         has_limit = self.given_s < math.inf
-        self._timeout_s = self.given_s + _GRACE_SECONDS if has_limit else DEFAULT_TIMEOUT_SECONDS
+        self._timeout_s = (
+            self.given_s + timeouts.GRACE_SECONDS if has_limit else timeouts.DEFAULT_TIMEOUT_SECONDS
+        )
         self._method: str = scope["method"]
         self.is_read = self._method in {"GET", "HEAD"}  #: whether it only reads something
         length = int(headers.get(b"content-length", 0))
@@ -378,7 +371,7 @@ async def _relay(response: aiohttp.ClientResponse, attempt: Attempt, send: Send)
     headers, content = _without(_NOT_RETURNED, response.raw_headers), response.content
     framing = {"content-length", "transfer-encoding"}
     has_end = content.at_eof() or any(each.lower() in framing for each in response.headers)
-    unread = SILENCE_SECONDS, UpstreamFailed, "the caller does not read it"
+    unread = timeouts.SILENCE_SECONDS, UpstreamFailed, "the caller does not read it"
     attempt.allow(*unread)
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     more = True

@@ -8,14 +8,9 @@ from dataclasses import dataclass, field
 
 import httpx
 
-log = logging.getLogger(__name__)
+from . import timeouts
 
-#: Seconds between two checks of a replica before and after it is ready, and for one of them.
-_STARTING_SECONDS, _READY_SECONDS, _CHECK_SECONDS = 0.1, 1.0, 2.0
-#: The requests of a replica that has not answered for so many seconds are sent to another one.
-_MOVE_SECONDS = 5.0
-#: A replica that has been ready and does not answer for so many seconds is frozen.
-_SILENCE_SECONDS = 30.0
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -61,7 +56,7 @@ async def watch(
     """
     last_answer = time.monotonic()
     was_ready = False
-    async with httpx.AsyncClient(timeout=_CHECK_SECONDS, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=timeouts.CHECK_TIMEOUT_SECONDS, trust_env=False) as client:
         while True:
             could_be_sent = replica.is_ready
             try:
@@ -82,11 +77,13 @@ async def watch(
                 log.warning("%s at %s gets no requests: %s", name, replica.url, reason)
             silence = time.monotonic() - last_answer
             # If no other one answers either, it is the machine that is busy.
-            if silence > _MOVE_SECONDS and any(each.is_ready for each in peers):
+            if silence > timeouts.MOVE_SECONDS and any(each.is_ready for each in peers):
                 replica.abandon(f"it has not answered for {silence:.0f} s")
-            if was_ready and silence > _SILENCE_SECONDS:
+            if was_ready and silence > timeouts.FROZEN_SECONDS:
                 on_frozen()
-            await asyncio.sleep(_READY_SECONDS if was_ready else _STARTING_SECONDS)
+            await asyncio.sleep(
+                timeouts.READY_CHECK_SECONDS if was_ready else timeouts.STARTING_CHECK_SECONDS
+            )
 
 
 def _detail(response: httpx.Response) -> str:

@@ -24,6 +24,7 @@ from rewardfleet_server.serve import raise_descriptor_limit
 from rewardfleet_server.system.diagnosis import Diagnosis, check_redis_servers
 from rewardfleet_server.system.listener import bind, url_of
 
+from . import timeouts
 from .gateway import Gateway
 from .line import most_waiting
 from .processes import FleetFailed, ReplicaProcess
@@ -32,9 +33,8 @@ from .settings import FleetConfig, PlannedReplica, plan
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two reports on a replica that is not ready yet, and the most characters of the
-#: last line of its log in them.
-_REPORT_SECONDS, _MAX_SHOWN = 10.0, 200
+#: The most characters of the last line of a replica's log in reports.
+_MAX_SHOWN = 200
 
 
 def run_up(config: FleetConfig, *, show_logs: bool) -> int:
@@ -215,7 +215,7 @@ async def _report_start(process: ReplicaProcess, started: float) -> None:
     """Print when a replica is ready, and until then from time to time what it does."""
     while not process.replica.has_been_ready.is_set():
         try:
-            async with asyncio.timeout(_REPORT_SECONDS):
+            async with asyncio.timeout(timeouts.REPORT_SECONDS):
                 await process.replica.has_been_ready.wait()
             state = "is ready"
         except TimeoutError:

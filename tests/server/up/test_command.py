@@ -23,7 +23,7 @@ from rewardfleet_server.system.listener import bind
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
-from rewardfleet_server.up import discovery
+from rewardfleet_server.up import discovery, timeouts
 from rewardfleet_server.up import replicas as replicas_module
 from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.up.line import most_waiting
@@ -109,9 +109,9 @@ async def test_no_call_is_lost_while_a_replica_is_frozen(tmp_path: Path):
 
 async def test_requests_stay_while_no_other_replica_answers(monkeypatch: pytest.MonkeyPatch):
     """A machine that is busy delays all replicas; the work of none is thrown away."""
-    monkeypatch.setattr(replicas_module, "_CHECK_SECONDS", 0.05)
-    monkeypatch.setattr(replicas_module, "_READY_SECONDS", 0.05)
-    monkeypatch.setattr(replicas_module, "_MOVE_SECONDS", 0.2)
+    monkeypatch.setattr(timeouts, "CHECK_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(timeouts, "READY_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(timeouts, "MOVE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         replica, peer = (
@@ -137,7 +137,7 @@ async def test_requests_stay_while_no_other_replica_answers(monkeypatch: pytest.
 
 async def test_replicas_are_the_addresses_of_a_name(monkeypatch: pytest.MonkeyPatch):
     """Of a name in DNS, which is the only stand-in here."""
-    monkeypatch.setattr(discovery, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(timeouts, "LOOK_UP_SECONDS", 0.02)
     addresses: list[str] = []
 
     async def look_up(host: str, port: int, *, family: int, type: int):  # noqa: A002 - asyncio's
@@ -198,7 +198,7 @@ async def test_a_name_server_that_fails_changes_no_replica(monkeypatch: pytest.M
 
 async def test_a_replica_stays_while_its_name_alone_is_unknown(monkeypatch: pytest.MonkeyPatch):
     """Of two names of a service; the other one has an address."""
-    monkeypatch.setattr(discovery, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(timeouts, "LOOK_UP_SECONDS", 0.02)
     addresses = {"first": ["127.0.0.1"], "second": ["127.0.0.2"]}
     looks = 0
 
@@ -236,10 +236,10 @@ async def test_a_replica_that_left_its_name_is_watched_while_it_has_requests(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """It may freeze while it ends, and its requests are sent to others."""
-    monkeypatch.setattr(discovery, "_LOOK_SECONDS", 0.02)
-    for name in ("_CHECK_SECONDS", "_READY_SECONDS"):
-        monkeypatch.setattr(replicas_module, name, 0.05)
-    monkeypatch.setattr(replicas_module, "_MOVE_SECONDS", 0.5)
+    monkeypatch.setattr(timeouts, "LOOK_UP_SECONDS", 0.02)
+    for name in ("CHECK_TIMEOUT_SECONDS", "READY_CHECK_SECONDS"):
+        monkeypatch.setattr(timeouts, name, 0.05)
+    monkeypatch.setattr(timeouts, "MOVE_SECONDS", 0.5)
     given_up: list[str] = []
     monkeypatch.setattr(discovery.Replica, "abandon", lambda each, _: given_up.append(each.url))
     addresses = ["127.0.0.1", "127.0.0.2"]  # nothing listens at the second

@@ -26,7 +26,7 @@ from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving, wait_unt
 from rewardfleet_server.tools.app import create_app as create_tools_app
 from rewardfleet_server.tools.settings import ToolsSettings
 from rewardfleet_server.up import gateway as gateway_module
-from rewardfleet_server.up import proxy
+from rewardfleet_server.up import proxy, timeouts
 from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.up.replicas import Replica
 from rewardfleet_server.video.app import create_app as create_video_app
@@ -45,7 +45,7 @@ NOTHING = "http://127.0.0.1:1"
 @pytest.fixture(autouse=True)
 def slow_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait until replicas accept connections, also on a busy machine."""
-    monkeypatch.setattr(proxy, "_CONNECT_SECONDS", 60)
+    monkeypatch.setattr(timeouts, "CONNECT_SECONDS", 60)
 
 
 class Stub:
@@ -445,7 +445,7 @@ def test_equally_busy_replicas_take_turns(front: Front):
 
 
 def test_a_429_of_one_replica_is_not_seen_and_the_replica_gets_a_pause(front: Front, monkeypatch):
-    monkeypatch.setattr(gateway_module, "MAX_COOLDOWN_SECONDS", 60)  # longer than the requests take
+    monkeypatch.setattr(timeouts, "MAX_COOLDOWN_SECONDS", 60)  # longer than the requests take
     full, free = Stub(429, retry_after=60), Stub()
     client = front(full, free)
     for _ in range(6):
@@ -461,7 +461,7 @@ def test_a_429_of_one_replica_is_not_seen_and_the_replica_gets_a_pause(front: Fr
 def test_if_all_replicas_answer_429_the_smallest_retry_after_is_passed_on(
     front: Front, monkeypatch
 ):
-    monkeypatch.setattr(gateway_module, "MAX_COOLDOWN_SECONDS", 60)  # longer than the requests take
+    monkeypatch.setattr(timeouts, "MAX_COOLDOWN_SECONDS", 60)  # longer than the requests take
     stubs = Stub(429, retry_after=90), Stub(429, retry_after=70), Stub(429, retry_after=200)
     client = front(*stubs)
     answer = client.post("/tools/score", json=ITEM)
@@ -750,7 +750,7 @@ def test_connections_are_used_again_until_the_service_would_close_them(front: Fr
     client = front(stub)
     for _ in range(3):
         assert client.post("/tools/x", content=b"x").status_code == 200
-    monkeypatch.setattr(proxy, "_IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(timeouts, "IDLE_SECONDS", 0.0)
     again = front(stub)
     for _ in range(2):
         again.get("/tools/x")
@@ -786,7 +786,7 @@ def test_the_gateway_does_not_read_ahead_of_a_slow_service(front: Front):
 @pytest.mark.slow
 def test_the_gateway_does_not_read_ahead_of_a_slow_caller(front: Front, monkeypatch):
     """Responses wait in the service; a caller that reads nothing loses its connection to it."""
-    monkeypatch.setattr(proxy, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(timeouts, "SILENCE_SECONDS", 0.5)
     sent = 0
 
     async def app(scope, receive, send) -> None:
@@ -809,7 +809,7 @@ def test_the_gateway_does_not_read_ahead_of_a_slow_caller(front: Front, monkeypa
 
 @pytest.mark.slow
 def test_a_caller_that_stops_sending_its_body_is_answered(front: Front, monkeypatch):
-    monkeypatch.setattr(proxy, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(timeouts, "SILENCE_SECONDS", 0.2)
     stub = Stub()
     client = front(stub)
     with socket.create_connection(address(client), timeout=60) as connection:
@@ -822,7 +822,7 @@ def test_a_caller_that_stops_sending_its_body_is_answered(front: Front, monkeypa
 
 @pytest.mark.slow
 def test_a_response_that_takes_too_long_is_a_504(front: Front, monkeypatch):
-    monkeypatch.setattr(proxy, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(timeouts, "GRACE_SECONDS", 0.1)
     stub = Stub(respond=threading.Event())
     client = front(stub)
     # The replica must get the request before.

@@ -16,7 +16,7 @@ import pytest
 
 from rewardfleet import blocking
 from rewardfleet_server.testing import wait_until
-from rewardfleet_server.up import replicas
+from rewardfleet_server.up import timeouts
 from rewardfleet_server.up.processes import FleetFailed, ReplicaProcess
 from rewardfleet_server.up.replicas import Replica
 from rewardfleet_server.up.settings import plan, read_config
@@ -166,9 +166,9 @@ def test_a_service_that_cannot_start_ends_the_fleet_with_its_log(tmp_path: Path)
 async def test_a_replica_that_does_not_answer_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(replicas, "_SILENCE_SECONDS", 4)
-    monkeypatch.setattr(replicas, "_CHECK_SECONDS", 1)
-    monkeypatch.setattr(replicas, "_READY_SECONDS", 0.1)
+    monkeypatch.setattr(timeouts, "FROZEN_SECONDS", 4)
+    monkeypatch.setattr(timeouts, "CHECK_TIMEOUT_SECONDS", 1)
+    monkeypatch.setattr(timeouts, "READY_CHECK_SECONDS", 0.1)
     path = tmp_path / "fleet.toml"
     path.write_text("[tools]\nport = 0\n")
     config = read_config(path, {"only": ["tools"], "data_dir": tmp_path})
