@@ -88,9 +88,10 @@ class ServiceCommand(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             name = error.option_name.removeprefix("--").replace("-", "_")
-            if name in self._settings_type.model_fields:
-                error.possibilities = [f"--set {name}=VALUE"]
-            raise
+            if name not in self._settings_type.model_fields:
+                raise
+            hint = f"did you mean --set {name}=VALUE?"
+            raise click.UsageError(f"no such option: {error.option_name}\n{hint}") from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)

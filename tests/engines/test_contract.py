@@ -50,8 +50,11 @@ async def judge(request: pytest.FixtureRequest, checkpoint: Path) -> AsyncIterat
         backend=[name],
         model_path=str(checkpoint),
         max_model_len=8192,
-        max_tokens=6000,  # takes longer than any test waits
-        set=[f"readout={readout}", "enforce_eager=true" if is_vllm else "device=cpu"],
+        set=[
+            f"readout={readout}",
+            "enforce_eager=true" if is_vllm else "device=cpu",
+            "max_tokens=6000",  # takes longer than any test waits
+        ],
     )
     deferred = find_judge(name, settings)
     assert isinstance(deferred, DeferredJudge)

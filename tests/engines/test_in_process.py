@@ -62,7 +62,7 @@ def geometry_of(checkpoint: Checkpoint) -> QwenGeometry:
 def test_64_concurrent_requests_take_far_fewer_than_64_forward_passes(
     checkpoint: Path, videos: list[Path], readout: str
 ):
-    judge = load_judge(checkpoint, f"readout={readout}", max_tokens=8)
+    judge = load_judge(checkpoint, f"readout={readout}", "max_tokens=8")
     settings = VideoSettings(video_root=[VIDEOS])
     engine = judge._engine
     assert isinstance(engine, TransformersEngine)

@@ -111,4 +111,4 @@ def test_a_context_without_room_for_a_question_is_rejected_before_anything_is_lo
     checkpoint: Path,
 ):
     with pytest.raises(ValueError, match="max_model_len 120: readout .*: the frames take"):
-        find_judge("qwen2_5_vl_vllm", settings(checkpoint, max_model_len=120, max_tokens=8))
+        find_judge("qwen2_5_vl_vllm", settings(checkpoint, max_model_len=120, set=["max_tokens=8"]))

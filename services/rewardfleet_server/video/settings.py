@@ -193,7 +193,7 @@ class VideoSettings(CacheSettings):
             ValueError: A value is not accepted.
         """
         name = ALIASES.get(name, name)
-        return validated(name, self._values_of_judges()[name])
+        return validated(name, self._values_of_judges().get(name, {}))
 
     def factory_settings(self, name: str) -> Mapping[str, Any]:
         """Return what `--set` says about a judge of the user's own."""

@@ -337,9 +337,8 @@ def test_the_key_comes_from_a_file_or_the_environment(endpoint, tmp_path, monkey
 
 
 def test_settings_and_requests_may_give_a_prompt(endpoint):
-    with serving_judge(
-        endpoint, prompt_template="Did the robot {task}? {{}} {task_instruction}"
-    ) as post_score:
+    prompt = "prompt_template=Did the robot {task}? {{}} {task_instruction}"
+    with serving_judge(endpoint, set=[prompt]) as post_score:
         first = post_score().json()
         post_score(backend_kwargs={"prompt_template": "Well: {task}"}, fps=3)
     texts = [request["messages"][0]["content"][-1]["text"] for request in endpoint.requests]

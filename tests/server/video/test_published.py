@@ -480,7 +480,11 @@ def test_files_without_the_prompts_are_rejected_by_name(tmp_path: Path, read: An
 @pytest.mark.parametrize(
     ("given", "config", "message"),
     [
-        ({"set": ["readout=text"]}, {}, "readout=text is not read by .*, but by: openai, "),
+        (
+            {"set": ["readout=text"]},
+            {},
+            "readout=text: no such setting of .*; those with it: openai, ",
+        ),
         ({"max_model_len": 60}, {}, "max_model_len 60 leaves no room for an answer of"),
         ({"max_model_len": 100_000}, {}, "takes at most 32768 tokens"),
         ({}, {"vision_config": {}}, "not a vision-language model of the Qwen-VL family"),

@@ -78,11 +78,11 @@ def test_a_folder_without_a_model_of_the_family_is_rejected(
     [
         ("qwen2_5_vl_vllm", {"max_model_len": 100_000}, "takes at most 32768 tokens"),
         ("qwen2_5_vl_vllm", {"max_model_len": 100}, "leaves no room for an answer of 64 tokens"),
-        ("PRIMO-R1", {"primo_max_model_len": 4096}, "leaves no room for an answer of 4096 tokens"),
-        ("PRIMO-R1", {"set": ["readout=rubric"]}, "readout=rubric is not read by PRIMO-R1"),
-        ("PRIMO-R1", {"primo_user_prompt": "{"}, "primo_user_prompt"),
-        ("qwen2_5_vl_vllm", {"prompt_template": "how {well}?"}, "{well} is not accepted"),
-        ("transformers", {"prompt_template": "{task.__class__}"}, "is not accepted"),
+        ("PRIMO-R1", {"max_model_len": 4096}, "leaves no room for an answer of 4096 tokens"),
+        ("PRIMO-R1", {"set": ["readout=rubric"]}, "readout=rubric: no such setting of PRIMO-R1"),
+        ("PRIMO-R1", {"set": ["user_prompt={"]}, "PRIMO-R1.user_prompt"),
+        ("qwen2_5_vl_vllm", {"set": ["prompt_template=how {well}?"]}, "{well} is not accepted"),
+        ("transformers", {"set": ["prompt_template={task.__class__}"]}, "is not accepted"),
         ("openai", {"set": ["url=http://h/v1", "model=m", "readout=rubric"]}, "rubric: .* 'text'"),
     ],
 )
