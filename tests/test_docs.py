@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -27,20 +27,12 @@ from rewardfleet.commands import main as cli
 from rewardfleet.wire.frames import FRAMES_TYPE
 from rewardfleet.wire.video import FILE_REPLACES, VideoRequest
 from rewardfleet_router.__main__ import main as router_command
-from rewardfleet_server.code.app import create_app as create_code_app
-from rewardfleet_server.code.settings import CodeSettings
-from rewardfleet_server.episode.app import create_app as create_episode_app
-from rewardfleet_server.episode.settings import EpisodeSettings
 from rewardfleet_server.flags import read_settings
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.settings import ENV_PREFIX, OTHER_VARIABLES, ServerSettings
 from rewardfleet_server.testing import serving
-from rewardfleet_server.tools.app import create_app as create_tools_app
-from rewardfleet_server.tools.settings import ToolsSettings
-from rewardfleet_server.video.app import create_app as create_video_app
-from rewardfleet_server.video.settings import VideoSettings
 
 from .gates import ALL, CI
 from .gateways import fleet_of
@@ -310,16 +302,8 @@ def test_flags_and_variables_that_are_named_exist():
     groups = (cli.command, router_command)
     own = [param for group in groups for each in commands_of(group) for param in each.params]
     flags |= {flag for param in own for flag in param.opts}
-    flags |= {
-        "--judge",
-        "--success",
-        "--success-frame",
-        "--failure",
-        "--help",
-        "--version",
-        "--url",
-        "--nframes",
-    }
+    flags |= {"--judge", "--success", "--success-frame", "--failure", "--help", "--version"}
+    flags |= {"--url", "--nframes"}
     variables = {f"{ENV_PREFIX}{name.upper()}" for name in settings | OTHER_VARIABLES}
     for page in PAGES:
         if page.name == "CHANGELOG.md":  # names those of older versions, too
@@ -353,19 +337,20 @@ def test_the_lock_of_the_image_has_the_versions_that_are_tested():
 @pytest.fixture(scope="module")
 def at_services() -> Iterator[Callable[[str], str]]:
     """Replace the default addresses by those of running services."""
-    settings = VideoSettings(video_root=[LIBERO])
-    with (
-        serving(create_video_app(settings)) as video,
-        serving(create_code_app(CodeSettings(cache=None))) as code,
-        serving(create_episode_app(EpisodeSettings())) as episode,
-        serving(create_tools_app(ToolsSettings())) as tools,
-        fleet_of(video=video, code=code, episode=episode, tools=tools) as fleet,
-    ):
-        urls = {"18000": fleet, "18080": video, "18081": code, "18082": episode, "18083": tools}
+    given = {"video": {"video_root": [LIBERO]}, "code": {"cache": None}}
+    urls, ports = {}, {"fleet": 18000}
+    with ExitStack() as stack:
+        for name, entry in SERVICES.items():
+            settings = entry.load_settings()
+            urls[name] = stack.enter_context(
+                serving(entry.app.load()(settings(**given.get(name, {}))))
+            )
+            ports[name] = settings().port
+        urls["fleet"] = stack.enter_context(fleet_of(**urls))
 
         def replace(text: str) -> str:
-            for port, url in urls.items():
-                text = text.replace(f"http://127.0.0.1:{port}", url)
+            for name, port in ports.items():
+                text = text.replace(f"http://127.0.0.1:{port}", urls[name])
             return text
 
         yield replace
