@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
 .PHONY: help release install install-server jail servers packages demo test test-fast test-full test-interpreters check check-all mutations docs screenshots fuzz-normal-form
-.PHONY: bench bench-client bench-code bench-episode bench-tools bench-bulk bench-gateway bench-growth bench-score-log bench-tail example-episode example-router example-learning serve lock
+.PHONY: bench bench-client bench-code bench-episode bench-tools bench-bulk bench-builds bench-gateway bench-growth bench-score-log bench-tail example-episode example-router example-learning serve lock
 .PHONY: up down secrets browser test-browser test-deploy test-k8s test-chaos chaos
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 .PHONY: install-ray test-ray bench-ray install-viewers test-viewers bench-sample-tables
@@ -141,6 +141,9 @@ bench-score-log: install  ## what a score log adds to the CPU time and the laten
 
 bench-tail: install  ## small requests beside the largest allowed ones
 	$(BIN)/python tests/bench/tail.py
+
+bench-builds: install  ## CPU time of an item, next to that of another checkout: OTHER=FOLDER
+	OTHER=$(OTHER) $(BIN)/python tests/bench/builds.py
 
 bench-growth: install  ## whether CPU time per score grows with callers, replicas and batches
 	$(BIN)/python tests/bench/growth.py $(PARTS)

@@ -222,11 +222,18 @@ def spawned(target: Callable[..., None], *arguments: object) -> Iterator[tuple[P
 
 
 @contextmanager
-def program_serving(path: str, *words: str | Path) -> Iterator[Server]:
-    """Run a Python program that takes a port as its last word, until `path` answers."""
+def program_serving(path: str, *words: str | Path, build: Path | None = None) -> Iterator[Server]:
+    """Run a Python program that takes a port as its last word, and wait until `path` answers.
+
+    Args:
+        path: Of its URL.
+        words: Of its command.
+        build: Another checkout, whose client and services it imports.
+    """
     port = free_port()
     arguments = [sys.executable, *map(str, words), str(port)]
-    with subprocess.Popen(arguments, stderr=subprocess.DEVNULL) as process:
+    variables = environment_of(build)
+    with subprocess.Popen(arguments, stderr=subprocess.DEVNULL, env=variables) as process:
         try:
             server = Server(port, process.pid)
             # It may have to load a model.
@@ -235,6 +242,12 @@ def program_serving(path: str, *words: str | Path) -> Iterator[Server]:
             yield server
         finally:
             process.terminate()
+
+
+def environment_of(build: Path | None) -> dict[str, str]:
+    """Return variables with which Python imports the client and the services of a checkout."""
+    own = {"PYTHONPATH": f"{build}/clients:{build}/services"} if build else {}
+    return {**os.environ, **own}
 
 
 def _answers(url: str) -> bool:

@@ -1,0 +1,117 @@
+"""`make bench-builds OTHER=FOLDER`: CPU time of an item, next to that of another checkout.
+
+Both run in this environment, in turns, with the same requests, of which nothing is cached. Exits
+with 1 if the median of the pairs is more than 1.07; the same build differs from itself by up to
+0.05 on a quiet machine.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from code import plus_submission
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from episode import EPISODES, bodies
+from harness import Ratio, environment_of, post, program_serving, run, seconds_of, send, serving
+from items import CLIP, ROOT, TASK, numbers, rows, submission
+
+PAIRS = 3
+UNCACHED = ("--cache-mb", "0", "--cache", "")
+CALLERS = 4
+
+
+def tools() -> tuple[list[bytes], int]:
+    """Return requests, and how many items they have; the others as well."""
+    items = [{"response": text, "ground_truth": truth} for text, truth in rows(256 * 40)]
+    batches = (items[first : first + 256] for first in range(0, len(items), 256))
+    return [post("/score/batch", {"items": each}) for each in batches], len(items)
+
+
+def episodes() -> tuple[list[bytes], int]:
+    return [post("/score/batch", body) for body in bodies()], EPISODES
+
+
+def programs() -> tuple[list[bytes], int]:
+    items = [submission(next(numbers)) for _ in range(60)]
+    return [post("/score", each) for each in items], len(items)
+
+
+def samples() -> tuple[list[bytes], int]:
+    """Of one problem with 100 asserts."""
+    first = next(numbers)
+    items = [plus_submission(100, first, number) for number in range(64)]
+    return [post("/score", each) for each in items], len(items)
+
+
+def clips() -> tuple[list[bytes], int]:
+    item = {"task_text": TASK, "video_path": CLIP.name}
+    sizes = [200_000 - next(numbers) % 90_000 for _ in range(40)]
+    return [post("/score", {**item, "max_pixels": each}) for each in sizes], len(sizes)
+
+
+#: The service, its flags, and the requests of a round.
+WORK: dict[str, tuple[str, tuple[str, ...], Callable[[], tuple[list[bytes], int]]]] = {
+    "tools": ("tools", (), tools),
+    "episode": ("episode", (), episodes),
+    "code": ("code", UNCACHED, programs),
+    "code, samples": ("code", UNCACHED, samples),
+    "video": ("video", ("--video-root", str(CLIP.parent), *UNCACHED), clips),
+}
+
+
+def of_service(name: str, builds: tuple[Path, Path]) -> Iterator[Ratio]:
+    service, flags, make = WORK[name]
+    command = ("-m", "rewardfleet_server", "serve", service, *flags, "--port")
+    with (
+        program_serving("/readyz", *command, build=builds[0]) as ours,
+        program_serving("/readyz", *command, build=builds[1]) as other,
+    ):
+
+        def measure() -> list[float]:
+            requests, count = make()
+            return [
+                each.cpu_of(partial(send, each.port, requests, callers=CALLERS)) / count * 1e6
+                for each in (ours, other)
+            ]
+
+        measure()  # warms up
+        yield compared(name, measure)
+
+
+def bulk(builds: tuple[Path, Path]) -> Iterator[Ratio]:
+    """The command that scores a file, without its service."""
+    answers = rows(20_000)
+    with tempfile.TemporaryDirectory() as folder, serving("tools") as service:
+        table = Path(folder) / "answers.jsonl"
+        lines = (json.dumps({"response": text, "ground_truth": truth}) for text, truth in answers)
+        table.write_text("\n".join(lines))
+
+        def cpu_us(build: Path) -> float:
+            output = tempfile.mkdtemp(dir=folder)
+            words = ["score", "tools", str(table), "--url", service.url, "-o", output]
+            command = [sys.executable, "-m", "rewardfleet", *words]
+            options = {"stderr": subprocess.DEVNULL, "env": environment_of(build)}
+            work = partial(subprocess.run, command, check=True, **options)
+            return seconds_of(work, clock=lambda: sum(os.times()[2:4])) / len(answers) * 1e6
+
+        yield compared("bulk", lambda: [cpu_us(each) for each in builds])
+
+
+def compared(name: str, measure: Callable[[], list[float]]) -> Ratio:
+    pairs = [measure() for _ in range(PAIRS)]
+    print(f"{name}: {', '.join(f'{a:.1f} to {b:.1f}' for a, b in pairs)} us", flush=True)
+    # The median of the pairs, as other load on the machine affects both of a pair.
+    ratio = statistics.median(a / b for a, b in pairs)
+    baseline = statistics.median(b for _, b in pairs)
+    name = f"CPU us of an item, {name}; the other build"
+    return Ratio(name, ratio * baseline, baseline, "<= 1.07")
+
+
+if __name__ == "__main__":
+    both = (ROOT, Path(os.environ["OTHER"]).resolve())
+    run({**{name: partial(of_service, name, both) for name in WORK}, "bulk": partial(bulk, both)})
