@@ -21,7 +21,12 @@ from harness import Ratio, environment_of, post, program_serving, run, seconds_o
 from items import CLIP, ROOT, TASK, numbers, rows, submission
 
 PAIRS = 3
-UNCACHED = ("--cache-mb", "0", "--cache", "")
+#: Settings as variables, which have the same names in all builds; flags have not.
+SETTINGS = {
+    "REWARDFLEET_CACHE": "",
+    "REWARDFLEET_CACHE_MB": "0",
+    "REWARDFLEET_VIDEO_ROOT": str(CLIP.parent),
+}
 CALLERS = 4
 
 
@@ -54,19 +59,19 @@ def clips() -> tuple[list[bytes], int]:
     return [post("/score", {**item, "max_pixels": each}) for each in sizes], len(sizes)
 
 
-#: The service, its flags, and the requests of a round.
-WORK: dict[str, tuple[str, tuple[str, ...], Callable[[], tuple[list[bytes], int]]]] = {
-    "tools": ("tools", (), tools),
-    "episode": ("episode", (), episodes),
-    "code": ("code", UNCACHED, programs),
-    "code, samples": ("code", UNCACHED, samples),
-    "video": ("video", ("--video-root", str(CLIP.parent), *UNCACHED), clips),
+#: The service, and the requests of a round.
+WORK: dict[str, tuple[str, Callable[[], tuple[list[bytes], int]]]] = {
+    "tools": ("tools", tools),
+    "episode": ("episode", episodes),
+    "code": ("code", programs),
+    "code, samples": ("code", samples),
+    "video": ("video", clips),
 }
 
 
 def of_service(name: str, builds: tuple[Path, Path]) -> Iterator[Ratio]:
-    service, flags, make = WORK[name]
-    command = ("-m", "rewardfleet_server", "serve", service, *flags, "--port")
+    service, make = WORK[name]
+    command = ("-m", "rewardfleet_server", "serve", service, "--port")
     with (
         program_serving("/readyz", *command, build=builds[0]) as ours,
         program_serving("/readyz", *command, build=builds[1]) as other,
@@ -113,5 +118,6 @@ def compared(name: str, measure: Callable[[], list[float]]) -> Ratio:
 
 
 if __name__ == "__main__":
+    os.environ |= SETTINGS
     both = (ROOT, Path(os.environ["OTHER"]).resolve())
     run({**{name: partial(of_service, name, both) for name in WORK}, "bulk": partial(bulk, both)})
