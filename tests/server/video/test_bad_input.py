@@ -154,7 +154,7 @@ def test_a_video_with_fewer_frames_than_it_states_is_invalid(client, make_video)
         path.write_bytes(content)
         return post_path(client, path)
 
-    check_problem(state(200), "invalid", "states 200 frames and has 20")
+    check_problem(state(200), "invalid", "it states 10.00 s, and its frames last 1.00 s")
     for fewer in (0, 5):  # all are decoded
         answer = state(fewer)
         assert answer.status_code == 200, answer.text

@@ -1,19 +1,18 @@
-"""Check that a video file is complete before it is decoded: mp4, mov, Matroska, webm and avi.
+"""Check that a video file is complete before FFmpeg reads it: mp4, mov, Matroska, webm and avi.
 
-Decoders guess the format, and also accept playlists, which name other files. They decode a
-truncated file up to its end, and skip what they cannot read; the judge would then get a frame in
-the middle of the rollout as the last one.
+FFmpeg guesses the format, and also accepts playlists, which name other files. It decodes a
+truncated file up to its end; the judge would then get a frame in the middle of the rollout as the
+last one. Whether it finds all frames of a complete file is checked by `video_reader`.
 """
 
 import os
+import re
 import zlib
-from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 from rewardfleet.wire.errors import InvalidRequest, TooLarge
-
-from .container_parts import DamagedError, DescriptorReader, Part, TruncatedError, boxes, whole
-from .mp4_header import check_header, frame_sizes
 
 #: The advice in error messages about files of another type.
 ACCEPTED = "give an mp4, mov, mkv, webm or avi file"
@@ -21,6 +20,42 @@ ACCEPTED = "give an mp4, mov, mkv, webm or avi file"
 _CHUNK = 1 << 20
 #: The longest header of an mp4 file. One with 20,000 frames and an hour of sound has 2 MiB.
 _MAX_HEADER_BYTES = 16 << 20
+#: The most samples of an mp4 file, with those of sound: FFmpeg reserves 40 bytes for each that a
+#: header claims.
+_MAX_SAMPLES = 1 << 20
+#: The most reads of a file: they take a second. One with 20,000 frames and sound needs 150,000.
+_MAX_READS = 200_000
+
+
+class _TruncatedError(Exception):
+    """A part of the file ends after the file."""
+
+
+class _DamagedError(Exception):
+    """The parts of the file contradict each other."""
+
+
+class _File:
+    """An open file. Reads are limited: it may consist of millions of parts."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.size = os.fstat(fd).st_size
+        self._reads = 0
+
+    def read(self, position: int, length: int) -> bytes:
+        self._reads += 1
+        if self._reads > _MAX_READS:
+            raise _DamagedError("it has too many parts")
+        return os.pread(self._fd, length, position)
+
+
+class _Part(NamedTuple):
+    """A box (mp4), an element (Matroska) or a chunk (avi)."""
+
+    name: bytes
+    content: int  #: where its content starts
+    end: int
 
 
 def check_container(fd: int, label: str, *, max_bytes: int) -> None:
@@ -30,19 +65,19 @@ def check_container(fd: int, label: str, *, max_bytes: int) -> None:
         label: How error messages call it.
 
     Raises:
-        InvalidRequest: It is empty, truncated, damaged, or not of a known container format.
-        TooLarge: It has more than `max_bytes`.
+        InvalidRequest: It is empty, truncated, or not of a known container format.
+        TooLarge: It has more than `max_bytes`, or too many samples.
     """
-    head, size = os.pread(fd, 16, 0), os.fstat(fd).st_size
-    if size > max_bytes:
+    file = _File(fd)
+    if file.size > max_bytes:
         raise TooLarge(
-            f"{label} has {size / 2**20:.1f} MiB; at most {max_bytes / 2**20:g} MiB per video are "
-            "accepted"
+            f"{label} has {file.size / 2**20:.1f} MiB; at most {max_bytes / 2**20:g} MiB per "
+            "video are accepted"
         )
+    head = file.read(0, 16)
     if not head:
         raise InvalidRequest(f"{label} is empty; {ACCEPTED}")
-    file = whole(DescriptorReader(fd))
-    try:
+    with _reported(label):
         if head[4:8] in _FIRST_BOXES:
             _check_mp4(file)
         elif head[:4] == b"RIFF" and head[8:12] == b"AVI ":
@@ -51,129 +86,95 @@ def check_container(fd: int, label: str, *, max_bytes: int) -> None:
             _check_matroska(file)
         else:
             raise InvalidRequest(f"{label} is not a video; {ACCEPTED}")
-    except TruncatedError as error:
+
+
+@contextmanager
+def _reported(label: str) -> Iterator[None]:
+    """Report what is wrong with a file to the caller."""
+    try:
+        yield
+    except _TruncatedError as error:
         raise InvalidRequest(f"{label} is truncated: {error}") from None
-    except (DamagedError, RecursionError) as error:
-        reason = "its parts are nested too deeply" if isinstance(error, RecursionError) else error
-        raise InvalidRequest(f"{label} is damaged and cannot be decoded: {reason}") from None
+    except _DamagedError as error:
+        raise InvalidRequest(f"{label} is damaged and cannot be decoded: {error}") from None
 
 
-def stated_frame_sizes(path: str) -> set[tuple[int, int]]:
-    """Return the width and the height of each video track of a checked mp4 or mov file."""
-    with open(path, "rb") as content:
-        file = whole(DescriptorReader(content.fileno()))
-        return frame_sizes(_header(next(box for box in boxes(file) if box.name == b"moov")))
+def _part(file: _File, name: bytes, content: int, end: int) -> _Part:
+    if end > file.size:
+        raise _TruncatedError(f"it claims {end} bytes and has {file.size}")
+    return _Part(name, content, end)
 
 
 # ISO/IEC 14496-12: mp4 and mov
 
 #: Types of the first box of an mp4 or mov file.
 _FIRST_BOXES = {b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"}
-#: Boxes that consist of boxes.
-_PARENT_BOXES = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"mvex", b"moof", b"traf", b"mfra"}
+#: Where tables state the number of their samples. FFmpeg finds them in boxes of any kind.
+_SAMPLE_COUNTS = re.compile(rb"(?:st(?:sz|z2).{4}|trun).{4}(.{4})", re.DOTALL)
 
 
-def _check_mp4(file: Part) -> None:
-    parts = list(boxes(file))
-    if all(box.name != b"moov" for box in parts):
-        raise DamagedError("it has no index (the box moov)")
-    for box in parts:
-        _check_box(box)
-        if box.name == b"moov":
-            check_header(_header(box))
-    if any(box.name == b"moof" for box in parts):
-        _check_fragments(file, parts)
-        _check_fragment_times(parts)
-
-
-def _header(moov: Part) -> Part:
-    """Read a header into memory."""
-    if moov.length > _MAX_HEADER_BYTES:
-        raise DamagedError("its header is too long")
-    return moov._replace(source=moov.read(), start=0, content=0, end=moov.length)
-
-
-def _check_box(box: Part) -> None:
-    """Check that the boxes in a box fill it, and that a fragment has samples."""
-    if box.name not in _PARENT_BOXES:
-        return
-    children = list(boxes(box))
-    if not children or box.end - children[-1].end >= 8:
-        raise DamagedError(f"the box {box.name.decode()} is not filled by its parts")
-    named = {child.name: child for child in children}
-    required = {b"moof": b"traf", b"traf": b"tfhd"}.get(box.name)
-    if required is not None and required not in named:
-        raise DamagedError("a fragment has no samples")
-    if box.name == b"traf" and b"trun" not in named:
-        first = next(child for child in children if child.name == b"tfhd")
-        if not first.number() & 0x010000:  # "duration is empty"
-            raise DamagedError("a fragment has no samples")
-    for child in children:
-        _check_box(child)
-
-
-def _check_fragments(file: Part, parts: list[Part]) -> None:
-    """Check that all fragments that the file's index lists are there, and that it has an index.
-
-    Without one, a file that is cut between two fragments looks complete.
-    """
-    indexed = False
-    fragments = {box.start for box in parts if box.name == b"moof"}
-    for box in parts:
-        if box.name == b"mfra":
-            if not set(_mfra_offsets(box)) <= fragments:
-                raise DamagedError("a fragment that its index lists is missing")
-            indexed = True
-        elif box.name == b"sidx":
-            ends = _sidx_ends(box)
-            if ends[-1] > file.end:
-                raise TruncatedError(f"its index lists {ends[-1]} bytes and it has {file.end}")
-            if not set(ends[1:-1]) <= {each.start for each in parts}:
-                raise DamagedError("a fragment that its index lists is missing")
-            indexed = indexed or (ends[0] <= min(fragments) and max(fragments) < ends[-1])
-    if not indexed:
-        raise DamagedError(
+def _check_mp4(file: _File) -> None:
+    samples, names = 0, []
+    for box in _boxes(file):
+        names.append(box.name)
+        if box.name in {b"moov", b"moof"}:
+            length = box.end - box.content
+            if length > _MAX_HEADER_BYTES:
+                raise _DamagedError("its header is too long")
+            counts = _SAMPLE_COUNTS.findall(file.read(box.content, length))
+            samples += sum(int.from_bytes(count, "big") for count in counts)
+            if samples > _MAX_SAMPLES:
+                raise TooLarge(f"{samples} samples; at most {_MAX_SAMPLES} are accepted")
+    if b"moov" not in names:
+        raise _DamagedError("it has no index (the box moov)")
+    # Without an index, a file that is cut between two fragments looks complete.
+    if b"moof" in names and b"mfra" not in names and names.count(b"sidx") != 1:
+        raise _DamagedError(
             "it has fragments and no index of them (the boxes mfra or sidx), so it may be cut; "
             "convert it to an mp4 file without fragments"
         )
 
 
-def _check_fragment_times(parts: list[Part]) -> None:
-    """Check that the fragments of each track are in the order of their times."""
-    latest: dict[int, int] = {}
-    trafs = (traf for box in parts if box.name == b"moof" for traf in boxes(box))
-    for traf in trafs:
-        children = {child.name: child for child in boxes(traf)} if traf.name == b"traf" else {}
-        if b"tfdt" in children:
-            track, at = children[b"tfhd"].number(4), children[b"tfdt"]
-            time = at.number(4, 8 if at.number(0, 1) else 4)
-            if time < latest.get(track, 0):
-                raise DamagedError("its fragments are not in the order of their times")
-            latest[track] = time
+class Mp4Header(NamedTuple):
+    """What a complete mp4 file states beside what FFmpeg reads."""
+
+    seconds: float  #: how long it is; 0 if unknown
+    fragment_bytes: int  #: of the samples if it has fragments, else 0
 
 
-def _mfra_offsets(mfra: Part) -> Iterator[int]:
-    """Yield the positions of fragments in a fragment index."""
-    for box in boxes(mfra):
-        if box.name == b"tfra":
-            width = 8 if box.read(0, 1) == b"\x01" else 4
-            lengths, count = box.number(8), box.number(12)
-            entry = 2 * width + 3 + sum(lengths >> shift & 3 for shift in (0, 2, 4))
-            box.check_end(box.content + 16 + count * entry)
-            for index in range(count):
-                yield box.number(16 + index * entry + width, width)
+def read_mp4_header(path: str) -> Mp4Header:
+    """Read the header of a complete mp4 file; `check_container` has the errors."""
+    with open(path, "rb") as content, _reported("the video"):
+        file = _File(content.fileno())
+        boxes = list(_boxes(file))
+        moov = next(box for box in boxes if box.name == b"moov")
+        mvhd = file.read(moov.content, moov.end - moov.content).partition(b"mvhd")[2]
+    # Timescale and duration follow two times, which have 64 bits in version 1, as the duration.
+    wide = mvhd[:1] == b"\x01"
+    scale, duration = mvhd[20:24], mvhd[24:32]
+    if not wide:
+        scale, duration = mvhd[12:16], mvhd[16:20]
+    ticks = int.from_bytes(duration, "big")
+    is_unknown = ticks == (1 << 8 * len(duration)) - 1
+    seconds = 0.0 if is_unknown else ticks / max(int.from_bytes(scale, "big"), 1)
+    is_fragmented = any(box.name == b"moof" for box in boxes)
+    media = (box.end - box.content for box in boxes if box.name == b"mdat")
+    return Mp4Header(seconds, sum(media) if is_fragmented else 0)
 
 
-def _sidx_ends(box: Part) -> list[int]:
-    """Return where the content that a segment index lists starts, and where each segment ends."""
-    wide = box.read(0, 1) == b"\x01"
-    position = 28 if wide else 20
-    ends = [box.end + (box.number(20, 8) if wide else box.number(16))]
-    count = box.number(position + 2, 2)
-    box.check_end(box.content + position + 4 + 12 * count)
-    for index in range(count):
-        ends.append(ends[-1] + (box.number(position + 4 + 12 * index) & 0x7FFFFFFF))
-    return ends
+def _boxes(file: _File) -> Iterator[_Part]:
+    position = 0
+    while position + 8 <= file.size:
+        head = file.read(position, 16)
+        length, name, header = int.from_bytes(head[:4], "big"), head[4:8], 8
+        if length == 1:  # a long box: its length follows its type
+            length, header = int.from_bytes(head[8:16], "big"), 16
+        if length == 0 and any(name):  # the last box, up to the end
+            length = file.size - position
+        if length < header:  # not a box: bytes after the last box are ignored
+            return
+        yield _part(file, name, position + header, position + length)
+        position += length
 
 
 # RFC 9559: Matroska and webm
@@ -181,200 +182,103 @@ def _sidx_ends(box: Part) -> list[int]:
 _EBML = b"\x1a\x45\xdf\xa3"
 _SEGMENT = b"\x18\x53\x80\x67"
 _CLUSTER = b"\x1f\x43\xb6\x75"
-_CUES = b"\x1c\x53\xbb\x6b"
-_SEEK_HEAD = b"\x11\x4d\x9b\x74"
-_TRACKS = b"\x16\x54\xae\x6b"
-_TAGS = b"\x12\x54\xc3\x67"
-_CHECKSUM, _VOID = b"\xbf", b"\xec"
-_BLOCK, _SIMPLE_BLOCK, _BLOCK_GROUP = b"\xa1", b"\xa3", b"\xa0"
-_IN_EVERY = {_CHECKSUM, _VOID}
-#: Elements of a segment: besides those above, Info, Chapters and Attachments.
-_IN_SEGMENT = _IN_EVERY | {
-    *(_CLUSTER, _CUES, _SEEK_HEAD, _TRACKS, _TAGS),
-    *(b"\x15\x49\xa9\x66", b"\x10\x43\xa7\x70", b"\x19\x41\xa4\x69"),
-}
-#: Elements of a cluster: blocks, Timestamp, SilentTracks, Position, PrevSize, EncryptedBlock.
-_IN_CLUSTER = _IN_EVERY | {
-    *(_SIMPLE_BLOCK, _BLOCK_GROUP),
-    *(b"\xe7", b"\x58\x54", b"\xa7", b"\xab", b"\xaf"),
+_CHECKSUM = b"\xbf\x84"
+#: SimpleBlock, BlockGroup.
+_BLOCKS = {b"\xa3", b"\xa0"}
+#: Numbers in a cluster, of up to 8 bytes: Timestamp, Position, PrevSize.
+_NUMBERS = {b"\xe7", b"\xa7", b"\xab"}
+#: Elements of a segment and of its clusters: besides those above, SeekHead, Info, Tracks, Cues,
+#: Tags, Chapters, Attachments; SilentTracks, EncryptedBlock; Void, CRC-32.
+_ELEMENTS = {
+    *(*_BLOCKS, *_NUMBERS, _CLUSTER, b"\x11\x4d\x9b\x74", b"\x15\x49\xa9\x66"),
+    *(b"\x16\x54\xae\x6b", b"\x1c\x53\xbb\x6b", b"\x12\x54\xc3\x67", b"\x10\x43\xa7\x70"),
+    *(b"\x19\x41\xa4\x69", b"\x58\x54", b"\xaf", b"\xec", b"\xbf"),
 }
 
 
-def _segment(file: Part) -> Part:
-    segment = _element(file, _element(file, 0).end)
-    if segment.name != _SEGMENT:
-        raise DamagedError("it has no segment")
-    if not segment.is_sized:
-        raise DamagedError(
+def _check_matroska(file: _File) -> None:
+    if not _segment(file).end:
+        raise _DamagedError(
             "it is a live recording that does not state its length, so it may be cut; convert it "
             "to an mp4, mkv or webm file with a length"
         )
+
+
+def count_blocks(path: str) -> int:
+    """Return how many blocks a Matroska file has; check its elements, and checksums if there are.
+
+    Raises:
+        InvalidRequest: An element is damaged.
+    """
+    with open(path, "rb") as content, _reported("the video"):
+        file = _File(content.fileno())
+        return sum(part.name in _BLOCKS for part in _elements(file, _segment(file)))
+
+
+def _segment(file: _File) -> _Part:
+    segment = _element(file, _element(file, 0).end)
+    if segment.name != _SEGMENT:
+        raise _DamagedError("it has no segment")
     return segment
 
 
-def _check_matroska(file: Part) -> None:
-    segment = _segment(file)
-    clusters: set[int] = set()
-    targets: set[int] = set()
-    tracks: set[int] = set()
-    in_cluster = False  # in one without a length
-    for part in _elements(segment):
-        if in_cluster and (part.name in _IN_CLUSTER or part.name not in _IN_SEGMENT):
-            _check_in_cluster(part, tracks)
-            continue
-        in_cluster = part.name == _CLUSTER and not part.is_sized
-        if part.name not in _IN_SEGMENT:
-            raise DamagedError("an element of the segment is not known")
-        if not (part.is_sized or in_cluster):
-            raise DamagedError("an element of the segment has no length")
-        if not in_cluster:
-            _check_crc(part)
-        if part.name == _CLUSTER:
-            clusters.add(part.start - segment.content)
-            for child in () if in_cluster else _elements(part):
-                _check_in_cluster(child, tracks)
-        tracks |= _numbers(part, _TRACKS, b"\xae", b"\xd7")
-        targets |= _numbers(part, _CUES, b"\xbb", b"\xb7", b"\xf1")
-        for at in _numbers(part, _SEEK_HEAD, b"\x4d\xbb", b"\x53\xac"):
-            if (position := segment.content + at) >= file.end:
-                raise TruncatedError(f"its index names byte {position} and it has {file.end}")
-    if not clusters:
-        raise DamagedError("it has no cluster")
-    if not targets <= clusters:
-        raise DamagedError("a cluster that its index lists is missing")
+def _elements(file: _File, segment: _Part) -> Iterator[_Part]:
+    """Yield the elements of a segment, with those of its clusters, which need not have a length."""
+    position = segment.content
+    while position < segment.end:
+        part = _element(file, position)
+        is_sized = part.end > 0 or part.name == _CLUSTER
+        is_too_long = part.name in _NUMBERS and part.end - part.content > 8
+        if part.name not in _ELEMENTS or not is_sized or is_too_long:
+            raise _DamagedError("an element is not known")
+        _check_crc(file, part)
+        yield part
+        position = part.content if part.name == _CLUSTER else part.end
 
 
-def _check_in_cluster(part: Part, tracks: set[int]) -> None:
-    """Check that an element may be in a cluster, and that a block belongs to a track."""
-    if part.name not in _IN_CLUSTER or not part.is_sized:
-        raise DamagedError("an element of a cluster is not known")
-    block: Part | None = part if part.name == _SIMPLE_BLOCK else None
-    if part.name == _BLOCK_GROUP:
-        block = next(_find(part, _BLOCK), None)
-        if block is None:
-            raise DamagedError("a block is missing")
-    if block is not None and _vint(block.read(0, 8))[0] not in tracks:
-        raise DamagedError("a block belongs to no track")
-
-
-def _numbers(part: Part, name: bytes, *path: bytes) -> set[int]:
-    """Return the numbers in the elements at a path below one of that name, else none."""
-    found = _find(part, *path) if part.name == name else ()
-    return {each.number(0, each.length) for each in found}
-
-
-def _find(parent: Part, name: bytes, *path: bytes) -> Iterator[Part]:
-    """Yield the elements at a path below an element; check that all elements on it are filled."""
-    for part in _elements(parent):
-        if not part.is_sized:
-            raise DamagedError("an element has no length")
-        if part.name == name:
-            yield from _find(part, *path) if path else (part,)
-
-
-def _check_crc(parent: Part) -> None:
+def _check_crc(file: _File, part: _Part) -> None:
     """Check the CRC-32 of an element, if it has one, as ffmpeg and mkvmerge write it."""
-    head = parent.read(0, 6)
-    if head[:2] != _CHECKSUM + b"\x84" or len(head) < 6:
+    if part.end - part.content < 6 or part.name in _BLOCKS:
+        return
+    head = file.read(part.content, 6)
+    if not head.startswith(_CHECKSUM):
         return
     checksum = 0
-    for position in range(6, parent.length, _CHUNK):
-        checksum = zlib.crc32(parent.read(position, _CHUNK), checksum)
+    for position in range(part.content + 6, part.end, _CHUNK):
+        content = file.read(position, min(_CHUNK, part.end - position))
+        checksum = zlib.crc32(content, checksum)
     if checksum != int.from_bytes(head[2:], "little"):
-        raise DamagedError("a checksum (CRC-32) is wrong")
+        raise _DamagedError("a checksum (CRC-32) is wrong")
 
 
-def _elements(parent: Part) -> Iterator[Part]:
-    """Yield the elements in an element. Those in one without a length follow it."""
-    position = parent.content
-    while position < parent.end:
-        part = _element(parent, position)
-        yield part
-        position = part.end if part.is_sized else part.content
-
-
-def _element(parent: Part, position: int) -> Part:
-    """Read the header of an element."""
-    # A header may be cut off by the end of its parent: what follows it is read as well.
-    head = parent.source[position : position + 12]
-    name_length = 9 - head[0].bit_length() if head and head[0] else 0
-    if not 1 <= name_length <= 4:
-        if not head:
-            raise TruncatedError("an element is incomplete")
-        raise DamagedError("an element is not known")
-    length, width = _vint(head[name_length:])
-    name, content = head[:name_length], position + name_length + width
-    if content > len(parent.source):
-        raise TruncatedError("an element is incomplete")
-    if length == (1 << 7 * width) - 1:
-        return Part(parent.source, name, position, content, parent.end, is_sized=False)
-    return parent.child(name, position, content, length)
+def _element(file: _File, position: int) -> _Part:
+    """Read the header of an element; its end is 0 if it does not state its length."""
+    head = file.read(position, 12)
+    width = 9 - head[0].bit_length() if head else 0
+    if width > 4:
+        raise _DamagedError("an element is not known")
+    length, size = _vint(head[width:])
+    content = position + width + size
+    if length == (1 << 7 * size) - 1:
+        return _Part(head[:width], content, 0)
+    return _part(file, head[:width], content, content + length)
 
 
 def _vint(head: bytes) -> tuple[int, int]:
     """Return an EBML number of variable length, and its length."""
     width = 9 - head[0].bit_length() if head else 1
     if width > 8:
-        raise DamagedError("an element has no valid length")
+        raise _DamagedError("an element has no valid length")
     if len(head) < width:
-        raise TruncatedError("an element is incomplete")
+        raise _TruncatedError("an element is incomplete")
     return int.from_bytes(head[:width], "big") & (1 << 7 * width) - 1, width
 
 
 # Chunks of RIFF files: avi
 
-_HAS_INDEX = 0x10
-_LISTS = {b"RIFF", b"LIST"}
 
-
-def _check_avi(file: Part) -> None:
-    flags, indexed = 0, False
-    streams: list[tuple[bytes, int]] = []
-    contents: list[tuple[bytes, int]] = []  # the name and the length of each frame
-    for chunk in _chunks(file):
-        if chunk.name == b"avih":
-            flags = chunk.number(12, 4, "little")
-        elif chunk.name == b"strh":
-            streams.append((chunk.read(0, 4), chunk.number(32, 4, "little")))
-        elif chunk.name in {b"idx1", b"indx"} or chunk.name[:2] == b"ix":
-            indexed = True
-            if chunk.name == b"idx1" and list(_idx1_frames(chunk)) != contents:
-                raise DamagedError("its index lists other frames than it has")
-        elif _is_frame(chunk.name):
-            contents.append((chunk.name, chunk.length))
-    if flags & _HAS_INDEX and not indexed:
-        raise DamagedError("its index is missing")
-    frames = Counter(int(name[:2]) for name, _ in contents)
-    for index, (kind, count) in enumerate(streams):
-        if kind == b"vids" and frames[index] < count:
-            raise DamagedError(f"it states {count} frames and has {frames[index]}")
-
-
-def _is_frame(name: bytes) -> bool:
-    return name[2:] in {b"dc", b"db"} and name[:2].isdigit()
-
-
-def _idx1_frames(chunk: Part) -> Iterator[tuple[bytes, int]]:
-    """Yield the name and the length of each frame that an index lists."""
-    for position in range(0, chunk.length - 15, 16):
-        entry = chunk.read(position, 16)
-        if _is_frame(entry[:4]):
-            yield entry[:4], int.from_bytes(entry[12:], "little")
-
-
-def _chunks(parent: Part) -> Iterator[Part]:
-    """Yield all chunks that are not lists, with those in lists."""
-    position = parent.content
-    while position + 8 <= parent.end:
-        head = parent.read(position - parent.content, 8)
-        name, length = head[:4], int.from_bytes(head[4:], "little")
-        if not parent.name and name != b"RIFF":
-            return  # bytes after the last list are ignored
-        chunk = parent.child(name, position, position + 8, length)
-        if not all(32 <= byte < 127 for byte in name):
-            raise DamagedError("a chunk is not known")
-        if name in _LISTS:
-            yield from _chunks(chunk._replace(content=chunk.content + 4))
-        else:
-            yield chunk
-        position = chunk.end + length % 2
+def _check_avi(file: _File) -> None:
+    position = 0
+    while (head := file.read(position, 8))[:4] == b"RIFF":  # what follows the last one is ignored
+        length = int.from_bytes(head[4:], "little")
+        position = _part(file, b"RIFF", position + 8, position + 8 + length).end + length % 2

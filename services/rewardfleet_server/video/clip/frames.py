@@ -23,7 +23,6 @@ from PIL import Image
 from rewardfleet.wire.errors import InvalidRequest, TooLarge
 from rewardfleet.wire.video import sample_indices
 
-from .mp4_header import MAX_SOURCE_FRAMES
 from .video_reader import TimeRange, VideoReader, open_video
 
 # Set before OpenCV is loaded: damaged images are reported to the caller, not on standard error.
@@ -31,6 +30,8 @@ os.environ.setdefault("OPENCV_LOG_LEVEL", "OFF")
 
 import cv2
 
+#: The most frames of a source: 16 minutes at 20 frames per second.
+MAX_SOURCE_FRAMES = 20_000
 #: The most pixels of a frame before scaling: 4096x2304, above 4K and below 8K.
 MAX_SOURCE_PIXELS = 4096 * 2304
 #: How many times as long a pixel of a JPEG or PNG image takes as one of a video.
@@ -105,18 +106,20 @@ def decode_video(
         TooLarge: Its frames are too large or too many.
         TimeoutError: `stop` was set.
     """
+    with _opened(path, decodes=False) as video:
+        expected = video.count_frames(part, MAX_SOURCE_FRAMES + 1)
+    if part and not expected:
+        start, end = part
+        raise InvalidRequest(f"the video has no frame from {start:g} s to {end:g} s")
+    if expected > MAX_SOURCE_FRAMES:
+        raise _too_many(expected)
     with _opened(path) as video:
         if memory is not None and video.decoder_bytes > memory:
             raise InvalidRequest("the video has larger frames than its headers state")
-        stated = 0 if part else video.stated_frames
-        expected = min(stated or _count_packets(path, part), MAX_SOURCE_FRAMES)
         fps = video.fps
-        if part and not expected:
-            start, end = part
-            raise InvalidRequest(f"the video has no frame from {start:g} s to {end:g} s")
         frames, total = _one_pass(video, set(select(expected, count)), max_pixels, stop, part)
     indices = select(total, count)
-    if total != expected:  # the container states another number, or packets show no frame
+    if total != expected:  # packets show no frame
         with _opened(path) as video:
             frames, _ = _one_pass(video, set(indices), max_pixels, stop, part)
     if len({frame.shape for frame in frames}) != 1:
@@ -235,12 +238,6 @@ def select_frames(
     return Clip(scaled, indices, len(frames), fps, max_pixels)
 
 
-def _count_packets(path: str, part: TimeRange | None) -> int:
-    with _opened(path) as video:
-        most = MAX_SOURCE_FRAMES + 1
-        return video.count_packets_in(part, most) if part else video.count_packets(most)
-
-
 def _one_pass(
     video: VideoReader,
     wanted: set[int],
@@ -255,8 +252,7 @@ def _one_pass(
         if stop.is_set():
             raise TimeoutError
         if total >= MAX_SOURCE_FRAMES:
-            most = f"at most {MAX_SOURCE_FRAMES} are accepted"
-            raise TooLarge(f"{total + 1} frames or more; {most}")
+            raise _too_many(total + 1)
         _check_pixels(frame.width, frame.height)  # a stream may change its frame size
         if total in wanted:
             frames.append(_scaled(video.rgb(frame), max_pixels))
@@ -264,6 +260,10 @@ def _one_pass(
     if not total:
         raise InvalidRequest("the video has no frame that can be decoded")
     return frames, total
+
+
+def _too_many(frames: int) -> TooLarge:
+    return TooLarge(f"{frames} frames or more; at most {MAX_SOURCE_FRAMES} are accepted")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
+from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 import av
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rewardfleet.wire.errors import InvalidRequest
 
-from .containers import stated_frame_sizes
+from .containers import count_blocks, read_mp4_header
 from .decoder_memory import EDGES, bytes_per_pixel, decoder_bytes
 
 #: Seconds that the demuxer may wait for the file, e.g. on a network that does not respond.
@@ -30,6 +30,9 @@ _DEMUXER_OPTIONS = {
     "format_whitelist": f"{_MP4_FORMAT},matroska,webm,avi",
     "protocol_whitelist": "file",
 }
+_AVI_FORMAT = "avi"
+#: By how much containers round durations.
+_ROUNDING_S = 0.005
 _DECODE_NOTHING = {"skip_frame": "all"}
 #: Errors end decoding. By default decoders replace what they cannot decode by earlier content.
 _ERROR_DETECTION = "crccheck+bitstream+buffer+explode"
@@ -60,50 +63,50 @@ class VideoReader:
         self.width, self.height = stream.width, stream.height
         #: Frames per second; 0 if unknown.
         self.fps = float(stream.average_rate or stream.base_rate or 0)
-        #: The number of frames in the container's index; 0 if there is none.
-        self.stated_frames = stream.frames
         seconds = (container.duration or 0) / av.time_base
-        #: That number, or one estimated from the duration; 0 if unknown.
+        #: The number in the container's index, or one estimated from the duration; 0 if unknown.
         self.likely_frames = stream.frames or round(seconds * self.fps)
         #: The most memory that decoding takes; see `decoder_memory`.
         self.decoder_bytes = decoder_bytes(stream.codec_context, stream.width, stream.height)
 
-    def count_packets(self, limit: int) -> int:
-        """Count the packets that become frames, up to `limit`. It takes 5% of decoding's time."""
-        shown = (p for p in self._container.demux(self._stream) if p.size and not p.is_discard)
-        return sum(1 for _ in islice(shown, limit))
+    def count_frames(self, part: TimeRange | None, limit: int) -> int:
+        """Count the packets that become frames in a part; check all packets against the headers.
 
-    def count_packets_in(self, part: TimeRange, limit: int) -> int:
-        """Count the packets of frames that are shown in a part, up to `limit`."""
-        first, last = self._seek(part)
-        count = 0
-        for packet in self._container.demux(self._stream):
-            if packet.pts is None or count >= limit:
-                continue
-            if packet.dts is not None and packet.dts >= last:
-                break
-            count += bool(packet.size) and not packet.is_discard and first <= packet.pts < last
-        return count
+        It takes 5% of decoding's time.
+
+        Args:
+            part: The part; None for all.
+            limit: Of all: after that many frames, packets are neither read nor checked.
+
+        Raises:
+            InvalidRequest: The file has fewer frames, or ends earlier, than it states.
+        """
+        packets = _read_packets(self._container, self._stream, None if part else limit)
+        if part or len(packets.times) < limit:
+            _check_packets(packets, self._container, self._stream)
+        first, last = self._limits(part) if part else (-math.inf, math.inf)
+        return sum(first <= time < last for time in packets.times)
 
     def frames_in(self, part: TimeRange) -> Iterator[VideoFrame]:
         """Decode the frames that are shown in a part, from the keyframe before it on.
 
         Raises the errors of `frames`.
         """
-        first, last = self._seek(part)
+        first, last = self._limits(part)
+        start = max(self._stream.start_time or 0, math.floor(first))
+        self._container.seek(start, stream=self._stream)
         for frame in self.frames(is_part=True):
             if frame.pts is not None and frame.pts >= last:
                 return
             if frame.pts is not None and frame.pts >= first:
                 yield frame
 
-    def _seek(self, part: TimeRange) -> tuple[float, float]:
-        """Go to the keyframe before a part; return its times in units of the stream."""
+    def _limits(self, part: TimeRange) -> tuple[float, float]:
+        """Return the times of a part in units of the stream."""
         # A frame that is shown half a frame earlier or later is at the stated time.
         slack = 0.5 / self.fps if self.fps else 0.0
         unit, offset = float(self._stream.time_base or 1), self._stream.start_time or 0
         first, last = ((seconds - slack) / unit + offset for seconds in part)
-        self._container.seek(max(offset, math.floor(first)), stream=self._stream)
         return first, last
 
     def frames(self, *, is_part: bool = False) -> Iterator[VideoFrame]:
@@ -123,8 +126,6 @@ class VideoReader:
         first: int | None = None
         latest = -math.inf
         for packet in self._container.demux(self._stream):
-            if packet.is_corrupt:  # the demuxer found fewer bytes than the container states
-                raise InvalidRequest("the video is truncated: a frame is incomplete")
             if packet.size:
                 read += 1
                 first = packet.pts if first is None else first
@@ -146,8 +147,8 @@ class VideoReader:
                     latest = frame.pts
                 yield frame
                 decoded += 1
-        has_index = self._container.format.name == _MP4_FORMAT and not is_part
-        missing = max(len(self._stream.index_entries) - read if has_index else 0, shown - decoded)
+        listed = 0 if is_part else len(self._stream.index_entries)
+        missing = max(listed - read, shown - decoded)
         if missing > 0:
             raise InvalidRequest(
                 f"the video is damaged: it has {decoded + missing} frames, {decoded} can be decoded"
@@ -159,7 +160,9 @@ class VideoReader:
             frame, format="rgb24", interpolation=Interpolation.BICUBIC
         )
         rgb = converted.to_ndarray().astype(np.uint8, copy=False)
-        turns = round(frame.rotation / 90) % 4
+        turns = round(frame.rotation / 90)
+        if abs(frame.rotation - 90 * turns) > 1:
+            raise InvalidRequest("the video is damaged: its display matrix is not a rotation")
         return np.ascontiguousarray(np.rot90(rgb, turns)) if turns else rgb
 
     def _decoder(self) -> VideoCodecContext:
@@ -194,10 +197,6 @@ def open_video(path: str, *, decodes: bool = True) -> Iterator[VideoReader]:
             stream = _best_stream(container)
             if stream.codec_context is None:
                 raise InvalidRequest("the video cannot be decoded: its codec is not known")
-            if container.format.name == _MP4_FORMAT:
-                if len(stream.index_entries) < stream.frames:
-                    _check_index(path)
-                _check_size(path, stream)
             _check_parameter_sets(stream)
             yield VideoReader(container, stream)
     except FFmpegError as error:
@@ -223,24 +222,98 @@ def _best_stream(container: InputContainer) -> VideoStream:
     return stream
 
 
-def _check_index(path: str) -> None:
+@dataclass
+class _Packets:
+    """What the demuxer found in a file. Times are in units of the video stream."""
+
+    read: int = 0  #: of the video stream
+    times: list[int] = field(default_factory=list)  #: when each frame is shown
+    end: int = 0  #: when the last frame is no longer shown
+    total: int = 0  #: of the durations of the frames
+    #: Of all streams: when the others end, in seconds; the bytes; where they are in the file.
+    other_end: float = 0.0
+    size: int = 0
+    positions: set[int | None] = field(default_factory=set)
+
+
+def _read_packets(container: InputContainer, stream: VideoStream, limit: int | None) -> _Packets:
+    found = _Packets()
+    for packet in container.demux():
+        time, duration = packet.dts if packet.pts is None else packet.pts, packet.duration or 0
+        if not packet.size or time is None:
+            continue
+        if packet.is_corrupt:  # the demuxer found fewer bytes than the container states
+            raise InvalidRequest("the video is truncated: a frame is incomplete")
+        found.size += packet.size
+        found.positions.add(packet.pos)
+        if packet.stream_index != stream.index:
+            end = float((time + duration) * packet.time_base)
+            found.other_end = max(found.other_end, end)
+            continue
+        found.read += 1
+        if not packet.is_discard:  # else outside of the part that an edit list shows
+            found.times.append(time)
+            found.end = max(found.end, time + duration)
+            found.total += duration
+            if len(found.times) == limit:
+                break
+    return found
+
+
+def _check_packets(found: _Packets, container: InputContainer, stream: VideoStream) -> None:
+    """Check that a file has the packets that it states, up to the time that it states."""
+    path, listed = container.name, len(stream.index_entries)
+    stated = (container.duration or 0) / av.time_base
+    is_complete = listed <= found.read
+    if container.format.name == _MP4_FORMAT:
+        header = read_mp4_header(path)
+        stated = max(stated, header.seconds)  # FFmpeg takes the length of the edit list
+        is_complete &= header.fragment_bytes <= found.size
+        if stream.frames > listed or found.read > len(found.times):
+            _check_without_edits(path)
+    elif container.format.name != _AVI_FORMAT:
+        is_complete &= count_blocks(path) <= len(found.positions)
+    if not is_complete:
+        raise InvalidRequest("the video is damaged: not all of its frames can be found")
+    if found.times and stated:
+        _check_duration(found, stream, stated)
+
+
+def _check_duration(found: _Packets, stream: VideoStream, stated: float) -> None:
+    """Check that frames are shown for as long as the file states, in seconds."""
+    unit = float(stream.time_base or 1)
+    shown, first, last = len(found.times), min(found.times), max(found.times)
+    if stream.frames and stream.container.format.name == _MP4_FORMAT:
+        # Each frame states how long it lasts. An empty part before the first one may count.
+        least = unit * found.total
+        most = least + unit * max(first, 0)
+        is_trimmed = stated < least / shown * (stream.frames - 0.5)
+    else:
+        least, most = 0.0, unit * max(found.end, last + (last - first) / max(shown - 1, 1))
+        is_trimmed = True
+    # A cut is not at the boundary of two frames.
+    slack = (1.5 if is_trimmed else 0.5) * min(most, stated) / shown + _ROUNDING_S
+    if not least - slack <= stated <= max(most, found.other_end) + slack:
+        raise InvalidRequest(
+            f"the video is damaged: it states {stated:.2f} s, and its frames last {most:.2f} s"
+        )
+
+
+def _check_without_edits(path: str) -> None:
     """Check that an edit list is the reason why an mp4 file shows fewer frames than it states.
 
-    FFmpeg leaves out frames that an index with a damaged size or time does not locate.
+    FFmpeg leaves out frames that an index with a damaged size or time does not locate, and those of
+    a fragment that is not after the one before.
     """
-    with _opened(path, ignore_editlist="1") as container:
+    with _opened(path, ignore_editlist="1", **_DECODE_NOTHING) as container:
         stream = _best_stream(container)
-        entries = stream.index_entries
-        ends_late = bool(stream.duration and entries and entries[-1].timestamp >= stream.duration)
-        if len(entries) < stream.frames or ends_late:
+        is_discarded = any(packet.is_discard for packet in container.demux(stream))
+        entries, duration = stream.index_entries, stream.duration or 0
+        last = entries[-1].timestamp if entries else 0
+        # Some writers leave out frames before the first keyframe, of which there are up to four.
+        ends_late = 0 < duration < last and (last - duration) * len(entries) > 4 * last
+        if len(entries) < stream.frames or is_discarded or ends_late:
             raise InvalidRequest("the video is damaged: its index does not locate all frames")
-
-
-def _check_size(path: str, stream: VideoStream) -> None:
-    """Check that the parameter sets of H.264 and H.265 state the size that the container states."""
-    size = stream.width, stream.height
-    if stream.codec_context.name in _METADATA_FILTERS and size not in stated_frame_sizes(path):
-        raise InvalidRequest("the video is damaged: its headers have different frame sizes")
 
 
 def _check_parameter_sets(stream: VideoStream) -> None:
