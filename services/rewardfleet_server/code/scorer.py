@@ -29,7 +29,6 @@ from .tests.completion import complete
 from .tests.preflight import Preflight
 from .tests.prepared import PreparedTests, prepare
 from .text_parser import TextParser
-from .text_tasks import Visibility
 
 #: Settings that verdicts depend on.
 _CEILINGS = {"max_cpu_s", "max_wall_s", "max_memory_mb", "max_submission_s"}
@@ -105,12 +104,11 @@ class CodeScorer:
     async def _cache_policy(
         self, request: CodeRequest, prepared: Prepared, digest: str, submission: Submission
     ) -> CachePolicy[CodeScore]:
-        program = submission.program
-        visibility: Visibility = "text"
+        program, uses = submission.program, None
         if not isinstance(request.tests, DatasetTests):  # a row is not read for a cached verdict
             tests = await prepared()
-            program, visibility = await _completed(program, tests), tests.visibility
-        key = await self._keys.of(program, request, digest, visibility)
+            program, uses = await _completed(program, tests), tests.uses
+        key = await self._keys.of(program, request, digest, uses)
         compiler = await self._checkers.version(request.tests)
         if compiler is not None:
             key = hashlib.sha256(f"{key} {compiler}".encode()).hexdigest()

@@ -17,7 +17,8 @@ from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.system.child_process import MemoryFile, TaskLost, TaskProcess, TaskTooLarge
 
 from .normal_form import LARGEST
-from .text_tasks import TASKS, Visibility, encode_form, form_digest, run_task
+from .normal_form.introspection import Uses
+from .text_tasks import TASKS, encode_form, form_digest, run_task
 
 T = TypeVar("T")
 
@@ -69,21 +70,21 @@ class TextParser:
         found = await self._parsed("judgment", critique, len(critique) / _JUDGMENT_SPEED)
         return cast(CritiqueJudgment | None, found or None)
 
-    async def form(self, program: str, visibility: Visibility) -> tuple[str, bool]:
+    async def form(self, program: str, tests: Uses | None) -> tuple[str, bool]:
         """Return `form_digest`, and whether it is that; else it is that of the text."""
-        if visibility == "text" or len(program) > LARGEST:
-            return form_digest(program, "text"), True
+        if tests is None or len(program) > LARGEST:
+            return form_digest(program, None), True
         ms = len(program) / _FORM_SPEED
         if ms <= _FORM_NOW_MS:
-            return await self._now(ms, lambda: form_digest(program, visibility)), True
+            return await self._now(ms, lambda: form_digest(program, tests)), True
         try:
             async with asyncio.timeout(_FORM_S):
-                content = encode_form(program, visibility)
+                content = encode_form(program, tests)
                 return await self._lane(ms).run("form", content, ms, cpu_s=_FORM_CPU_S), True
         except (TimeoutError, TaskLost):
-            return form_digest(program, "text"), False
+            return form_digest(program, None), False
         except TaskTooLarge:
-            return form_digest(program, "text"), True
+            return form_digest(program, None), True
 
     def close(self) -> None:
         """End the processes."""

@@ -13,40 +13,29 @@ from rewardfleet.text.judgment import overall_judgment
 from rewardfleet.text.program import extract_program
 
 from .normal_form import normal_form
-from .normal_form.uses import NamesOfTests
-
-#: How much of a program its tests can see: its output; its public names; what source code of tests
-#: uses; or all of its text.
-Visibility = Literal["output", "names", "text"] | NamesOfTests
+from .normal_form.introspection import Uses
 
 
-def form_digest(program: str, visibility: Visibility) -> str:
-    """Return a digest of what tests can see of a program."""
-    if visibility == "text":
-        form = f"text {program}"
-    elif visibility == "output":
-        form = normal_form(program, level="stdin")
-    else:
-        uses = visibility if isinstance(visibility, NamesOfTests) else None
-        form = normal_form(program, level="unit", tests=uses)
+def form_digest(program: str, tests: Uses | None) -> str:
+    """Return a digest of what tests can see of a program.
+
+    Args:
+        program: Source code.
+        tests: What source code of the tests uses. None: they can see all of the program's text.
+    """
+    form = f"text {program}" if tests is None else normal_form(program, level="unit", tests=tests)
     return hashlib.sha256(form.encode(errors="surrogatepass")).hexdigest()
 
 
-def encode_form(program: str, visibility: Visibility) -> bytes:
+def encode_form(program: str, tests: Uses) -> bytes:
     """Return what a task for `form_digest` reads."""
-    names: object = visibility
-    if isinstance(visibility, NamesOfTests):
-        names = {field: sorted(words) for field, words in asdict(visibility).items()}
+    names = {field: sorted(words) for field, words in asdict(tests).items()}
     return f"{json.dumps(names)}\n{program}".encode(errors="surrogatepass")
 
 
 def _form_digest(text: str) -> str:
     names, _, program = text.partition("\n")
-    visibility = json.loads(names)
-    if isinstance(visibility, dict):
-        fields = {field: frozenset(words) for field, words in visibility.items()}
-        visibility = NamesOfTests(**fields)
-    return form_digest(program, visibility)
+    return form_digest(program, Uses(**{k: {*words} for k, words in json.loads(names).items()}))
 
 
 def _program(text: str) -> str:

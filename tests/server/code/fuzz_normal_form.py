@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import files
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from rewardfleet_server.code.normal_form import normal_form
 
@@ -181,26 +181,32 @@ def occurrences(tree: ast.AST, *, attributes: bool = False) -> list[tuple[ast.AS
 
 
 def renamable(tree: ast.Module) -> list[str]:
-    """Return the names whose consistent renaming changes nothing but names.
+    """Return the names of local variables alone, and of nothing else in the program.
 
-    Names of attributes, of keyword arguments and of what a class's body binds are others.
+    A consistent renaming of these changes nothing but names.
     """
-    found, fixed = set(), set(dir(builtins)) | {"self", "cls"}
+    found, fixed = set(), set(dir(builtins))
     for node in ast.walk(tree):
-        if isinstance(node, ast.keyword):
-            fixed.add(node.arg or "")
-        elif isinstance(node, ast.alias) and not node.asname:
-            fixed.add(node.name.partition(".")[0])
+        if isinstance(node, ast.Global):
+            fixed.update(node.names)
+        elif isinstance(node, ast.alias):
+            fixed.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.arg):
+            fixed.add(node.arg)
+        elif isinstance(node, ast.FunctionDef):
+            fixed.add(node.name)
+            found.update(each.id for each in ast.walk(node) if _is_stored(each))
         elif isinstance(node, ast.ClassDef):
             fixed.add(node.name)
             fixed.update(_bound_in(node))
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.arg):
-            found.add(node.arg)
-        elif isinstance(node, ast.FunctionDef):
-            found.add(node.name)
+    for part in tree.body:
+        if not isinstance(part, ast.FunctionDef | ast.ClassDef):
+            fixed.update(each.id for each in ast.walk(part) if _is_stored(each))
     return sorted(name for name in found - fixed if not name.startswith("_"))
+
+
+def _is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def _bound_in(node: ast.ClassDef) -> Iterator[str]:

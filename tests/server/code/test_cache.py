@@ -434,20 +434,18 @@ TESTS_THAT_OBSERVE = [
     ["from inspect import *"],
     ["from operator import *", "assert attrgetter('x')(f)"],
     ["from sys import *", "assert exc_info() is None"],
-    ["try:\n    f(1)\nexcept Exception as error:\n    assert 'x' in str(error)"],
     ["assert f.__code__.co_varnames == ('x',)"],
     ["assert getattr(f, 'd' + 'oc') == 1"],
     ["assert '{0.x}'.format(f)"],
     ["assert eval('f(1)') == 1"],
     ["assert 'f' in globals()"],
-    ["assert f(_x=1) == 1"],
     ["import unittest\nassert f"],
     ["no Python here"],
 ]
 
 
 @pytest.mark.parametrize("sources", USUAL_TESTS)
-def test_usual_tests_observe_public_names_only(sources: list[str]):
+def test_usual_tests_observe_no_local_names(sources: list[str]):
     assert names_of_tests(sources[0], sources[1:]) is not None
 
 
@@ -480,4 +478,6 @@ def test_tests_that_may_observe_more_make_the_key_the_text(sources: list[str]):
 def test_a_program_and_its_tests_are_checked_together(sources: list[str], program: str):
     names = names_of_tests(sources[0], sources[1:])
     assert names is not None
-    assert normal_form(program, level="unit", tests=names).startswith("text")
+    renamed = re.sub(r"\by\b", "z", program)
+    keys = {normal_form(each, level="unit", tests=names) for each in (program, renamed)}
+    assert len(keys) == 2

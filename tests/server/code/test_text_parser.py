@@ -16,6 +16,7 @@ from rewardfleet.text.program import extract_program
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.code import text_parser
 from rewardfleet_server.code.normal_form import LARGEST, names_of_tests
+from rewardfleet_server.code.normal_form.introspection import Uses
 from rewardfleet_server.code.text_parser import TextParser
 from rewardfleet_server.code.text_tasks import form_digest
 from rewardfleet_server.testing import wait_until
@@ -27,6 +28,8 @@ pytestmark = pytest.mark.slow
 
 FENCED = "```python\nprint('\ud800')\n```\n"
 RENAMED = ["def f():\n" + f"    {name} = 1\n" * 400 + f"    return {name}\n" for name in "xy"]
+
+NO_TESTS = Uses()
 
 
 @pytest.fixture
@@ -49,10 +52,10 @@ def test_a_text_is_parsed_alike_wherever_that_is_done(parser: TextParser, times:
     assert asyncio.run(parser.judgment("-" * 100 * times)) is None
 
 
-@pytest.mark.parametrize("visibility", ["output", "names", names_of_tests("", ["assert f() == 1"])])
-def test_long_programs_that_are_equal_up_to_names_share_a_form(parser: TextParser, visibility):
-    forms = {asyncio.run(parser.form(program, visibility)) for program in RENAMED}
-    assert forms == {(form_digest(RENAMED[0], visibility), True)}
+@pytest.mark.parametrize("uses", [NO_TESTS, names_of_tests("", ["assert f() == 1"])])
+def test_long_programs_that_are_equal_up_to_names_share_a_form(parser: TextParser, uses: Uses):
+    forms = {asyncio.run(parser.form(program, uses)) for program in RENAMED}
+    assert forms == {(form_digest(RENAMED[0], uses), True)}
 
 
 @pytest.mark.parametrize(
@@ -62,15 +65,15 @@ def test_the_key_of_a_program_that_takes_too_long_is_its_text(
     parser: TextParser, monkeypatch: pytest.MonkeyPatch, limit: str, value: float, is_final: bool
 ):
     heavy = "f'" + "{x}" * (LARGEST // 3 - 2) + "'"
-    asyncio.run(parser.form(heavy[:-3] + "x'", "output"))  # the process has started
+    asyncio.run(parser.form(heavy[:-3] + "x'", NO_TESTS))  # the process has started
     monkeypatch.setattr(text_parser, "_FORM_S", 120.0)  # a busy machine takes long
     monkeypatch.setattr(text_parser, limit, value)
-    assert asyncio.run(parser.form(heavy, "output")) == (form_digest(heavy, "text"), is_final)
+    assert asyncio.run(parser.form(heavy, NO_TESTS)) == (form_digest(heavy, None), is_final)
     monkeypatch.undo()
     program = RENAMED[0] * 10
-    expected = (form_digest(program, "output"), True)
+    expected = (form_digest(program, NO_TESTS), True)
     # On a busy machine, the process is still at the other one.
-    wait_until(lambda: asyncio.run(parser.form(program, "output")) == expected, 120)
+    wait_until(lambda: asyncio.run(parser.form(program, NO_TESTS)) == expected, 120)
 
 
 @pytest.mark.parametrize("end", ["dies", "hangs", "has no memory"])
@@ -89,7 +92,7 @@ def test_a_process_that_fails_is_replaced_and_no_text_is_judged_by_it(
 
     async def fail() -> None:
         lost = asyncio.gather(
-            parser.program(program), parser.form(program, "output"), return_exceptions=True
+            parser.program(program), parser.form(program, NO_TESTS), return_exceptions=True
         )
         while end == "dies" and not lost.done():
             for process in processes() - before:
@@ -98,7 +101,7 @@ def test_a_process_that_fails_is_replaced_and_no_text_is_judged_by_it(
             await asyncio.sleep(0.01)
         failure, form = await lost
         assert isinstance(failure, Unavailable)
-        assert form[0] in {form_digest(program, "text"), form_digest(program, "output")}
+        assert form[0] in {form_digest(program, None), form_digest(program, NO_TESTS)}
 
     asyncio.run(fail())
     monkeypatch.undo()

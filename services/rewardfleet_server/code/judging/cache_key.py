@@ -10,8 +10,8 @@ from pydantic import JsonValue
 
 from rewardfleet.wire.code import CodeRequest, CodeScore, Outcome
 from rewardfleet_server.code.checkers.decision import CHECKER_FAILED
+from rewardfleet_server.code.normal_form.introspection import Uses
 from rewardfleet_server.code.text_parser import TextParser
-from rewardfleet_server.code.text_tasks import Visibility
 
 from .verdict import SANDBOX_DIED
 
@@ -41,19 +41,17 @@ class CacheKeys:
         self._encoded: tuple[Mapping[str, JsonValue], str] = ({}, "")
         self._forms: OrderedDict[bytes, str] = OrderedDict()
 
-    async def of(
-        self, program: str, request: CodeRequest, tests: str, visibility: Visibility
-    ) -> str:
+    async def of(self, program: str, request: CodeRequest, tests: str, uses: Uses | None) -> str:
         """Return the key of a program's verdicts on the tests of a request.
 
         Args:
             tests: The digest of the tests.
-            visibility: How much of a program they can see.
+            uses: What source code of the tests uses. None: they can see all of a program's text.
         """
         known = hashlib.sha256(f"{tests}{program}".encode(errors="surrogatepass")).digest()
         form = self._forms.get(known)
         if form is None:
-            form, is_final = await self._parser.form(program, visibility)
+            form, is_final = await self._parser.form(program, uses)
             if is_final:
                 self._forms[known] = form
             if len(self._forms) > _MAX_FORMS:

@@ -1,13 +1,14 @@
-"""What a program may use so that its names and line numbers are certainly unobservable.
+"""What a program may use so that its local names and line numbers are certainly unobservable.
 
-Everything that is not listed here makes a program's key that of its text. A word that is missing
-costs cache hits; a word too many may cost a wrong score. So an entry needs a reason: nothing that
-it gives access to shows the name of a variable or a line number, and it calls functions of the
-program by position, or by keywords that are written in the program.
+Builtins, modules, base classes and attributes with underscores that are not listed here make a
+program's key its text. A word that is missing costs cache hits; a word too many may cost a wrong
+score. So an entry needs a reason: nothing that it gives access to shows the name of a local
+variable or a line number, or makes a class with methods of computed names.
 """
 
 import builtins
 import types
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 
@@ -25,8 +26,7 @@ _ERRORS = frozenset(
     if isinstance(value, type) and issubclass(value, BaseException)
 )
 
-#: Builtins without access to names. A class's name is in the text of its instances, and a
-#: function's in its own: such names are kept, so conversions to text are no matter.
+#: Builtins without access to local names. Those of classes and functions are kept.
 BUILTINS = _ERRORS | words("""
     Ellipsis NotImplemented __name__ abs all any ascii bin bool bytearray bytes callable chr
     classmethod complex delattr dict divmod enumerate exit filter float format frozenset getattr
@@ -54,12 +54,11 @@ SPECIAL_METHODS = frozenset(
     """)
 )
 
-#: Attributes with two underscores that a program may read. They show names that are kept.
-#: `__class__` and `__init__` are checked by the writer: they lead to the class of a library's
-#: object, and open it again. `__set_name__` makes an attribute of a computed name.
-SPECIAL_ATTRIBUTES = (SPECIAL_METHODS - words("__init__ __set_name__")) | words(
-    "__name__ __qualname__"
-)
+#: Attributes with two underscores that a program may read. `__init__` is checked: it opens the
+#: file of a library's object again. `__set_name__` makes an attribute of a computed name.
+SPECIAL_ATTRIBUTES = (SPECIAL_METHODS - words("__set_name__")) | words("__name__ __qualname__")
+#: Variables with two underscores that a program may read.
+SPECIAL_NAMES = words("__name__")
 #: Methods that a program may give to a class afterwards.
 SETTABLE_METHODS = words("__eq__ __ge__ __gt__ __hash__ __le__ __lt__ __repr__ __str__")
 
@@ -87,7 +86,7 @@ def _modules() -> dict[str, frozenset[str]]:
             absolute_import annotations division generator_stop generators nested_scopes
             print_function unicode_literals with_statement
         """),
-        "abc": words("ABC ABCMeta abstractmethod"),
+        "abc": words("ABC abstractmethod"),
         "array": words("array"),
         "ast": words("literal_eval"),
         "base64": words("b16decode b16encode b32decode b32encode b64decode b64encode b85decode"),
@@ -113,7 +112,6 @@ def _modules() -> dict[str, frozenset[str]]:
             ROUND_FLOOR ROUND_HALF_DOWN ROUND_HALF_EVEN ROUND_HALF_UP ROUND_UP getcontext
             localcontext
         """),
-        "enum": words("Enum Flag IntEnum IntFlag StrEnum auto unique"),
         "fractions": words("Fraction"),
         "functools": words("""
             cache cached_property cmp_to_key lru_cache partial reduce total_ordering wraps
@@ -121,7 +119,7 @@ def _modules() -> dict[str, frozenset[str]]:
         "gc": words("disable enable freeze isenabled set_threshold"),
         "hashlib": words("blake2b blake2s md5 new sha1 sha224 sha256 sha384 sha512"),
         "heapq": _public(heapq),
-        "io": words("BytesIO IOBase StringIO"),
+        "io": words("BytesIO StringIO"),
         "itertools": _public(itertools),
         "json": words("JSONDecodeError dump dumps load loads"),
         "math": _public(math),
@@ -150,7 +148,7 @@ def _modules() -> dict[str, frozenset[str]]:
             maxsize maxunicode platform set_int_max_str_digits setrecursionlimit stderr stdin stdout
             version version_info
         """),
-        # It has the interpreter's messages, so it is no value. The writer allows `print(file=)`.
+        # It has the interpreter's messages, so it is no value. Only `print` may have it.
         "sys.stderr": words("flush write"),
         "textwrap": words("dedent fill indent shorten wrap"),
         "threading": words("""
@@ -160,7 +158,6 @@ def _modules() -> dict[str, frozenset[str]]:
             monotonic monotonic_ns perf_counter perf_counter_ns process_time process_time_ns sleep
             strftime time time_ns
         """),
-        "types": words("FunctionType GeneratorType LambdaType MappingProxyType"),
         "typing": words("""
             AbstractSet Any AnyStr Callable ClassVar Collection Container Counter DefaultDict Deque
             Dict Final FrozenSet Generator Generic Hashable Iterable Iterator KeysView List Literal
@@ -199,93 +196,40 @@ _NUMPY = words("""
 
 MODULES = _modules()
 
-#: What a star import of a module binds, also with versions of Python other than this one.
-STAR_NAMES = {
-    name: _public(import_module(name)) | words(more)
-    for name, more in {
-        **dict.fromkeys(words("bisect cmath collections fractions string time"), ""),
-        "copy": "replace",
-        "decimal": "IEEEContext IEEE_CONTEXT_MAX_BITS",
-        "functools": "Placeholder",
-        "heapq": "heapify_max heappop_max heappush_max heappushpop_max heapreplace_max",
-        "itertools": "batched pairwise",
-        "math": """
-            cbrt exp2 fma fmax fmin integer isnormal issubnormal lcm nextafter signbit sumprod ulp
-        """,
-        "queue": "ShutDown",
-        "random": "binomialvariate randbytes",
-        "statistics": "kde kde_random",
-        "typing": """
-            ByteString NoDefault NoExtraItems ReadOnly TypeAliasType TypeForm TypeIs disjoint_base
-            evaluate_forward_ref get_protocol_members is_protocol override
-        """,
-    }.items()
-}
+#: Modules all of whose names a program may import. Setups of data sets do.
+STAR_MODULES = words("""
+    bisect builtins cmath collections copy datetime decimal fractions functools heapq io itertools
+    json math operator queue random re statistics string sys time typing
+""")
 
 
-def _objects(module: str, more: str = "") -> frozenset[str]:
-    """Return what a star import gives that is not allowed, and more than a constant."""
+def star_names(module: str) -> frozenset[str]:
+    """Return what a program may use of the names that a star import binds."""
+    if module == "builtins":
+        return BUILTINS
+    return frozenset(
+        name for name in MODULES[module] if "(" not in name and f"{module}.{name}" not in MODULES
+    )
+
+
+@cache
+def unlisted_names(module: str) -> frozenset[str]:
+    """Return what a star import binds that a program may not use, and more than constants."""
     constants = (int, float, str, tuple, list, frozenset)
     values = import_module(module)
-    objects = {name for name in _public(values) if not isinstance(getattr(values, name), constants)}
-    return frozenset(objects | words(more)) - MODULES[module]
+    names = {name for name in _public(values) if not isinstance(getattr(values, name), constants)}
+    return frozenset(names) - star_names(module)
 
 
-#: What a star import in the setup of tests gives to programs that is not allowed. Datasets have
-#: such setups.
-STAR_NAMES_OF_TESTS = {
-    **{name: names - MODULES[name] for name, names in STAR_NAMES.items()},
-    **{name: _objects(name) for name in words("datetime io json operator re")},
-    "builtins": frozenset[str](),
-    "sys": _objects("sys", "activate_stack_trampoline monitoring remote_exec"),
-}
+#: Private attributes of the classes that `namedtuple` makes.
+PRIVATE_ATTRIBUTES = words("_asdict _fields _make _replace")
 
-#: Names that this analysis may take for those of libraries.
-LIBRARY_NAMES = frozenset(MODULES).union(*MODULES.values())
+#: Attributes with which the interpreter writes to standard error, or `redirect_stdout` finds it.
+#: Who sets them, sees tracebacks.
+OF_STDERR = words("_stream buffer encoding errors fileno flush isatty write")
 
-#: Attributes of any object: those of builtin types and of what the modules above give. The writer
-#: checks `format`.
-ATTRIBUTES = frozenset().union(
-    *(
-        {name for name in dir(kind) if not name.startswith("_")}
-        for kind in (
-            *(str, bytes, bytearray, list, tuple, dict, set, frozenset, int, float, complex),
-            *(range, slice, memoryview, BaseException, OSError),
-        )
-    ),
-    words("""
-        _asdict _fields _make _replace acquire appendleft args as_integer_ratio as_tuple astype
-        buffer cache_clear cache_info clear close closed compare compile copy count currsize data
-        date day days default_factory deleter denominator difference digest dot dtype elements empty
-        end endpos errno exp extend extendleft fget fill find findall finditer flags flatten flush
-        from_float from_iterable fromisoformat fromkeys fromordinal fromtimestamp fset fullmatch
-        func get get_nowait getbuffer getter getrandbits getvalue group groupdict groupindex groups
-        hexdigest hits hour identity imag is_alive is_integer is_set isatty isoformat item items
-        join joinall keys keywords lastgroup lastindex left limit_denominator line_buffering ln
-        locked log10 match maxlen maxsize mean microsecond minute misses mode month most_common
-        move_to_end name ndim neighbors new_child next nonzero notify notify_all now numerator
-        parent parents pattern peekitem popitem popleft pos prec put put_nowait qsize quantize
-        random randint randrange read read1 readable readall readinto readline readlines ravel real
-        reconfigure regs release replace reshape right rotate rounding run sample search second
-        seconds seek seekable send set setdefault setter shape shuffle size span sqrt st_size start
-        string sub subn subtract sum task_done tell throw time timestamp to_integral_value today
-        toordinal total total_seconds transpose truncate uniform union update utcnow val value wait
-        weekday wrap writable write writelines year T children islice std var max min any all argmax
-        argmin argsort cumsum prod round repeat clip trace tolist tofile fromlist itemsize typecode
-        frombytes tobytes bisect_left bisect_right bisect bisect_key bisect_key_left irange add
-        discard strftime strptime isocalendar isoweekday combine adjusted is_nan is_zero is_infinite
-        is_finite is_signed normalize conjugate choice choices seed gauss values dequeue rstrip stop
-        step
-    """),
-) - {"format_map"}
-
-#: Attributes with which the interpreter writes to standard error. Who sets them, sees tracebacks.
-OF_STDERR = words("buffer encoding errors fileno flush isatty write")
-
-#: Attributes with which objects of libraries look up a name, or pass on keywords.
-OF_LIBRARIES = words("_kwargs _stream attrname")
-
-#: Attributes that lead from objects to code, frames and names, whoever else has them.
+#: Attributes that lead from objects to code, frames and names, whoever else has them; and
+#: `format_map`, whose text may name such an attribute.
 INTROSPECTIVE = frozenset().union(
     *(
         {name for name in dir(kind) if not name.startswith("_")}
@@ -294,95 +238,33 @@ INTROSPECTIVE = frozenset().union(
             *(types.CoroutineType, types.AsyncGeneratorType, type),
         )
     )
-) - words("close send throw clear replace")
+) - words("close send throw clear replace") | words("format_map")
 
 #: Builtin classes and those of libraries that a class may extend. They call its methods by
 #: position, and no method of theirs runs when an object is destroyed.
 BASES = _ERRORS | words("""
-    ABC Counter Enum Flag Generic IntEnum IntFlag NamedTuple OrderedDict Protocol StrEnum Thread
-    TypedDict UserDict UserList bytes defaultdict deque dict float frozenset int list object set str
-    tuple
+    ABC Counter Generic NamedTuple OrderedDict Protocol Thread TypedDict UserDict UserList bytes
+    defaultdict deque dict float frozenset int list object set str tuple
 """)
-METACLASSES = words("ABCMeta")
 #: Builtin types with which the type of an object may be compared.
 TYPES = words("""
     bool bytearray bytes complex dict float frozenset int list object set str tuple
 """)
 #: Callables that show the type of an object to nobody, but as text.
 TYPE_CONSUMERS = words("isinstance issubclass print repr str")
-#: Of these, the ones that call no methods at all.
-PLAIN_BASES = _ERRORS | words("ABC Generic Protocol object")
+#: Decorators that return the class that they get.
+CLASS_WRAPPERS = words("dataclass total_ordering")
 
-#: Callables that call a function by position, and give it to nobody, by its places among the
-#: arguments; "key": as `key=`.
-HIGHER_ORDER: dict[str, tuple[int | str, ...]] = {
-    "accumulate": (1, "func"),
-    "cmp_to_key": (0,),
-    "dropwhile": (0,),
-    "filter": (0,),
-    "filterfalse": (0,),
-    "groupby": (1, "key"),
-    "isinstance": (1,),
-    "issubclass": (1,),
-    "map": (0,),
-    "max": ("key",),
-    "merge": ("key",),
-    "min": ("key",),
-    "nlargest": ("key",),
-    "nsmallest": ("key",),
-    "re.sub": (1, "repl"),
-    "re.subn": (1, "repl"),
-    "reduce": (0,),
-    "sort": ("key",),
-    "sorted": ("key",),
-    "starmap": (0,),
-    "takewhile": (0,),
-}
-
-#: Attributes of a thread that show its name, and so that of its target, to no one.
-OF_THREADS = words("daemon= is_alive join start")
-
-#: Methods of a dictionary of keywords that add none to it.
-OF_KEYWORDS = words("get items keys pop values")
-
-#: Callables that use up a generator that is their only argument, and never show it; those of
-#: many use up any argument.
-CONSUMERS = words("""
-    Counter all any bytearray bytes deque dict enumerate extend filter frozenset intersection join
-    list map max min next set sorted starmap sum tuple union update writelines zip
+#: Errors whose texts never name a local variable. Those of functions and parameters are kept.
+NAMELESS_ERRORS = _ERRORS - words("""
+    BaseException BaseExceptionGroup Exception ExceptionGroup NameError UnboundLocalError
 """)
-MODULE_CONSUMERS = words("""
-    collections.Counter collections.deque math.fsum math.prod statistics.fmean statistics.mean
-    statistics.median
-""")
-METHOD_CONSUMERS = words("extend intersection join union update writelines")
-#: Methods that are taken for those of builtin types.
-KNOWN_METHODS = METHOD_CONSUMERS | words("close sort")
-CONSUMERS_OF_MANY = words("enumerate filter map starmap zip")
 
-#: What makes classes whose attributes are named by strings. An enumeration without members does.
-ENUMS = words("Enum Flag IntEnum IntFlag StrEnum")
-FIELD_MAKERS = ENUMS | words("NamedTuple TypedDict namedtuple")
+#: Errors that do not end a generator.
+ORDINARY_ERRORS = NAMELESS_ERRORS - words("GeneratorExit") | words("Exception NameError")
 
-#: Callables that are only called, or extended, in ways that the writer has checked: others make
-#: attributes of computed names.
-#: As code of `IOBase` runs when its objects are destroyed, it is only imported.
-CHECKED_ONLY = FIELD_MAKERS | METACLASSES | words("IOBase wraps")
-
-#: Decorators whose function is still called in the same ways, and shows its name to no one.
-WRAPPERS = words("cache lru_cache wraps")
-METHOD_WRAPPERS = WRAPPERS | words("abstractmethod classmethod property setter staticmethod")
-CLASS_WRAPPERS = words("dataclass total_ordering unique")
-
-#: Attributes of what these make.
-OF_WRAPPERS = words("cache_clear cache_info")
-
-#: Errors of which the interpreter's text never names a variable or a function.
-NAMELESS_ERRORS = words("""
-    ArithmeticError AssertionError BlockingIOError BrokenPipeError BufferError ConnectionError
-    EOFError FileExistsError FileNotFoundError FloatingPointError IndexError InterruptedError
-    IOError IsADirectoryError KeyboardInterrupt KeyError LookupError MemoryError NotADirectoryError
-    NotImplementedError OSError OverflowError PermissionError RecursionError RuntimeError
-    StopAsyncIteration StopIteration TimeoutError UnicodeDecodeError UnicodeEncodeError UnicodeError
-    ValueError ZeroDivisionError
+#: Kinds of nodes that are asynchronous, or newer than this analysis.
+OTHER_NODES = words("""
+    AsyncFor AsyncFunctionDef AsyncWith Await Interpolation ParamSpec TemplateStr TypeAlias TypeVar
+    TypeVarTuple
 """)

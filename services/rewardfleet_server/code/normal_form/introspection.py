@@ -1,337 +1,442 @@
-"""Whether a program can observe its names or line numbers: it cannot if all it uses is allowed."""
+"""Whether a program can observe its local names or line numbers."""
 
 import ast
-from collections import Counter
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from . import allowed
-from .nodes import has_member, is_private, is_special, last_name
-from .scopes import CLASS, Scope, Variable
-from .uses import NamesOfTests, ReflectsSource, Uses
+from .nodes import (
+    CHECKED_CALLS,
+    has_one_argument,
+    is_plain_format,
+    is_private,
+    is_special,
+    is_text,
+    is_type_of,
+    last_name,
+    reads_zero,
+)
 
-#: Attributes of modules that a program may set, by module.
-_SETTABLE = {"sys": ("stdin=", "stdout=")}
+#: Attributes of modules that a program may set.
+_SETTABLE = frozenset({"sys.stdin=", "sys.stdout="})
 _CLASS_ATTRIBUTES = allowed.SPECIAL_METHODS | {"__slots__"}
+_SPECIAL_WORD = re.compile(r"__\w+__")
 
 
-def check(program: Uses) -> None:
-    """Check that a program uses nothing that is not allowed.
+class ReflectsSource(Exception):
+    """The program may observe its names or lines: only its text is a safe key."""
 
-    Raises:
-        ReflectsSource: It may observe its names or line numbers.
-    """
-    for occurrence in set(program.out):
-        if isinstance(occurrence, tuple):
-            _check_name(program, *occurrence)
-    passed_on = {
-        (scope, name)
-        for caller, scope, name in program.callback_args
-        if name in allowed.CALLED_ONLY
-        and not (caller in ("isinstance", "issubclass") and is_known(program, caller))
-    }
-    for module in program.star_modules:
-        # Which of both a name then refers to depends on the order of statements.
-        if program.module.bound & (allowed.STAR_NAMES[module] - allowed.MODULES[module]):
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """What source code uses and binds, as far as it decides on what it can observe."""
+
+    values: set[str] = field(default_factory=set)  #: names that are more than `name.attribute`
+    #: `name.one`, `name.one.two` or `.one`; with "=" where it is set, "(0)" where it is checked.
+    attributes: set[str] = field(default_factory=set)
+    own: set[str] = field(default_factory=set)  #: attributes that it sets
+    modules: set[str] = field(default_factory=set)  #: `name=path`
+    stars: set[str] = field(default_factory=set)  #: modules all of whose names are imported
+    imported: set[str] = field(default_factory=set)  #: bound by `from module import name`
+    classes: set[str] = field(default_factory=set)  #: bound to a class of its own
+    others: set[str] = field(default_factory=set)  #: bound to anything else
+    known: set[str] = field(default_factory=set)  #: must be those of builtins or libraries
+    types: set[str] = field(default_factory=set)  #: must be those of classes
+    caught: set[str] = field(default_factory=set)  #: kinds of errors whose objects are used
+
+    def __or__(self, other: "Uses") -> "Uses":
+        return Uses(
+            *(getattr(self, each.name) | getattr(other, each.name) for each in fields(Uses))
+        )
+
+    def check(self) -> bool:
+        """Check that nothing here can observe local names or lines.
+
+        Returns:
+            Whether texts of errors may show the names of local variables.
+
+        Raises:
+            ReflectsSource: It may observe more.
+        """
+        if not all(map(self._is_known, self.known)):
             raise ReflectsSource
-    for scope, name in program.called_only | passed_on:
-        if scope.owner(name) is program.module or scope.owner(name).kind == CLASS:
-            raise ReflectsSource
-    for scope in program.scopes:
-        # A generator that is destroyed runs code. The order of destruction depends on names.
-        if scope.yields and scope.cleans_up:
-            raise ReflectsSource
-    if program.delegates and not is_known(program, "close"):
-        raise ReflectsSource  # a generator closes what it delegates to
-    _check_attributes(program, program.attributes | _check_modules(program))
-    for node, _ in program.classes:
-        _check_class(program, node)
-    _check_errors(program)
-    _check_types(program)
-
-
-def check_tests(program: Uses, tests: NamesOfTests) -> None:
-    """Check that a program's tests cannot observe more of it than names that it keeps.
-
-    Raises:
-        ReflectsSource: They use an attribute that the program does not have, or a builtin that is
-            another object here.
-    """
-    own = program.own_attributes.union(
-        *(scope.bound for scope in program.scopes if scope.kind == CLASS)
-    )
-    if program.makes_fields:
-        own |= program.string_words
-    if not (tests.attributes <= own and tests.builtins.isdisjoint(program.module.bound)):
-        raise ReflectsSource
-    for occurrence in {each for each in program.out if isinstance(each, tuple)}:
-        scope, name = occurrence
-        if scope.owner(name) is program.module and not _may_be_bound_by(program, tests, name):
-            raise ReflectsSource
-
-
-def _may_be_bound_by(program: Uses, tests: NamesOfTests, name: str) -> bool:
-    """Return whether the analysis of a program holds also if the tests bind a name."""
-    if name in tests.bound | tests.forbidden:
-        return False
-    bindings = program.bindings.get(name, 0) if name in program.module.bound else 0
-    if bindings and name in tests.classes:
-        return len(program.classes_by_name.get(name, ())) == bindings
-    if bindings and name in tests.imported:
-        imports = sum(other == name for _, other, _ in program.modules)
-        return imports + program.imported.get(name, 0) == bindings
-    return True
-
-
-def find_names_of_tests(
-    program: Uses, forbidden: frozenset[str], imported: frozenset[str]
-) -> NamesOfTests:
-    """Return what tests use of the programs that they test.
-
-    Args:
-        program: The tests, without star imports.
-        forbidden: Names that these import and that are not allowed.
-        imported: Names that these import after the program.
-
-    Raises:
-        ReflectsSource: They may observe more than public names.
-    """
-    check(program)
-    occurrences = {each for each in program.out if isinstance(each, tuple)}
-    names = {name for _, name in occurrences} | program.attributes | program.keywords
-    names.update(*(each[2:] for each in program.name_attributes))
-    if program.star_modules or program.shows_errors or any(map(is_private, names)):
-        raise ReflectsSource
-    free = {name for scope, name in occurrences if scope.owner(name) is program.module}
-    builtins = (free - program.module.bound) & allowed.ALL_BUILTINS
-    if not forbidden.isdisjoint(free):
-        raise ReflectsSource
-    own = program.own_attributes.union(
-        *(scope.bound for scope in program.scopes if scope.kind == CLASS)
-    )
-    if not own.isdisjoint(allowed.KNOWN_METHODS):
-        raise ReflectsSource  # a program may call them
-    bound = set(program.module.bound)
-    classes = {
-        name
-        for name in bound & program.classes_by_name.keys()
-        if len(program.classes_by_name[name]) == program.bindings[name]
-        and not any(node.bases or node.keywords for node in program.classes_by_name[name])
-    } - (allowed.ALL_BUILTINS | allowed.LIBRARY_NAMES)
-    modules = Counter(name for _, name, _ in program.modules)
-    imports = {
-        name
-        for name in bound
-        if program.bindings[name] == modules[name] + program.imported.get(name, 0)
-    }
-    return NamesOfTests(
-        attributes=frozenset(program.unknown_attributes),
-        builtins=frozenset(builtins),
-        forbidden=forbidden,
-        bound=frozenset(bound - classes - imports),
-        classes=frozenset(classes),
-        imported=imported | imports,
-    )
-
-
-def is_known(program: Uses, name: str) -> bool:
-    """Return whether a name is a builtin or of a library: the program has no other of this name."""
-    module, dot, attribute = name.rpartition(".")
-    if dot:
-        paths = [path for _, bound, path in program.modules if bound == module]
-        is_module = program.bindings.get(module, 0) == paths.count(module) == len(paths)
-        return is_module and attribute not in program.own_attributes
-    return program.bindings.get(name, 0) == program.imported.get(name, 0) and (
-        name not in program.own_attributes
-        and not (program.makes_fields and name in program.string_words)
-    )
-
-
-def _check_name(program: Uses, scope: Scope, name: str) -> None:
-    owner = scope.owner(name)
-    if name.startswith("__"):
-        if owner.kind == CLASS:
-            is_allowed = name in _CLASS_ATTRIBUTES or not name.endswith("__")
-        else:  # of `__x`, the name depends on the class around
-            is_allowed = name == "__name__" and name not in owner.bound
-        if not is_allowed:
-            raise ReflectsSource
-    elif owner is program.module:
-        if name in allowed.OTHER_BUILTINS and name not in program.own_names - program.deleted:
-            raise ReflectsSource
-        if name not in owner.bound and name not in allowed.BUILTINS:
-            _check_unbound(program, name)
-    elif (
-        owner.kind == CLASS
-        and name in allowed.OTHER_BUILTINS
-        and (name in owner.loaded or name in owner.annotated)
-    ):
-        raise ReflectsSource  # perhaps loaded before the class binds it
-
-
-def _check_unbound(program: Uses, name: str) -> None:
-    """Check a name that only a star import or the setup of unit tests can bind.
-
-    Without either, it is a NameError, and keeps its name.
-    """
-    if program.star_modules and not any(
-        name in allowed.MODULES[module] for module in program.star_modules
-    ):
-        raise ReflectsSource
-
-
-def _check_modules(program: Uses) -> set[str]:
-    """Check that modules are not values, and what is used of them.
-
-    Returns:
-        The attributes that are taken of anything else.
-    """
-    modules: dict[Variable, set[str]] = {}
-    for scope, name, path in program.modules:
-        modules.setdefault((scope.owner(name), name), set()).add(path)
-    others: set[str] = set()
-    for scope, name, first, second in program.name_attributes:
-        variable = (scope.owner(name), name)
-        is_free = variable[0] is program.module and name not in program.module.bound
-        if is_free and name in allowed.MODULES:  # imported by the setup of the tests
-            modules.setdefault(variable, {name})
-        paths = modules.get(variable, set())
-        for path in paths:
-            if f"{path}.{first}" in allowed.MODULES:
-                is_allowed = second in allowed.MODULES[f"{path}.{first}"]
-            else:
-                is_allowed = first in allowed.MODULES[path] or first in _SETTABLE.get(path, ())
-                is_allowed &= not second.endswith("=")
-                others.add(second)
-            if not is_allowed:
+        for name in self.types:
+            if not (name in allowed.TYPES and self._is_known(name)) and not self._is_class(name):
                 raise ReflectsSource
-        if not paths or program.bindings.get(name, 0) > len(paths):
-            others |= {first, second}
-    if modules and not _values(program).isdisjoint(modules):
-        raise ReflectsSource
-    # The writer checks `__class__`.
-    return {name.removesuffix("=").partition("(")[0] for name in others - {"", "__class__"}}
+        self._check_names()
+        self._check_attributes()
+        return not all(
+            (kind in allowed.NAMELESS_ERRORS and self._is_known(kind)) or self._is_class(kind)
+            for kind in self.caught
+        )
 
+    def _is_known(self, name: str) -> bool:
+        return name not in self.classes | self.others
 
-def _values(program: Uses) -> set[Variable]:
-    """Return the variables whose values may go anywhere."""
-    return {(scope.owner(name), name) for scope in program.scopes for name in scope.loaded} | {
-        (scope.owner(name), name) for _, scope, name in program.callback_args
-    }
+    def _is_class(self, name: str) -> bool:
+        is_other = name in self.others | self.imported or name in allowed.ALL_BUILTINS
+        return name in self.classes and not is_other
 
-
-def _check_attributes(program: Uses, read: set[str]) -> None:
-    """Check that attributes of objects are the program's own, or are known."""
-    own = program.own_attributes
-    if not (
-        allowed.INTROSPECTIVE.isdisjoint(read | own)
-        and allowed.OF_STDERR.isdisjoint(own)
-        and allowed.OF_LIBRARIES.isdisjoint(own)
-    ):
-        raise ReflectsSource
-    if any(map(is_special, own - allowed.SETTABLE_METHODS)):
-        raise ReflectsSource
-    unknown = read - allowed.ATTRIBUTES - allowed.SPECIAL_ATTRIBUTES - own
-    if any(map(is_special, unknown)):
-        raise ReflectsSource
-    if unknown:
-        unknown = unknown.difference(*(each.bound for each in program.scopes if each.kind == CLASS))
-    if unknown and program.makes_fields:
-        unknown -= program.string_words
-    if unknown and not program.is_test:
-        raise ReflectsSource
-    program.unknown_attributes = unknown
-
-
-def _check_types(program: Uses) -> None:
-    """Check that the types of objects go nowhere, and that what makes attributes is only called."""
-    if not all(is_known(program, name) for name in program.used_as_known):
-        raise ReflectsSource
-    for name in program.used_as_types:
-        is_type = name in allowed.TYPES and is_known(program, name)
-        if not (is_type or is_own_class(program, name)):
+    def _check_names(self) -> None:
+        """Check the names that star imports bind, and that modules are not values."""
+        if not self.values.isdisjoint(each.partition("=")[0] for each in self.modules):
             raise ReflectsSource
-    used = set().union(*(scope.loaded | scope.attribute_bases for scope in program.scopes))
-    used.update(program.values, (name for _, _, name in program.callback_args))
-    if not allowed.CHECKED_ONLY.isdisjoint(used):
-        raise ReflectsSource
-
-
-def _check_class(program: Uses, node: ast.ClassDef) -> None:
-    for base in node.bases:
-        if not _is_base(program, base):
-            raise ReflectsSource
-        if last_name(base) in allowed.ENUMS and not (
-            has_member(node) and is_known(program, "auto")
-        ):
-            raise ReflectsSource
-    for keyword in node.keywords:
-        if keyword.arg == "metaclass" and not (
-            (name := last_name(keyword.value)) in allowed.METACLASSES and is_known(program, name)
-        ):
-            raise ReflectsSource
-        if keyword.arg is None:
+        if not self.stars:
+            return
+        bound = self.classes | self.others | self.imported
+        given = frozenset[str]().union(*(allowed.star_names(each) for each in self.stars))
+        # Which of both a name then refers to depends on the order of statements.
+        for module in self.stars:
+            if not bound.isdisjoint(allowed.unlisted_names(module) - given):
+                raise ReflectsSource
+        bases = {each.partition(".")[0] for each in self.attributes} - {""}
+        modules = {each.partition("=")[0] for each in self.modules}
+        if not self.values | bases <= bound | modules | given | allowed.BUILTINS:
             raise ReflectsSource
 
+    def _check_attributes(self) -> None:
+        modules: dict[str, set[str]] = {}
+        for each in self.modules:
+            name, _, path = each.partition("=")
+            modules.setdefault(name, set()).add(path)
+        read: set[str] = set()
+        for each in self.attributes:
+            base, *names = each.split(".")
+            paths = modules.get(base, set())
+            if base in allowed.MODULES and self._is_known(base) and base not in self.imported:
+                paths = paths | {base}
+            for path in paths:
+                _check_path(path, names)
+            is_module = paths and self._is_known(base) and base not in self.imported
+            read.update(names[1:] if is_module else names)
+        read = {each.partition("(")[0] for each in read}
+        own = self.own | {each[:-1] for each in read if each.endswith("=")}
+        for name in {each.rstrip("=") for each in read}:
+            if name in allowed.INTROSPECTIVE:
+                raise ReflectsSource
+            if is_special(name) and name not in allowed.SPECIAL_ATTRIBUTES:
+                raise ReflectsSource
+            if is_private(name) and name not in own | allowed.PRIVATE_ATTRIBUTES:
+                raise ReflectsSource
+        for name in own:
+            is_open = is_special(name) and name not in allowed.SETTABLE_METHODS
+            if name + "=" in read and (is_open or name in allowed.OF_STDERR):
+                raise ReflectsSource
 
-def _is_base(program: Uses, node: ast.expr) -> bool:
-    if isinstance(node, ast.Subscript):
-        return _is_base(program, node.value)
-    if isinstance(node, ast.Call):
-        return last_name(node.func) == "namedtuple" and is_known(program, "namedtuple")
-    name = last_name(node)
-    return is_own_class(program, name) or (name in allowed.BASES and is_known(program, name))
+
+def _check_path(path: str, names: list[str]) -> None:
+    """Check `path.one.two`, where the path is that of a module."""
+    first, *more = names
+    if more and f"{path}.{first}" in allowed.MODULES:
+        if more[0] not in allowed.MODULES[f"{path}.{first}"]:
+            raise ReflectsSource
+    elif first not in allowed.MODULES[path] and f"{path}.{first}" not in _SETTABLE:
+        raise ReflectsSource
+    elif f"{path}.{first}" in allowed.MODULES or (more and more[0].endswith("=")):
+        raise ReflectsSource  # a module is no value
 
 
-def is_own_class(program: Uses, name: str) -> bool:
-    """Return whether a name is surely that of a class of the program, wherever it is used."""
-    is_own = program.own_classes.get(name)
-    if is_own is None:  # once per name: there may be thousands of classes of one name
-        is_own = program.own_classes[name] = _is_own_class(program, name)
-    return is_own
+def uses_of(tree: ast.Module) -> Uses:
+    """Return what source code uses.
+
+    Raises:
+        ReflectsSource: It may observe its local names or lines, whatever else it has.
+    """
+    return _Collector().collect(tree)
 
 
-def _is_own_class(program: Uses, name: str) -> bool:
-    nodes = program.classes_by_name.get(name, ())
-    if not nodes or len(nodes) != program.bindings.get(name) or name in allowed.ALL_BUILTINS:
-        return False  # where such a class is not bound, the name is that of the builtin
-    if any(name in allowed.MODULES[module] for module in program.star_modules):
-        return False
-    return all(are_known(program, node.decorator_list, allowed.CLASS_WRAPPERS) for node in nodes)
+class _Collector:
+    def __init__(self) -> None:
+        self.uses = Uses()
+        self.checked: set[int] = set()  # the ids of nodes that are used in a way that is allowed
+        self.caught: list[tuple[str, ast.expr | None]] = []
+        self.loaded: set[str] = set()
+        self.delegates = False
 
+    def collect(self, tree: ast.Module) -> Uses:
+        for node in ast.walk(tree):  # parents come first
+            if node.__class__.__name__ in allowed.OTHER_NODES or getattr(node, "type_params", None):
+                raise ReflectsSource
+            collector = _COLLECTORS.get(node.__class__)
+            if collector is not None:
+                collector(self, node)
+        for name, kind in self.caught:
+            if name in self.loaded:
+                kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+                self.uses.caught.update(
+                    each.id if isinstance(each, ast.Name) else "" for each in kinds
+                )
+        if self.delegates and "close" in self.uses.own:
+            raise ReflectsSource  # a generator closes what it delegates to
+        return self.uses
 
-def are_known(program: Uses, decorators: Iterable[ast.expr], known: frozenset[str]) -> bool:
-    """Return whether all decorators are of libraries, and among the known ones."""
-    for node in decorators:
+    def bind(self, name: str, kind: set[str] | None = None) -> None:
+        if is_special(name) and name not in _CLASS_ATTRIBUTES:
+            raise ReflectsSource
+        if name == "__exit__":
+            self.uses.caught.add("")  # it gets any error
+        (self.uses.others if kind is None else kind).add(name)
+
+    def name(self, node: ast.Name) -> None:
+        if not isinstance(node.ctx, ast.Load):
+            self.bind(node.id)
+            return
+        self.loaded.add(node.id)
+        if is_special(node.id) and node.id not in allowed.SPECIAL_NAMES:
+            raise ReflectsSource
+        if id(node) in self.checked:
+            return
+        if node.id in allowed.CALLED_ONLY:
+            raise ReflectsSource
+        self.uses.values.add(node.id)
+
+    def declaration(self, node: ast.Global | ast.Nonlocal) -> None:
+        for name in node.names:
+            self.bind(name)
+
+    def argument(self, node: ast.arg) -> None:
+        self.bind(node.arg)
+
+    def pattern(self, node: ast.MatchAs | ast.MatchStar | ast.MatchMapping) -> None:
+        name = node.rest if isinstance(node, ast.MatchMapping) else node.name
+        if name is not None:
+            self.bind(name)
+
+    def class_pattern(self, node: ast.MatchClass) -> None:
+        if "format" in node.kwd_attrs:
+            raise ReflectsSource
+        self.uses.attributes.update(f".{name}" for name in node.kwd_attrs)
+
+    def handler(self, node: ast.ExceptHandler) -> None:
+        kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+        names = {each.id for each in kinds if isinstance(each, ast.Name)}
+        self.uses.known.update(names & allowed.ORDINARY_ERRORS)
+        if node.name is not None:
+            self.bind(node.name)
+            self.caught.append((node.name, node.type))
+
+    def generator(self, node: ast.comprehension) -> None:
+        if node.is_async:
+            raise ReflectsSource
+
+    def delegation(self, _: ast.YieldFrom) -> None:
+        self.delegates = True
+
+    def constant(self, node: ast.Constant) -> None:
+        text = node.value
+        if isinstance(text, str) and text != "__main__" and _SPECIAL_WORD.search(text):
+            raise ReflectsSource
+
+    # Imports
+
+    def imports(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if alias.name not in allowed.MODULES:
+                raise ReflectsSource
+            top = alias.name.partition(".")[0]
+            self.module(alias.asname or top, alias.name if alias.asname else top)
+
+    def import_from(self, node: ast.ImportFrom) -> None:
+        module = "." if node.level else node.module or ""
+        for alias in node.names:
+            name, path = alias.asname or alias.name, f"{module}.{alias.name}"
+            if alias.name == "*" and module in allowed.STAR_MODULES:
+                self.uses.stars.add(module)
+            elif path in allowed.MODULES:
+                self.module(name, path)
+            elif alias.name not in allowed.MODULES.get(module, ()):
+                raise ReflectsSource
+            else:
+                self.bind(name, None if alias.asname else self.uses.imported)
+
+    def module(self, name: str, path: str) -> None:
+        if is_special(name):
+            raise ReflectsSource
+        self.uses.modules.add(f"{name}={path}")
+
+    # Functions and classes
+
+    def function(self, node: ast.FunctionDef) -> None:
+        self.bind(node.name)
+
+    def class_(self, node: ast.ClassDef) -> None:
+        decorators = {
+            last_name(each.func if isinstance(each, ast.Call) else each)
+            for each in node.decorator_list
+        }
+        is_itself = decorators <= allowed.CLASS_WRAPPERS
+        self.uses.known.update(decorators if is_itself else ())
+        self.bind(node.name, self.uses.classes if is_itself else self.uses.others)
+        if any(each.arg in (None, "metaclass") for each in node.keywords):
+            raise ReflectsSource
+        for base in node.bases:
+            self.base(base)
+        self.uses.own.update(_bound_in(node))
+
+    def base(self, node: ast.expr) -> None:
+        """Check a base class: some libraries call its methods when objects are destroyed."""
+        if isinstance(node, ast.Subscript):
+            self.base(node.value)
+            return
         name = last_name(node.func if isinstance(node, ast.Call) else node)
-        if name not in known or not is_known(program, name):
-            return False
-    return True
+        if isinstance(node, ast.Call) and name == "namedtuple":
+            self.uses.known.add(name)
+        elif isinstance(node, ast.Call):
+            raise ReflectsSource
+        elif name in allowed.BASES:
+            self.uses.known.add(name)
+        else:
+            self.uses.types.add(name)
+        if name in ("NameError", "UnboundLocalError"):
+            self.uses.caught.add(name)  # whoever catches the class
 
+    # Attributes and calls
 
-def _check_errors(program: Uses) -> None:
-    """Check that errors are unused by `__exit__`, and note whether their texts may be shown."""
-    if len(program.exits) != program.bindings.get("__exit__", 0):
-        raise ReflectsSource  # it may be any function
-    if not (program.caught or program.exits):
-        return
-    used = _values(program) | {
-        (scope.owner(name), name) for scope in program.scopes for name in scope.attribute_bases
-    }
-    for kind, scope, name in program.caught:
-        if (scope.owner(name), name) in used and not _is_nameless(program, kind):
-            program.shows_errors = True
-    for node, scope in program.exits:
-        args = [*node.args.posonlyargs, *node.args.args][1:]
-        names = [*(arg.arg for arg in args), getattr(node.args.vararg, "arg", "")]
-        if node.decorator_list or any((scope, name) in used for name in names):
+    def attribute(self, node: ast.Attribute) -> None:
+        base, name = node.value, node.attr
+        if name == "format" and not is_plain_format(base):
+            raise ReflectsSource
+        if name == "__class__":
+            raise ReflectsSource
+        if name in ("__name__", "__qualname__"):
+            self.close_type(base)
+        if name == "__init__":
+            self.init(base)
+        use = name if isinstance(node.ctx, ast.Load) else name + "="
+        if id(node) in self.checked:
+            if isinstance(base, ast.Name):
+                self.checked.add(id(base))
+            return
+        if isinstance(base, ast.Name):
+            self.checked.add(id(base))
+            if base.id in allowed.CALLED_ONLY:
+                raise ReflectsSource
+            self.uses.attributes.add(f"{base.id}.{use}")
+        elif isinstance(base, ast.Attribute) and isinstance(base.value, ast.Name):
+            if base.attr == "format":
+                raise ReflectsSource
+            self.checked.add(id(base))
+            self.uses.attributes.add(f"{base.value.id}.{base.attr}.{use}")
+        else:
+            self.uses.attributes.add(f".{use}")
+
+    def init(self, base: ast.expr) -> None:
+        """Check what is before `.__init__`, which opens the file of a library's object again."""
+        if isinstance(base, ast.Call) and isinstance(base.func, ast.Name):
+            self.uses.known.add(base.func.id)
+            if base.func.id != "super":
+                raise ReflectsSource
+        elif isinstance(base, ast.Name):
+            (self.uses.known if base.id in allowed.BASES else self.uses.types).add(base.id)
+        else:
             raise ReflectsSource
 
+    def call(self, node: ast.Call) -> None:
+        func = node.func
+        if isinstance(func, ast.Name):
+            if func.id in allowed.TYPE_CONSUMERS and any(map(is_type_of, node.args)):
+                self.uses.known.add(func.id)
+                for arg in node.args:
+                    self.close_type(arg)
+            if func.id in allowed.CALLED_ONLY:
+                self.checked_call(func.id, node)
+                self.checked.add(id(func))
+            if func.id == "print":
+                self.print_to(node)
+        elif isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name):
+            is_allowed = CHECKED_CALLS.get(func.attr)
+            if is_allowed is not None and is_allowed(node):
+                self.checked.add(id(func))
+                kind = "0" if func.attr in ("read", "fstat") else "ignore"
+                self.uses.attributes.add(f"{func.value.id}.{func.attr}({kind})")
 
-def _is_nameless(program: Uses, kind: ast.expr) -> bool:
-    """Return whether the texts of such errors name nothing; the program's own are its own."""
-    if isinstance(kind, ast.Tuple):
-        return all(_is_nameless(program, each) for each in kind.elts)
-    if not isinstance(kind, ast.Name):
-        return False
-    is_builtin = kind.id in allowed.NAMELESS_ERRORS and kind.id not in program.bindings
-    return is_builtin or (is_own_class(program, kind.id) and program.bindings[kind.id] == 1)
+    def checked_call(self, name: str, call: ast.Call) -> None:
+        """Check a call that opens a file, makes a class, or takes an attribute by a string."""
+        self.uses.known.add(name)
+        if name == "open":
+            if not reads_zero(call):
+                raise ReflectsSource
+            return
+        if name == "type":
+            if id(call) not in self.checked or not has_one_argument(call):
+                raise ReflectsSource
+            return
+        word = call.args[1] if len(call.args) > 1 else None
+        if not is_text(word) or isinstance(call.args[0], ast.Starred):
+            raise ReflectsSource
+        attribute = word.value  # type: ignore[union-attr]
+        if attribute in ("format", "__init__"):
+            raise ReflectsSource
+        # Not of a module, which is no value.
+        self.uses.attributes.add(f".{attribute}{'=' if name == 'setattr' else ''}")
+
+    def print_to(self, call: ast.Call) -> None:
+        """Note standard error as the file of `print`: nothing else may have it."""
+        for keyword in call.keywords:
+            value = keyword.value
+            if keyword.arg == "file" and last_name(value) == "stderr":
+                self.uses.known.add("print")
+                self.checked.add(id(value))
+                name = value.id if isinstance(value, ast.Name) else ""
+                if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):
+                    name = f"{value.value.id}.stderr"
+                if not name:
+                    raise ReflectsSource
+                self.uses.attributes.add(f"{name}.write")
+
+    # Types of objects, which nothing gets but a comparison or a text
+
+    def close_type(self, node: ast.expr) -> None:
+        if is_type_of(node):
+            self.checked.add(id(node))
+
+    def compare(self, node: ast.Compare) -> None:
+        sides = [node.left, *node.comparators]
+        is_identity = all(isinstance(each, ast.Is | ast.IsNot) for each in node.ops)
+        if not is_identity and any(map(is_type_of, sides)):
+            for side in sides:
+                parts = side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else [side]
+                for part in parts:
+                    if isinstance(part, ast.Name):
+                        self.uses.types.add(part.id)
+                    elif not is_type_of(part):
+                        raise ReflectsSource
+                    self.close_type(part)
+        elif is_identity:
+            for side in sides:
+                self.close_type(side)
+
+    def formatted(self, node: ast.FormattedValue) -> None:
+        self.close_type(node.value)
+
+
+def _bound_in(node: ast.ClassDef) -> Iterator[str]:
+    """Yield the names that the body of a class may bind."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.FunctionDef | ast.ClassDef):
+            yield part.name
+        elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+            yield part.id
+
+
+_COLLECTORS: dict[type[Any], Callable[[_Collector, Any], None]] = {
+    ast.Name: _Collector.name,
+    **dict.fromkeys((ast.Global, ast.Nonlocal), _Collector.declaration),
+    ast.arg: _Collector.argument,
+    **dict.fromkeys((ast.MatchAs, ast.MatchStar, ast.MatchMapping), _Collector.pattern),
+    ast.MatchClass: _Collector.class_pattern,
+    ast.ExceptHandler: _Collector.handler,
+    ast.comprehension: _Collector.generator,
+    ast.YieldFrom: _Collector.delegation,
+    ast.Constant: _Collector.constant,
+    ast.Import: _Collector.imports,
+    ast.ImportFrom: _Collector.import_from,
+    ast.FunctionDef: _Collector.function,
+    ast.ClassDef: _Collector.class_,
+    ast.Attribute: _Collector.attribute,
+    ast.Call: _Collector.call,
+    ast.Compare: _Collector.compare,
+    ast.FormattedValue: _Collector.formatted,
+}

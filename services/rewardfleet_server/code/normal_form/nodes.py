@@ -1,13 +1,12 @@
 """Questions about single nodes of a syntax tree, and the words for their kinds."""
 
 import ast
-import re
 import string
 
 from . import allowed
 
 
-def does_nothing(node: ast.stmt) -> bool:
+def does_nothing(node: object) -> bool:
     """Return whether it is `pass`, or a constant by itself."""
     return isinstance(node, ast.Pass) or (
         isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -40,9 +39,7 @@ def is_ordinary_error(node: ast.expr | None) -> bool:
     """Return whether it is surely no error that ends a generator."""
     if isinstance(node, ast.Tuple):
         return all(map(is_ordinary_error, node.elts))
-    return isinstance(node, ast.Name) and (
-        node.id in allowed.NAMELESS_ERRORS or node.id in ("Exception", "TypeError")
-    )
+    return isinstance(node, ast.Name) and node.id in allowed.ORDINARY_ERRORS
 
 
 def is_plain_format(node: ast.expr) -> bool:
@@ -86,74 +83,14 @@ _READ_KEYWORDS = ("buffering", "encoding", "errors", "mode", "newline")
 
 
 def is_type_of(node: ast.expr) -> bool:
-    """Return whether it is the type of an object: `type(x)`, `x.__class__`."""
-    if isinstance(node, ast.Attribute):
-        return node.attr == "__class__"
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-        return False
-    return (
-        node.func.id == "type"
-        and len(node.args) == 1
-        and not isinstance(node.args[0], ast.Starred)
-        and not node.keywords
-    )
+    """Return whether it is `type(x)`: the type of an object."""
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    return is_call and node.func.id == "type" and has_one_argument(node)  # type: ignore[attr-defined, arg-type]
 
 
-def is_thread(node: ast.expr) -> bool:
-    """Return whether it is a call of `Thread`."""
-    return isinstance(node, ast.Call) and last_name(node.func) == "Thread"
-
-
-def has_literal_fields(call: ast.Call) -> bool:
-    """Return whether a call of `namedtuple` or the like names all fields by literals."""
-    named = [each.value for each in call.keywords if each.arg in _FIELD_KEYWORDS]
-    return all(map(_is_literal, [*call.args[:2], *named])) and all(
-        each.arg is not None for each in call.keywords
-    )
-
-
-_FIELD_KEYWORDS = ("typename", "field_names", "fields", "names", "value")
-
-
-def _is_literal(node: ast.expr) -> bool:
-    if isinstance(node, ast.List | ast.Tuple):
-        return all(
-            is_text(each)
-            or (isinstance(each, ast.List | ast.Tuple) and each.elts and is_text(each.elts[0]))
-            for each in node.elts
-        )
-    if isinstance(node, ast.Dict):
-        return all(map(is_text, node.keys))
-    if isinstance(node, ast.Call):  # "x y".split()
-        func = node.func
-        if not (isinstance(func, ast.Attribute) and func.attr == "split" and is_text(func.value)):
-            return False
-        return not node.keywords and all(
-            is_text(each) and not re.search(r"\w", each.value)  # type: ignore[attr-defined]
-            for each in node.args
-        )
-    return is_text(node)
-
-
-def has_member(node: ast.ClassDef) -> bool:
-    """Return whether an enumeration surely has a member, so that calls of it only look one up."""
-    return any(
-        isinstance(each, ast.Assign)
-        and isinstance(each.targets[0], ast.Name)
-        and not each.targets[0].id.startswith("_")
-        and _is_member(each.value)
-        for each in node.body
-    ) and not any(isinstance(each, ast.Name) and each.id == "_ignore_" for each in ast.walk(node))
-
-
-def _is_member(node: ast.expr) -> bool:
-    if isinstance(node, ast.Call):
-        return last_name(node.func) == "auto"
-    if isinstance(node, ast.UnaryOp):
-        return _is_member(node.operand)
-    if isinstance(node, ast.BinOp):
-        return _is_member(node.left) and _is_member(node.right)
-    return isinstance(node, ast.Constant | ast.Tuple | ast.List | ast.Dict)
+def has_one_argument(call: ast.Call) -> bool:
+    """Return whether a call has one argument, by position."""
+    return len(call.args) == 1 and not isinstance(call.args[0], ast.Starred) and not call.keywords
 
 
 def _ignores(call: ast.Call) -> bool:

@@ -23,7 +23,7 @@ from rewardfleet_server.cache.single_flight import bytes_of
 from rewardfleet_server.code.datasets.rows import DatasetRow, read_row
 from rewardfleet_server.code.judging.verdict import TestRun, plan_runs
 from rewardfleet_server.code.normal_form import names_of_tests
-from rewardfleet_server.code.text_tasks import Visibility
+from rewardfleet_server.code.normal_form.introspection import Uses
 
 from .asserts import ParsedAssert, parse, parsed_asserts
 from .completion import CodePrompt, complete, take_prompt
@@ -45,7 +45,7 @@ class PreparedTests:
     numbers: Sequence[int]  #: the numbers of the cases that count, from 1
     prompt: CodePrompt
     called: frozenset[str]  #: functions and classes that the tests use, as far as is known
-    visibility: Visibility  #: how much of a program the tests can see
+    uses: Uses | None  #: of the tests' source code; None if it can see all of a program's text
     #: A program that makes the imports of the tests, and compiles them; "" if nothing can fail.
     script: str
     alone: Sequence[int]  #: the indexes of the asserts that may pass without a program
@@ -86,7 +86,7 @@ def prepare(tests: Tests, digest: str) -> PreparedTests:
         numbers=range(1, len(plain.cases) + 1),
         prompt=prompt,
         called=frozenset(_called(plain)),
-        visibility="text" if isinstance(tests, DatasetTests) else _visibility(plain),
+        uses=None if isinstance(tests, DatasetTests) else _uses(plain),
         script=script,
         alone=alone,
         trial=_trial_digest(plain, script, alone) if script or alone else "",
@@ -120,17 +120,11 @@ def _called(tests: PlainTests) -> set[str]:
     return set()
 
 
-def _visibility(tests: PlainTests) -> Visibility:
-    cases: list[str] = []
-    if isinstance(tests, AssertTests):
-        cases = tests.cases
-    elif isinstance(tests, FunctionalTests) and tests.fn_name.startswith("_"):
-        cases = [tests.fn_name]
-    if not (tests.setup or cases):
-        return "output" if isinstance(tests, StdioTests) else "names"
+def _uses(tests: PlainTests) -> Uses | None:
+    cases = tests.cases if isinstance(tests, AssertTests) else []
     if len(tests.setup) + sum(map(len, cases)) > _LARGEST_TESTS:
-        return "text"
-    return names_of_tests(tests.setup, cases) or "text"
+        return None
+    return names_of_tests(tests.setup, cases)
 
 
 def _trial_digest(tests: PlainTests, script: str, alone: Sequence[int]) -> str:
