@@ -229,7 +229,7 @@ PRIVATE_ATTRIBUTES = words("_asdict _fields _make _replace")
 OF_STDERR = words("_stream buffer encoding errors fileno flush isatty write")
 
 #: Attributes that lead from objects to code, frames and names, whoever else has them; and
-#: `format_map`, whose text may name such an attribute.
+#: `format_map`, whose text may name such an attribute, and those with which numpy opens memory.
 INTROSPECTIVE = frozenset().union(
     *(
         {name for name in dir(kind) if not name.startswith("_")}
@@ -238,7 +238,7 @@ INTROSPECTIVE = frozenset().union(
             *(types.CoroutineType, types.AsyncGeneratorType, type),
         )
     )
-) - words("close send throw clear replace") | words("format_map")
+) - words("close send throw clear replace") | words("cffi ctypes format_map")
 
 #: Builtin classes and those of libraries that a class may extend. They call its methods by
 #: position, and no method of theirs runs when an object is destroyed.
