@@ -33,27 +33,20 @@ _DEFINED = re.compile(
     r"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+(\w+)|^(\w+)[ \t]*=(?!=)", re.MULTILINE
 )
 #: The body of a function, which a prompt began.
-_BODY = re.compile(r"\A\n*[ \t]+\S|^(?:return|yield)\b", re.MULTILINE)
-_DEFINES = re.compile(r"\s*(?:async[ \t]+def|def|class|import|from|@)\b")
-#: Prose after a program, which no statement with an error begins like.
-_PROSE = re.compile(
-    r"[A-Z*#>`<\[=$\\-]"
-    r"|(?!(?:if|for|while|elif|else|def|class|return|import|from|with|try|print)\b)[a-z]+ [a-z]+ "
+_BODY = re.compile(r"^(?:return|yield)\b", re.MULTILINE)
+#: A statement that has an effect, unlike a definition.
+_ACTS = re.compile(
+    r"^(?!(?:async|def|class|import|from)\b|[\w, ]+(?::[^=]+)?=)[^\s@#)\]}\"']", re.MULTILINE
 )
-#: A program with effects besides definitions; the mark that ends one which the prompt began.
-_ACTS = re.compile(r"\b(?:print|input|stdin|stdout)\b|^\w+\(", re.MULTILINE)
-_DONE = re.compile(r"\n?\[(?:DONE|/PYTHON)\][ \t]*(?=\n|\Z)")
+#: A heading or a remark such as `Solution` and `Complexity: O(n)`: valid Python that fails.
+_WORD = re.compile(r"\A\s*[A-Za-z]+[ \t]*\n|\n(?:[A-Za-z]+[ \t]*|[A-Z][A-Za-z]*:.*)(?=\s*\Z)")
+_QUOTES = ("```", '"""', "'''")
 _BUILTINS = frozenset(dir(builtins))
-_LANGUAGE_LINE = re.compile(r"\A\s*(?:i?python|py)[\d.]*[ \t]*\n", re.IGNORECASE)
 #: Characters of a program that are parsed, and of an answer in which valid Python is sought. Limits
 #: the time.
 _MAX_PARSED, _MAX_SOUGHT = 50_000, 200_000
 #: Blocks of which a program may need some.
 _MAX_BLOCKS = 20
-_DEFINITIONS = (
-    ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign,
-    ast.AnnAssign,
-)  # fmt: skip
 
 
 def extract_program(text: str, called: AbstractSet[str] = frozenset()) -> str:
@@ -69,7 +62,7 @@ def extract_program(text: str, called: AbstractSet[str] = frozenset()) -> str:
     answer = answer if marked is None else marked
     if not has_fence(answer):
         return _unfenced(answer, called)
-    if looks_like_code(answer.split("\n", 20)) and _parsed(answer) is not None:
+    if looks_like_code(answer) and _parsed(answer) is not None:
         return answer  # the fences are in its strings
     blocks = [each for each in blocks_of(answer) if each.source.strip()]
     return (
@@ -89,17 +82,13 @@ def defined_names(text: str) -> Iterator[str]:
 
 
 def _marked(answer: str) -> str | None:
-    """Return what is between the marks of an answer; None if there are none outside of code."""
-    first = re.match(r"\s*(?:<|\[|=)", answer) is not None
-    if not first and looks_like_code(answer.split("\n", 20)):
-        return None
+    """Return what is between the last marks of an answer; None if there are none outside code."""
     for opening, closing in ANSWERS:
-        begins = [mark.end() for mark in opening.finditer(answer)]
-        for begin in reversed(begins[-3:]):
-            if any(answer.count(quote, 0, begin) % 2 for quote in ("```", '"""', "'''")):
-                continue
-            end = closing.search(answer, begin)
-            part = answer[begin : end.start() if end else len(answer)]
+        mark = next(reversed([*opening.finditer(answer)]), None)
+        in_code = mark and any(answer.count(each, 0, mark.end()) % 2 for each in _QUOTES)
+        if mark and not in_code:
+            end = closing.search(answer, mark.end())
+            part = answer[mark.end() : end.start() if end else len(answer)]
             if part.strip() and (has_fence(part) or not has_fence(answer)):
                 return html.unescape(part) if "</code" in closing.pattern else part
     return None
@@ -122,33 +111,29 @@ def _with_needed(number: int, blocks: Sequence[Block], called: AbstractSet[str])
     missing, defined = _names(source) if others else (set(), set())
     parts = [source]
     for each in reversed(others):
-        if not missing & {*_words(each.source)} or (not called and _ACTS.search(each.source)):
-            continue
-        further, found = _names(each.source)
+        further, found = _names(each.source) if missing & {*_words(each.source)} else (set(), set())
         if found & missing:
             parts.insert(0, each.source)
             missing = (missing | further) - found
-    tree = _parsed(source) if defined and not called else None
-    if tree and all(isinstance(each, _DEFINITIONS) for each in tree.body):
+    if not called and not _ACTS.search(source):
         # It prints nothing, so a block that uses it is part of it.
         uses = (each.source for each in others if _ACTS.search(each.source))
         parts += [next((each for each in uses if defined & {*_words(each)}), "")]
     return "\n".join(filter(None, parts))
 
 
-def _rank(block: Block, number: int, called: AbstractSet[str]) -> tuple[bool, int, int, bool, int]:
+def _rank(block: Block, number: int, called: AbstractSet[str]) -> tuple[int, bool, bool, int]:
     """Return a sort key: the more likely the `number`th block is the program, the larger."""
     text = block.source
-    language = 3 if block.is_python else 0 if block.language else 2 if block.is_closed else 1
     is_complete = block.continues or bool(_COMPLETE.search(text))
     fits = 0
     if called:
-        defines = any(name in called for name in defined_names(text))
+        defines = not called.isdisjoint(defined_names(text))
         # A body is of use only if no block defines the function.
         fits = 2 if block.continues or defines else int(bool(_BODY.search(text)))
     # Without a language, what comes after a short program may be its output.
     order = number if is_complete or block.is_python else -number
-    return bool(text.strip()), fits, language, is_complete, order
+    return fits, block.is_python, is_complete, order
 
 
 def _words(source: str) -> list[str]:
@@ -189,75 +174,54 @@ def _parsed(source: str) -> ast.Module | None:
 
 
 def _unfenced(answer: str, called: AbstractSet[str]) -> str:
-    answer = _DONE.split(_LANGUAGE_LINE.sub("", answer, count=1))[0]
     answer = _at_margin(answer, called)
-    tree = _parsed(answer)
-    if tree:
-        return _without_words(answer, tree.body)
-    if len(answer) > _MAX_PARSED or _is_body(answer, called):
+    if len(answer) > _MAX_PARSED:
         return answer
+    if _parsed(answer):
+        return _WORD.sub("", answer)
     regions = _regions(answer.split("\n"), is_whole=not called)
-    for number, each in enumerate(regions):
-        if (
-            called.isdisjoint(defined_names(each.source))
-            if called
-            else not _COMPLETE.search(each.source)
-        ):
-            continue
-        return _with_needed(number, regions, called)
-    return regions[0].source if regions else answer
-
-
-def _without_words(source: str, body: list[ast.stmt]) -> str:
-    """Return a program without headings and remarks such as `Solution` and `Complexity: O(n)`.
-
-    They are valid Python, and have no effect or fail.
-    """
-    lines = source.split("\n")
-    while len(body) > 1 and _is_word(body[-1]) and (body[-2].end_lineno or 0) < body[-1].lineno:
-        del lines[body.pop().lineno - 1 :]
-    while len(body) > 1 and _is_word(body[0]) and (body[0].end_lineno or 0) < body[1].lineno:
-        end = body.pop(0).end_lineno or 0
-        lines[:end] = [""] * end
-    return "\n".join(lines)
-
-
-def _is_word(statement: ast.stmt) -> bool:
-    match statement:
-        case ast.Expr(value=ast.Name()) | ast.AnnAssign(value=None):
-            return True
-    return False
+    defining = (
+        number
+        for number, each in enumerate(regions)
+        if not called.isdisjoint(defined_names(each.source))
+    )
+    return _with_needed(next(defining, 0), regions, called) if regions else answer
 
 
 def _at_margin(source: str, called: AbstractSet[str]) -> str:
-    """Return a program without the space that SentencePiece writes before the first word."""
+    """Return a program without the space that SentencePiece writes before the first word.
+
+    The body of a function, which does not define what the tests call, keeps it.
+    """
     bare = source.lstrip()
-    if bare == source or source[-len(bare) - 1 :][:1] not in {" ", "\t"} or _parsed(bare) is None:
-        return source
-    return source if _is_body(source, called) else bare
-
-
-def _is_body(source: str, called: AbstractSet[str]) -> bool:
-    """Return whether a text is the body of a function, as a whole."""
-    is_indented = bool(called) and source.lstrip("\n")[:1] in {" ", "\t"}
-    return is_indented and not _DEFINES.match(source) and _parsed(f"if 1:\n{source}") is not None
+    is_indented = source.removesuffix(bare).endswith((" ", "\t"))
+    is_program = not called or not called.isdisjoint(defined_names(bare))
+    return bare if is_indented and is_program and _parsed(bare) else source
 
 
 def _regions(lines: Sequence[str], *, is_whole: bool) -> list[Block]:
     """Return the runs of lines that are valid Python, each from a line that looks like code.
 
-    A run ends at the left margin: a program with an error in a function is none.
+    A run ends at the left margin: a program with an error in a function is none. An indented one,
+    which Markdown shows as a block, begins after a blank line.
 
     Args:
-        is_whole: Whether the runs are whole programs, which nothing but prose follows.
+        is_whole: Whether the runs are whole programs, which no other code follows.
     """
     found: list[Block] = []
     number, budget = 0, _MAX_SOUGHT
     while number < len(lines) and budget > 0:
-        if not _may_begin(lines, number):
+        indent = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
+        is_apart = not (indent and number and lines[number - 1].strip())
+        if not (is_apart and CODE.match(lines[number])):
             number += 1
             continue
-        body, prefix = _body(lines, number)
+        body, prefix = lines[number:], ""
+        if indent and not any(map(str.strip, lines[:number])):
+            prefix = "if 1:\n"  # the body of a function
+        elif indent:
+            block = takewhile(re.compile(rf"\s*$|{indent}").match, body)
+            body = [line.removeprefix(indent) for line in block]
         size = len(body)
         while size > 0 and budget > 0:
             source = "\n".join(body[:size])
@@ -266,31 +230,13 @@ def _regions(lines: Sequence[str], *, is_whole: bool) -> list[Block]:
             if valid is None:
                 break
             size = min(size - 1, valid - bool(prefix))
-        rest = next((line for line in body[size:] if line.strip()), "A")
-        if size > 0 and (rest[0].isspace() or (is_whole and not _PROSE.match(rest))):
+        rest = next((line for line in body[size:] if line.strip()), "")
+        if size > 0 and (rest[:1].isspace() or (is_whole and CODE.match(rest))):
             break
         if size > 0:
             found.append(Block("python", f"{source}\n"))
         number += max(size, 1)
     return found
-
-
-def _may_begin(lines: Sequence[str], number: int) -> bool:
-    """Return whether a program may begin in a line: an indented one is after a blank line."""
-    line = lines[number]
-    is_apart = not line[:1].isspace() or not any(map(str.strip, lines[max(0, number - 1) : number]))
-    return is_apart and CODE.match(line) is not None
-
-
-def _body(lines: Sequence[str], start: int) -> tuple[list[str], str]:
-    """Return the lines from one that looks like code, and what makes them a module."""
-    indent = lines[start][: len(lines[start]) - len(lines[start].lstrip())]
-    if not indent:
-        return list(lines[start:]), ""
-    if not any(map(str.strip, lines[:start])):  # the body of a function
-        return list(lines[start:]), "if 1:\n"
-    block = takewhile(lambda line: not line.strip() or line.startswith(indent), lines[start:])
-    return [line.removeprefix(indent) for line in block], ""  # an indented block of Markdown
 
 
 def _valid_lines(source: str) -> int | None:
