@@ -33,7 +33,6 @@ The decisions. Words are English; a dash is an abstention:
 
 import re
 import unicodedata
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -42,10 +41,12 @@ from rewardfleet.text import read
 
 #: Increased with every change of the decisions. It is part of cache keys, so scores parsed by an
 #: older version are not used any more.
-PARSER_VERSION = 2
+PARSER_VERSION = 3
 
 #: What a number without a unit means: 0 to 100, 0 to 1, or whichever of the two is certain.
 ScoreMode = Literal["auto", "percentage", "unit"]
+#: The same, or that it has a unit.
+Scale = Literal["auto", "percentage", "unit", "percent"]
 
 
 @dataclass(frozen=True)
@@ -83,40 +84,30 @@ def parse_score(text: str, *, mode: ScoreMode = "auto", truncated: bool = False)
 
 # Stage 0: normalize characters
 
-
-def _fold(text: str) -> str:
-    """Convert to lower case, ASCII digits and signs, and plain line breaks."""
-    return "".join(map(_fold_char, text)).lower()
-
-
-_SIGNS = {
-    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-"),
-    **dict.fromkeys("\u2014\u2015", " - "),
-    **dict.fromkeys("\u2018\u2019", "'"),
-    **dict.fromkeys("\u201c\u201d\u201e", '"'),
-    **dict.fromkeys("\u2044\u2215", "/"),
-    **dict.fromkeys("\r\x85", "\n"),
-    "\n": "\n",
-    "\u066a": "%",  # Arabic percent sign, decimal separator
-    "\u066b": ".",
-    "\u25c1": "<",  # Kimi-VL writes its tags with triangles
-    "\u25b7": ">",
-}
-
+#: Signs that compatibility does not map, among them the percent sign and decimals of Arabic.
+_SIGNS = str.maketrans(
+    "\u2010\u2011\u2012\u2013\u2212\u2018\u2019\u201c\u201d\u201e\u2044\u2215\u066a\u066b\r\x85\u2028\u2029",
+    '-----\'\'"""//%.\n\n\n\n',
+)
 _CATEGORIES = {
     "Cf": "",  # zero-width and direction marks, which are invisible
     "Cs": "\ufffd",  # half of a surrogate pair: it must neither join nor end a number
-    "Zl": "\n",
-    "Zp": "\n",
     "Cc": " ",
     "Zs": " ",
 }
 
 
+def _fold(text: str) -> str:
+    """Convert to lower case, ASCII digits and signs, and plain line breaks."""
+    return "".join(map(_fold_char, text.translate(_SIGNS))).lower()
+
+
 @lru_cache(maxsize=4096)
 def _fold_char(char: str) -> str:
-    if char in _SIGNS:
-        return _SIGNS[char]
+    if char == "\n":
+        return char
+    if char in "\u2014\u2015":  # dashes that separate
+        return " - "
     category = unicodedata.category(char)
     if category == "Nd":
         return str(unicodedata.decimal(char))
@@ -134,11 +125,9 @@ _ANSWER = re.compile(r"<\s{0,4}(/?)\s{0,4}answer\b[^<>]{0,80}>")
 
 def _answers(text: str) -> list[str] | None:
     """Return the contents of the <answer> tags, or None if they are not paired."""
-    tags = list(_ANSWER.finditer(text))
-    opens, closes = tags[::2], tags[1::2]
-    if len(tags) % 2 or any(tag[1] for tag in opens) or not all(tag[1] for tag in closes):
-        return None
-    return [text[begin.end() : end.start()] for begin, end in zip(opens, closes, strict=True)]
+    parts = _ANSWER.split(text)
+    is_paired = parts[1::2] == ["", "/"] * (len(parts) // 4)
+    return parts[2::4] if is_paired else None
 
 
 # Stage 2: markers. A passage is split into clauses, and each is parsed by itself.
@@ -156,7 +145,7 @@ _SCALE = re.compile(
 )
 
 #: Replacements of markup, in this order.
-_MARKUP: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+_MARKUP = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"```\w*+", " ; "),
@@ -237,7 +226,7 @@ class _Clause:
 
     text: str
     rank: int  #: 2 if marked as a final answer, 1 if marked as a score, 0 without a marker
-    share: float | str  #: the score in [0, 1], or the reason why there is none
+    score: float | None  #: in [0, 1], if it has one
     #: Whether the score was a percentage, a number without a unit, or words.
     unit: Literal["percent", "number", "words"] = "words"
 
@@ -249,14 +238,36 @@ def _parse(passage: str, mode: ScoreMode) -> ParsedScore:
     for pattern, replacement in _MARKUP:
         text = pattern.sub(replacement, text)
     clauses = [_clause(part.strip(), scale) for part in _END_OF_CLAUSE.split(text) if part.strip()]
-    for rank in (2, 1):
-        marked = [clause for clause in clauses if clause.rank == rank]
-        if marked:
-            readable = [clause for clause in marked if isinstance(clause.share, float)]
-            if _RESERVATION.search(text) and any(clause.unit == "words" for clause in readable):
-                return ParsedScore(None, "The verdict is given with a reservation.")
-            return _agreed(readable or marked[:1])
-    return _unmarked(clauses, passage)
+    rank = max((clause.rank for clause in clauses), default=0)
+    marked = [clause for clause in clauses if clause.rank == rank]
+    scored = [clause for clause in marked if clause.score is not None]
+    units = {clause.unit for clause in scored}
+    if rank:
+        if "words" in units and _RESERVATION.search(text):
+            return ParsedScore(None, "The verdict is given with a reservation.")
+    elif _REFUSAL.search(passage):
+        return ParsedScore(None, "The text states that no score can be determined.")
+    elif scored:
+        # Counts do not conflict with a percentage: "80% (step 3 of 5)".
+        other = r"%|\bpercent|\bpct\b" if "percent" in units else r"\d" if "number" in units else ""
+        scored += [each for each in marked if each.score is None and re.search(other, each.text)]
+    return _agreed(scored or marked[:1], mode)
+
+
+def _agreed(clauses: list[_Clause], mode: ScoreMode) -> ParsedScore:
+    """Combine clauses that must all have the same score."""
+    for clause in clauses:
+        if clause.score is None:
+            return ParsedScore(None, f"{_quote(clause)} is not clear as a score (mode: {mode}).")
+        if clause.score != clauses[0].score:
+            return ParsedScore(None, f"{_quote(clauses[0])} and {_quote(clause)} disagree.")
+    if not clauses or clauses[0].score is None:
+        return ParsedScore(None, "The text has no score.")
+    return ParsedScore(clauses[0].score, f"Parsed {_quote(clauses[0])} as {clauses[0].score:g}.")
+
+
+def _quote(clause: _Clause) -> str:
+    return repr(clause.text if len(clause.text) <= 60 else f"{clause.text[:57]}...")
 
 
 def _stated_scale(passage: str, mode: ScoreMode) -> ScoreMode | None:
@@ -270,38 +281,6 @@ def _stated_scale(passage: str, mode: ScoreMode) -> ScoreMode | None:
     if tops == {"100"}:
         return "percentage"
     return "unit" if tops <= {"1", "1.0"} else None
-
-
-def _unmarked(clauses: list[_Clause], passage: str) -> ParsedScore:
-    """Combine the clauses of a passage without markers: all must agree."""
-    if _REFUSAL.search(passage):
-        return ParsedScore(None, "The text states that no score can be determined.")
-    scored = [clause for clause in clauses if isinstance(clause.share, float)]
-    rest = [clause for clause in clauses if not isinstance(clause.share, float)]
-    units = {clause.unit for clause in scored}
-    if "percent" in units:  # counts do not conflict with a percentage: "80% (step 3 of 5)"
-        rest = [clause for clause in rest if re.search(r"%|\bpercent|\bpct\b", clause.text)]
-    elif "number" in units:
-        rest = [clause for clause in rest if re.search(r"\d", clause.text)]
-    if scored and rest:
-        return ParsedScore(None, f"{_quote(scored[0])} is not clear next to {_quote(rest[0])}.")
-    return _agreed(scored or rest[:1])
-
-
-def _agreed(clauses: list[_Clause]) -> ParsedScore:
-    """Combine clauses that must all have the same score."""
-    for clause in clauses:
-        if isinstance(clause.share, str):
-            return ParsedScore(None, f"{_quote(clause)}: {clause.share}.")
-        if clause.share != clauses[0].share:
-            return ParsedScore(None, f"{_quote(clauses[0])} and {_quote(clause)} disagree.")
-    if not clauses or isinstance(clauses[0].share, str):
-        return ParsedScore(None, "The text has no score.")
-    return ParsedScore(clauses[0].share, f"Parsed {_quote(clauses[0])} as {clauses[0].share:g}.")
-
-
-def _quote(clause: _Clause) -> str:
-    return repr(clause.text if len(clause.text) <= 60 else f"{clause.text[:57]}...")
 
 
 # Stage 3: numbers with their units
@@ -335,31 +314,19 @@ class _Quantity:
     high: str | None
     percent: bool
 
-    def share(self, scale: ScoreMode | None) -> float | str:
-        """Return the score in [0, 1], or the reason why it is none."""
-        unit = "percent" if self.percent else scale
+    def score(self, scale: Scale | None) -> float | None:
+        """Return the score in [0, 1]; None if it is a count, too wide or ambiguous."""
+        scale = "percent" if self.percent else scale
         if self.high is None:
-            return _share(self.low, unit)
-        if self.join == "of":
-            return "a count, not a score"
+            return _share(self.low, scale)
         if self.join in {"/", "out of"}:
-            return "two units" if self.percent else _fraction(self.low, self.high)
-        return _middle(_share(self.low, unit), _share(self.high, unit))
-
-
-def _fraction(low: str, high: str) -> float | str:
-    part, whole = _float(low), _float(high)
-    if part is None or not whole or not 0 <= part <= whole:
-        return "not a share of a whole"
-    return part / whole
-
-
-def _middle(low: float | str, high: float | str) -> float | str:
-    if isinstance(low, str) or isinstance(high, str):
-        return low if isinstance(low, str) else high
-    if not low <= high <= low + 0.2 + 1e-9:
-        return "a range too wide to be a score"
-    return round((low + high) / 2, 9)
+            part, whole = _float(self.low), _float(self.high)
+            is_share = not self.percent and part is not None and whole and 0 <= part <= whole
+            return (part or 0) / (whole or 1) if is_share else None
+        low, high = _share(self.low, scale), _share(self.high, scale)
+        if self.join == "of" or low is None or high is None or not low <= high <= low + 0.2 + 1e-9:
+            return None
+        return round((low + high) / 2, 9)
 
 
 def _float(digits: str) -> float | None:
@@ -369,26 +336,18 @@ def _float(digits: str) -> float | None:
     return float(digits) if re.fullmatch(r"\d{0,9}\.?\d{1,18}", digits) else None
 
 
-def _share(digits: str, scale: ScoreMode | Literal["percent"] | None) -> float | str:
-    """Return the score of a number on a scale, or the reason why it is none."""
+def _share(digits: str, scale: Scale | None) -> float | None:
+    """Return the score of a number on a scale, or None if it is none."""
     number = _float(digits)
-    if number is None or number < 0 or number > 100:
-        return "not a number from 0 to 100"
+    if number is None or number > 100:
+        return None
     if number == 0 or scale == "percent":
         return number / 100
-    if scale is None:
-        return "on a scale that is neither 0-100 nor 0-1"
-    return _on_scale(number, scale, whole=digits.isdecimal())
-
-
-def _on_scale(number: float, scale: ScoreMode, *, whole: bool) -> float | str:
-    if scale == "percentage":
-        return number / 100 if number > 1 or whole else "0-1, where 0-100 was requested"
-    if scale == "unit":
-        return number if number <= 1 else "not a number from 0 to 1"
-    if number == 1:
-        return "1 % or 100 %: set score_mode"
-    return number if number < 1 else number / 100
+    if scale == "percentage":  # 0.85 and 1.0 look like 0-1
+        return number / 100 if number > 1 or digits.isdecimal() else None
+    if scale is None or (scale == "auto" and number == 1) or (scale == "unit" and number > 1):
+        return None
+    return number if number <= 1 else number / 100
 
 
 def _clause(text: str, scale: ScoreMode | None) -> _Clause:
@@ -405,18 +364,18 @@ def _clause(text: str, scale: ScoreMode | None) -> _Clause:
     unit: Literal["percent", "number", "words"] = "words"
     if quantities:
         unit = "percent" if any(quantity.percent for quantity in quantities) else "number"
-        share = _value(tokens, quantities, scale)
+        score = _value(tokens, quantities, scale)
     else:
-        share = "no score" if text.endswith(":") else _verdict(words, marked=":" in text)
-    return _Clause(text, _rank(text, words, share), share, unit)
+        score = None if text.endswith(":") else _verdict(words, marked=":" in text)
+    return _Clause(text, _rank(text, words, score), score, unit)
 
 
-def _rank(text: str, words: list[str], share: float | str) -> int:
+def _rank(text: str, words: list[str], score: float | None) -> int:
     """Return the rank of a clause's marker. A clause without a score has one only with a colon."""
     head, colon, _ = text.partition(":")
     if colon:
         words = head.split()
-    elif isinstance(share, str):
+    elif score is None:
         return 0
     if not _WITH_NUMBER.issuperset(words) or not _LABEL.intersection(words):
         return 0
@@ -424,67 +383,59 @@ def _rank(text: str, words: list[str], share: float | str) -> int:
 
 
 def _value(
-    tokens: list[str | _Quantity], quantities: list[_Quantity], scale: ScoreMode | None
-) -> float | str:
-    """Return the score of a clause with numbers, which must agree, or the reason for none."""
-    words = [token for token in tokens if isinstance(token, str)]
-    if not _WITH_NUMBER.issuperset(words):
-        return "not understood as a score"
-    if any(quantity.join == "and" for quantity in quantities) and "between" not in words:
-        return "two numbers"
-    if {"percentage", "percent"}.intersection(words):
-        scale = "percentage"
-    shares = [quantity.share(scale) for quantity in quantities]
-    if len(set(shares)) > 1:
-        return "the numbers disagree"
-    if not _is_score(tokens, percent=all(quantity.percent for quantity in quantities)):
-        return "a number that is not a score"
-    return shares[0]
-
-
-def _is_score(tokens: list[str | _Quantity], *, percent: bool) -> bool:
-    """Return whether a number is a score, and not a count or a point in time.
+    tokens: list[str | _Quantity], quantities: list[_Quantity], scale: Scale | None
+) -> float | None:
+    """Return the score of a clause with numbers, which must agree and not be counts or times.
 
     A percentage needs a label or a word about the task in its clause. Any other number must follow
     a label, with nothing that can be counted between or behind: "task 3" and "1 result" are counts.
     """
     words = {token for token in tokens if isinstance(token, str)}
+    if not words <= _WITH_NUMBER or (
+        "between" not in words and any(each.join == "and" for each in quantities)
+    ):
+        return None
+    if words & {"percentage", "percent"}:
+        scale = "percentage"
+    scores = {quantity.score(scale) for quantity in quantities}
+    if len(scores) > 1:
+        return None
     if words <= _AROUND_NUMBER:
-        return True
-    if percent:
-        return bool(words & (_LABEL | _ABOUT_TASK))
-    last = max((index for index, token in enumerate(tokens) if token in _ABOUT_TASK), default=-1)
-    rest = tokens[last + 1 :]
-    first = next((index for index, token in enumerate(rest) if isinstance(token, _Quantity)), 0)
-    return any(token in _LABEL for token in rest[:first])
+        is_score = True
+    elif all(quantity.percent for quantity in quantities):
+        is_score = bool(words & (_LABEL | _ABOUT_TASK))
+    else:
+        about = max(
+            (index for index, token in enumerate(tokens) if token in _ABOUT_TASK), default=-1
+        )
+        rest = tokens[about + 1 :]
+        first = next((i for i, token in enumerate(rest) if isinstance(token, _Quantity)), 0)
+        is_score = any(token in _LABEL for token in rest[:first])
+    return scores.pop() if is_score else None
 
 
 # Stage 4: words
 
 
-def _verdict(words: list[str], *, marked: bool) -> float | str:
-    """Return the verdict of a clause without numbers, after its last label, or why it has none."""
-    if not _WITHOUT_NUMBER.issuperset(words):
-        return "neither a score nor a verdict"
+def _verdict(words: list[str], *, marked: bool) -> float | None:
+    """Return the verdict of a clause without numbers, after its last label: 1, 0 or None."""
     labels = [index for index, word in enumerate(words) if word in _LABEL]
     verdict = words[labels[-1] + 1 :] if labels else words
-    if not verdict or (labels and not marked and verdict[0] not in _AUXILIARY):
-        return "no score"
+    if not verdict or not _WITHOUT_NUMBER.issuperset(words):
+        return None
+    positive, completion, negative = (
+        set(verdict) & each for each in (_POSITIVE, _COMPLETION, _NEGATIVE)
+    )
     negations = sum(word in _NOT for word in verdict)
-    if not labels and not negations and verdict[0] in _AUXILIARY:
-        return "a question"
-    return _polarity(frozenset(verdict), verdict[-1], negations)
-
-
-def _polarity(words: frozenset[str], last: str, negations: int) -> float | str:
-    """Return 1 for success, 0 for failure, or the reason for no verdict; all words are known."""
-    positive, completion, negative = words & _POSITIVE, words & _COMPLETION, words & _NEGATIVE
-    if negations + bool(negative) > 1 or (negative and positive):
-        return "not a clear verdict"
+    is_question = not labels and not negations and verdict[0] in _AUXILIARY
+    is_name = labels and not marked and verdict[0] not in _AUXILIARY  # "answer failed"
+    if is_question or is_name or negations + bool(negative) > 1 or (negative and positive):
+        return None
     if negative or (negations and (positive or completion)):
         return 0.0
     if negations:
-        return 0.0 if last in _NO and not words & _SUBJECT else "not a clear verdict"
-    if positive or (completion and words & (_GOAL | {"task"}) and words & _AUXILIARY):
-        return 1.0
-    return "no score"
+        return 0.0 if verdict[-1] in _NO and not _SUBJECT.intersection(verdict) else None
+    is_done = (
+        completion and _AUXILIARY.intersection(verdict) and (_GOAL | {"task"}).intersection(verdict)
+    )
+    return 1.0 if positive or is_done else None
