@@ -4,6 +4,6 @@ Programs, judgments, calls and the texts of completions are small functions on t
 imports nothing of this project, so that everything may import it.
 """
 
-from .reading import Reading, Turn, inside_marks, read, without_end_tokens
+from .reading import Reading, Thought, Turn, read, without_end_tokens
 
-__all__ = ["Reading", "Turn", "inside_marks", "read", "without_end_tokens"]
+__all__ = ["Reading", "Thought", "Turn", "read", "without_end_tokens"]

@@ -11,34 +11,30 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
-from .marks import (
-    BARE_OR_MARKED_TURN,
-    LAST,
-    LAST_TOKEN,
-    LONGEST,
-    ROLES,
-    THOUGHT,
-    THOUGHT_HINTS,
-    THOUGHTS_IN_WORDS,
-    TOOL,
-    TOOL_HINTS,
-    TURN,
-    TURN_HINTS,
-    Role,
-)
+from . import marks
+from .marks import LONGEST, THOUGHT, TOOL, TURN, Role
 
 #: A comment, except a number like `#2`; quotation marks, except apostrophes.
 _COMMENT = re.compile(r"(?:^|\s)#(?!\d)")
 _BLANK = re.compile(r"\s*")
-#: What follows a mark that prose mentions, and the groups of marks that end thoughts.
+#: What follows a mark that prose mentions.
 _MENTION = re.compile(r"[ \t]+[a-z]")
-_ENDS = frozenset({"closing", "end"})
 _QUOTE = re.compile(r"(?<![a-zA-Z])'|'(?![a-zA-Z])|[\"`]")
 #: Characters of a line around a mark in which quotation marks are sought. Limits the time.
 _MAX_LINE = 500
 #: Characters after a mark in square brackets in which the other one is sought. Limits the time.
 _MAX_PAIR = 20_000
+
+
+class Thought(NamedTuple):
+    """Where a thought is in the text of its turn: with its marks, and without them."""
+
+    start: int
+    begin: int  #: where its text begins; `start` if the prompt has its mark
+    close: int  #: where its text ends; `end` if it has no mark
+    end: int
 
 
 @dataclass(frozen=True)
@@ -48,14 +44,14 @@ class Turn:
     Attributes:
         role: Who wrote it; `thought` for a turn that is one as a whole.
         text: All of it, without what tools answered.
-        thoughts: Where thoughts are in `text`, with their marks: start and end.
+        thoughts: Where thoughts are in `text`.
         cut: Whether the last thought never ends.
         unended: What follows in an answer of a tool that never ends.
     """
 
     role: Role
     text: str
-    thoughts: tuple[tuple[int, int], ...] = ()
+    thoughts: tuple[Thought, ...] = ()
     cut: bool = False
     unended: str = ""
 
@@ -63,9 +59,9 @@ class Turn:
     def answer(self) -> str:
         """The text without thoughts."""
         parts, position = [], 0
-        for start, end in self.thoughts:
-            parts.append(self.text[position:start])
-            position = end
+        for thought in self.thoughts:
+            parts.append(self.text[position : thought.start])
+            position = thought.end
         return "".join([*parts, self.text[position:]])
 
 
@@ -75,15 +71,11 @@ class Reading:
 
     turns: tuple[Turn, ...]
 
-    @property
-    def written(self) -> Iterator[Turn]:
-        """The turns of the policy."""
-        return (turn for turn in self.turns if turn.role in {"assistant", "thought"})
-
     @cached_property
     def last(self) -> Turn:
         """The last turn of the policy, with its answer."""
-        return [Turn("assistant", ""), *self.written][-1]
+        written = [turn for turn in self.turns if turn.role in {"assistant", "thought"}]
+        return written[-1] if written else Turn("assistant", "")
 
 
 def read(text: str, *, code: bool = False) -> Reading:
@@ -93,7 +85,7 @@ def read(text: str, *, code: bool = False) -> Reading:
         code: Whether the text may be source code, of which a thought in the middle begins a line,
             and in whose comments marks are text, too.
     """
-    for opening, closing, _ in THOUGHTS_IN_WORDS:
+    for opening, closing, _ in marks.THOUGHTS_IN_WORDS:
         start = len(text) - len(text.lstrip())
         is_cut = opening == "analysis" and text[start + len(opening) :][:1].isupper()
         if text.startswith(opening, start) and (closing in text or is_cut):
@@ -107,22 +99,11 @@ def read(text: str, *, code: bool = False) -> Reading:
     return Reading(tuple(turns))
 
 
-def inside_marks(thought: str) -> tuple[str, str, bool]:
-    """Return the opening mark of a thought or "", what is inside, and whether a mark ends it."""
-    marks = list(THOUGHT.finditer(thought))
-    begin, end = 0, len(thought)
-    if marks and marks[0].start() == 0 and marks[0].lastgroup not in _ENDS:
-        begin = marks[0].end()
-    if marks and marks[-1].end() == end and marks[-1].lastgroup in _ENDS:
-        end = marks[-1].start()
-    return thought[:begin], thought[begin:end], end < len(thought)
-
-
 def without_end_tokens(text: str) -> str:
     """Return a text without the special tokens at its end."""
     end, bare = len(text), len(text.rstrip())
-    while text.endswith(LAST, 0, bare):
-        token = LAST_TOKEN.search(text, max(0, bare - LONGEST), bare)
+    while text.endswith(marks.LAST, 0, bare):
+        token = marks.LAST_TOKEN.search(text, max(0, bare - LONGEST), bare)
         if token is None:
             break
         end = token.start()
@@ -134,15 +115,15 @@ def _parts(text: str, *, code: bool) -> Iterator[tuple[Role, str]]:
     """Yield the role and the text of each turn; `end` for what follows the end of one."""
     role: Role = "assistant"
     position = 0
-    pattern = BARE_OR_MARKED_TURN if "\nassistant\n" in text else TURN
-    if pattern is not TURN or _has(text, TURN_HINTS):
+    pattern = marks.BARE_OR_MARKED_TURN if "\nassistant\n" in text else TURN
+    if pattern is not TURN or _has(text, marks.TURN_HINTS):
         source = _Source(text, has_comments=code)
         for mark in pattern.finditer(text):
             if source.has(mark) or _is_unpaired(mark, role):
                 continue
             yield role, text[position : mark.start()]
             is_end = mark.lastindex == TURN.groups
-            role = "end" if is_end else ROLES.get(mark[mark.lastindex or 0].lower(), "tool")
+            role = "end" if is_end else marks.ROLES.get(mark[mark.lastindex or 0].lower(), "tool")
             position = mark.end()
     yield role, text[position:]
 
@@ -160,17 +141,22 @@ def _is_unpaired(mark: re.Match[str], role: Role) -> bool:
 def _turn(role: Role, text: str, *, code: bool) -> Turn:
     text = without_end_tokens(text)
     if role == "thought":
-        return Turn(role, text, ((0, len(text)),), cut=True)
+        return Turn(role, text, (Thought(0, 0, len(text), len(text)),), cut=True)
     if role != "assistant":
         return Turn(role, text)
-    parts, unended = _without_tools(text, code=code) if _has(text, TOOL_HINTS) else ([text], "")
-    thoughts: list[tuple[int, int]] = []
-    cut, length = False, 0
-    for part in parts if _has(text.lower(), THOUGHT_HINTS) else ():
-        found, cut = _thoughts(part, code=code)
-        thoughts += [(start + length, end + length) for start, end in found]
+    parts, unended = (
+        _without_tools(text, code=code) if _has(text, marks.TOOL_HINTS) else ([text], "")
+    )
+    thoughts: list[Thought] = []
+    length = 0
+    for part in parts if _has(text.lower(), marks.THOUGHT_HINTS) else ():
+        thoughts += (
+            Thought(*(each + length for each in found)) for found in _thoughts(part, code=code)
+        )
         length += len(part) + 1
-    return Turn(role, "\n".join(parts), tuple(thoughts), cut, unended)
+    text = "\n".join(parts)
+    cut = bool(thoughts) and thoughts[-1].close == len(text)
+    return Turn(role, text, tuple(thoughts), cut, unended)
 
 
 def _without_tools(text: str, *, code: bool) -> tuple[list[str], str]:
@@ -191,34 +177,33 @@ def _without_tools(text: str, *, code: bool) -> tuple[list[str], str]:
     return [*parts, text[position:end]], text[end:]
 
 
-def _thoughts(text: str, *, code: bool) -> tuple[list[tuple[int, int]], bool]:
-    """Return where thoughts are, and whether the last one never ends."""
+def _thoughts(text: str, *, code: bool) -> list[Thought]:
+    """Return where thoughts are; one that never ends ends with the text."""
     source = _Source(text, has_comments=code)
-    found: list[tuple[int, int]] = []
+    found: list[Thought] = []
     opened: re.Match[str] | None = None
+    is_first = False
     for mark in THOUGHT.finditer(text):
-        is_first = _BLANK.fullmatch(text, found[-1][1] if found else 0, mark.start())
-        if mark.lastgroup in _ENDS:
-            if opened:
-                found.append((opened.start(), mark.end()))
-            elif mark.lastgroup == "closing" and _may_end(mark, found, source):
-                found = [(0, mark.end())]  # the prompt opened it
+        if mark.lastgroup in {"closing", "end"}:
+            first = found[0].begin if found and not found[0].start else 0
+            start, begin = opened.span() if opened else (0, first)
+            # Thoughts that began in the prompt end only with one kind of mark.
+            last = text[found[-1].close : found[-1].end] if found else mark[0]
+            may_end = mark.lastgroup == "closing" and last.lower() == mark[0].lower()
+            if not opened and (not may_end or source.is_text(mark)):
+                continue
+            # Without an opening mark, the prompt has it.
+            found = [*(found if opened else ()), Thought(start, begin, *mark.span())]
             opened = None
-        elif opened is None and (is_first or _may_open(mark, source)):
-            opened = mark
-    if opened is None:
-        return found, False
-    is_first = _BLANK.fullmatch(text, found[-1][1] if found else 0, opened.start())
-    if is_first or opened.lastgroup == "opening":
-        return [*found, (opened.start(), len(text))], True
-    return found, False
-
-
-def _may_end(mark: re.Match[str], found: list[tuple[int, int]], source: "_Source") -> bool:
-    """Return whether thoughts may end that began in the prompt, or again with the mark before."""
-    last = mark.string[max(0, found[-1][1] - LONGEST) : found[-1][1]] if found else ""
-    is_other = found and not last.lower().endswith(mark[0].lower())
-    return not (is_other or source.mentions(mark) or source.has(mark))
+        elif opened is None:
+            is_first = (
+                _BLANK.fullmatch(text, found[-1].end if found else 0, mark.start()) is not None
+            )
+            if is_first or _may_open(mark, source):
+                opened = mark
+    if opened and (is_first or opened.lastgroup == "opening"):
+        found.append(Thought(*opened.span(), len(text), len(text)))
+    return found
 
 
 def _may_open(mark: re.Match[str], source: "_Source") -> bool:
@@ -228,7 +213,7 @@ def _may_open(mark: re.Match[str], source: "_Source") -> bool:
         may_open = mark.lastgroup == "opening" and before in {"\n", ">"}
     else:
         may_open = not before.isalpha()
-    return may_open and not source.mentions(mark) and not source.has(mark)
+    return may_open and not source.is_text(mark)
 
 
 def _has(text: str, hints: Iterable[str]) -> bool:
@@ -251,10 +236,10 @@ class _Source:
         quotes = ("```", "~~~", '"""', "'''")
         return [[each.start() for each in re.finditer(quote, self._text)] for quote in quotes]
 
-    def mentions(self, mark: re.Match[str]) -> bool:
-        """Return whether a mark is a word of a sentence."""
+    def is_text(self, mark: re.Match[str]) -> bool:
+        """Return whether a mark is in source code, or a word of a sentence."""
         is_apart = self._text[max(0, mark.start() - 1) : mark.start()] in {" ", "\t"}
-        return is_apart and _MENTION.match(self._text, mark.end()) is not None
+        return (is_apart and _MENTION.match(self._text, mark.end()) is not None) or self.has(mark)
 
     def has(self, mark: re.Match[str]) -> bool:
         """Return whether a mark is in source code."""

@@ -12,13 +12,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from rewardfleet.text import inside_marks, read
+from rewardfleet.text import Thought, read
 from rewardfleet.wire.errors import InvalidRequest
 
 #: Limit on the tool calls of a ground truth.
 _MAX_GROUND_TRUTH_CALLS = 64
 
-_TAG = re.compile(r"<(/?)(think|tool_call|response)>")
+#: A block, which ends with the text if nothing closes it; or a tag that closes nothing.
+_BLOCK = re.compile(
+    r"<(?P<name>think|tool_call|response)>(?P<content>[^<]*(?:<(?!/(?P=name)>)[^<]*)*)"
+    r"(?P<end></(?P=name)>)?|</(?:think|tool_call|response)>"
+)
+_CALLS = re.compile(r"<tool_call>([^<]*(?:<(?!/tool_call>)[^<]*)*)(</tool_call>)?")
 _DECODER = json.JSONDecoder()
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,39})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
 _SPACE = re.compile(r"[\s,]*")
@@ -70,21 +75,22 @@ def parse_answer(text: str) -> ParsedAnswer:
             continue
         # What follows the end of a turn is no answer, and an executor may run it.
         is_clean = is_clean and turn.role != "end" and not turn.unended
-        begin, end = turn.thoughts[0] if turn.thoughts else (0, 0)
-        if "<tool_call>" in turn.text[:begin] or "<response>" in turn.text[:begin]:
-            begin = end = 0  # an executor runs what is in it
-        before, thought, after = turn.text[:begin], turn.text[begin:end], turn.text[end:]
-        if thought:
+        thought = turn.thoughts[0] if turn.thoughts else Thought(0, 0, 0, 0)
+        before = turn.text[: thought.start]
+        if "<tool_call>" in before or "<response>" in before:
+            thought, before = Thought(0, 0, 0, 0), ""  # an executor runs what is in it
+        after = turn.text[thought.end :]
+        if thought.end:
             # An executor that skips one thought runs what is in a second one.
-            opening, inside, is_closed = inside_marks(thought)
-            is_clean = is_clean and bool(opening) and is_closed and not before.strip()
+            is_whole = thought.start < thought.begin and thought.close < thought.end
+            is_clean = is_clean and is_whole and not before.strip()
             blocks.append("think")
-            thoughts.append(inside)
+            thoughts.append(turn.text[thought.begin : thought.close])
         names, is_tagged = _tags(after)
         blocks += names
         is_clean = is_clean and is_tagged
         for part in (before, after, turn.unended):
-            calls += _calls_in_blocks(part)
+            calls += _calls(part)
     has_calls = MALFORMED not in calls and bool(calls) == ("tool_call" in blocks)
     return ParsedAnswer(
         tuple(blocks), tuple(calls), "\n".join(thoughts), is_clean and bool(blocks) and has_calls
@@ -95,58 +101,42 @@ def _tags(text: str) -> tuple[list[str], bool]:
     """Return the tags of a text, and whether they are closed, not nested, and all there is."""
     names: list[str] = []
     is_clean, outside = True, 0
-    for name, start, end, after, is_closed in _blocks(text):
-        is_clean = is_clean and is_closed and not text[outside : start - len(name) - 2].strip()
-        if name != "tool_call":
-            is_clean = is_clean and not _TAG.search(text, start, end)
-        names.append(name)
-        outside = after
+    for block in _BLOCK.finditer(text):
+        is_clean = is_clean and bool(block["end"]) and not text[outside : block.start()].strip()
+        if is_clean and block["name"] != "tool_call":
+            is_clean = not _BLOCK.search(block["content"])
+        names.append(block["name"] or "")
+        outside = block.end()
     return names, is_clean and not text[outside:].strip()
 
 
-def _blocks(text: str) -> Iterator[tuple[str, int, int, int, bool]]:
-    """Yield name, start and end of the content, start of the rest, and whether it is closed."""
-    position = 0
-    while opening := _TAG.search(text, position):
-        name = opening[2]
-        if opening[1]:  # a closing tag that closes nothing
-            yield "", opening.end(), opening.end(), opening.end(), False
-            position = opening.end()
-            continue
-        closing = text.find(f"</{name}>", opening.end())
-        if closing < 0:
-            yield name, opening.end(), len(text), len(text), False
-            return
-        position = closing + len(name) + 3
-        yield name, opening.end(), closing, position, True
-
-
-def _calls_in_blocks(text: str) -> Iterator[ToolCall]:
+def _calls(text: str) -> Iterator[ToolCall]:
     """Yield the calls in all `<tool_call>` blocks, as an executor finds them: also nested ones."""
-    position = 0
-    while (opening := text.find("<tool_call>", position)) >= 0:
-        start = opening + len("<tool_call>")
-        end = text.find("</tool_call>", start)
-        if end < 0:
+    for content, closing in _CALLS.findall(text):
+        if not closing:
             yield MALFORMED
-            return
-        yield from _calls(text[start:end])
-        position = end
-
-
-def _calls(content: str) -> Iterator[ToolCall]:
-    """Yield the calls in a block: JSON objects in lines, over several lines, or in one array."""
-    position = _SPACE.match(content).end()  # type: ignore[union-attr] # it matches everywhere
-    while position < len(content):
+            continue
+        end = 0
         try:
-            value, end = _DECODER.raw_decode(content, position)
+            for value, position in _decoded(content):
+                yield call_of(value)
+                end = position
         except (ValueError, RecursionError):
             yield MALFORMED
-            yield from _calls_in_lines(content[position:].split("\n")[1:])
-            return
-        position = _SPACE.match(content, end).end()  # type: ignore[union-attr] # likewise
+            yield from _calls_in_lines(content[end:].split("\n")[1:])
+
+
+def _decoded(content: str) -> Iterator[tuple[Any, int]]:
+    """Yield the values in a block, each with the position of what follows.
+
+    They are JSON objects in lines, over several lines, or in one array.
+    """
+    position = _SPACE.match(content).end()  # type: ignore[union-attr] # it matches everywhere
+    while position < len(content):
+        value, position = _DECODER.raw_decode(content, position)
+        position = _SPACE.match(content, position).end()  # type: ignore[union-attr] # likewise
         for each in value if isinstance(value, list) else [value]:
-            yield call_of(each)
+            yield each, position
 
 
 def _calls_in_lines(lines: Iterable[str]) -> Iterator[ToolCall]:
@@ -248,14 +238,14 @@ def parse_ground_truth(text: str) -> GroundTruth:
     if turn.cut:
         raise InvalidRequest("ground_truth: <think> is not closed")
     text = turn.answer
-    blocks = list(_blocks(text))
-    for name, _, _, _, is_closed in blocks:
-        if not is_closed:
+    blocks = list(_BLOCK.finditer(text))
+    for block in blocks:
+        if not block["end"]:
+            name = block["name"] or block[0].strip("</>")
             raise InvalidRequest(f"ground_truth: <{name}> is not closed, or not opened")
-    found = [name for name, *_ in blocks]
-    if len(set(found)) < len(found):
+    contents = {block["name"]: block["content"] for block in blocks}
+    if len(contents) < len(blocks):
         raise InvalidRequest("ground_truth: give <tool_call> and <response> at most once each")
-    contents = {name: text[start:end] for name, start, end, *_ in blocks}
     if "<tool_call>" in contents.get("response", ""):
         raise InvalidRequest("ground_truth: <tool_call> is in <response>; put it before")
     raw = _raw_calls(contents["tool_call"]) if "tool_call" in contents else []
@@ -265,27 +255,19 @@ def parse_ground_truth(text: str) -> GroundTruth:
             "ground_truth: <tool_call>: each call is an object with a `name` and `parameters` "
             f"(got {contents['tool_call'].strip()[:100]!r})"
         )
-    return GroundTruth(("think", *found), calls, raw)
+    return GroundTruth(("think", *contents), calls, raw)
 
 
 def _raw_calls(content: str) -> list[Any]:
     """Return the calls of a ground truth, as they were written."""
-    calls: list[Any] = []
-    position = _SPACE.match(content).end()  # type: ignore[union-attr] # it matches everywhere
-    while position < len(content):
-        try:
-            value, position = _DECODER.raw_decode(content, position)
-        except (ValueError, RecursionError) as error:
-            reason = error.args[0] if isinstance(error, ValueError) else "nested too deep"
-            raise InvalidRequest(
-                f"ground_truth: <tool_call>: not JSON: {reason} ({content[position:][:60]!r})"
-            ) from None
-        position = _SPACE.match(content, position).end()  # type: ignore[union-attr] # likewise
-        calls += value if isinstance(value, list) else [value]
-        if len(calls) > _MAX_GROUND_TRUTH_CALLS:
-            raise InvalidRequest(
-                f"ground_truth: <tool_call>: give at most {_MAX_GROUND_TRUTH_CALLS} tool calls"
-            )
-    if not calls:
-        raise InvalidRequest("ground_truth: <tool_call> is empty")
+    try:
+        calls = [value for value, _ in _decoded(content)]
+    except (ValueError, RecursionError) as error:
+        reason = error.args[0] if isinstance(error, ValueError) else "nested too deep"
+        raise InvalidRequest(f"ground_truth: <tool_call>: not JSON: {reason}") from None
+    if not 0 < len(calls) <= _MAX_GROUND_TRUTH_CALLS:
+        raise InvalidRequest(
+            f"ground_truth: <tool_call>: give 1 to {_MAX_GROUND_TRUTH_CALLS} tool calls "
+            f"(got {len(calls)})"
+        )
     return calls
