@@ -36,7 +36,7 @@ _DEFINED = re.compile(
 _BODY = re.compile(r"^(?:return|yield)\b", re.MULTILINE)
 #: A statement that has an effect, unlike a definition.
 _ACTS = re.compile(
-    r"^(?!(?:async|def|class|import|from)\b|[\w, ]+(?::[^=]+)?=)[^\s@#)\]}\"']", re.MULTILINE
+    r"^(?!(?:async|def|class|import|from)\b|[\w, ]+(?::[^=\n]+)?=)[^\s@#)\]}\"']", re.MULTILINE
 )
 #: A heading or a remark such as `Solution` and `Complexity: O(n)`: valid Python that fails.
 _WORD = re.compile(r"\A\s*[A-Za-z]+[ \t]*\n|\n(?:[A-Za-z]+[ \t]*|[A-Z][A-Za-z]*:.*)(?=\s*\Z)")
@@ -65,9 +65,10 @@ def extract_program(text: str, called: AbstractSet[str] = frozenset()) -> str:
     if looks_like_code(answer) and _parsed(answer) is not None:
         return answer  # the fences are in its strings
     blocks = [each for each in blocks_of(answer) if each.source.strip()]
-    return (
-        _with_needed(_best(blocks, called), blocks, called) if blocks else _unfenced(answer, called)
-    )
+    if not blocks:
+        return _unfenced(answer, called)
+    best = max(range(len(blocks)), key=lambda number: _rank(blocks[number], number, called))
+    return _with_needed(best, blocks, called)
 
 
 def answer_of(text: str) -> str:
@@ -83,23 +84,19 @@ def defined_names(text: str) -> Iterator[str]:
 
 def _marked(answer: str) -> str | None:
     """Return what is between the last marks of an answer; None if there are none outside code."""
+    if looks_like_code(answer):
+        return None
     for opening, closing in ANSWERS:
-        mark = next(reversed([*opening.finditer(answer)]), None)
-        in_code = mark and any(answer.count(each, 0, mark.end()) % 2 for each in _QUOTES)
-        if mark and not in_code:
-            end = closing.search(answer, mark.end())
-            part = answer[mark.end() : end.start() if end else len(answer)]
+        begin = max((mark.end() for mark in opening.finditer(answer)), default=0)
+        if begin and not any(answer.count(each, 0, begin) % 2 for each in _QUOTES):
+            end = closing.search(answer, begin)
+            part = answer[begin : end.start() if end else len(answer)]
             if part.strip() and (has_fence(part) or not has_fence(answer)):
                 return html.unescape(part) if "</code" in closing.pattern else part
     return None
 
 
 # Blocks
-
-
-def _best(blocks: Sequence[Block], called: AbstractSet[str]) -> int:
-    """Return the number of the most likely program among blocks."""
-    return max(range(len(blocks)), key=lambda number: _rank(blocks[number], number, called))
 
 
 def _with_needed(number: int, blocks: Sequence[Block], called: AbstractSet[str]) -> str:
