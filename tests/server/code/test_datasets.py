@@ -217,7 +217,7 @@ GYM = {"verifier_metadata": {"test": UNITTEST, "entry_point": "f", "code_prompt"
 @pytest.mark.parametrize(
     ("row", "case", "prompt", "entry_point", "solution"),
     [
-        (HUMANEVAL, CHECK, HUMANEVAL["prompt"], "f", "    return sqrt(x)\n"),
+        (HUMANEVAL, CHECK, HUMANEVAL["prompt"], "f", "    return sqrt(x)"),
         (LEETCODE, CHECK, f"import math\n\n{STARTER}", "Solution().f", "class Solution: ..."),
         (BIGCODEBENCH, UNITTEST, "import os\ndef task_func():\n", "task_func", "    return 1"),
         (CLASSEVAL, UNITTEST, "import os\nimport re", "A", "class A: pass"),
@@ -248,7 +248,8 @@ def test_rows_with_source_code_as_tests(row, case, prompt, entry_point, solution
     tests = found.tests
     assert isinstance(tests, AssertTests)
     assert tests.cases == [case]
-    assert (tests.prompt, tests.entry_point, found.solution) == (prompt, entry_point, solution)
+    read = found.solution and found.solution.rstrip("\n")
+    assert (tests.prompt, tests.entry_point, read) == (prompt, entry_point, solution)
 
 
 def test_the_setup_of_mbpp_runs_after_the_program_if_it_needs_that():
