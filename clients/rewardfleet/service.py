@@ -14,7 +14,6 @@ from .http.tracing import span
 from .http.transport import MAX_BATCH_BYTES, NotEncoded, ServiceTransport
 from .wire.errors import (
     BackendFailed,
-    DeadlineExceeded,
     Forbidden,
     InvalidRequest,
     MethodNotAllowed,
@@ -319,9 +318,7 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         assert score.error is not None  # noqa: S101 - the caller has checked it
         error = RewardFleetError.from_problem(score.error)
         pause = rest_seconds(error) + retry_wait(1)
-        is_late = isinstance(error, DeadlineExceeded)  # it would have the same time
-        has_time = asyncio.get_running_loop().time() + pause < deadline
-        if is_late or not (error.retryable and has_time):
+        if not error.retryable or asyncio.get_running_loop().time() + pause >= deadline:
             return self._scored(error)
         await asyncio.sleep(pause)
         return self._scored(await self._post_one(request, deadline))

@@ -240,9 +240,9 @@ class ServiceTransport:
         may_move = failure.retryable or failure.is_foreign
         is_late = isinstance(failure, DeadlineExceeded) and not failure.is_foreign
         if is_late:
-            # A service that goes on after a freeze takes what it was sent for late. One that says
-            # that a program needs more time (`retryable`) would have no more of it elsewhere.
-            may_move = not failure.retryable and left > self._timeout_s / 2
+            # A service that goes on after a freeze takes what it was sent for late. A program that
+            # needs more time has used half of it.
+            may_move = left > self._timeout_s / 2
         if may_move and not is_repeated and replicas.has_alternative(call.failed_urls):
             return 0.0
         if is_late or not failure.retryable or (failure.retry_after or 0.0) >= left:

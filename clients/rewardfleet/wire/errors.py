@@ -69,7 +69,9 @@ class RewardFleetError(Exception):
 
     kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
     status: ClassVar[int] = 500  #: of HTTP
-    retryable: bool = False  #: whether the same request may succeed later, or with more time
+    #: Whether the same request may succeed later. A service may say so of a single failure, which
+    #: the client repeats by its kind only.
+    retryable: bool = False
     is_foreign: bool = False  #: whether a proxy or another server answered in place of the service
 
     def __init_subclass__(
@@ -120,11 +122,7 @@ class RewardFleetError(Exception):
         else:
             of_status = (each for each in ERRORS.values() if each.status == problem.status)
             error = next(of_status, InternalError)
-        found = error(
-            problem.detail, retry_after=problem.retry_after, request_id=problem.request_id
-        )
-        found.retryable = problem.retryable
-        return found
+        return error(problem.detail, retry_after=problem.retry_after, request_id=problem.request_id)
 
 
 class InvalidRequest(RewardFleetError, kind=ErrorKind.INVALID, status=422):

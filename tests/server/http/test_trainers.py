@@ -394,8 +394,9 @@ def test_openenv_the_timeout_of_a_step_is_its_deadline(code: httpx.Client):
     action = {"code": sleeps, "ground_truth": {"inputs": [""] * 9, "outputs": ["5"] * 9}}
     watch = Stopwatch()
     response = code.post("/step", json={"action": action, "timeout_s": 6})
-    # In half of the time, so that its caller gets it. On a busy machine, that does not suffice.
-    assert response.status_code == 503 or response.json()["reward"] == 0, response.text
+    # Half of it is the program's, so that its caller gets why there is no verdict. On a busy
+    # machine, that does not suffice.
+    assert response.status_code in {503, 504}, response.text
     assert watch.seconds < 10
 
 
