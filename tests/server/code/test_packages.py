@@ -179,7 +179,7 @@ def test_two_builds_at_once_wait_for_each_other(cache, wheels):
 
 @pytest.mark.slow
 def test_a_killed_build_leaves_nothing_that_is_used(cache, wheels, monkeypatch):
-    """The next build waits until what the killed one started has ended, and begins again."""
+    """What the killed build started ends with it, and the next build begins again."""
     command = [COMMAND, "packages", "build", "--packages", "rf-sample"]
     with socket.create_server(("127.0.0.1", 0)) as silent:
         index = f"http://127.0.0.1:{silent.getsockname()[1]}/"
@@ -191,11 +191,8 @@ def test_a_killed_build_leaves_nothing_that_is_used(cache, wheels, monkeypatch):
             killed.wait()
             assert not environment_of(settings_with("rf-sample")).is_built
             (partial,) = built(cache)
-            following = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            with pytest.raises(subprocess.TimeoutExpired):
-                following.wait(1.5)
-    stdout, _ = following.communicate()
-    assert (following.returncode, stdout.endswith(": rf-sample\n")) == (0, True)
+            following = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    assert following.stdout.endswith(": rf-sample\n")
     assert built(cache) == [partial.removesuffix(".partial")]
 
 
