@@ -2,7 +2,9 @@
 
 import re
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
+from types import ModuleType
 
 import httpx
 import pytest
@@ -31,6 +33,18 @@ def unused_tcp_port() -> Iterator[int]:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()[1]
+
+
+def install_modules(monkeypatch: pytest.MonkeyPatch, modules: dict[str, dict[str, object]]) -> None:
+    """Put modules with these contents, and their packages, in the place of a trainer's."""
+    for name, contents in modules.items():
+        parts = name.split(".")
+        for at in range(1, len(parts) + 1):
+            module = ModuleType(".".join(parts[:at]))
+            if at == len(parts):
+                vars(module).update(contents)
+            if at == len(parts) or module.__name__ not in sys.modules:
+                monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
 def requests_to(url: str) -> int:

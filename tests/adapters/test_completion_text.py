@@ -1,5 +1,6 @@
 """Every adapter reads a completion in the same forms, without the special tokens at its end."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from rewardfleet.adapters import areal, ms_swift, nemo_rl, ray_data, rllm, trl, 
 from rewardfleet.adapters._rows import MissingReward
 from rewardfleet.adapters.ctrl import CritiqueReward
 
-from .conftest import ECHO, SUM, TESTS
+from .conftest import ECHO, SUM, TESTS, UNREACHABLE
 
 pytestmark = pytest.mark.usefixtures("closes")
 
@@ -25,12 +26,15 @@ RIGHT = [
     PARTS,
     {"code": SUM + END},
 ]
-EMPTY = [None, END, [], [USER], {"role": "assistant", "content": None}, {"code": None}]
+NOTHING = {"role": "assistant", "content": None}
+EMPTY = [None, "", END, "\0", "\ud800", "Hm.", [], [USER], NOTHING, [NOTHING], {"code": None}]
 UNREADABLE = [7, [SUM], {"answer": SUM}, [{"type": "ai", "content": SUM}], {"code": {"text": SUM}}]
 
 
-async def by_areal(url: str, completion: object) -> float:
-    return await areal.reward_function("code", url)("Add.", completion, [], [], tests=TESTS)
+async def by_areal(url: str, completion: object, **options: object) -> float:
+    return await areal.reward_function("code", url, **options)(
+        "Add.", completion, [], [], tests=TESTS
+    )
 
 
 async def by_ctrl(url: str, completion: object) -> float:
@@ -39,13 +43,13 @@ async def by_ctrl(url: str, completion: object) -> float:
     return (await reward.get_reward_all(critiques, [completion], [{"tests": TESTS}]))[0]
 
 
-async def by_ms_swift(url: str, completion: object) -> float:
-    return ms_swift.orm("code", url)()([completion], tests=[TESTS])[0]
+async def by_ms_swift(url: str, completion: object, **options: object) -> float:
+    return ms_swift.orm("code", url, **options)()([completion], tests=[TESTS])[0]
 
 
-async def by_nemo_rl(url: str, completion: object) -> float:
+async def by_nemo_rl(url: str, completion: object, **options: object) -> float:
     pytest.importorskip("torch")
-    environment = nemo_rl.ScoringEnvironment({"service": "code", "url": url})
+    environment = nemo_rl.ScoringEnvironment({"service": "code", "url": url, **options})
     return (await environment.step([completion], [{"ground_truth": TESTS}])).rewards.item()
 
 
@@ -54,10 +58,10 @@ async def by_ray_data(url: str, completion: object) -> float:
     return ray_data.Scorer("code", url, on_failure="raise")(batch)["reward"][0]
 
 
-async def by_rllm(url: str, completion: object) -> float:
+async def by_rllm(url: str, completion: object, **options: object) -> float:
     steps = [SimpleNamespace(output=completion, model_response="")]
     episode = SimpleNamespace(artifacts={}, trajectories=[SimpleNamespace(output="", steps=steps)])
-    return rllm.evaluator("code", url).evaluate({"tests": TESTS}, episode).reward
+    return rllm.evaluator("code", url, **options).evaluate({"tests": TESTS}, episode).reward
 
 
 async def by_trl(url: str, completion: object) -> float:
@@ -75,13 +79,28 @@ async def by_verl(url: str, completion: object) -> float:
 ADAPTERS = [by_areal, by_ctrl, by_ms_swift, by_nemo_rl, by_ray_data, by_rllm, by_trl, by_verifiers]
 
 
-@pytest.mark.parametrize("score", [*ADAPTERS, by_verl])
-async def test_it_is_read_or_refused(score, code_url: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture(autouse=True)
+def _standins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verl, "_fleets", {})
     types = SimpleNamespace(EvalOutput=SimpleNamespace, Signal=SimpleNamespace)
     monkeypatch.setattr(rllm, "module_of_trainer", lambda *_: types)
+
+
+@pytest.mark.parametrize("score", [*ADAPTERS, by_verl])
+async def test_it_is_read_or_refused(score, code_url: str):
     assert [await score(code_url, each) for each in RIGHT] == [1.0] * len(RIGHT)
     assert [await score(code_url, each) for each in EMPTY] == [0.0] * len(EMPTY)
     for each in UNREADABLE:
         with pytest.raises((InvalidRequest, MissingReward), match="a completion is a text, mess"):
             await score(code_url, each)
+
+
+@pytest.mark.parametrize("score", [by_areal, by_ms_swift, by_nemo_rl, by_rllm])
+async def test_a_failure_is_raised_or_a_number_and_never_nan(score, unused_tcp_port: int):
+    """These trainers count NaN as 0, or spread it over its group."""
+    dead = f"http://127.0.0.1:{unused_tcp_port}"
+    with pytest.raises(UNREACHABLE):
+        await score(dead, SUM, timeout_s=0.3)
+    assert await score(dead, SUM, timeout_s=0.3, on_failure=-1.0) == -1.0
+    with pytest.raises(ValueError, match="NaN would (count|spread)"):
+        await score(dead, SUM, on_failure=math.nan)

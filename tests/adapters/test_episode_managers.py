@@ -4,7 +4,6 @@ Without torch, numpy arrays stand in for tensors, as the few functions used have
 """
 
 import sys
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +20,8 @@ from rewardfleet.adapters.verl_agent import (
     filter_group_data,
     reward_manager_of,
 )
+
+from .standin import Config, DataProto
 
 try:
     import torch
@@ -39,23 +40,15 @@ def _torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
 
 
-@dataclass
-class StandIn:
-    """The two fields of a DataProto that reward managers read."""
-
-    batch: dict
-    non_tensor_batch: dict = field(default_factory=dict)
-
-
 def proto(tensors: dict, others: dict | None = None):
     """Return a real DataProto if verl is installed, else a stand-in."""
     tensors = {name: torch.as_tensor(np.asarray(values)) for name, values in tensors.items()}
     others = {name: np.array(values, dtype=object) for name, values in (others or {}).items()}
     try:
-        from verl import DataProto  # noqa: PLC0415 - where it is installed
+        import verl  # noqa: PLC0415 - where it is installed
     except ModuleNotFoundError:
-        return StandIn(tensors, others)
-    return DataProto.from_dict(tensors=tensors, non_tensors=others)
+        return DataProto(tensors, others)
+    return verl.DataProto.from_dict(tensors=tensors, non_tensors=others)
 
 
 class Tokenizer:
@@ -330,12 +323,6 @@ def test_a_missing_reward_neither_counts_nor_stays(last_try):
 
 
 # SimpleVLA-RL
-
-
-class Config(dict):
-    """A config like OmegaConf's: fields as attributes, and `get`."""
-
-    __getattr__ = dict.__getitem__
 
 
 def config(**fields: object) -> Config:

@@ -6,7 +6,6 @@ tests/third_party/test_lerobot.py.
 
 import math
 import sys
-from types import ModuleType
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +16,7 @@ from rewardfleet.adapters import lerobot
 from rewardfleet.adapters.lerobot import as_uint8
 from rewardfleet_server.testing import FakeJudge
 
-from .conftest import UNREACHABLE
+from .conftest import UNREACHABLE, install_modules
 
 pytestmark = pytest.mark.usefixtures("closes")
 
@@ -44,16 +43,11 @@ class PreTrainedRewardModel:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch):
-    for name, contents in {
-        "lerobot": {},
-        "lerobot.configs": {},
+    modules = {
         "lerobot.configs.rewards": {"RewardModelConfig": RewardModelConfig},
-        "lerobot.rewards": {},
         "lerobot.rewards.pretrained": {"PreTrainedRewardModel": PreTrainedRewardModel},
-    }.items():
-        module = ModuleType(name)
-        vars(module).update(contents)
-        monkeypatch.setitem(sys.modules, name, module)
+    }
+    install_modules(monkeypatch, modules)
     monkeypatch.setattr(RewardModelConfig, "registered", {})
     yield
     lerobot._config_class.cache_clear()

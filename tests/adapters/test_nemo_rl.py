@@ -4,10 +4,9 @@
 """
 
 import json
-import math
 import pickle
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +14,7 @@ from rewardfleet import InvalidRequest
 from rewardfleet.adapters import nemo_rl
 from rewardfleet.adapters.nemo_rl import ScoringEnvironment, register
 
-from .conftest import ECHO, SUM, TESTS, UNREACHABLE
+from .conftest import ECHO, SUM, TESTS, install_modules
 
 pytestmark = pytest.mark.usefixtures("closes")
 
@@ -63,21 +62,10 @@ async def test_further_keys_of_a_sample_are_fields_of_the_request(code_url: str)
         await step([conversation(ECHO)], [INFO])
 
 
-async def test_a_failure_is_raised_or_replaced_by_a_number(unused_tcp_port: int):
-    pytest.importorskip("torch")
-    dead = {"service": "code", "url": f"http://127.0.0.1:{unused_tcp_port}", "timeout_s": 0.3}
-    with pytest.raises(UNREACHABLE):
-        await ScoringEnvironment(dead).step([conversation(SUM)], [INFO])
-    replaced = ScoringEnvironment({**dead, "on_failure": -1.0})
-    assert (await replaced.step([conversation(SUM)], [INFO])).rewards.tolist() == [-1.0]
-
-
 def test_an_invalid_configuration_is_refused():
     with pytest.raises(InvalidRequest, match="env.rewardfleet: give service and url"):
         ScoringEnvironment({})
     config = {"service": "code", "url": "http://127.0.0.1:18081"}
-    with pytest.raises(ValueError, match="NaN would spread over its group in NeMo-RL"):
-        ScoringEnvironment({**config, "on_failure": math.nan})
     with pytest.raises(TypeError, match="num_workers"):
         ScoringEnvironment({**config, "num_workers": 2})
 
@@ -85,19 +73,14 @@ def test_an_invalid_configuration_is_refused():
 def test_it_is_registered_with_the_python_of_the_training_script(monkeypatch: pytest.MonkeyPatch):
     environments: dict[str, str] = {}
     pythons: dict[str, str] = {}
-    for name, contents in {
-        "nemo_rl": {},
-        "nemo_rl.distributed": {},
+    modules = {
         "nemo_rl.distributed.ray_actor_environment_registry": {
             "ACTOR_ENVIRONMENT_REGISTRY": pythons,
             "PY_EXECUTABLES": SimpleNamespace(SYSTEM=sys.executable),
         },
-        "nemo_rl.environments": {},
         "nemo_rl.environments.utils": {"register_env": environments.__setitem__},
-    }.items():
-        module = ModuleType(name)
-        vars(module).update(contents)
-        monkeypatch.setitem(sys.modules, name, module)
+    }
+    install_modules(monkeypatch, modules)
     register()
     actor = "rewardfleet.adapters.nemo_rl.Environment"
     assert environments == {"rewardfleet": actor} and pythons == {actor: sys.executable}

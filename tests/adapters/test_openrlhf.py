@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib.util
-import inspect
 import json
 from pathlib import Path
 
@@ -26,25 +25,18 @@ reward_func = reward_function("code", {url!r}, **{options!r})
 
 
 @pytest.fixture
-def load(tmp_path: Path):
-    """Load a user's file as the executor does, and close its connections after the test."""
-    loaded = []
+def load(tmp_path: Path, closes: None):
+    """Load a user's file as the executor does."""
 
     def load(url: str, **options: object):
-        path = tmp_path / f"reward_{len(loaded)}.py"
+        path = tmp_path / "reward.py"
         path.write_text(FILE.format(url=url, options=options))
         spec = importlib.util.spec_from_file_location("reward_func", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        loaded.append(module.reward_func)
         return module.reward_func
 
-    yield load
-    for function in loaded:
-        outer = inspect.getclosurevars(function).nonlocals
-        reward = inspect.getclosurevars(outer["rewards"]).nonlocals["reward"]
-        scorer = inspect.getclosurevars(reward).nonlocals["scorer"]
-        outer["loop"].close(scorer._fleet.aclose())
+    return load
 
 
 def rewards(function, *responses: str, label: object = None, end: str = "<|im_end|>"):

@@ -9,10 +9,9 @@ import functools
 import inspect
 import json
 import math
-import sys
 from enum import Enum, auto
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from rewardfleet.adapters import roll
 from rewardfleet.adapters.roll import reward_worker
 
 from ..third_party.trainers import byte_tokenizer
-from .conftest import ECHO, SUM, TESTS, UNREACHABLE
+from .conftest import ECHO, SUM, TESTS, UNREACHABLE, install_modules
 
 torch = pytest.importorskip("torch")
 
@@ -100,23 +99,16 @@ class UserDefinedRolloutLoop:
 def installed(monkeypatch: pytest.MonkeyPatch):
     scheduler = "roll.distributed.scheduler"
     providers = {"default_tokenizer_provider": lambda model_args: byte_tokenizer()}
-    for name, contents in {
-        "roll": {},
-        "roll.models": {},
+    modules = {
         "roll.models.model_providers": providers,
-        "roll.distributed": {},
-        "roll.distributed.executor": {},
         "roll.distributed.executor.worker": {"Worker": Worker},
-        scheduler: {},
         f"{scheduler}.decorator": {"Dispatch": Dispatch, "register": register},
         f"{scheduler}.protocol": {"DataProto": DataProto},
         f"{scheduler}.user_defined_rollout_loop": {
             "UserDefinedRolloutLoop": UserDefinedRolloutLoop
         },
-    }.items():
-        module = ModuleType(name)
-        vars(module).update(contents)
-        monkeypatch.setitem(sys.modules, name, module)
+    }
+    install_modules(monkeypatch, modules)
     yield
     roll._worker.cache_clear()
     roll._rollout_loop.cache_clear()

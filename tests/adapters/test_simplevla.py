@@ -26,7 +26,8 @@ from rewardfleet.adapters.simplevla import (
 
 from ..third_party.test_simplevla import COMPLETE
 from ..third_party.test_simplevla import STEPS as TAKEN
-from .test_episode_managers import Config, StandIn, _torch, as_list, proto
+from .standin import Config, DataProto
+from .test_episode_managers import _torch, as_list, proto
 
 __all__ = ["_torch"]  # a fixture that replaces torch where it is not installed
 
@@ -63,18 +64,14 @@ def rollouts(tokens: list | None = None, **fields: list):
 
 def sliceable(data):
     """Return a batch with `slice`, which verl's DataProto of today calls `select_idxs`."""
-    if isinstance(data, StandIn):
-        data.slice = lambda mask: StandIn(
+    if isinstance(data, DataProto):
+        data.slice = lambda mask: DataProto(
             {name: each[mask] for name, each in data.batch.items()},
             {name: each[np.asarray(mask)] for name, each in data.non_tensor_batch.items()},
         )
     else:
         data.slice = data.select_idxs
     return data
-
-
-def scores(manager: RobRewardManager, data) -> list[float]:
-    return pytest.approx(manager.verify(data)[0])
 
 
 def test_steps_beyond_the_limit_count_and_are_logged_once(caplog: pytest.LogCaptureFixture):

@@ -4,9 +4,6 @@ import asyncio
 import importlib.util
 import json
 import math
-import multiprocessing
-import subprocess
-import sys
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -277,46 +274,3 @@ def test_threads_and_event_loops_share_one_fleet(code_url: str):
     assert [asyncio.run(closing(gathered())) for _ in range(2)] == [[1.0, 0.5] * 8] * 2
     assert len(verl._fleets) == 1
     assert len(verl._loop._workers) == 1
-
-
-FORKED = """
-import asyncio, json, multiprocessing, sys
-from rewardfleet.adapters.verl import compute_score, compute_score_async
-
-url, tests = sys.argv[1], sys.argv[2]
-
-def scored(program):
-    return compute_score("code", program, tests, url=url)["score"]
-
-async def both(program):
-    return (await compute_score_async("code", program, tests, url=url))["score"]
-
-def work(program):
-    assert scored(program) == asyncio.run(both(program)) == 0.5
-
-work("print(input())")  # the parent's fleets are in use before the fork
-context = multiprocessing.get_context("fork")
-workers = [context.Process(target=work, args=(f"print(input()) # {i}",)) for i in range(3)]
-for worker in workers:
-    worker.start()
-for worker in workers:
-    worker.join(60)
-    assert worker.exitcode == 0, worker.exitcode
-work("print(input())")
-print("all")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    "fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork"
-)
-def test_forked_workers_can_use_the_fleets_of_their_parent(code_url: str):
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED, code_url, json.dumps(TESTS)],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "all\n"), done.stderr
