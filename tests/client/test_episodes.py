@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-import rewardfleet.episodes
 from rewardfleet import EpisodeOptions, EpisodeRequest
 from rewardfleet.episodes import (
     Grouping,
@@ -55,10 +54,6 @@ from rewardfleet.wire.errors import InvalidRequest
 FRACTIONS = arrays(float, st.integers(1, 20), elements=st.floats(0, 3))  # of step limits
 NUMBERS = st.floats(-1e3, 1e3)
 FORMS = sorted(EFFICIENCY)
-
-
-def test_all_is_sorted():
-    assert rewardfleet.episodes.__all__ == sorted(rewardfleet.episodes.__all__)
 
 
 def test_every_kind_and_objective_is_implemented_and_documented():

@@ -124,11 +124,15 @@ def test_an_invalid_url_of_a_fleet_is_refused(url: str):
     for given in (url, ["http://127.0.0.1:1", url]):
         with pytest.raises(ValueError, match="url: give a URL such as http://127.0.0.1:18000, not"):
             RewardFleet(given)
+        with pytest.raises(ValueError, match="video: give a URL"):
+            RewardFleet(video=given)
 
 
 def test_no_url_is_refused():
     with pytest.raises(ValueError, match="url: give one URL or more"):
         RewardFleet([])
+    with pytest.raises(ValueError, match="video"):
+        RewardFleet(video=[])
     with pytest.raises(ValueError, match="give the URL of a fleet, or of a service"):
         RewardFleet()
 

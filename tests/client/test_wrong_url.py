@@ -1,6 +1,5 @@
 """A client whose URL leads to another service, or to no rewardfleet service at all."""
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -10,8 +9,9 @@ from rewardfleet import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
+    Overloaded,
     RewardFleet,
-    code_request,
+    Unavailable,
     video_request,
 )
 from rewardfleet.commands.main import main
@@ -22,11 +22,10 @@ from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 
-from ..conftest import LONG_CLIP, Serve
+from ..conftest import LONG_CLIP
 from .conftest import answering, http_response
 
 TASK = "put the bowl on the plate"
-TESTS = {"kind": "stdio", "cases": [{"stdin": "", "stdout": "1"}]}
 REQUEST = video_request(TASK, b"a video file")
 NAMES_THE_SERVICE = "is the code service, not the video service; check the URL"
 
@@ -51,30 +50,6 @@ async def test_every_call_names_the_service_that_answered(code_url: str, coalesc
             with pytest.raises(InvalidRequest, match=NAMES_THE_SERVICE) as failure:
                 await call
             assert code_url in str(failure.value)
-
-
-async def test_every_coalesced_caller_gets_the_error(code_url: str):
-    async with RewardFleet(video=code_url, coalesce_s=0.05) as fleet:
-        calls = [fleet.video.score(TASK, b"a video file", nframes=n) for n in (1, 2, 3)]
-        failures = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(failure) for failure in failures] == [InvalidRequest] * 3
-    assert all(NAMES_THE_SERVICE in str(failure) for failure in failures)
-
-
-async def test_a_code_client_at_the_video_service(serve: Serve):
-    async with RewardFleet(code=str(serve().base_url)) as fleet:
-        for call in (
-            fleet.code.score("print(1)", TESTS),
-            fleet.code.score_batch([code_request("print(1)", TESTS)]),
-        ):
-            with pytest.raises(InvalidRequest, match="is the video service, not the code service"):
-                await call
-
-
-async def test_a_wrong_url_raises_whatever_on_failure_is(code_url: str):
-    async with RewardFleet(video=code_url, on_failure=-1.0) as fleet:
-        with pytest.raises(InvalidRequest, match="is the code service, not the video service"):
-            await fleet.video.reward(TASK, b"a video file")
 
 
 def test_the_command_names_the_service_that_answered(
@@ -139,10 +114,27 @@ async def test_a_proxy_may_remove_the_header():
             BackendFailed,
             "is not a valid VideoScore; is it a rewardfleet service of this version?",
         ),
+        (http_response("200 OK", '{"score": 0.5}'), BackendFailed, "is not a valid VideoScore"),
+        (
+            http_response("200 OK", '{"score": null, "status": "ok"}'),
+            BackendFailed,
+            "is not a valid VideoScore",
+        ),
+        (http_response("502 Bad Gateway", "<html>nginx</html>"), BackendFailed, None),
+        (http_response("503 Service Unavailable", "x"), Unavailable, None),
+        (http_response("429 Too Many Requests", "", "Retry-After: 1000"), Overloaded, None),
+        (http_response("418 I'm a teapot", ""), InvalidRequest, None),
+        (http_response("302 Found", ""), BackendFailed, None),
+        (http_response("204 No Content", ""), BackendFailed, None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{", Unavailable, None),
+        (b"SSH-2.0-OpenSSH_9\r\n", Unavailable, None),
+        (b"", Unavailable, None),
     ],
-    ids=["html-404", "json-404", "405", "html-200", "score-2"],
+    ids=lambda each: repr(each[9:60]) if isinstance(each, bytes) else "",
 )
-async def test_another_server_is_recognized(response: bytes, error, message: str, monkeypatch):
+async def test_another_server_is_recognized(
+    response: bytes, error, message: str | None, monkeypatch
+):
     monkeypatch.setattr("rewardfleet.http.transport._RETRIES", 0)
     with answering(response) as url:
         async with RewardFleet(video=url) as fleet:

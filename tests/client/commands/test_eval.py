@@ -321,19 +321,8 @@ def test_a_judge_is_calibrated_served_and_evaluated_again(
         each["score"] for each in before["clips"]
     ]
     # What is calibrated is calibrated from the judge's own scores.
-    assert (
-        main(
-            [
-                "calibrate",
-                str(tmp_path / "after"),
-                "-o",
-                str(tmp_path / "again.json"),
-                "--map",
-                "isotonic",
-            ]
-        )
-        == 0
-    )
+    again = ["-o", str(tmp_path / "again.json"), "--map", "isotonic"]
+    assert main(["calibrate", str(tmp_path / "after"), *again]) == 0
     assert (tmp_path / "again.json").read_text() == file.read_text()
     (tmp_path / "interrupted").mkdir()
     assert main(["calibrate", str(tmp_path / "interrupted"), "-o", str(file)]) == 2

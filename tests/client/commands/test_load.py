@@ -180,44 +180,6 @@ def test_bodies_and_answers_in_flight_do_not_fill_the_memory(monkeypatch: pytest
     assert "more than 1000" in results.examples["tools", "disconnected"]
 
 
-@pytest.mark.parametrize(
-    ("response", "kind"),
-    [
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1e\r\n%b\r\n0\r\n\r\n", "scored"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\nConnection: close\r\n\r\n%b", "scored"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n%b", "disconnected"),
-        (b"HTTP/1.1 200 OK\r\n\r\n%b", "scored"),
-        (b"garbage\r\n\r\n%b", "disconnected"),
-        (b"x" * 100_000, "disconnected"),
-    ],
-    ids=["chunked", "closing", "incomplete", "without-length", "not-http", "large-head"],
-)
-async def test_answers_of_any_server_are_read(response: bytes, kind: str):
-    body = json.dumps(SCORE).encode()
-    assert len(body) == 30
-
-    answering: set[asyncio.Task[None]] = set()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answering.add(asyncio.current_task())
-        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
-            while await reader.readuntil(b"{}"):
-                writer.write(response.replace(b"%b", body))
-                if b"chunked" not in response:
-                    writer.write_eof()
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        request = itertools.repeat(LoadRequest(service="tools", body={}))
-        sender = LoadGenerator(LoadPlan(200.0, 0.1, 60.0, 1000), request, {"tools": url}, "")
-        await sender.run()
-        await asyncio.gather(*answering)
-    assert sender.results.kinds["tools"] == {kind: DUE}
-
-
 def test_the_api_key_and_the_deadline_are_sent():
     standin = Standin()
     with serving(standin) as url:

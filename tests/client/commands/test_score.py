@@ -150,15 +150,6 @@ def test_native_calls_and_tools_of_a_row_are_read(tools: str, tmp_path: Path):
     assert records(out)[0]["score"] == 4.0
 
 
-@pytest.mark.parametrize("name", ["bad.parquet", "bad.arrow"])
-def test_a_damaged_table_is_named(
-    tools: str, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-):
-    (tmp_path / name).write_text("not a table")
-    assert main(["score", "tools", str(tmp_path / name), "--url", tools]) == 2
-    assert name in capsys.readouterr().err
-
-
 def test_nothing_that_a_policy_wrote_reaches_a_terminal_as_a_control_character(
     tools: str, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ):
@@ -236,6 +227,8 @@ def test_clips_are_scored_by_content_and_by_path(make_video: Callable[..., Path]
         ("rows.jsonl", b"\n \n", "no rows"),
         ("rows.csv", b"response,ground_truth\n", "no rows"),
         ("fifo.jsonl", None, "give a file"),
+        ("bad.parquet", b"not a table", "bad.parquet"),
+        ("bad.arrow", b"not a table", "bad.arrow"),
     ],
 )
 def test_a_file_that_is_no_table_is_named(
