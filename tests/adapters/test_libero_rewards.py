@@ -73,6 +73,13 @@ def record(rewards: LiberoRewards, *levels: int, environments=None) -> None:
     rewards.record(images, range(count) if environments is None else environments)
 
 
+def scored(rewards: LiberoRewards, *levels: int) -> list[EpisodeReward]:
+    """Record a last frame in each environment, and wait for the scores."""
+    record(rewards, *levels)
+    rewards.finish()
+    return rewards.collect(timeout=None)
+
+
 def keys(arrived: list[EpisodeReward]) -> list[tuple[int, int, str]]:
     return sorted((each.environment, each.episode, each.status) for each in arrived)
 
@@ -167,9 +174,7 @@ def test_an_abstention_is_counted_separately_and_has_the_fallback(abstention: st
         judged_by(SeeingJudge(score=None), abstention=abstention) as config,
         LiberoRewards(config, TASKS[:1]) as rewards,
     ):
-        record(rewards, 90)
-        rewards.finish()
-        (each,) = rewards.collect(timeout=None)
+        (each,) = scored(rewards, 90)
         stats = rewards.stats
     assert math.isnan(each.reward) and not each.valid and each.score is None
     assert (each.status, stats.abstained, stats.failed) == ("abstained", 1, 0)
@@ -203,9 +208,7 @@ def test_failures_have_the_fallback_and_one_warning(caplog, monkeypatch):
         judged_by(SeeingJudge(error=error)) as config,
         LiberoRewards({**config, **options}, TASKS) as rewards,
     ):
-        record(rewards, 90, 90, 90)
-        rewards.finish()
-        arrived = rewards.collect(timeout=None)
+        arrived = scored(rewards, 90, 90, 90)
     assert keys(arrived) == [(index, 0, "error") for index in range(3)]
     assert [(each.reward, each.valid) for each in arrived] == [(1.0, False)] * 3
     assert all("out of memory" in each.detail for each in arrived)
@@ -253,9 +256,7 @@ def test_a_request_that_the_caller_must_correct_is_an_error_in_the_log(service, 
     _, config = service
     config = {**config, "backend": "typo"}
     with LiberoRewards(config, TASKS[:1]) as rewards:
-        record(rewards, 90)
-        rewards.finish()
-        (missing,) = rewards.collect(timeout=None)
+        (missing,) = scored(rewards, 90)
     assert math.isnan(missing.reward) and isinstance(missing.error, InvalidRequest)
     (line,) = [line for line in caplog.records if "no reward" in line.message]
     assert line.levelname == "ERROR" and "typo" in line.message
@@ -271,9 +272,7 @@ def test_a_reset_before_the_end_discards_the_frames_and_is_reported(service):
     with LiberoRewards(config, TASKS) as rewards:
         record(rewards, 11, 12, 13)
         rewards.reset([1])
-        record(rewards, 21, 22, 23)
-        rewards.finish()
-        arrived = rewards.collect(timeout=None)
+        arrived = scored(rewards, 21, 22, 23)
         assert rewards.stats.discarded == 1
     assert keys(arrived) == [(0, 0, "ok"), (1, 0, "discarded"), (1, 1, "ok"), (2, 0, "ok")]
     (discarded,) = [each for each in arrived if each.status == "discarded"]
@@ -346,9 +345,7 @@ def test_a_frame_that_cannot_be_used_fails_its_episode_only(service, bad, messag
     with LiberoRewards(config, TASKS) as rewards:
         record(rewards, 1, 2, 3)
         rewards.record([gray(4), bad, gray(6)])
-        record(rewards, 7, 8, 9)
-        rewards.finish()
-        arrived = rewards.collect(timeout=None)
+        arrived = scored(rewards, 7, 8, 9)
         assert keys(arrived) == [(0, 0, "ok"), (1, 0, "error"), (2, 0, "ok")]
         (failed,) = [each for each in arrived if not each.valid]
         assert re.match(f"environment 1, episode 0: {message}", failed.detail)
@@ -374,9 +371,7 @@ def test_an_unknown_suite_in_a_list_fails_its_environment_only(service, caplog):
     suites = ["libero_goal", "libero_gaol", "libero_10"]
     with LiberoRewards(config, TASKS, suites=suites) as rewards:
         assert "environments [1] get no rewards: no suite 'libero_gaol'" in caplog.text
-        record(rewards, 1, 2, 3)
-        rewards.finish()
-        arrived = rewards.collect(timeout=None)
+        arrived = scored(rewards, 1, 2, 3)
     assert keys(arrived) == [(0, 0, "ok"), (1, 0, "error"), (2, 0, "ok")]
     (failed,) = [each for each in arrived if not each.valid]
     assert "did you mean 'libero_goal'?" in failed.detail
@@ -460,9 +455,7 @@ def test_replicas_share_the_work_and_a_dead_one_costs_no_reward():
         urls = [stack.enter_context(judged_by(judge))["endpoint"] for judge in judges]
         config = {"enable": True, "endpoint": [*urls, "http://127.0.0.1:9"], "timeout": 10}
         rewards = stack.enter_context(LiberoRewards(config, [f"task {n}" for n in range(12)]))
-        record(rewards, *[90] * 12)
-        rewards.finish()
-        arrived = rewards.collect(timeout=None)
+        arrived = scored(rewards, *[90] * 12)
     assert keys(arrived) == [(index, 0, "ok") for index in range(12)]
     assert all(judge.clips for judge in judges)
 
@@ -496,13 +489,13 @@ def test_score_episodes_waits_and_returns_them_in_order(service):
     judge, config = service
     clips = [[gray(10), gray(20)], np.stack([gray(90)] * 3), [gray(60)], None]
     tasks = [*TASKS, "nothing"]
-    scored = score_episodes({**config, "binary_reward": False}, tasks, clips)
-    assert [(each.environment, each.reward) for each in scored[:3]] == [
+    found = score_episodes({**config, "binary_reward": False}, tasks, clips)
+    assert [(each.environment, each.reward) for each in found[:3]] == [
         (0, 0.2),
         (1, 0.9),
         (2, 0.6),
     ]
-    assert scored[3].status == "error" and "environment 3" in scored[3].detail
+    assert found[3].status == "error" and "environment 3" in found[3].detail
     assert judge.clips[TASKS[0]] == [[10, 20]]
     with pytest.raises(ValueError, match="clips: give 4, one per task; not 3"):
         score_episodes(config, tasks, clips[:3])
