@@ -9,11 +9,10 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from rewardfleet_server.http import app as http_app
@@ -25,7 +24,7 @@ from rewardfleet_server.testing import FakeJudge, serving, wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import image_base64
+from ...conftest import client_of, image_base64
 from ..processes import idle_seconds, service_process, watched
 
 MIB = 2**20
@@ -217,22 +216,14 @@ def test_a_caller_that_does_not_read_its_response_is_disconnected(monkeypatch: p
         running.should_exit = True
 
 
-@contextmanager
-def _client(app: object) -> Iterator[httpx.Client]:
-    with (
-        serving(OrderlyConnections(app)) as url,
-        httpx.Client(base_url=url, trust_env=False, verify=False, timeout=15) as client,
-    ):
-        yield client
-
-
 def test_bodies_count_by_what_has_arrived(item: bytes, monkeypatch: pytest.MonkeyPatch):
     """Two bodies that are announced, but not sent, leave room for a third one."""
     monkeypatch.setattr(http_body, "_SILENCE_SECONDS", 60)
     monkeypatch.setattr(http_body, "_FIRST_SECONDS", 60)
     monkeypatch.setattr(http_app, "_LARGEST_BODIES", 1.5)
     settings = VideoSettings(max_body_mb=2)
-    with _client(create_app(settings, {"fake": FakeJudge()})) as client, ExitStack() as stack:
+    app = OrderlyConnections(create_app(settings, {"fake": FakeJudge()}))
+    with client_of(app) as client, ExitStack() as stack:
         large = [stack.enter_context(connect_to(str(client.base_url))) for _ in range(3)]
         for connection in large:
             connection.sendall(head(2 * MIB) + b" " * 1000)

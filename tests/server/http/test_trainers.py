@@ -316,17 +316,12 @@ def test_gym_masks_a_sample_without_a_reward(failing: httpx.Client, kind: str):
 
 
 def test_gym_verifies_again_without_the_failure_of_the_first_time(code: httpx.Client):
-    assert answer_of(code.get("/reverify_mode")) == "stateless"
+    assert code.get("/reverify_mode").json() == "stateless"
     failure = {"reward": 0.0, "mask_sample": True, "failure_kind": "verifier_error",
                "_ng_failure_class": "judge_failed", "_ng_failure_judge_error": "x"}  # fmt: skip
     result = answer(code, "/verify", rollout("print(5)", ground_truth=FIVE, **failure))
     assert (result["reward"], result["mask_sample"], result["failure_kind"]) == (1.0, False, None)
     assert not any(name.startswith("_ng_failure") for name in result)
-
-
-def answer_of(response: httpx.Response) -> object:
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def test_gym_a_row_without_tests_is_an_error_and_not_masked(code: httpx.Client):
@@ -398,17 +393,6 @@ def test_openenv_the_timeout_of_a_step_is_its_deadline(code: httpx.Client):
     # machine, that does not suffice.
     assert response.status_code in {503, 504}, response.text
     assert watch.seconds < 10
-
-
-# SkyRL
-
-
-def test_skyrl_runs_code_as_in_sandbox_fusion(code: httpx.Client):
-    body = {"compile_timeout": 30, "run_timeout": 30, "code": "print(5)", "stdin": None,
-            "memory_limit_MB": 1024, "language": "python", "files": {},
-            "fetch_files": []}  # fmt: skip
-    result = answer(code, "/run_code", body)
-    assert (result["status"], result["run_result"]["stdout"]) == ("Success", "5\n")
 
 
 # The tools service

@@ -111,18 +111,6 @@ def test_a_file_that_is_not_a_complete_video_is_invalid(client, tmp_path, conten
     check_problem(answer, "invalid", detail if content else "video_base64")
 
 
-def test_a_truncated_avi_is_invalid(client, tmp_path):
-    """Its header states the full length."""
-    avi = tmp_path / "long.avi"
-    writer = cv2.VideoWriter(str(avi), cv2.VideoWriter.fourcc(*"MJPG"), 20.0, (64, 48))
-    for index in range(100):
-        writer.write(np.full((48, 64, 3), index, np.uint8))
-    writer.release()
-    content = avi.read_bytes()
-    (tmp_path / "half.avi").write_bytes(content[: len(content) // 2])
-    check_problem(post_path(client, tmp_path / "half.avi"), "invalid", "truncated")
-
-
 def test_a_video_without_frames_is_invalid(client, make_video):
     check_problem(post_path(client, make_video(0)), "invalid", "cannot be decoded")
 
@@ -328,6 +316,7 @@ def _png_header(width: int, height: int) -> bytes:
         ({"backend_kwargs": []}, "backend_kwargs"),
         ({"video": "x"}, "unknown field 'video'; accepted: task_text, video_path"),
         ({"video_path": "valid.mp4"}, "exactly one of"),
+        ({"video_path": "valid.mp4", "video_url": "https://a/"}, "exactly one of"),
         ({"frames_base64": None}, "exactly one of"),
         ({"frames_base64": None, "video_path": "valid.mp4", "fps": 20}, "fps goes with"),
         ({"frames_base64": None, "video_path": ""}, "video_path"),
@@ -368,12 +357,6 @@ def post_raw(client: httpx.Client, content: bytes, **headers: str) -> httpx.Resp
 )
 def test_an_invalid_json_body_is_rejected(client, content):
     check_problem(post_raw(client, content), "invalid")
-
-
-@pytest.mark.slow
-def test_a_body_of_100_mb_is_rejected_by_its_headers(client):
-    answer = post_raw(client, b"x" * 100_000_000)
-    check_problem(answer, "too_large", "64 MiB")
 
 
 def test_a_body_without_a_length_is_rejected_at_the_limit(serve):
@@ -436,18 +419,6 @@ def test_a_connection_that_stalls_after_a_response_is_closed(
     pytest.fail("no second request was answered")
 
 
-@pytest.mark.slow
-def test_an_unfinished_body_ends_with_the_deadline(serve):
-    client = serve(deadline_s=0.3)
-    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
-        connection.settimeout(30)
-        connection.sendall(
-            b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            b"Content-Length: 100\r\n\r\n{"
-        )
-        assert connection.recv(65536).startswith(b"HTTP/1.1 504")
-
-
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
 def test_a_body_of_another_type_is_rejected(client, content_type):
     headers = {"content-type": content_type}
@@ -458,11 +429,3 @@ def test_a_body_of_another_type_is_rejected(client, content_type):
 def test_a_compressed_body_is_rejected(client):
     answer = post_raw(client, b"{}", **{"content-encoding": "gzip"})
     check_problem(answer, "invalid", "Content-Encoding")
-
-
-def test_unknown_paths_and_methods_are_rejected(client):
-    answer = client.get("/scores")
-    assert (answer.status_code, answer.json()["kind"]) == (404, "not_found")
-    answer = client.get("/score")
-    assert (answer.status_code, answer.json()["kind"]) == (405, "method_not_allowed")
-    assert "takes POST, not GET" in answer.json()["detail"]

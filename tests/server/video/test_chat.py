@@ -253,16 +253,15 @@ def test_an_abstention_is_neither_a_number_nor_a_label(chat: Chat, request_body:
         ("{task}", TASK),
         ("  {task}\n", TASK),
         ("You are performing the task: {task} and so on", None),
+        (
+            TREND_PROMPT.replace("{n}", "5").replace("{task}", "open it. then {task}"),
+            f"open it. then {TASK}",
+        ),
     ],
 )
 def test_the_task_is_read_from_the_prompt(prompt: str, task: str | None):
     text = prompt.format(task=TASK)
     assert task_of(text) == (text if task is None else task)
-
-
-def test_a_task_may_contain_a_period():
-    text = TREND_PROMPT.format(task="open it. then close it.", n=5)
-    assert task_of(text) == "open it. then close it."
 
 
 # Judges and models

@@ -192,40 +192,39 @@ def test_its_scores_are_not_cached(custom, calls, make_video):
     assert len(calls()) == 2
 
 
-def test_the_factory_gets_the_settings(custom, module, calls):
-    given = {"model_path": "/models/x", "set": ["temperature=0.5"], "port": 18081}
-    load_and_close(custom("build_recording", **given))
-    [(type_name, args, _)] = calls()
-    assert type_name == "Namespace"
-    expected = {
-        "backend": "mine",
-        "model_path": "/models/x",
-        "host": "127.0.0.1",
-        "port": 18081,
+#: Options of the original server, with their defaults.
+ORIGINAL = {
+    "model_path": "Qwen/Qwen2.5-VL-7B-Instruct", "host": "127.0.0.1", "gpu_ids": "0,1",
+    "tensor_parallel_size": 2, "max_model_len": 16384, "gpu_memory_utilization": 0.8,
+    "top_p": 0.001, "max_tokens": 64, "primo_tensor_parallel_size": 1,
+    "primo_max_model_len": 16384, "primo_top_p": 0.9, "primo_max_tokens": 1024,
+}  # fmt: skip
+#: Its other options.
+OTHERS = """backend custom_backend_factory port temperature prompt_template
+    primo_gpu_memory_utilization primo_temperature primo_system_prompt primo_user_prompt"""
+
+
+def test_the_factory_gets_all_options_of_the_original_server(custom, module, calls):
+    given = {
+        "prompt_template": "Is this done: {task}?",
         "temperature": 0.5,
-        "gpu_ids": "0,1",
-        "tensor_parallel_size": 2,
-        "max_model_len": 16384,
-        "gpu_memory_utilization": 0.8,
-        "top_p": 0.001,
-        "max_tokens": 64,
-        "primo_tensor_parallel_size": 1,
-        "primo_max_model_len": 16384,
+        "primo_top_p": 0.5,
+        "primo_max_tokens": 16,
+        "primo_system_prompt": "Think.",
+        "primo_user_prompt": "{task}?",
     }
-    assert {name: args[name] for name in expected} == expected
-    assert args["custom_backend_factory"] == f"{module}:build_recording"
-
-
-def test_the_factory_gets_all_options_of_the_original_server(custom, calls):
     load_and_close(custom("build_recording"))
-    [(_, args, _)] = calls()
-    original = """backend custom_backend_factory model_path host port gpu_ids tensor_parallel_size
-        max_model_len gpu_memory_utilization temperature top_p max_tokens prompt_template
-        primo_tensor_parallel_size primo_max_model_len primo_gpu_memory_utilization
-        primo_temperature primo_top_p primo_max_tokens primo_system_prompt primo_user_prompt"""
-    assert len(original.split()) == 21
-    assert not set(original.split()) - args.keys()
-    assert all(args[name] is not None for name in original.split())
+    load_and_close(
+        custom("build_recording", port=18081, set=[f"{k}={v}" for k, v in given.items()])
+    )
+    (type_name, default, _), (_, explicit, _) = calls()
+    assert type_name == "Namespace" and len({*ORIGINAL, *OTHERS.split()}) == 21
+    assert default.items() >= ORIGINAL.items()
+    assert all(default[name] is not None for name in OTHERS.split())
+    for name in ("prompt_template", "primo_user_prompt"):
+        assert "{task}" in default[name]
+    own = {"port": 18081, "custom_backend_factory": f"{module}:build_recording", "backend": "mine"}
+    assert explicit.items() >= (given | own).items()
 
 
 def test_the_factory_gets_settings_of_its_own(custom, calls):
@@ -236,25 +235,6 @@ def test_the_factory_gets_settings_of_its_own(custom, calls):
         load_and_close(custom("build_recording", set=["mine.port=1"]))
     with pytest.raises(ValueError, match="mine.max_tokens=x: invalid literal for int"):
         load_and_close(custom("build_recording", set=["max_tokens=x"]))
-
-
-def test_the_factory_gets_the_defaults_of_the_original_server(custom, calls):
-    load_and_close(custom("build_recording"))
-    given = {
-        "prompt_template": "Is this done: {task}?",
-        "primo_top_p": 0.5,
-        "primo_max_tokens": 16,
-        "primo_system_prompt": "Think.",
-        "primo_user_prompt": "{task}?",
-    }
-    load_and_close(custom("build_recording", set=[f"{k}={v}" for k, v in given.items()]))
-    (_, default, _), (_, explicit, _) = calls()
-    assert default["model_path"] == "Qwen/Qwen2.5-VL-7B-Instruct"
-    assert (default["primo_top_p"], default["primo_max_tokens"]) == (0.9, 1024)
-    for name in ("prompt_template", "primo_user_prompt"):
-        assert "{task}" in default[name]
-    assert default["primo_system_prompt"]
-    assert {name: explicit[name] for name in given} == given
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.clip.containers import check_container
 from rewardfleet_server.video.clip.frames import Clip, as_mp4, decode_images, decode_video
 
-from ...conftest import DATA, LONG_CLIP, served
+from ...conftest import LONG_CLIP, served
 from ...videos import CODECS, FPS, encode, encode_cached, scene
 
 TASK = "put the bowl on the plate"
@@ -169,12 +169,6 @@ def test_10_bits_and_full_color_are_decoded(container, codec, pix_fmt):
 def test_unusual_intact_files_are_decoded(container, codec, options):
     sizes = {name: options[name] for name in ("frames", "width", "height") if name in options}
     check_intact(encode(container, codec, **options), **sizes)
-
-
-@pytest.mark.slow
-def test_real_rollouts_are_decoded():
-    for path in sorted((DATA / "libero" / "videos").glob("*.mp4"))[:5]:
-        assert decode(path.read_bytes()).total > 50
 
 
 def remuxed(video: bytes, *, first_keyframe: int) -> bytes:
@@ -392,6 +386,7 @@ def test_zeroed_ranges_are_rejected_or_harmless(container, codec):
 @pytest.mark.parametrize(
     ("container", "codec", "most_wrong"),
     [
+        ("mp4", None, 2),  # a real rollout
         ("mp4", "h264", 20),
         ("fragmented", "h264", 20),
         ("mov", "h264", 20),
@@ -405,16 +400,9 @@ def test_zeroed_ranges_are_rejected_or_harmless(container, codec):
 )
 def test_flipped_bits_are_rejected_or_harmless(container, codec, most_wrong):
     """These are the most that may be accepted; only a SHA-256 finds those that decode cleanly."""
-    video = encode_cached(container, codec)
+    video = encode_cached(container, codec) if codec else LONG_CLIP.read_bytes()
     intact = decode(video)
     assert sum(judge_sees_other_frames(each, intact) for each in flips(video)) <= most_wrong
-
-
-@pytest.mark.slow
-def test_flipped_bits_of_a_real_rollout_are_rejected():
-    video = LONG_CLIP.read_bytes()
-    intact = decode(video)
-    assert sum(judge_sees_other_frames(each, intact) for each in flips(video)) <= 2
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 """The memory of decoders counts in the same limit as that of frames, before they are opened."""
 
 import asyncio
-import os
-import re
 import subprocess
 import sys
 import threading
@@ -25,6 +23,7 @@ from rewardfleet_server.video.clip.frames import Clip, decode_video, video_cost
 from rewardfleet_server.video.judges import Judgment
 
 from ...conftest import DATA, served
+from ..processes import service_process
 
 SMALL = DATA / "mp4" / "imageio.mp4"
 LARGE_FRAMES = 24
@@ -171,34 +170,21 @@ def score(client: httpx.Client, path: Path, task: str, timeout: float = 3500) ->
 def test_64_clips_with_large_decoders_stay_within_the_limit(tmp_path: Path):
     """Ten of such clips took 10.7 GB."""
     heavy = write_clip(tmp_path / "heavy.mp4", "h264", 4096, 2304, 24)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("REWARDFLEET_")}
-    command = [sys.executable, "-m", "rewardfleet_server", "serve", "video"]
-    command += ["--port", "0", "--set", "deadline_s=3400"]
-    log = tmp_path / "log"
     with (
-        log.open("w") as stderr,
-        subprocess.Popen(command, stderr=stderr, env=environment) as process,
+        service_process("video", "--set", "deadline_s=3400") as (process, url),
+        httpx.Client(base_url=url, trust_env=False, limits=httpx.Limits()) as client,
+        ThreadPoolExecutor(64) as pool,
     ):
-        try:
-            listens = re.compile(r" on (http://[0-9.:]+)")
-            wait_until(lambda: listens.search(log.read_text()) is not None, 120)
-            url = listens.findall(log.read_text())[0]
-            with (
-                httpx.Client(base_url=url, trust_env=False, limits=httpx.Limits()) as client,
-                ThreadPoolExecutor(64) as pool,
-            ):
-                assert score(client, SMALL, "first") == 200
-                idle, peak = pss(process.pid), 0
-                large = [pool.submit(score, client, heavy, f"large {n}") for n in range(64)]
-                overtaking = 0
-                while not all(each.done() for each in large):
-                    peak = max(peak, pss(process.pid))
-                    waiting = sum(not each.done() for each in large)
-                    assert score(client, SMALL, f"small {time.monotonic()}") == 200
-                    overtaking += waiting > 32
-                assert [each.result() for each in large] == [200] * 64
-        finally:
-            process.terminate()
+        assert score(client, SMALL, "first") == 200
+        idle, peak = pss(process.pid), 0
+        large = [pool.submit(score, client, heavy, f"large {n}") for n in range(64)]
+        overtaking = 0
+        while not all(each.done() for each in large):
+            peak = max(peak, pss(process.pid))
+            waiting = sum(not each.done() for each in large)
+            assert score(client, SMALL, f"small {time.monotonic()}") == 200
+            overtaking += waiting > 32
+        assert [each.result() for each in large] == [200] * 64
     print(f"idle {idle / 2**20:.0f} MiB, peak {peak / 2**20:.0f} MiB, overtaking {overtaking}")
     assert peak - idle < 4 * 2**30
     assert overtaking >= 20

@@ -115,15 +115,3 @@ def test_decoding_ends_when_stop_is_set():
     stop.set()
     with pytest.raises(TimeoutError):
         decode_video(str(LONG_CLIP), count=16, max_pixels=200_704, stop=stop)
-
-
-def test_other_containers_are_decoded(tmp_path):
-    for name, codec in (("clip.avi", "MJPG"), ("clip.mkv", "mp4v"), ("clip.webm", "VP80")):
-        writer = cv2.VideoWriter(
-            str(tmp_path / name), cv2.VideoWriter.fourcc(*codec), 20.0, (64, 48)
-        )
-        for index in range(30):
-            writer.write(np.full((48, 64, 3), index, np.uint8))
-        writer.release()
-        clip = decode(tmp_path / name, count=4)
-        assert (clip.total, clip.indices) == (30, (0, 10, 19, 29)), name

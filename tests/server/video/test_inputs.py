@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 
 import httpx
@@ -27,7 +28,7 @@ from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.video.clip import fetch
 from rewardfleet_server.video.clip.fetch import Fetcher, is_public
 
-from ...conftest import LONG_CLIP, image_base64, served
+from ...conftest import LONG_CLIP, served
 from ...measure import Stopwatch
 
 TASK = "put the bowl on the plate"
@@ -56,7 +57,7 @@ def open_files() -> int:
 
 def test_an_upload_shares_cached_scores_with_the_same_file_as_bytes(client, judge):
     judged = len(judge.seen)
-    first = upload(client, nframes="7").json()
+    first = upload(client, nframes="7.0", backend_kwargs="{}").json()
     assert (first["score"], first["status"], first["cached"]) == (1.0, "ok", False)
     assert len(first["provenance"]["frames"]["indices"]) == 7
     sent = base64.b64encode(VIDEO).decode()
@@ -81,6 +82,12 @@ def test_an_upload_leaves_no_open_file(client, tmp_path):
     [
         ({"nframes": "0"}, "nframes"),
         ({"nframes": "many"}, "nframes"),
+        ({"nframes": '"16"'}, "nframes"),
+        ({"nframes": "true"}, "nframes"),
+        ({"nframes": "NaN"}, "nframes"),
+        ({"fps": "null"}, "fps"),
+        ({"frames_base64": "null"}, "frames_base64"),
+        ({"backend_kwargs": "[]"}, "backend_kwargs"),
         ({"color": "blue"}, "unknown field 'color'"),
         ({"backend_kwargs": "{"}, "backend_kwargs"),
         ({"backend_kwargs": '{"a": 1}'}, "takes no options"),
@@ -198,21 +205,6 @@ def test_forms_from_web_pages_of_other_origins_are_forbidden(client):
         assert answer.status_code == status
 
 
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        {},
-        {"video_path": "a", "video_base64": "AAAA"},
-        {"video_path": "a", "frames_base64": [image_base64()]},
-        {"video_url": "https://a/", "video_path": "a"},
-    ],
-)
-def test_exactly_one_input_is_required(client, inputs):
-    answer = client.post("/score", json={"task_text": TASK, **inputs})
-    assert answer.status_code == 422
-    assert "exactly one of" in answer.json()["detail"]
-
-
 # URLs
 
 
@@ -252,50 +244,20 @@ def test_urls_that_are_not_allowed(url, detail):
     assert detail in answer.json()["detail"]
 
 
-@pytest.mark.parametrize(
-    ("address", "public"),
-    [
-        ("93.184.216.34", True),
-        ("2606:2800:220:1:248:1893:25c8:1946", True),
-        ("10.0.0.1", False),
-        ("172.16.3.4", False),
-        ("192.168.1.1", False),
-        ("100.64.0.1", False),
-        ("127.1.2.3", False),
-        ("169.254.169.254", False),
-        ("0.0.0.0", False),
-        ("224.0.0.1", False),
-        ("255.255.255.255", False),
-        ("::", False),
-        ("fe80::1", False),
-        ("fc00::1", False),
-        ("ff02::1", False),
-        ("::ffff:10.0.0.1", False),
-        ("64:ff9b::a00:1", False),
-        ("64:ff9b:1::a00:1", False),
-        ("2002:a00:1::", False),
-        ("::ffff:93.184.216.34", True),
-        ("::127.0.0.1", False),
-        ("::93.184.216.34", False),
-        ("::ffff:0:127.0.0.1", False),
-        ("fec0::1", False),
-        ("192.0.0.9", False),
-        ("192.88.99.1", False),
-        ("198.18.0.1", False),
-        ("203.0.113.1", False),
-        ("2001::1", False),
-        ("2001:20::1", False),
-        ("2001:db8::1", False),
-        ("3fff::1", False),
-        ("5f00::1", False),
-        ("100::1", False),
-        ("4000::1", False),
-    ],
-)
-def test_which_addresses_are_public(address, public):
-    import ipaddress  # noqa: PLC0415
+PUBLIC = """
+    93.184.216.34 2606:2800:220:1:248:1893:25c8:1946 ::ffff:93.184.216.34
+"""
+NOT_PUBLIC = """
+    10.0.0.1 172.16.3.4 192.168.1.1 100.64.0.1 127.1.2.3 169.254.169.254 0.0.0.0 224.0.0.1
+    255.255.255.255 :: fe80::1 fc00::1 ff02::1 ::ffff:10.0.0.1 64:ff9b::a00:1 64:ff9b:1::a00:1
+    2002:a00:1:: ::127.0.0.1 ::93.184.216.34 ::ffff:0:127.0.0.1 fec0::1 192.0.0.9 192.88.99.1
+    198.18.0.1 203.0.113.1 2001::1 2001:20::1 2001:db8::1 3fff::1 5f00::1 100::1 4000::1
+"""
 
-    assert is_public(ipaddress.ip_address(address)) is public
+
+@pytest.mark.parametrize("address", [*PUBLIC.split(), *NOT_PUBLIC.split()])
+def test_which_addresses_are_public(address):
+    assert is_public(ip_address(address)) is (address in PUBLIC.split())
 
 
 def test_a_full_disk_is_a_failure_that_may_pass(serve, monkeypatch: pytest.MonkeyPatch):

@@ -10,21 +10,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from pydantic import JsonValue
 
-from rewardfleet_server.system.threads import run_in_thread
-from rewardfleet_server.testing import FakeJudge, serving, wait_until
+from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.custom_judge import process as judge_process
 from rewardfleet_server.video.custom_judge.process import JudgeProcess
-from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.loading import load_judges
 from rewardfleet_server.video.settings import VideoSettings
 
@@ -378,48 +375,6 @@ def test_other_calls_at_a_judge_that_is_killed_are_unavailable(folder):
         assert "was killed: it hung" in answer.json()["detail"]
         wait_until(lambda: is_ready(client))
         assert (post(client).status_code, restarts(client)) == (200, 1)
-
-
-class _ThreadJudge:
-    """A judge in a thread of the service, to compare with."""
-
-    provenance: Mapping[str, JsonValue] = {"judge": "thread"}
-    deterministic = False
-    failure = None
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(THREADS)
-
-    def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
-        pass
-
-    async def judge_file(self, *_: object) -> Judgment:
-        return await run_in_thread(self._threads, lambda: Judgment(0.5, "fine"))
-
-    @asynccontextmanager
-    async def lifespan(self):
-        yield
-        self._threads.shutdown()
-
-
-@pytest.mark.serial
-@pytest.mark.slow
-def test_the_process_takes_less_than_a_millisecond_of_a_call(folder, make_video):
-    settings = folder.settings(video_root=[folder.path])
-    judges = {**load_judges(settings), "thread": _ThreadJudge()}
-    body = {"task_text": "go", "video_path": str(make_video(3))}
-    times: dict[str, list[float]] = {name: [] for name in judges}
-    with (
-        serving(create_app(settings, judges)) as url,
-        httpx.Client(base_url=url, timeout=60, trust_env=False, verify=False) as client,
-    ):
-        for _ in range(150):
-            for name, measured in times.items():
-                answer = client.post("/score", json={**body, "backend": name}).json()
-                measured.append(answer["timing_ms"]["backend"])
-    in_process, in_thread = map(min, times.values())  # other work on the machine adds to medians
-    # On an idle machine, the thread takes a tenth of a millisecond, and the process half of one.
-    assert in_process - in_thread < max(1, 8 * in_thread)
 
 
 class _FailingJudge(FakeJudge):

@@ -7,6 +7,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import cv2
@@ -23,7 +24,7 @@ from rewardfleet_server.video.judges.chat_endpoint import Token
 from rewardfleet_server.video.judges.openai import yes_interval
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import image_base64
+from ...conftest import client_of, image_base64
 from ...measure import Stopwatch
 
 pytestmark = pytest.mark.slow  # retries wait
@@ -90,10 +91,7 @@ def serving_judge(endpoint: Endpoint | str, **settings: object):
     with _url_of(endpoint) as url:
         settings = {"backend": ["openai"], "openai_url": f"{url}/v1", **settings}
         settings = VideoSettings(openai_model="judge-7b", **settings)
-        with (
-            serving(create_app(settings)) as service,
-            httpx.Client(base_url=service, timeout=60, trust_env=False, verify=False) as client,
-        ):
+        with client_of(create_app(settings)) as client:
 
             def post_score(**fields: object) -> httpx.Response:
                 frames = [image_base64(level=level) for level in (0, 100, 200)]
@@ -309,15 +307,11 @@ def test_an_unreachable_endpoint_is_an_error():
 
 def test_concurrent_requests_are_limited(endpoint):
     endpoint.wait_s = 0.5
-    with serving_judge(endpoint, set=["concurrency=3"]) as post_score:
-        threads = [
-            threading.Thread(target=post_score, kwargs={"task_text": f"task {index}"})
-            for index in range(12)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with (
+        serving_judge(endpoint, set=["concurrency=3"]) as post_score,
+        ThreadPoolExecutor(12) as pool,
+    ):
+        list(pool.map(lambda index: post_score(task_text=f"task {index}"), range(12)))
     assert len(endpoint.requests) == 12
     assert endpoint.max_concurrent == 3
 

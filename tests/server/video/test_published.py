@@ -23,7 +23,13 @@ from rewardfleet_server.video.judges.vlm import (
     GenerationParams,
     ImagePart,
 )
-from rewardfleet_server.video.judges.vlm.families import roboreward, sole_r1, topreward
+from rewardfleet_server.video.judges.vlm.families import (
+    primo_r1,
+    robometer,
+    roboreward,
+    sole_r1,
+    topreward,
+)
 from rewardfleet_server.video.judges.vlm.prompt_layouts import (
     FirstPreviousCurrent,
     OneVideoToContinue,
@@ -441,8 +447,21 @@ def test_the_prompts_of_sole_are_read_from_the_authors_file(tmp_path: Path):
         assert question.lower() == "one view of lift. it was at -5%. and now?"
 
 
+#: What is not the prompt of robometer: without a task, with another field, and two of them.
+ROBOMETER = [
+    "prompt = 'no task'",
+    "prompt = f'{s.name}'",
+    "prompt = f'{s.task} {s.name}'",
+    "prompt = f'{s.task}'; prompt = f'{s.task}?'",
+]
+
+
 @pytest.mark.parametrize(
-    "read", [roboreward.authors_text, topreward.authors_text, sole_r1.authors_texts]
+    "read",
+    [
+        *(judge.authors_text for judge in (roboreward, topreward, robometer)),
+        *(sole_r1.authors_texts, primo_r1.authors_prompts),
+    ],
 )
 @pytest.mark.parametrize(
     "text",
@@ -463,8 +482,13 @@ def test_the_prompts_of_sole_are_read_from_the_authors_file(tmp_path: Path):
         "A = " + "-" * 100_000 + "1",
         "A = '\0'",
         README,
+        "SYSTEM_PROMPT = 'x'",
+        *(
+            f"class C:\n    def _process_progress_batch(self):\n        {each}"
+            for each in ROBOMETER
+        ),
     ],
-    ids=range(16),
+    ids=range(21),
 )
 def test_files_without_the_prompts_are_rejected_by_name(tmp_path: Path, read: Any, text: str):
     file = tmp_path / "prompts.py"

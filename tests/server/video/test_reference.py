@@ -14,7 +14,6 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.commands import demo
 from rewardfleet_server.commands.demo import auroc
 from rewardfleet_server.commands.look import strips
-from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.clip.frames import decode_video
 from rewardfleet_server.video.references import library
@@ -37,10 +36,7 @@ ROLLOUTS = [json.loads(line) for line in (LIBERO / "manifest.jsonl").read_text()
 def client():
     """The service with its default judge: `rewardfleet serve video --video-root …`."""
     settings = VideoSettings(video_root=[LIBERO])
-    with (
-        serving(create_app(settings)) as url,
-        httpx.Client(base_url=url, timeout=150, trust_env=False, verify=False) as client,
-    ):
+    with client_of(create_app(settings)) as client:
         yield client
 
 

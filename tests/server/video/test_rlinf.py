@@ -36,7 +36,7 @@ from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO
 from rewardfleet_server.video.prompts.authors import original_prompt
 from rewardfleet_server.video.settings import VideoSettings, select_gpus
 
-from ...conftest import Serve
+from ...conftest import Serve, client_of
 from ..http.test_requests import metric
 from .test_abstention import original_request
 from .test_bad_input import check_problem
@@ -384,10 +384,7 @@ def test_the_route_answers_a_model_s_text_as_the_original(make_video: MakeVideo,
         settings = VideoSettings(
             **PROFILE, openai_url=f"{url}/v1", openai_model="m", abstention=0, video_root=[tmp_path]
         )
-        with (
-            serving(create_app(settings, load_judges(settings))) as service,
-            httpx.Client(base_url=service, trust_env=False, timeout=60) as client,
-        ):
+        with client_of(create_app(settings, load_judges(settings))) as client:
             for number, (text, score) in enumerate(RECORDED["scores"]):
                 answer = client.post("/rlinf/score", json={**body, "task_text": str(number)})
                 assert answer.json()["score"] == pytest.approx(score), text

@@ -4,20 +4,19 @@ import json
 import math
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.video import Curve
-from rewardfleet_server.testing import FakeJudge, serving
+from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment, loading
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.vlm import Completion, ImagePart, VideoPart
 from rewardfleet_server.video.judges.vlm.families import primo_r1
-from rewardfleet_server.video.judges.vlm.families.primo_r1 import PrimoSettings, authors_prompts
+from rewardfleet_server.video.judges.vlm.families.primo_r1 import PrimoSettings
 from rewardfleet_server.video.judges.vlm.families.qwen import load_checkpoint
 from rewardfleet_server.video.judges.vlm.families.qwen_geometry import QwenGeometry
 from rewardfleet_server.video.judges.vlm.judge import order_correlation, scores, with_curve
@@ -25,9 +24,9 @@ from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo, FirstVid
 from rewardfleet_server.video.judges.vlm.readouts import LabelReadout, TextReadout
 from rewardfleet_server.video.judges.vlm.settings import ModelSettings
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO
-from rewardfleet_server.video.prompts.authors import prompts_of
 from rewardfleet_server.video.settings import VideoSettings
 
+from ...conftest import served
 from ...measure import CpuStopwatch
 
 #: The part of a checkpoint's config.json that is read before loading.
@@ -323,16 +322,6 @@ def test_the_authors_prompts_are_parsed_and_not_executed(tmp_path: Path):
     assert user.digest != primo_r1.judge_spec(PrimoSettings()).readouts["text"].prompt.digest
 
 
-@pytest.mark.parametrize(
-    "text", ["SYSTEM_PROMPT = 'x'", "def (", AUTHORS.replace("QUESTION_TEMPLATE = (", "OTHER = (")]
-)
-def test_a_file_without_the_prompts_is_rejected(tmp_path: Path, text: str):
-    file = tmp_path / "prompts.py"
-    file.write_text(text)
-    with pytest.raises(ValueError, match=r"prompts .*prompts\.py: it must assign"):
-        prompts_of(file, authors_prompts, None)
-
-
 # Curves
 
 
@@ -368,29 +357,13 @@ def test_a_curve_contains_abstentions():
 # The service
 
 
-def test_a_request_may_use_an_alias(make_video):
-    clip = make_video(3)
-    with serving(create_app(settings(video_root=[clip.parent]), {"PRIMO-R1": FakeJudge()})) as url:
-        body = {"task_text": "t", "video_path": str(clip), "backend": "primo_r1_vllm"}
-        answer = httpx.post(f"{url}/score", json=body, timeout=60, trust_env=False).json()
-    assert answer["backend"] == "PRIMO-R1"
-
-
-def test_a_judge_that_failed_makes_the_service_unready():
-    judge = FakeJudge()
-    with serving(create_app(settings(), {"fake": judge})) as url:
-        assert httpx.get(f"{url}/readyz", timeout=60, trust_env=False).status_code == 200
-        judge.failure = "the engine died"
-        answer = httpx.get(f"{url}/readyz", timeout=60, trust_env=False)
-    assert answer.status_code == 503 and answer.json()["detail"] == "the engine died"
-
-
 def test_the_response_contains_the_curve(make_video):
     class Curved(FakeJudge):
         async def judge(self, *_: object) -> Judgment:
             return Judgment(0.5, "", curve=Curve(frames=[1, 2], values=[None, 0.5]))
 
-    with serving(create_app(settings(video_root=[make_video(3).parent]), {"c": Curved()})) as url:
-        body = {"task_text": "t", "video_path": str(make_video(3))}
-        answer = httpx.post(f"{url}/score", json=body, timeout=60, trust_env=False).json()
+    video = make_video(3)
+    with served(Curved(), video_root=[video.parent]) as client:
+        body = {"task_text": "t", "video_path": str(video)}
+        answer = client.post("/score", json=body).json()
     assert answer["curve"] == {"frames": [1, 2], "values": [None, 0.5]}
