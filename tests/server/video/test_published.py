@@ -359,22 +359,12 @@ Grade {it} now. ANSWER: <score>
 Task: <INSERT TASK HERE>
 ```
 """
-CONSTANT = """
-raise SystemExit
-PROMPT = os.environ
-ROBOREWARD_PROMPT_TEMPLATE = ("Grade it. " "ANSWER: <score>\\n"
-    "Task: {instruction}")
-"""
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("README.md", README.replace("{it}", "it")), ("roboreward.py", CONSTANT)]
-)
-def test_the_prompt_of_roboreward_is_read_from_the_authors_file(
-    tmp_path: Path, name: str, text: str
-):
-    (tmp_path / name).write_text(text)
-    settings = roboreward.RoboRewardSettings(prompts=tmp_path / name)
+def test_the_prompt_of_roboreward_is_read_from_the_authors_file(tmp_path: Path):
+    file = tmp_path / "README.md"
+    file.write_text(README.replace("{it}", "it"))
+    settings = roboreward.RoboRewardSettings(prompts=file)
     prompt = roboreward.judge_spec(settings).readouts["grade"].prompt
     assert prompt.render("lift").startswith("Grade it")
     assert prompt.render("lift").endswith("Task: lift") and prompt.name == "roboreward_authors"
@@ -386,15 +376,6 @@ def test_many_unclosed_blocks_are_read_in_linear_time(tmp_path: Path):
     assert roboreward.authors_text(file).render("lift").startswith("Grade it")
 
 
-FUNCTION = '''
-def build_prompt(instruction: str) -> str:
-    """Build it."""
-    return (
-        "The images show: "
-        f"{instruction}. "
-        "True or not? Answer:"
-    )
-'''
 CLIENT = """
 class Client:
     def parts(self, instruction, description):
@@ -407,21 +388,13 @@ class Client:
         else:
             instruction_suffix = f"{instruction} True or not? Answer: True"
 """
-CONFIGURATION = """
-DEFAULT_PROMPT_PREFIX = (
-    "The video shows: "
-)
-DEFAULT_PROMPT_SUFFIX_TEMPLATE = "{instruction} True " + "or not? Answer: True"
-"""
 
 
-@pytest.mark.parametrize("text", [FUNCTION, CLIENT, CONFIGURATION], ids=["function", "client", "c"])
-def test_the_prompt_of_topreward_is_read_from_the_authors_file(tmp_path: Path, text: str):
-    file = tmp_path / "prompts.py"
-    file.write_text(text)
+def test_the_prompt_of_topreward_is_read_from_the_authors_file(tmp_path: Path):
+    file = tmp_path / "qwen.py"
+    file.write_text(CLIENT)
     rendered = topreward.authors_text(file).render("lift {it}")
-    assert rendered.endswith(" True or not? Answer:") and "show" in rendered
-    assert "lift {it}" in rendered
+    assert rendered == "The video shows: lift {it} True or not? Answer:"
 
 
 SOLE = """
@@ -434,17 +407,11 @@ USER_QUESTION_EXTERNAL_VIEW_TEMPLATE = "One view of {task_description}. " + \\
 
 def test_the_prompts_of_sole_are_read_from_the_authors_file(tmp_path: Path):
     file = tmp_path / "constants.py"
-    for text in (
-        SOLE,
-        SOLE.lower().replace(
-            "user_question_external_view_template", "user_question_template_external_view"
-        ),
-    ):
-        file.write_text(text)
-        spec = sole_r1.judge_spec(sole_r1.SoleSettings(prompts=file))
-        assert spec.system is not None and spec.system.render("t").lower() == "think. answer. done."
-        question = spec.readouts["progress"].prompt.render("lift", previous_progress="-5")
-        assert question.lower() == "one view of lift. it was at -5%. and now?"
+    file.write_text(SOLE)
+    spec = sole_r1.judge_spec(sole_r1.SoleSettings(prompts=file))
+    assert spec.system is not None and spec.system.render("t") == "Think. Answer. Done."
+    question = spec.readouts["progress"].prompt.render("lift", previous_progress="-5")
+    assert question == "One view of lift. It was at -5%. And now?"
 
 
 #: What is not the prompt of robometer: without a task, with another field, and two of them.
@@ -468,13 +435,13 @@ ROBOMETER = [
     [
         "",
         "def (",
-        "ROBOREWARD_PROMPT = 'x'",  # no task
-        "ROBOREWARD_PROMPT = 'a {instruction}'\nROBOREWARD_PROMPT = 'b {instruction}'",
-        "ROBOREWARD_PROMPT = 'a {instruction} {other}'",
-        "ROBOREWARD_PROMPT = 'a {instruction.__class__}'",
-        "ROBOREWARD_PROMPT = open('/etc/passwd').read()",
-        "def build_prompt(instruction):\n    return f'{instruction!r}'",
-        "def build_prompt(instruction):\n    return f'{instruction.x}'",
+        "```text\nx\n```",  # no task
+        "```text\na {instruction}\n```\n```text\nb {instruction}\n```",
+        "```text\na {instruction} {other}\n```",
+        "```text\na {instruction.__class__}\n```",
+        "SYSTEM_PROMPT_TEMPLATE = open('/etc/passwd').read()",
+        "def f(instruction):\n    instruction_suffix = f'{instruction!r} True'",
+        "def f(x):\n    prompt_text = 'a'\n    instruction_suffix = f'{x.other} True'",
         CLIENT.replace("Answer: True", "Answer:"),
         SOLE.replace("{prev_progress}", ""),
         "A = " + "+".join(["'x'"] * 50_000),

@@ -31,8 +31,8 @@ def read_texts(file: Path) -> Texts:
     """Return the texts that a Python file assigns to names, in its module, classes and functions.
 
     A text is a string, a `+` of strings, or an f-string that inserts names or attributes, which
-    become fields. What a function returns is under the function's name, what it assigns also under
-    `function.name`, and the texts of a dictionary are under `NAME[key]`. Anything else is left out.
+    become fields. What a function assigns is also under `function.name`, and the texts of a
+    dictionary are under `NAME[key]`. Anything else is left out.
 
     Raises:
         ValueError: The file is not Python.
@@ -50,19 +50,18 @@ def read_fences(file: Path) -> list[str]:
     return [block.removesuffix("\n") for block in blocks]
 
 
-def one_text(texts: Texts, *names: str) -> str:
-    """Return the text of the first of these names that the file assigns.
+def one_text(texts: Texts, name: str) -> str:
+    """Return the text that the file assigns to a name.
 
     Raises:
-        ValueError: It assigns none of them, or several texts to it.
+        ValueError: It assigns none, or several.
     """
-    for name in names:
-        found = set(texts.get(name, ()))
-        if len(found) == 1:
-            return found.pop()
-        if found:
-            raise ValueError(f"{name} has {len(found)} different texts")
-    raise ValueError(f"it assigns no text to {' or '.join(names)}")
+    found = set(texts.get(name, ()))
+    if not found:
+        raise ValueError(f"it assigns no text to {name}")
+    if len(found) > 1:
+        raise ValueError(f"{name} has {len(found)} different texts")
+    return found.pop()
 
 
 def prompts_of(file: Path | None, read: Callable[[Path], T], shipped: T) -> T:
@@ -136,14 +135,11 @@ def _texts_of(module: ast.Module) -> Texts:
                         _add(texts, f"{name}[{key.value}]", value)
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 _add(texts, name, value)
-            case ast.FunctionDef(name=function, body=body):
+            case ast.FunctionDef(name=function):
                 for statement in ast.walk(node):
                     match statement:
                         case ast.Assign(targets=[ast.Name(id=name)], value=value):
                             _add(texts, f"{function}.{name}", value)
-                match body[-1]:
-                    case ast.Return(value=ast.expr() as value):
-                        _add(texts, function, value)
     return texts
 
 

@@ -20,7 +20,6 @@ from rewardfleet_server.video.prompts.authors import (
     one_text,
     prompts_of,
     read_fences,
-    read_texts,
 )
 from rewardfleet_server.video.settings import VideoSettings
 
@@ -54,13 +53,9 @@ def judge_spec(settings: RoboRewardSettings) -> JudgeSpec:
 
 
 def authors_text(file: Path) -> Prompt:
-    """Read the prompt from the checkpoint's README.md, or from a Python file; see `one_text`."""
-    if file.suffix.lower() == ".md":
-        texts = {"a block of ```text": read_fences(file)}
-    else:
-        texts = read_texts(file)
-    names = ("a block of ```text", "ROBOREWARD_PROMPT_TEMPLATE", "ROBOREWARD_PROMPT")
-    return authors_prompt(one_text(texts, *names), "roboreward_authors")
+    """Read the prompt from the checkpoint's README.md; see `one_text` for errors."""
+    name = "a block of ```text"
+    return authors_prompt(one_text({name: read_fences(file)}, name), "roboreward_authors")
 
 
 @dataclass(frozen=True)

@@ -75,14 +75,11 @@ def judge_spec(settings: SoleSettings) -> JudgeSpec:
 def authors_texts(file: Path) -> tuple[Prompt, Prompt]:
     """Read the system prompt and the question from a file of the authors; see `one_text`.
 
-    It is `reward_server/src/reward_server/constants.py`. The same texts in RoboReason's `sole.py`
-    have other names.
+    It is `reward_server/src/reward_server/constants.py`.
     """
     texts = read_texts(file)
-    system = one_text(texts, "SYSTEM_PROMPT_TEMPLATE", "system_prompt_template")
-    question = one_text(
-        texts, "USER_QUESTION_EXTERNAL_VIEW_TEMPLATE", "user_question_template_external_view"
-    )
+    system = one_text(texts, "SYSTEM_PROMPT_TEMPLATE")
+    question = one_text(texts, "USER_QUESTION_EXTERNAL_VIEW_TEMPLATE")
     return (
         Prompt.of(system, "sole_system_authors"),
         authors_prompt(question, "sole_question_authors", more_fields=_FIELDS),

@@ -17,7 +17,6 @@ from rewardfleet_server.video.judges.vlm.readouts import LabelReadout, TextSampl
 from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, EitherEngineSettings
 from rewardfleet_server.video.prompts import Prompt
 from rewardfleet_server.video.prompts.authors import (
-    Texts,
     authors_prompt,
     one_text,
     prompts_of,
@@ -79,27 +78,15 @@ def min_max(judgments: Sequence[Judgment]) -> list[float | None]:
 
 
 def authors_text(file: Path) -> Prompt:
-    """Read the prompt from the authors' client, LeRobot's configuration or RoboReason's function.
-
-    See `one_text` for errors.
-    """
-    text = _find_text(read_texts(file))
+    """Read the prompt from the authors' `topreward/clients/qwen.py`; see `one_text` for errors."""
+    texts = read_texts(file)
+    # The client has a second text each, for a video that is described first, and for a turn of the
+    # model.
+    starts = [text for text in texts.get("prompt_text", []) if "{" not in text]
+    ends = [text for text in texts.get("instruction_suffix", []) if text.endswith(" True")]
+    chosen = {"prompt_text": starts, "instruction_suffix": ends}
+    text = one_text(chosen, "prompt_text") + one_text(chosen, "instruction_suffix")
     return authors_prompt(text.removesuffix(" True"), "topreward_authors")
-
-
-def _find_text(texts: Texts) -> str:
-    if "build_prompt" in texts:
-        return one_text(texts, "build_prompt")
-    if "instruction_suffix" in texts:
-        # The client has a second text each, for a video that is described first, and for a turn of
-        # the model.
-        starts = [text for text in texts.get("prompt_text", []) if "{" not in text]
-        ends = [text for text in texts["instruction_suffix"] if text.endswith(" True")]
-        chosen = {"prompt_text": starts, "instruction_suffix": ends}
-        return one_text(chosen, "prompt_text") + one_text(chosen, "instruction_suffix")
-    return one_text(texts, "DEFAULT_PROMPT_PREFIX") + one_text(
-        texts, "DEFAULT_PROMPT_SUFFIX_TEMPLATE"
-    )
 
 
 JUDGE = BuiltInJudge(
