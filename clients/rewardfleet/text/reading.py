@@ -37,8 +37,7 @@ class Thought(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """What one speaker wrote, without marks of turns and ends.
 
     Attributes:
@@ -55,7 +54,7 @@ class Turn:
     cut: bool = False
     unended: str = ""
 
-    @cached_property
+    @property
     def answer(self) -> str:
         """The text without thoughts."""
         parts, position = [], 0
@@ -85,6 +84,9 @@ def read(text: str, *, code: bool = False) -> Reading:
         code: Whether the text may be source code, of which a thought in the middle begins a line,
             and in whose comments marks are text, too.
     """
+    plain = marks.PLAIN.fullmatch(text)
+    if plain and not _has(text, marks.OTHER_HINTS):
+        return Reading((Turn("assistant", text, (Thought(*plain.span(1), *plain.span(2)),)),))
     for opening, closing, _ in marks.THOUGHTS_IN_WORDS:
         start = len(text) - len(text.lstrip())
         is_cut = opening == "analysis" and text[start + len(opening) :][:1].isupper()
@@ -149,7 +151,7 @@ def _turn(role: Role, text: str, *, code: bool) -> Turn:
     )
     thoughts: list[Thought] = []
     length = 0
-    for part in parts if _has(text.lower(), marks.THOUGHT_HINTS) else ():
+    for part in parts if any(map(text.lower().__contains__, marks.THOUGHT_HINTS)) else ():
         thoughts += (
             Thought(*(each + length for each in found)) for found in _thoughts(part, code=code)
         )
@@ -183,7 +185,7 @@ def _thoughts(text: str, *, code: bool) -> list[Thought]:
     found: list[Thought] = []
     opened: re.Match[str] | None = None
     is_first = False
-    for mark in THOUGHT.finditer(text):
+    for mark in sorted([m for each in THOUGHT for m in each.finditer(text)], key=re.Match.start):
         if mark.lastgroup in {"closing", "end"}:
             first = found[0].begin if found and not found[0].start else 0
             start, begin = opened.span() if opened else (0, first)
@@ -216,8 +218,11 @@ def _may_open(mark: re.Match[str], source: "_Source") -> bool:
     return may_open and not source.is_text(mark)
 
 
-def _has(text: str, hints: Iterable[str]) -> bool:
-    return any(map(text.__contains__, hints))
+def _has(text: str, hints: Iterable[tuple[str, re.Pattern[str]]]) -> bool:
+    for first, hint in hints:  # noqa: SIM110 - a generator takes as long as the rest
+        if first in text and hint.search(text):
+            return True
+    return False
 
 
 class _Source:

@@ -50,8 +50,7 @@ class ToolCall(NamedTuple):
 MALFORMED = ToolCall("", frozenset(), frozenset())
 
 
-@dataclass(frozen=True)
-class ParsedAnswer:
+class ParsedAnswer(NamedTuple):
     """A parsed answer."""
 
     blocks: tuple[str, ...]  #: the tags outside of others, in order
@@ -89,7 +88,7 @@ def parse_answer(text: str) -> ParsedAnswer:
         names, is_tagged = _tags(after)
         blocks += names
         is_clean = is_clean and is_tagged
-        for part in (before, after, turn.unended):
+        for part in filter(None, (before, after, turn.unended)):
             calls += _calls(part)
     has_calls = MALFORMED not in calls and bool(calls) == ("tool_call" in blocks)
     return ParsedAnswer(
@@ -110,33 +109,32 @@ def _tags(text: str) -> tuple[list[str], bool]:
     return names, is_clean and not text[outside:].strip()
 
 
-def _calls(text: str) -> Iterator[ToolCall]:
-    """Yield the calls in all `<tool_call>` blocks, as an executor finds them: also nested ones."""
+def _calls(text: str) -> list[ToolCall]:
+    """Return the calls in all `<tool_call>` blocks, as an executor finds them: also nested ones."""
+    calls: list[ToolCall] = []
     for content, closing in _CALLS.findall(text):
-        if not closing:
-            yield MALFORMED
-            continue
-        end = 0
-        try:
-            for value, position in _decoded(content):
-                yield call_of(value)
-                end = position
-        except (ValueError, RecursionError):
-            yield MALFORMED
-            yield from _calls_in_lines(content[end:].split("\n")[1:])
+        values, end, error = _decoded(content) if closing else ([], len(content), None)
+        calls += map(call_of, values)
+        if error or not closing:
+            calls += [MALFORMED, *_calls_in_lines(content[end:].split("\n")[1:])]
+    return calls
 
 
-def _decoded(content: str) -> Iterator[tuple[Any, int]]:
-    """Yield the values in a block, each with the position of what follows.
+def _decoded(content: str) -> tuple[list[Any], int, Exception | None]:
+    """Return the values in a block, where what is malformed begins, and what is wrong with it.
 
     They are JSON objects in lines, over several lines, or in one array.
     """
+    values: list[Any] = []
     position = _SPACE.match(content).end()  # type: ignore[union-attr] # it matches everywhere
-    while position < len(content):
-        value, position = _DECODER.raw_decode(content, position)
-        position = _SPACE.match(content, position).end()  # type: ignore[union-attr] # likewise
-        for each in value if isinstance(value, list) else [value]:
-            yield each, position
+    try:
+        while position < len(content):
+            value, position = _DECODER.raw_decode(content, position)
+            values += value if isinstance(value, list) else [value]
+            position = _SPACE.match(content, position).end()  # type: ignore[union-attr] # likewise
+    except (ValueError, RecursionError) as error:
+        return values, position, error
+    return values, position, None
 
 
 def _calls_in_lines(lines: Iterable[str]) -> Iterator[ToolCall]:
@@ -161,7 +159,7 @@ def call_of(value: Any) -> ToolCall:
             parameters = json.loads(parameters)
         if not (isinstance(name, str) and name and isinstance(parameters, dict)):
             return MALFORMED
-        values = frozenset((key, _canonical(each)) for key, each in parameters.items())
+        values = frozenset([(key, _canonical(each)) for key, each in parameters.items()])
         return ToolCall(name, values, frozenset(parameters))
     except (ValueError, RecursionError):
         return MALFORMED
@@ -260,11 +258,10 @@ def parse_ground_truth(text: str) -> GroundTruth:
 
 def _raw_calls(content: str) -> list[Any]:
     """Return the calls of a ground truth, as they were written."""
-    try:
-        calls = [value for value, _ in _decoded(content)]
-    except (ValueError, RecursionError) as error:
+    calls, _, error = _decoded(content)
+    if error:
         reason = error.args[0] if isinstance(error, ValueError) else "nested too deep"
-        raise InvalidRequest(f"ground_truth: <tool_call>: not JSON: {reason}") from None
+        raise InvalidRequest(f"ground_truth: <tool_call>: not JSON: {reason}")
     if not 0 < len(calls) <= _MAX_GROUND_TRUTH_CALLS:
         raise InvalidRequest(
             f"ground_truth: <tool_call>: give 1 to {_MAX_GROUND_TRUTH_CALLS} tool calls "

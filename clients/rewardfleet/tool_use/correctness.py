@@ -36,10 +36,12 @@ def strict_correctness(calls: Sequence[ToolCall], truth: Sequence[ToolCall]) -> 
     Returns:
         A number in [-3, 3]; 3 only if the calls are those of the ground truth, in any order.
     """
-    weight = sum(call.weight for call in truth)
-    total = sum(call.weight for call in calls)
+    weight = sum([call.weight for call in truth])
+    total = sum([call.weight for call in calls])
     if not truth:
         return MAX_CORRECTNESS * (1 / (1 + _SUPERFLUOUS_SHARE * total) - 1)
+    if calls == truth:  # in the same order, as is usual late in training
+        return MAX_CORRECTNESS
     similarity, matched = 0.0, 0
     for name in dict.fromkeys(call.name for call in truth):
         wanted = [call for call in truth if call.name == name]

@@ -1,11 +1,13 @@
 """What a text says, whoever reads it: each mark of thoughts, turns and ends, for each reader."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from rewardfleet.text import marks
 from rewardfleet.text.judgment import overall_judgment
 from rewardfleet.text.messages import answer_text, completion_text
 from rewardfleet.text.program import extract_program
@@ -200,6 +202,20 @@ def test_thoughts_of_a_later_message_are_none_of_its_calls():
 def test_marks_in_source_code_are_text(program: str):
     for text in (program, f"Sure:\n```python\n{program}\n```\nDone."):
         assert extract_program(text).strip() == program
+
+
+def test_a_plain_answer_with_calls_is_read_as_any_other(monkeypatch: pytest.MonkeyPatch):
+    rests = ["</think>", "<tool_call>[1]</tool_call>", "<response>", "\nassistant\n", "a < b", "{x"]
+    rests += [*sum(THOUGHTS + TURNS, ()), *ENDS, "{", "[", "<", "", "<think>"]
+    texts = [
+        f"{blank}<think>{thought}</think>\n<tool_call>{content}</tool_call>{rest}"
+        for each in rests
+        for thought, content, rest in ((each, "", ""), ("", each, ""), ("a", "b", each))
+        for blank in ("", "\n", "x")
+    ]
+    fast = [read(text, code=code) for text in texts for code in (False, True)]
+    monkeypatch.setattr(marks, "PLAIN", re.compile("(?!)"))
+    assert fast == [read(text, code=code) for text in texts for code in (False, True)]
 
 
 @pytest.mark.serial
