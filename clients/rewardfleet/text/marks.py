@@ -140,7 +140,7 @@ def _hints(*patterns: str) -> list[tuple[str, re.Pattern[str]]]:
 #: Texts of which every mark of a turn, of a tool's answer or of thoughts has one.
 TURN_HINTS = _hints(
     r"<(?:[|\uff5c]|seed:|role>|/s>|eos>)", r"\[(?:\||INST\]|TOOL_R|EOS\])", r"\]~b\]", r"\|>",
-    "end_of_",
+    "end_of_", "start_of_",
 )  # fmt: skip
 TOOL_HINTS = _hints(
     r"<(?:tool_[ro]|function_re|\|tool_re|\|START_TOOL|observation>|execution_re|information>"

@@ -234,3 +234,28 @@ def test_reading_takes_linear_time(part: str, code: bool):
     watch = CpuStopwatch()
     read(part * (300_000 // len(part)), code=code)
     assert watch.seconds < 5
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "<|im_start|>user\n",
+        "<|start_header_id|>user<|end_header_id|>",
+        "<start_of_turn>user\n",
+        "<|turn>user\n",
+        "<|im_user|>user<|im_middle|>",
+        "<|user|>",
+        "<role>user</role>",
+        "<\uff5cUser\uff5c>",
+        "<|start_of_role|>user<|end_of_role|>",
+        "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>",
+        "[|user|]",
+        "]~b]user\n",
+        "<seed:bos>user\n",
+        "<|start|>user<|message|>",
+    ],
+)
+def test_a_single_mark_begins_a_turn(mark: str):
+    """A text without any other mark is searched for it as well."""
+    first, second = read(f"x = 1\n{mark}print(2)").turns
+    assert (first.role, first.answer.strip(), second.role) == ("assistant", "x = 1", "user")
