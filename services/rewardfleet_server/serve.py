@@ -17,7 +17,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from rewardfleet import __version__
-from rewardfleet_command import INTERRUPTED
 
 from .flags import unknown_variable_warnings
 from .http.app import RewardApp
@@ -62,7 +61,6 @@ class Server(GracefulServer):
         self._listener = listener or bind(settings.host, settings.port)
         self._draining: asyncio.Task[None] | None = None
         self._exits = False
-        self.interrupted = False  #: whether Ctrl-C has ended the service
         self.failure: str | None = None  #: why the service ended without a signal, or None
 
     @property
@@ -73,7 +71,7 @@ class Server(GracefulServer):
     @property
     def status(self) -> int:
         """The exit status of the process."""
-        return 1 if self.failure is not None else INTERRUPTED if self.interrupted else 0
+        return 1 if self.failure is not None else super().status
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Prepare the process, and serve until a signal or a failure ends the service."""
@@ -92,7 +90,6 @@ class Server(GracefulServer):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
         """Drain the application at the first signal; cancel its requests at the second."""
-        # uvicorn's own method would make the process end by the signal instead of with status 0.
         self.interrupted = sig == signal.SIGINT
         if not self._exits:
             self._exits = True

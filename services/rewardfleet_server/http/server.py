@@ -3,15 +3,19 @@
 import asyncio
 import ctypes
 import select
+import signal
 import socket
 import struct
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from types import FrameType
 from typing import Any, TypeVar
 
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
+
+from rewardfleet_command import INTERRUPTED
 
 from .connections import OrderlyConnections
 from .openenv import MAX_MESSAGE_BYTES, OpenEnvSocket
@@ -81,12 +85,24 @@ class GracefulServer(uvicorn.Server):
             )
         )
         self._handles_signals = handles_signals
+        self.interrupted = False  #: whether Ctrl-C has ended it
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Install the handlers, if they are wanted."""
         with super().capture_signals() if self._handles_signals else nullcontext():
             yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
+        """Answer open requests before the end; a second signal does not wait for them."""
+        # uvicorn's own method would make the process end by the signal instead of with a status.
+        self.interrupted = sig == signal.SIGINT
+        self.force_exit, self.should_exit = self.should_exit, True
+
+    @property
+    def status(self) -> int:
+        """The exit status of the process."""
+        return INTERRUPTED if self.interrupted else 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, so that the next process can bind the address when this one has ended."""

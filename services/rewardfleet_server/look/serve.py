@@ -1,13 +1,10 @@
 """The server of the page."""
 
-import asyncio
 import logging
-import signal
 import socket
 from pathlib import Path
 
 from rewardfleet.wire.urls import is_loopback
-from rewardfleet_command import INTERRUPTED
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.auth import ApiKeys
 from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
@@ -39,18 +36,6 @@ def serve_page(
     configure_logging("warning")
     if key_file is None and not is_loopback(host):
         log.warning("ANYONE WHO REACHES %s CAN READ AND LABEL THE SCORES", url_of(listener))
-    server = GracefulServer(app, handles_signals=False)
-    status = 0
-
-    async def serve() -> None:
-        def stop(ended: int) -> None:
-            nonlocal status
-            status = ended
-            server.force_exit, server.should_exit = server.should_exit, True
-
-        for number, ended in ((signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 0)):
-            asyncio.get_running_loop().add_signal_handler(number, stop, ended)
-        await server.serve([listener])
-
-    run_on_fast_loop(serve())
-    return status
+    server = GracefulServer(app)
+    run_on_fast_loop(server.serve([listener]))
+    return server.status

@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-import signal
 import socket
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
-from rewardfleet_command import INTERRUPTED
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
 from rewardfleet_server.observe.logs import configure_logging
@@ -89,18 +87,7 @@ async def _run(
     max_waiting = most_waiting(raise_descriptor_limit(), _REPLICAS)
     # A service that has never had a replica may not be deployed, as `vlm` without GPUs.
     gateway = Gateway(fleet, hosts, max_waiting=max_waiting, reports_all=False)
-    server = GracefulServer(gateway, handles_signals=False)
-
-    status = 0
-
-    def stop(new_status: int) -> None:
-        nonlocal status
-        status = new_status
-        # Open requests are answered first; a second signal does not wait for them.
-        server.force_exit, server.should_exit = server.should_exit, True
-
-    for number, ended in ((signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 0)):
-        asyncio.get_running_loop().add_signal_handler(number, stop, ended)
+    server = GracefulServer(gateway)
     following = [
         asyncio.create_task(follow(name, urls, fleet[name])) for name, urls in services.items()
     ]
@@ -117,4 +104,4 @@ async def _run(
     for result in results:
         if isinstance(result, Exception):
             raise result
-    return status
+    return server.status
