@@ -1,8 +1,6 @@
 """The checks of `rewardfleet doctor` for the services."""
 
-import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 
 import httpx
@@ -16,10 +14,6 @@ from rewardfleet_server.system.listener import bind
 
 #: Seconds to wait for another server on this machine.
 _TIMEOUT_SECONDS = 1.0
-#: Seconds that a question to Docker may take.
-_DOCKER_SECONDS = 10.0
-#: The oldest version of docker compose that reads docker-compose.yml.
-_OLDEST_COMPOSE = (2, 26)
 
 
 def diagnoses() -> Iterator[Diagnosis]:
@@ -42,7 +36,6 @@ def diagnoses() -> Iterator[Diagnosis]:
     for name, settings in settings_of.items():
         yield from SERVICES[name].checks(settings)
         yield _check_port(name, settings)
-    yield _check_compose()
     for warning in unknown_variable_warnings(each.load_settings() for each in SERVICES.values()):
         variable = next(word for word in warning.split() if word.startswith(ENV_PREFIX))
         yield Diagnosis("note", warning, f"unset {variable}")
@@ -60,42 +53,6 @@ def _check_port(name: str, settings: ServerSettings) -> Diagnosis:
         occupant = f"{address}: the {found} service is running there" if found else str(error)
         return Diagnosis("note", f"{name}: {occupant}", f"rewardfleet serve {name} --port 0")
     return Diagnosis("ok", f"{name}: {address} is free")
-
-
-def _check_compose() -> Diagnosis:
-    """Check what runs docker-compose.yml: the compose plugin, and the engine that it talks to."""
-    purpose = "containers (make up)"
-    docker = shutil.which("docker")
-    if docker is None:
-        fix = "install Docker Engine with the compose plugin, see docs/deployment.md"
-        return Diagnosis("extra", f"{purpose}: docker not installed", fix)
-    found = []
-    for asked in (
-        ["compose", "version", "--short"],
-        ["version", "--format", "{{.Server.Version}}"],
-    ):
-        try:
-            done = subprocess.run(  # noqa: S603 - a fixed command
-                [docker, *asked],
-                capture_output=True,
-                text=True,
-                timeout=_DOCKER_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return Diagnosis("note", f"{purpose}: docker {asked[0]} failed: {error}")
-        if done.returncode:
-            reason = (done.stderr.strip() or done.stdout.strip()).partition("\n")[0][:200]
-            fix = "install the compose plugin" if asked[0] == "compose" else "start Docker Engine"
-            return Diagnosis("note", f"{purpose}: docker {asked[0]} failed: {reason}", fix)
-        found.append(done.stdout.strip())
-    compose, engine = found
-    if (number := re.match(r"v?(\d+)\.(\d+)", compose)) and (
-        (int(number[1]), int(number[2])) < _OLDEST_COMPOSE
-    ):
-        fix = "install docker compose {}.{} or newer".format(*_OLDEST_COMPOSE)
-        return Diagnosis("note", f"{purpose}: docker compose {compose} is too old", fix)
-    return Diagnosis("ok", f"{purpose}: Docker {engine} with compose {compose}")
 
 
 def _service_at(host: str, port: int) -> str | None:

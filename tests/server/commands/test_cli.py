@@ -18,7 +18,6 @@ from rewardfleet.commands.main import main
 from rewardfleet.wire import optional_imports as extras
 from rewardfleet.wire.optional_imports import install_command
 from rewardfleet.wire.urls import redact
-from rewardfleet_server.commands import doctor
 from rewardfleet_server.flags import read_settings, unknown_variable_warnings
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.testing import FakeJudge, serving
@@ -531,25 +530,6 @@ def test_doctor_applies_the_environment_and_names_the_service_on_an_occupied_por
         f"note    episode: {address}: the video service is running there\n"
         "        fix: rewardfleet serve episode --port 0\n"
     ) in text
-
-
-@pytest.mark.parametrize(
-    ("docker", "status", "what"),
-    [
-        ("", "extra", "docker not installed"),
-        ("echo 2.30.1", "ok", "Docker 2.30.1 with compose 2.30.1"),
-        ("echo v2.20.0", "note", "docker compose v2.20.0 is too old"),
-        ("echo 'unknown flag: --short' >&2; exit 1", "note", "docker compose failed: unknown flag"),
-        ('[ $1 = compose ] && echo 5.0 || { echo "no daemon"; exit 1; }', "note", "no daemon"),
-    ],
-)
-def test_doctor_looks_at_docker_compose(docker, status, what, tmp_path: Path, monkeypatch):
-    if docker:
-        (tmp_path / "docker").write_text(f"#!/bin/sh\n{docker}\n")
-        (tmp_path / "docker").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    found = doctor._check_compose()
-    assert (found.status, what in found.what, bool(found.fix)) == (status, True, status != "ok")
 
 
 @pytest.mark.slow
