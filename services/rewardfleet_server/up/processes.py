@@ -8,10 +8,12 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+
+import click
 
 from rewardfleet_server.system.child_process import describe_end, end_with_parent
 from rewardfleet_server.system.listener import CANNOT_BE_BOUND
@@ -39,8 +41,8 @@ class ReplicaProcess:
     Args:
         replica: Shared with the gateway: whether it may be sent requests.
         log_file: Where its log goes.
-        show: Called with the name of the replica and each line of its log; None: not shown.
         peers: All replicas of its service.
+        is_shown: Whether each line of its log is printed as well, with its name.
     """
 
     def __init__(
@@ -48,13 +50,14 @@ class ReplicaProcess:
         planned: PlannedReplica,
         replica: Replica,
         log_file: Path,
-        show: Callable[[str, str], None] | None,
         peers: Sequence[Replica] = (),
+        *,
+        is_shown: bool = False,
     ) -> None:
         self.planned = planned
         self.replica = replica
         self._peers = peers
-        self._show = show
+        self._is_shown = is_shown
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._log = RotatingFileHandler(log_file, maxBytes=_LOG_BYTES, backupCount=1, delay=True)
         self._process: asyncio.subprocess.Process | None = None
@@ -132,8 +135,8 @@ class ReplicaProcess:
     def _add_line(self, line: str) -> None:
         self._last_lines.append(line)
         self._log.emit(logging.makeLogRecord({"msg": line.replace("%", "%%"), "args": ()}))
-        if self._show is not None:
-            self._show(self.planned.name, line)
+        if self._is_shown:
+            click.echo(f"{self.planned.name} | {line}", err=True)
 
     def _kill(self) -> None:
         log.warning("%s does not answer and is killed", self.planned.name)

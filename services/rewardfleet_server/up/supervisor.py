@@ -133,8 +133,9 @@ class _Fleet:
             replica = Replica(each.service, f"http://127.0.0.1:{each.settings.port}")
             peers = by_service.setdefault(each.service, [])
             peers.append(replica)
-            show = self._show_line if show_logs else None
-            process = ReplicaProcess(each, replica, folder / f"{each.name}.log", show, peers)
+            process = ReplicaProcess(
+                each, replica, folder / f"{each.name}.log", peers, is_shown=show_logs
+            )
             self._processes.append(process)
         self._url = url_of(self._listener)
         hosts = AllowedHosts(
@@ -194,10 +195,6 @@ class _Fleet:
                     _print(str(error))
                     return 1
         return self._status
-
-    @staticmethod
-    def _show_line(name: str, line: str) -> None:
-        _print(f"{name} | {line}")
 
     def _print_table(self, seconds: float) -> None:
         replicas: dict[str, list[str]] = {}

@@ -174,7 +174,7 @@ async def test_a_replica_that_does_not_answer_is_killed(
     config = read_config(path, {"only": ["tools"], "data_dir": tmp_path})
     (planned,) = plan(config)
     replica = Replica("tools", f"http://127.0.0.1:{planned.settings.port}")
-    process = ReplicaProcess(planned, replica, tmp_path / "log", None)
+    process = ReplicaProcess(planned, replica, tmp_path / "log")
     running = asyncio.create_task(process.run())
     try:
         async with asyncio.timeout(150):
@@ -197,7 +197,7 @@ async def test_settings_that_are_refused_fail_at_once(tmp_path: Path):
     (planned,) = plan(read_config(path, {"only": ["tools"], "data_dir": tmp_path / "none"}))
     replica = Replica("tools", f"http://127.0.0.1:{planned.settings.port}")
     with pytest.raises(FleetFailed, match=r"tools-0 ended with status 2(.|\n)*no such directory"):
-        await ReplicaProcess(planned, replica, tmp_path / "log", None).run()
+        await ReplicaProcess(planned, replica, tmp_path / "log").run()
 
 
 async def test_a_replica_moves_to_another_port_if_its_own_was_taken(tmp_path: Path):
@@ -206,7 +206,7 @@ async def test_a_replica_moves_to_another_port_if_its_own_was_taken(tmp_path: Pa
     (planned,) = plan(read_config(path, {"only": ["tools"], "data_dir": tmp_path}))
     taken = f"http://127.0.0.1:{planned.settings.port}"
     replica = Replica("tools", taken)
-    process = ReplicaProcess(planned, replica, tmp_path / "log", None)
+    process = ReplicaProcess(planned, replica, tmp_path / "log")
     with socket.create_server(("127.0.0.1", planned.settings.port)):
         running = asyncio.create_task(process.run())
         try:
