@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from rewardfleet.wire.causes import SUCCESS_THRESHOLD
+
 from .arrow import pyarrow
 
 
@@ -127,10 +129,6 @@ def successes_of(root: Path) -> dict[int, bool | None]:
     return found
 
 
-#: The least score of a success.
-_SUCCESS = 0.5
-
-
 def write_rewards(root: Path, target: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Write a copy of a data set that has rewards as columns; its videos are links to the original.
 
@@ -182,7 +180,7 @@ def _columns_of(table: Any, records: Mapping[int, Mapping[str, Any]]) -> tuple[l
         score, curve = record.get("score"), record.get("curve_values")
         is_last = frame == lengths[episode] - 1
         columns[0].append(math.nan if score is None else score * is_last)
-        columns[1].append(None if score is None else is_last and score >= _SUCCESS)
+        columns[1].append(None if score is None else is_last and score >= SUCCESS_THRESHOLD)
         columns[2].append(_progress(record, frame) if curve else math.nan)
     return columns
 

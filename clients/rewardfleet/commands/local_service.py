@@ -1,4 +1,4 @@
-"""A service that a command starts for itself."""
+"""Servers that a command starts for itself."""
 
 import contextlib
 import json
@@ -9,13 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
 #: Seconds until a service is ready: a vision-language model takes minutes to load.
 _START_SECONDS = 1800.0
 #: Seconds in which it ends by itself.
-_STOP_SECONDS = 20.0
+_STOP_SECONDS = 60.0
 #: How much of its log is shown if it does not start.
 _SHOWN_LINES = 15
 #: The command, in a process that does not outlive this one.
@@ -40,6 +40,21 @@ def local_service(service: str, options: str) -> Iterator[str]:
         ValueError: It does not start; the message has the end of its log.
     """
     arguments = ["serve", service, "--port", "0", *shlex.split(options)]
+    with running(arguments, _address_in) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def running(arguments: Sequence[str], address_in: Callable[[str], str | None]) -> Iterator[str]:
+    """Run a server by a command for the block, which gets its base URL.
+
+    Args:
+        arguments: Of `rewardfleet`.
+        address_in: Returns the URL that a line of its log has once it listens, else None.
+
+    Raises:
+        ValueError: It does not start; the message has the end of its log.
+    """
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(  # noqa: S603 - this command itself
             [sys.executable, "-c", _PROGRAM, str(os.getpid()), *arguments],
@@ -49,7 +64,7 @@ def local_service(service: str, options: str) -> Iterator[str]:
             start_new_session=True,  # Ctrl-C ends the scoring first
         )
         try:
-            yield _address(process, log)
+            yield _address(process, log, address_in)
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -59,16 +74,22 @@ def local_service(service: str, options: str) -> Iterator[str]:
                 process.wait()
 
 
-def _address(process: "subprocess.Popen[bytes]", log: IO[str]) -> str:
-    """Return the address that a service logs once it listens."""
+def _address_in(line: str) -> str | None:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(line)["overview"]["address"])
+    return None
+
+
+def _address(
+    process: "subprocess.Popen[bytes]", log: IO[str], address_in: Callable[[str], str | None]
+) -> str:
     give_up = time.monotonic() + _START_SECONDS
     while time.monotonic() < give_up:
         ended = process.poll() is not None
         log.seek(0)
         lines = log.read().splitlines()
-        for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                return str(json.loads(line)["overview"]["address"])
+        if found := next(filter(None, map(address_in, lines)), None):
+            return found
         if ended:
             shown = "\n".join(lines[-_SHOWN_LINES:])
             raise ValueError(f"the service did not start:\n{shown}")

@@ -2,35 +2,30 @@
 
 import asyncio
 import json
-import os
+import re
 import shlex
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import click
-import httpx
 from pydantic import BaseModel
 
 from rewardfleet import RewardFleet, RewardFleetError, Score, VideoScore
+from rewardfleet.commands.local_service import running
 from rewardfleet.commands.options import table
 from rewardfleet.services import SERVICES
-from rewardfleet_server.system.child_process import end_with_parent
-from rewardfleet_server.up.settings import free_port
+from rewardfleet.wire.causes import SUCCESS_THRESHOLD
 
-_STOP_SECONDS, _POLL_SECONDS = 60, 0.1
 #: Concurrent requests.
 _CALLERS = 8
-_THRESHOLD = 0.5
 #: Columns of a task's text, so that the table fits into 60.
 _TASK_WIDTH = 25
 #: The rollouts in the package, see their NOTICE.md.
@@ -115,38 +110,19 @@ def _from_here(path: Path) -> str:
 def _fleet(folder: Path) -> Iterator[str]:
     """Run `rewardfleet up` on free ports for the block; yield its URL."""
     with tempfile.TemporaryDirectory() as data:
-        config, port = Path(data) / "fleet.toml", free_port()
+        config = Path(data) / "fleet.toml"
         config.write_text(
-            f"port = {port}\n"
+            "port = 0\n"
             + "".join(f"[{name}]\nport = 0\n" for name in SERVICES if name != "video")
             + f"[video]\nport = 0\nvideo_root = [{json.dumps(str(folder.resolve()))}]\n"
         )
-        command = [sys.executable, "-m", "rewardfleet_server", "up", "--config", str(config)]
-        with Path(data, "log").open("w+") as log:
-            process = subprocess.Popen(  # noqa: S603 - a fixed command
-                [*command, "--data-dir", data],
-                stderr=log,
-                start_new_session=True,  # Ctrl-C is for this process, which ends the fleet
-                preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),  # noqa: PLW1509 - no thread is running
-            )
-            try:
-                url = f"http://127.0.0.1:{port}"
-                while not _is_ready(url):
-                    if process.poll() is not None:
-                        log.seek(0)
-                        raise RewardFleetError(f"the fleet did not start:\n{log.read()}")
-                    time.sleep(_POLL_SECONDS)
-                yield url
-            finally:
-                process.terminate()
-                process.wait(_STOP_SECONDS)
+        with running(["up", "--config", str(config), "--data-dir", data], _url_in) as url:
+            yield url
 
 
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz", timeout=2, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
+def _url_in(line: str) -> str | None:
+    found = re.match(r"Ready after .*?: (http\S+)\. ", line)
+    return found[1] if found else None
 
 
 async def _score_all(
@@ -188,7 +164,7 @@ def _table(results: Sequence[ScoredRollout]) -> str:
     for each in sorted(results, key=lambda each: each.rollout.task_text):
         score, rollout = each.score.score, each.rollout
         said = "success" if rollout.success else rollout.failure_kind or "failure"
-        is_wrong = score is not None and (score >= _THRESHOLD) != rollout.success
+        is_wrong = score is not None and (score >= SUCCESS_THRESHOLD) != rollout.success
         rows.append(
             [
                 _shortened(rollout.task_text),
@@ -215,14 +191,16 @@ def _summary(results: Sequence[ScoredRollout]) -> str:
         if each.score.score is not None:
             scores[each.rollout.success].append(each.score.score)
     successes, failures = scores[True], scores[False]
-    called, found = (sum(score >= _THRESHOLD for score in each) for each in (failures, successes))
+    called, found = (
+        sum(score >= SUCCESS_THRESHOLD for score in each) for each in (failures, successes)
+    )
     cached = sum(each.again.cached for each in results)
     again_ms = statistics.median(each.again_ms for each in results)
     abstained = len(results) - len(successes) - len(failures)
     return (
         f"\nAUROC {auroc(successes, failures):.3f} over {len(successes)} successes and "
         f"{len(failures)} failures; {abstained} abstained.\n"
-        f"False positives at {_THRESHOLD}: {called} of {len(failures)} failures. "
+        f"False positives at {SUCCESS_THRESHOLD}: {called} of {len(failures)} failures. "
         f"Successes found: {found} of {len(successes)}. Wrong verdicts have a !.\n"
         f"Asked again: {cached} of {len(results)} scores came from the cache, after "
         f"{again_ms:.0f} ms (median).\n"
