@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from rewardfleet.client import header_safe
 from rewardfleet.score_log.copying import LogCopies
 from rewardfleet.wire.urls import redact
 
@@ -16,12 +15,12 @@ from .index import base_url, services_at
 
 
 @contextlib.contextmanager
-def copied(urls: Sequence[str], key_file: Path | None) -> Iterator[list[LogCopies]]:
+def copied(urls: Sequence[str], key: str | None) -> Iterator[list[LogCopies]]:
     """Give the block copies of the logs of running services, which go on until it ends.
 
     Args:
         urls: Base URLs of fleets or services.
-        key_file: A file whose first line is a key of their `--score-log-key-file`.
+        key: One of their `--score-log-key-file`.
 
     Raises:
         ValueError: There is no service, none shows its log, or there is no key.
@@ -30,12 +29,11 @@ def copied(urls: Sequence[str], key_file: Path | None) -> Iterator[list[LogCopie
         yield []
         return
     bases = [*map(base_url, urls)]
-    if key_file is None:
+    if key is None:
         raise ValueError(
             f"{redact(urls[0])}: give --score-log-key-file FILE, with a key of the file that the "
             "services were started with by the same option, besides --score-log"
         )
-    key = _key_of(key_file)
     services = [[*asyncio.run(services_at(url)).values()] for url in bases]
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(
@@ -54,16 +52,3 @@ def copied(urls: Sequence[str], key_file: Path | None) -> Iterator[list[LogCopie
             each.start()
             copies.append(each)
         yield copies
-
-
-def _key_of(file: Path) -> str:
-    try:
-        lines = [line.strip() for line in file.read_text("utf-8-sig").splitlines()]
-    except OSError as error:
-        raise ValueError(f"--score-log-key-file {file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"--score-log-key-file {file}: not a text file") from None
-    key = next((line for line in lines if line and not line.startswith("#")), None)
-    if key is None:
-        raise ValueError(f"--score-log-key-file {file}: no key in it")
-    return header_safe(key) or ""

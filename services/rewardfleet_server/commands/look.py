@@ -20,6 +20,7 @@ from rewardfleet.wire.code import DatasetTests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.optional_imports import require
 from rewardfleet.wire.urls import is_loopback
+from rewardfleet_server.system.key_file import read_keys
 from rewardfleet_server.system.listener import bind, url_of
 from rewardfleet_server.up.flags import network_flags
 
@@ -107,7 +108,8 @@ def command(
     from rewardfleet_server.look.serve import serve_page  # noqa: PLC0415 - likewise
 
     folders = [Path(each) for each in sources if "://" not in each]
-    with copied([each for each in sources if "://" in each], key_file) as copies:
+    key = None if key_file is None else read_keys(key_file, "--score-log-key-file")[0]
+    with copied([each for each in sources if "://" in each], key) as copies:
         records = Records(
             folders,
             copies,

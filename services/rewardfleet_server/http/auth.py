@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from rewardfleet.wire.errors import Unauthorized
+from rewardfleet_server.system.key_file import read_keys
 from rewardfleet_server.system.log_throttle import LogThrottle
 
 log = logging.getLogger(__name__)
@@ -32,13 +33,9 @@ class ApiKeys:
     def __init__(self, path: Path | None, flag: str = "--api-key-file") -> None:
         self._path = path
         self._flag = flag
-        self._content: bytes | None = None
-        self._digests: list[bytes] = []
+        self._digests = [] if path is None else self._read(path)
         self._read_at = time.monotonic()
         self._warning = LogThrottle(log)
-        if path is not None:
-            self._content = path.read_bytes()
-            self._digests = self._digests_of(path, self._content)
 
     def shares_a_key_with(self, other: "ApiKeys") -> bool:
         """Return whether both accept one key."""
@@ -72,39 +69,26 @@ class ApiKeys:
             raise Unauthorized("the API key in `Authorization: Bearer` is not accepted")
 
     def _reload(self, path: Path) -> None:
-        """Read the file again. Its content is compared: a new file may have the same size and time.
+        """Read the file again. All of it is read: a new file may have the same size and time.
 
         If it is invalid, no key is accepted: whoever empties or deletes it revokes the keys.
         """
         now = time.monotonic()
         if now - self._read_at < _RELOAD_SECONDS:
             return
-        self._read_at = now
-        content, self._content = self._content, None
+        self._read_at, before = now, self._digests
         try:
-            self._content = path.read_bytes()
-            if self._content == content:
-                return
-            self._digests = self._digests_of(path, self._content)
+            self._digests = self._read(path)
         except (OSError, ValueError) as error:
-            if self._content != content or self._digests:
-                log.error("no API key is accepted: %s", error)  # noqa: TRY400 - the traceback would show the path only
             self._digests = []
+            if before:
+                log.error("no API key is accepted: %s", error)  # noqa: TRY400 - the traceback would show the path only
         else:
-            log.info("the key file was read again, keys: %d", len(self._digests))
+            if self._digests != before:
+                log.info("the key file was read again, keys: %d", len(self._digests))
 
-    def _digests_of(self, path: Path, content: bytes) -> list[bytes]:
-        source = f"{self._flag} {path}"
-        try:
-            lines = [line.strip() for line in content.decode("utf-8-sig").splitlines()]
-        except UnicodeDecodeError:
-            raise ValueError(f"{source}: not a text file") from None
-        keys = [line for line in lines if line and not line.startswith("#")]
-        if not all(key.isascii() and key.isprintable() for key in keys):
-            raise ValueError(f"{source}: a key is not plain ASCII")
-        if not keys:
-            raise ValueError(f"{source}: no key in it; write one key per line")
-        return [_digest(key.encode()) for key in keys]
+    def _read(self, path: Path) -> list[bytes]:
+        return [_digest(key.encode()) for key in read_keys(path, self._flag)]
 
 
 def _password(credentials: str) -> str:
