@@ -22,7 +22,7 @@ from rewardfleet.wire.policy_text import MAX_CHARACTERS
 from rewardfleet.wire.tools_rows import fields_of_truth
 from rewardfleet.wire.urls import redact
 
-from .options import TIMEOUT, grouped
+from .options import TIMEOUT, grouped, one_url
 from .settings import api_key
 
 #: Where Harbor looks for the reward, in this order.
@@ -76,15 +76,7 @@ class ScoringService:
     show_default=True,
     help="pass_rate: the share of tests passed. all_pass: 1 or 0.",
 )
-@click.option(
-    "--url",
-    envvar="REWARDFLEET_URL",
-    default="http://127.0.0.1:18000",
-    show_default=True,
-    show_envvar=True,
-    metavar="URL",
-    help="Base URL of the fleet; or of a single service, as NAME=URL.",
-)
+@one_url("Base URL of the fleet; or of a single service, as NAME=URL.")
 @TIMEOUT
 @click.option(
     "--output-dir",

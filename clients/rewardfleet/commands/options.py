@@ -40,7 +40,9 @@ class CommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         names = self.list_commands(ctx)
         if args and not args[0].startswith("-") and args[0] not in names:
-            raise click.UsageError(f"no such command: {args[0]}{suggest(args[0], names)}")
+            near = difflib.get_close_matches(args[0], names, 1)
+            hint = f"\ndid you mean {near[0]}?" if near else ""
+            raise click.UsageError(f"no such command: {args[0]}{hint}")
         return super().resolve_command(ctx, args)
 
 
@@ -82,12 +84,6 @@ class LazyGroup(CommandGroup):
             if name.startswith(incomplete)
         ]
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
-
-
-def suggest(word: str, known: Iterable[str]) -> str:
-    """Return a line with the known word that is nearest; "" if none is near."""
-    near = difflib.get_close_matches(word, list(known), 1)
-    return f"\ndid you mean {near[0]}?" if near else ""
 
 
 def grouped(**records: type) -> Callable[[Callable[..., T]], Callable[..., T]]:
@@ -178,6 +174,21 @@ def key_hint(api_key: str) -> str:
 _DEFAULT_URL = "http://127.0.0.1:18000"
 
 # Options of several commands.
+
+
+def one_url(help_text: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Return the option with the URL of one fleet or service."""
+    return click.option(
+        "--url",
+        envvar="REWARDFLEET_URL",
+        default=_DEFAULT_URL,
+        show_default=True,
+        show_envvar=True,
+        metavar="URL",
+        help=help_text,
+    )
+
+
 URLS = click.argument(
     "urls",
     nargs=-1,

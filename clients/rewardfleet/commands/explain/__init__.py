@@ -11,7 +11,7 @@ import click
 
 from rewardfleet.client import RewardFleet
 from rewardfleet.commands.index import find_service
-from rewardfleet.commands.options import TIMEOUT, escaped
+from rewardfleet.commands.options import TIMEOUT, escaped, one_url
 from rewardfleet.commands.settings import api_key
 from rewardfleet.score_log.reading import Filters, open_log, select
 from rewardfleet.services import SERVICES
@@ -21,7 +21,6 @@ from rewardfleet.wire.validation import validate_json
 
 from .story import Fields, story_of
 
-_DEFAULT_URL = "http://127.0.0.1:18000"
 #: Bytes of a file with a request.
 _MAX_REQUEST_BYTES = 256 * 2**20
 _EXIT_ABSTAINED = 3
@@ -30,14 +29,7 @@ _EXIT_ABSTAINED = 3
 @click.command(name="explain")
 @click.argument("source", metavar="REQUEST|LOG", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--id", metavar="PREFIX", help="The record of LOG whose id begins with it.")
-@click.option(
-    "--url",
-    envvar="REWARDFLEET_URL",
-    default=_DEFAULT_URL,
-    show_default=True,
-    metavar="URL",
-    help="Of a fleet or a service, which scores REQUEST.",
-)
+@one_url("Of a fleet or a service, which scores REQUEST.")
 @TIMEOUT
 def command(source: Path, id: str | None, url: str, timeout: float) -> int:  # noqa: A002 - click's
     """Tell why a score is what it is.
