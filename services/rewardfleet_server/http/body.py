@@ -67,7 +67,7 @@ class BodyReader:
         self._max_bytes = max_bytes
         # One thread: decoding holds the interpreter, and a second one would only slow the loop.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decode-body")
-        self._parsers = [_Parser(max_bytes) for _ in range(_PROCESSES)]
+        self._parsers = [BodyParser(max_bytes) for _ in range(_PROCESSES)]
         self._idle = list(self._parsers)
         self._free = asyncio.Semaphore(_PROCESSES)
 
@@ -163,7 +163,7 @@ class BodyReader:
             is_busy = False
             try:
                 return await run_in_thread(
-                    parser.thread, lambda: parser.process.decode(decode, file, limits)
+                    parser.thread, lambda: parser.decode(decode, file, limits)
                 )
             except asyncio.CancelledError:
                 is_busy = True  # with this body, still: the others come first
@@ -175,8 +175,7 @@ class BodyReader:
         """End the threads and the process."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         for parser in self._parsers:
-            parser.process.close()
-            parser.thread.shutdown(wait=False, cancel_futures=True)
+            parser.close()
 
 
 class _Arriving:
@@ -225,14 +224,6 @@ class _Arriving:
 def _too_large(max_bytes: int) -> TooLarge:
     limit = max_bytes / 2**20
     return TooLarge(f"the body is larger than this service accepts ({limit:g} MiB)")
-
-
-class _Parser:
-    """A process that decodes bodies, and the thread that waits for it, with which it ends."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.process = BodyParser(max_bytes)
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="decode-large-body")
 
 
 def _decode_if_fast(

@@ -16,6 +16,7 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -82,6 +83,8 @@ class BodyParser:
     def __init__(self, max_bytes: int) -> None:
         memory = _FIXED_BYTES + _BYTES_PER_BODY_BYTE * max_bytes
         self._process = TaskProcess("decodes large bodies", run_task, memory=memory, nice=_NICE)
+        #: Waits for the process, which ends with it.
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="decode-large-body")
 
     def decode(
         self,
@@ -89,7 +92,7 @@ class BodyParser:
         body: MemoryFile,
         limits: ComplexityLimits,
     ) -> T:
-        """Decode a body. Blocks; call it from one thread, which must outlive the process.
+        """Decode a body. Blocks; call it from `thread`.
 
         Args:
             decode: Decodes it to data: models, dataclasses, structs, arrays, enumerations and
@@ -112,8 +115,9 @@ class BodyParser:
         return decoded
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, and the thread."""
         self._process.close()
+        self.thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _result(file: MemoryFile) -> Any:

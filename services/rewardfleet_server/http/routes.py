@@ -5,7 +5,6 @@ import json
 import re
 import time
 from collections.abc import (
-    AsyncIterator,
     Awaitable,
     Callable,
     Collection,
@@ -13,10 +12,10 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -28,7 +27,7 @@ from pydantic_core import from_json
 from rewardfleet.wire.chat import ChatError
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.frames import FRAMES_TYPE, JSON_TYPE, Frames
-from rewardfleet.wire.score import MAX_BATCH_ITEMS, BatchRequest, BatchResponse, Score, Status
+from rewardfleet.wire.score import BatchRequest, BatchResponse, Score, Status
 from rewardfleet.wire.validation import validate_json
 from rewardfleet.wire.waiting import without_gym_prefix
 from rewardfleet_server.engine import Engine
@@ -120,11 +119,6 @@ class Route(Generic[DecodedT]):
         return (JSON_TYPE, *form, *((FRAMES_TYPE,) if self.frames_of is not None else ()))
 
 
-@asynccontextmanager
-async def _no_lifespan() -> AsyncIterator[None]:
-    yield
-
-
 @dataclass(frozen=True)
 class Service(Generic[RequestT, ScoreT]):
     """What a service package provides.
@@ -157,7 +151,7 @@ class Service(Generic[RequestT, ScoreT]):
     scorer: Scorer[RequestT, ScoreT]
     request_type: type[RequestT]
     score_type: type[ScoreT]
-    lifespan: Callable[[], AbstractAsyncContextManager[None]] = _no_lifespan
+    lifespan: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     upload_replaces: Sequence[str] = ()
     takes_frames: bool = False
     bulk: BulkScorer[RequestT] | None = None
@@ -330,25 +324,13 @@ def _decode_batch(request_type: type[RequestT], body: bytes) -> Sequence[Request
     return [_item_or_error(request_type, item) for item in _json_items(body)]
 
 
-class _Items(msgspec.Struct, forbid_unknown_fields=True):
-    items: Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1, max_length=MAX_BATCH_ITEMS)]
-
-
-_ITEMS = msgspec.json.Decoder(_Items)
-
-
 def _json_items(body: bytes) -> list[bytes]:
     """Return the JSON of each item of a batch, so that an invalid item does not fail the others.
 
     Raises:
         InvalidRequest: The body is not JSON, or not a batch.
     """
-    try:
-        return [bytes(item) for item in _ITEMS.decode(body).items]
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        # What Python's JSON has besides the standard's is refused item by item. Or it says what is
-        # wrong with the batch.
-        items = validate_json(BatchRequest[Any], body).items
+    items = validate_json(BatchRequest[Any], body).items
     return [json.dumps(item).encode() for item in items]
 
 
