@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -244,13 +244,13 @@ class Comparison:
 
 def compare(
     records: Sequence[Recorded],
-    before: Callable[[float | None], float | None],
-    after: Callable[[float | None], float | None],
+    before: float | None,
+    after: float | None,
 ) -> Comparison:
     """Compare rewards, group by group: the records of a prompt, in a step of a run.
 
     Args:
-        before, after: Return the reward of a score.
+        before, after: The least score of a reward of 1, else 0; None: a reward is the score.
     """
     groups: dict[tuple[Any, ...], list[Recorded]] = defaultdict(list)
     for record in records:
@@ -258,8 +258,8 @@ def compare(
     found = Comparison(records=len(records))
     changed_groups = 0
     for (_, _, prompt), members in groups.items():
-        old = [before(each.before) for each in members]
-        new = [after(each.after) for each in members]
+        old = [_reward(each.before, before) for each in members]
+        new = [_reward(each.after, after) for each in members]
         changes = [_differ(*pair) for pair in zip(old, new, strict=True)]
         found.changed += sum(changes)
         found.missing += sum(a is not None and b is None for a, b in zip(old, new, strict=True))
@@ -289,6 +289,10 @@ def compare(
             )
     found.groups = len(groups), changed_groups
     return found
+
+
+def _reward(score: float | None, least: float | None) -> float | None:
+    return score if score is None or least is None else float(score >= least)
 
 
 def _differ(before: float | None, after: float | None) -> bool:

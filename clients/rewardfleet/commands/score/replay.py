@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,18 +56,6 @@ class Limits:
     threshold_before: float | None
     threshold: float | None
     fail_if_changed: float | None
-
-    def rewards(self) -> list[Callable[[float | None], float | None]]:
-        """Return what makes rewards of the scores before, and of those now."""
-        after = self.threshold
-        before = after if self.threshold_before is None else self.threshold_before
-        return [_at_least(before), _at_least(after)]
-
-
-def _at_least(threshold: float | None) -> Callable[[float | None], float | None]:
-    if threshold is None:
-        return lambda score: score
-    return lambda score: None if score is None else float(score >= threshold)
 
 
 @click.command(
@@ -150,7 +138,8 @@ def command(
                     f"{builder.small:,} clips are not in the log: their small frames were scored",
                     err=True,
                 )
-    found = compare(selected.records, *limits.rewards())
+    before = limits.threshold if limits.threshold_before is None else limits.threshold_before
+    found = compare(selected.records, before, limits.threshold)
     with (output / "changes.jsonl").open("w") as file:
         file.writelines(json.dumps(line) + "\n" for line in found.lines)
     _show(found)
