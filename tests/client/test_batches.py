@@ -10,6 +10,7 @@ import pytest
 import rewardfleet
 from rewardfleet import RewardFleet, service, video_request
 from rewardfleet.http import transport
+from rewardfleet.http.coalesce import Coalescer
 from rewardfleet.wire.errors import Overloaded
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.judges import Judgment
@@ -272,6 +273,20 @@ async def test_the_failure_of_a_batch_is_a_new_exception_for_each_caller(replica
         answers = await asyncio.gather(*(score(fleet, i) for i in range(5)), return_exceptions=True)
     assert {type(answer) for answer in answers} == {rewardfleet.Forbidden}
     assert len({id(answer) for answer in answers}) == 5
+
+
+async def test_a_call_after_the_last_caller_left_begins_a_batch_of_its_own():
+    async def send(items: list[int], deadline: float) -> list[int]:
+        return items
+
+    coalescer = Coalescer(send, window_s=0.02, max_items=8)
+    deadline = asyncio.get_running_loop().time() + 60
+    left = asyncio.create_task(coalescer.submit(1, deadline))
+    await asyncio.sleep(0)  # it waits
+    left.cancel()
+    following = asyncio.create_task(coalescer.submit(2, deadline))  # before the batch has ended
+    assert await following == 2
+    assert left.cancelled()
 
 
 async def test_a_bug_is_raised_to_the_callers_instead_of_hanging_them(monkeypatch):

@@ -60,13 +60,14 @@ class Coalescer(Generic[ItemT, ResultT]):
         caller = object()
         batch.items[caller] = item
         if len(batch.items) >= self._max_items:
-            del self._open[loop]
+            self._close(loop, batch)
             batch.is_full.set()
         try:
             return (await asyncio.shield(batch.task))[caller]
         finally:
             del batch.items[caller]
             if not batch.items:
+                self._close(loop, batch)  # before it ends: the next caller begins another one
                 batch.task.cancel()
                 await asyncio.gather(batch.task, return_exceptions=True)
 
@@ -79,8 +80,12 @@ class Coalescer(Generic[ItemT, ResultT]):
                 async with asyncio.timeout(self._window_s):
                     await batch.is_full.wait()
         finally:
-            if self._open.get(loop) is batch:
-                del self._open[loop]
+            self._close(loop, batch)
         callers, items = list(batch.items), list(batch.items.values())
         results = await self._send(items, batch.deadline)
         return dict(zip(callers, results, strict=True))
+
+    def _close(self, loop: asyncio.AbstractEventLoop, batch: _Batch[ItemT, ResultT]) -> None:
+        """Add no more callers to a batch."""
+        if self._open.get(loop) is batch:
+            del self._open[loop]
