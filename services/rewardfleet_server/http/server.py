@@ -7,7 +7,7 @@ import signal
 import socket
 import struct
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -118,7 +118,7 @@ class GracefulServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept what waits, then stop listening and end all connections."""
         for listener in sockets or []:
-            _refuse_new(listener)
+            refuse_new(listener)
         loop = asyncio.get_running_loop()
         started = loop.time()
         await asyncio.sleep(_HANDSHAKE_SECONDS)
@@ -139,17 +139,21 @@ def run_on_fast_loop(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-def _refuse_new(listener: socket.socket) -> None:
+def refuse_new(listener: socket.socket) -> bool:
     """Drop what opens further connections: else one could come between the last and the end.
 
-    Its caller tries again after a second, and is refused or reaches the next process.
+    Its caller tries again after a second, and is refused or reaches the next process. Return
+    whether that is possible: it is not elsewhere than on Linux, nor in a sandbox without filters.
     """
     program = ctypes.create_string_buffer(_NO_SYN, len(_NO_SYN))
-    count = len(_NO_SYN) // struct.calcsize("=HBBI")
-    with suppress(OSError):  # not Linux, or a sandbox without filters
-        listener.setsockopt(
-            socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("@HP", count, ctypes.addressof(program))
-        )
+    filters = struct.pack(
+        "@HP", len(_NO_SYN) // struct.calcsize("=HBBI"), ctypes.addressof(program)
+    )
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, filters)
+    except OSError:
+        return False
+    return True
 
 
 def _has_backlog(listeners: list[socket.socket]) -> bool:
