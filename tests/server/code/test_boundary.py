@@ -263,6 +263,62 @@ OUTSIDE = {
         "c = C()\ntry:\n  with c: raise KeyError\nexcept KeyError:\n"
         "  assert c.kind.__name__ == 'KeyError'",
     ),
+    "identity of a text": ("def f(x): return x", "x = 'ab' * 50\nassert f(x) is x"),
+    "types": (
+        "class A: pass",
+        "from collections.abc import Sized\nassert not isinstance(A(), Sized)",
+    ),
+    "methods of an exception": (
+        "class E(Exception):\n  def __init__(s, n): s.n = n\n  def twice(s): return 2 * s.n\n"
+        "def f(): raise E(2)",
+        "try:\n  f()\n  raise SystemError\nexcept E as e:\n  assert e.twice() == 4",
+    ),
+    "a list with methods": (
+        "class S(list):\n  def push(s, x): s.append(x)", "s = S()\ns.push(1)\nassert s.pop() == 1"
+    ),
+    "a look at the source": (
+        "def f(a, b): return 1",
+        "import inspect\nassert list(inspect.signature(f).parameters) == ['a', 'b']",
+    ),
+    "a path as text": (
+        "import pathlib\ndef f(): return pathlib.PurePosixPath('a/b')", "assert str(f()) == 'a/b'"
+    ),
+    "an address": (
+        "import ipaddress\ndef f(): return ipaddress.ip_address('1.2.3.4')",
+        "assert f().is_private is False and str(f()) == '1.2.3.4'",
+    ),
+    "a data class as text": (
+        "import dataclasses\n@dataclasses.dataclass\nclass P:\n  x: int\ndef f(): return P(1)",
+        "assert str(f()) == 'P(x=1)'",
+    ),
+    "a data class as a dictionary": (
+        "import dataclasses\n@dataclasses.dataclass\nclass P:\n  x: int\ndef f(): return P(1)",
+        "import dataclasses\nassert dataclasses.asdict(f()) == {'x': 1}",
+    ),
+    "a match": ("import re\ndef f(): return re.match('a', 'ab')", "assert f()[0] == 'a'"),
+    "views and arrays": (
+        "import array, collections, types\ndef f():\n"
+        "  return array.array('i', [1]), types.MappingProxyType({1: 2}), memoryview(b'ab'),"
+        " collections.ChainMap({1: 2})",
+        "a, b, c, d = f()\nassert (a[0], b[1], bytes(c), d[1]) == (1, 2, b'ab', 2)",
+    ),
+    "a dictionary with a default of its own": (
+        "class D(dict):\n  def __missing__(self, key): return 7\ndef f(): return D(a=1)",
+        "d = f()\nassert d == {'a': 1} and d['b'] == 7",
+    ),
+    "a time zone": (
+        "import datetime as d\n"
+        "def f(): return d.datetime(2024, 1, 1, tzinfo=d.timezone(d.timedelta(hours=2)))",
+        "assert f().isoformat() == '2024-01-01T00:00:00+02:00'",
+    ),
+    "numbers of an enumeration": (
+        "import enum\nclass L(enum.IntEnum):\n  A = 1\ndef f(): return [L.A]", "assert f() == [1]"
+    ),
+    "a mock as an argument": (
+        "def f(send): send('x')",
+        "from unittest.mock import MagicMock\nm = MagicMock()\nf(m)\n"
+        "m.assert_called_once_with('x')\nassert m.called",
+    ),
 }  # fmt: skip
 
 #: The same with a setup.
@@ -316,21 +372,8 @@ INSIDE = {
         "class C:\n  def __enter__(self): pass\n  def __exit__(self, *a): return True",
         "with C(): raise KeyError\nx = 1\nassert x == 1",
     ),
-    "identity of a text": ("def f(x): return x", "x = 'ab' * 50\nassert f(x) is x"),
     "a class of the program as a base": (
         "class A:\n  def f(self): return 1", "class B(A): pass\nassert B().f() in (1,)"
-    ),
-    "types": (
-        "class A: pass",
-        "from collections.abc import Sized\nassert not isinstance(A(), Sized)",
-    ),
-    "methods of an exception": (
-        "class E(Exception):\n  def __init__(s, n): s.n = n\n  def twice(s): return 2 * s.n\n"
-        "def f(): raise E(2)",
-        "try:\n  f()\n  raise SystemError\nexcept E as e:\n  assert e.twice() == 4",
-    ),
-    "a list with methods": (
-        "class S(list):\n  def push(s, x): s.append(x)", "s = S()\ns.push(1)\nassert s.pop() == 1"
     ),
     "state of the setup": ("def f(): log.append(1)", "f()\nassert log == [1]"),
     "a function of a module": (
@@ -355,10 +398,6 @@ INSIDE = {
     "a callback that calls back": (
         "def apply(g, n): return g(n)\ndef double(n): return 2 * n",
         "assert apply(lambda n: double(n) + 1, 4) == 9",
-    ),
-    "a look at the source": (
-        "def f(a, b): return 1",
-        "import inspect\nassert list(inspect.signature(f).parameters) == ['a', 'b']",
     ),
 }  # fmt: skip
 

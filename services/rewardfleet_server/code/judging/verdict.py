@@ -263,20 +263,16 @@ class CallRun:
     ) -> "CallRun | None":
         """Return a run in the program's process, where a test may depend on the boundary.
 
-        That is a test that did not pass and used objects of classes of the program, or one that
-        asks for their types or identity. Its verdict is `jail`.
+        That is one that did not pass, and that by itself may need objects which cannot cross it.
+        Its verdict is `jail`.
         """
         if self.strict:
             return None
         known: list[Verdict | None] = []
         for check, verdict, each in zip(self.run.checks, verdicts, self.asserts, strict=False):
-            answer = answers.get(check.nonce, {})
-            crossed = answer.get("objects") is True
-            passed = verdict.verdict is Outcome.ACCEPTED
-            doubtful = crossed and (each.is_sensitive or not passed)
-            doubtful |= each.asks_identity == ("is not" if passed else "is")
-            # What was refused would be allowed there.
-            doubtful &= each.kind in {"value", "assert"} and answer.get("refused") is not True
+            refused = answers.get(check.nonce, {}).get("refused") is True
+            doubtful = each.may_repeat and verdict.verdict is not Outcome.ACCEPTED and not refused
+            doubtful &= each.kind in {"value", "assert"}
             known.append(None if doubtful else verdict)
         if all(known):
             return None

@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import sys
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -11,22 +12,23 @@ from typing import Any, Literal
 from rewardfleet.text.python import parse_source
 from rewardfleet.wire.code import AssertTests
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.code.sandboxes.jail.guest.names import STANDARD_NAMES
+from rewardfleet_server.code.sandboxes.jail.guest.names import (
+    PROGRAM_MODULES,
+    STANDARD_NAMES,
+    imported_packages,
+    names_of,
+)
 from rewardfleet_server.code.sandboxes.jail.guest.scripts import functions_of, has_check
 
 #: Names of tests that look into the process of the program.
 _LOOKS_INSIDE = {
-    "inspect", "doctest", "gc", "_getframe", "settrace", "threading", "concurrent", "patch", "mock",
-    "Mock", "MagicMock", "AsyncMock", "__main__", "__code__", "environ", "warnings",
-    "assertWarns", "setrecursionlimit", "dir", "vars", "locals", "sys.modules",
+    "gc", "_getframe", "settrace", "threading", "concurrent", "patch", "environ", "warnings",
+    "assertWarns", "setrecursionlimit", "vars", "locals", "sys.modules",
 }  # fmt: skip
-#: Special attributes that a test may use of any object.
-_PLAIN_ATTRIBUTES = {".__init__", ".__name__", ".__enter__", ".__exit__"}
-#: Names of tests that ask for the types or the identity of objects.
-_SENSITIVE = {
-    "isinstance", "issubclass", "hasattr", "type", "id", "callable", "copy", "deepcopy", "pickle",
-    "match",
-}  # fmt: skip
+#: Special attributes that a test may not use of objects in another process.
+_OF_PROCESS = {".__builtins__", ".__code__", ".__closure__", ".__globals__", ".__subclasses__"}
+#: Packages whose objects cross the boundary as values, or that tests only run with.
+_COMMON_PACKAGES = sys.stdlib_module_names - {"asyncio"} | {"numpy", "pytest", *PROGRAM_MODULES}
 #: Functions of constants whose results a program cannot change.
 _IMMUTABLE = {"bool", "bytes", "complex", "float", "frozenset", "int", "range", "str", "tuple"}
 _BUILTINS = frozenset(dir(builtins))
@@ -46,10 +48,9 @@ class ParsedAssert:
     #: The literal that is expected, in a tuple; None for a complete case.
     expected: tuple[Any] | None = None
     fails_alone: bool = False  #: whether it is known to fail without a program
-    is_sensitive: bool = False  #: whether it may notice which objects are in another process
-    #: Whether it asks for the identity of values, which do not keep theirs: `is` for the same,
-    #: `is not` for different ones.
-    asks_identity: Literal["", "is", "is not"] = ""
+    #: Whether it may need objects that cannot cross the boundary: then it is evaluated again in the
+    #: program's process if it fails. The test alone decides that, and nothing that a program does.
+    may_repeat: bool = False
 
 
 def parsed_asserts(tests: AssertTests) -> list[ParsedAssert]:
@@ -79,9 +80,8 @@ def parsed_asserts(tests: AssertTests) -> list[ParsedAssert]:
         if _looks_inside(names) or _changes_inside(nodes, shared, classes):
             parsed.append(ParsedAssert("inside", case))
         else:
-            identity = _identity(nodes)
-            is_sensitive = bool(names & _SENSITIVE or identity)
-            parsed.append(ParsedAssert(*_parts(case, body, given), is_sensitive, identity))
+            may_repeat = _needs_objects([*setup, *body])
+            parsed.append(ParsedAssert(*_parts(case, body, given), may_repeat))
     return parsed
 
 
@@ -134,10 +134,8 @@ def _identifiers(nodes: Sequence[ast.AST]) -> set[str]:
 
 
 def _looks_inside(names: AbstractSet[str]) -> bool:
-    return bool(names & _LOOKS_INSIDE) or any(
-        name.startswith("Thread")
-        or (name.startswith(".__") and name.endswith("__") and name not in _PLAIN_ATTRIBUTES)
-        for name in names
+    return bool(names & (_LOOKS_INSIDE | _OF_PROCESS)) or any(
+        name.startswith("Thread") for name in names
     )
 
 
@@ -169,20 +167,19 @@ def _always_evaluated(node: ast.expr) -> Iterator[str]:
                     yield from _always_evaluated(child)
 
 
-def _is_built_in_type(node: ast.expr) -> bool:
-    """Return whether a name is that of a type whose values cross the boundary as such."""
-    return isinstance(node, ast.Name) and isinstance(getattr(builtins, node.id, None), type)
-
-
-def _identity(nodes: Sequence[ast.AST]) -> Literal["", "is", "is not"]:
-    found = {
-        type(operator)
-        for node in nodes
-        if isinstance(node, ast.Compare)
-        for operator, operand in zip(node.ops, node.comparators, strict=True)
-        if not isinstance(operand, ast.Constant) and not _is_built_in_type(operand)
-    }
-    return "is not" if ast.IsNot in found else "is" if ast.Is in found else ""
+def _needs_objects(statements: Sequence[ast.stmt]) -> bool:
+    """Return whether a test derives from or matches classes, or uses foreign packages."""
+    tree = ast.Module([*statements], [])
+    free = names_of(tree).used - _BUILTINS - STANDARD_NAMES.keys()
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(bases=bases) if free & {getattr(each, "id", "") for each in bases}:
+                return True
+            case ast.MatchMapping():
+                return True
+            case ast.MatchClass(cls=ast.Name(id=name)) if name in free:
+                return True
+    return not _COMMON_PACKAGES.issuperset(imported_packages(tree))
 
 
 def _shared_state(setup: Sequence[ast.stmt]) -> set[str]:

@@ -9,6 +9,7 @@ solution imports what programs cannot.
 import ast
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 
 from rewardfleet.text.python import parse_source
 from rewardfleet.wire.code import AssertTests, Outcome, StdioTests, Verdict
@@ -84,6 +85,29 @@ class Preflight:
         if run is not None:
             key = f"solution {limits} {tests.digest}"
             await self._checked.get(key, lambda: self._try(tests, limits, run))
+
+    async def never_repeated(
+        self, tests: PreparedTests, limits: RunLimits, run: Run
+    ) -> PreparedTests:
+        """Return tests that are repeated only if the solution of the row needs it.
+
+        Args:
+            run: Runs a program on all tests.
+        """
+        may_repeat = any(each.may_repeat for each in tests.asserts)
+        if not (may_repeat and tests.solution):
+            return tests
+        once = replace(tests, asserts=[replace(each, may_repeat=False) for each in tests.asserts])
+
+        async def failing() -> Mapping[int, str]:
+            done = await run(tests.solution or "", once, limits)
+            passed = [each.verdict is Outcome.ACCEPTED for each in done.verdicts]
+            rest = range(len(passed), len(tests.asserts))
+            return dict.fromkeys([*(n for n, held in enumerate(passed) if not held), *rest], "")
+
+        needed = await self._checked.get(f"repeats {limits} {tests.digest}", failing)
+        asserts = [(tests if n in needed else once).asserts[n] for n in range(len(tests.asserts))]
+        return replace(tests, asserts=asserts)
 
     async def _run(self, tests: PreparedTests, limits: RunLimits) -> Mapping[int, str]:
         plain = tests.tests

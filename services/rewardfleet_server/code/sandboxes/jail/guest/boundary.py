@@ -10,6 +10,7 @@ The side of the program is not trusted: whatever it sends can only become values
 exceptions on the side of the tests.
 """
 
+import array
 import ast
 import builtins
 import collections
@@ -25,7 +26,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, NoReturn
 
@@ -36,8 +37,10 @@ from .builtin_types import (
     BASES,
     COMMON_TYPES,
     MAPPINGS,
+    OTHERS,
     SEQUENCES,
     SETS,
+    VALUES,
     base_of,
     import_numpy,
     import_path,
@@ -45,7 +48,7 @@ from .builtin_types import (
     set_attributes,
 )
 from .encoder import Encoder, Variable, has_own_name
-from .proxies import OPERATIONS, CallableProxy, Proxy, stops
+from .proxies import OF_TESTS, OPERATIONS, CallableProxy, Proxy, is_proxy, stops
 from .scripts import TestScript
 
 _LENGTH = struct.Struct("!Q")
@@ -59,8 +62,6 @@ _MAX_FRAMES = 10
 _NUMBERS = re.compile(r"[<>|=][biufcSUMm]\d{1,6}(?:\[\w{1,8}\])?")
 #: What a program may use of a generator of a test.
 _OF_GENERATORS = {"send", "throw", "close"}
-#: Types of functions, by name.
-_FUNCTION_KINDS = {"function", "builtin_function_or_method", "method"}
 #: What a program may read of a function of a test, e.g. in a decorator.
 _OF_FUNCTIONS = {"__annotations__", "__doc__", "__module__", "__name__", "__qualname__"}
 #: What a program may use of a stream of a test.
@@ -70,6 +71,12 @@ _OF_STREAMS = {
     "getvalue", "newlines", "line_buffering", "name", "mode", "buffer",
 }  # fmt: skip
 
+#: Names that a program may read of objects of a test.
+_READABLE: dict[type, AbstractSet[str]] = {
+    types.FunctionType: _OF_FUNCTIONS,
+    types.GeneratorType: _OF_GENERATORS,
+    io.IOBase: _OF_STREAMS,
+}
 #: Modules whose exceptions are the same on both sides.
 _WITH_EXCEPTIONS = {
     "_csv", "_queue", "asyncio.exceptions", "binascii", "builtins", "configparser",
@@ -106,8 +113,6 @@ class Side:
         self.classes: dict[str, type] = {}
         self.class_names: dict[type, str] = {}
         self.decided_by: set[str] = set()  #: classes of the other side that decided a comparison
-        self.objects_crossed = False  #: whether an object of a class of the other side was used
-        self.raised: set[str] = set()  #: names of the exceptions that crossed, and of their bases
         self.uses: set[tuple[int, str]] = set()  #: operations on each object of the other side
         #: Names of classes of the other side that the current test constructs.
         self.constructs: AbstractSet[str] = frozenset()
@@ -121,6 +126,7 @@ class Side:
         self.looked_up: set[str] = set()  #: names that the current test has from the program
         #: Answers of objects of the other side that the current test did not construct.
         self.answers: dict[tuple[Any, ...], Any] = {}
+        self.lengths: dict[int, int] = {}  #: of such objects, by handle
         self._socket = socket.socket(fileno=link)
         self._lock = threading.RLock()
         self._exported: list[Any] = []
@@ -179,11 +185,14 @@ class Side:
             got += count
         return bytes(content)
 
-    def request(self, message: dict[str, Any], *, may_stop: bool = False) -> Any:
+    def request(
+        self, message: dict[str, Any], *, may_stop: bool = False, given: Sequence[Any] = ()
+    ) -> Any:
         """Send a request and return the result; answer the other side's requests until then.
 
         Args:
             may_stop: Whether it may raise StopIteration, which would end a loop of a test.
+            given: The arguments, one of which may be the result.
 
         Raises:
             BaseException: What the request raised on the other side.
@@ -195,7 +204,8 @@ class Side:
             if self.is_trusted and isinstance(error, self._ends_of_loops()) and not may_stop:
                 raise RuntimeError(f"the program raised {type(error).__name__}") from error
             raise error
-        return self.decode(reply["result"])
+        same = reply.get("same")
+        return self.decode(reply["result"]) if same is None else given[same]
 
     @staticmethod
     def _ends_of_loops() -> tuple[type[BaseException], ...]:
@@ -223,7 +233,11 @@ class Side:
                 self._forget()
             self._take_objects(message)
             result = self.do(message, roots)
+            encoder = Encoder(self, by_handle=bool(message.get("by_handle")))
             reply = {"result": encoder.encode(result)}
+            same = [number for number, root in enumerate(roots) if root is result]
+            if same and type(result) in {tuple, frozenset, str, bytes}:  # what has no number
+                reply["same"] = same[0]
         except Gone:
             raise
         except BaseException as error:
@@ -275,6 +289,9 @@ class Side:
             [encoder.encode(arg) for arg in args],
             [[name, encoder.encode(value)] for name, value in kwargs.items()],
         ]
+        is_value = type(target) is str and target == "itself"
+        if not is_value and any(is_proxy(each) and each._is_own for each in (target, *args)):
+            message["by_handle"] = True
         streams = {name: encoder.encode(stream) for name, stream in self.replaced_streams()}
         if streams:
             message["streams"] = streams
@@ -282,7 +299,7 @@ class Side:
             message["generators"] = states
         message["objects"] = encoder.objects()
         may_stop = target == "next" if isinstance(target, str) else stops(target)
-        return self.request(message, may_stop=may_stop)
+        return self.request(message, may_stop=may_stop, given=[*args, *kwargs.values()])
 
     def refuse(self, reason: str) -> NoReturn:
         """Refuse an operation, which fails the test whatever the program's process would do.
@@ -329,6 +346,10 @@ class Side:
                 return tuple(map(self.decode, parts))
             case "frozenset":
                 return frozenset(map(self.decode, parts))
+            case "value":
+                return VALUES[parts[0], parts[1]][1](*map(self.decode, parts[2:]))
+            case "error":
+                return self._exception(parts[0])
             case "atom":
                 return ATOMS[ATOM_NAMES[parts[0]]][1](*parts[1])
             case "scalar":
@@ -351,14 +372,21 @@ class Side:
                 return self.proxy(*parts)
         raise Gone(f"unknown kind {tag!r}")
 
-    def proxy(self, handle: int, kind: str, is_callable: bool) -> Any:
-        """Return a proxy of an object of the other side."""
-        self.objects_crossed = True
+    def proxy(self, handle: int, kind: str, is_callable: bool, base: Any = None) -> Any:
+        """Return a proxy of an object of the other side.
+
+        Args:
+            handle: What the other side knows it by.
+            kind: The name of its class.
+            is_callable: Whether it can be called.
+            base: Where both sides can import the first base of its class; None for `object`.
+        """
         proxy = object.__new__(CallableProxy if is_callable else Proxy)
         kind = str(kind).encode(errors="replace").decode() or "?"  # half of a surrogate pair
         fields = {"_side": self, "_handle": int(handle), "_kind": kind, "_name": ""}
         fields |= {"_owner": None} if is_callable else {}
-        for name, value in {**fields, "_is_own": False, "_items": None}.items():
+        fields |= {"_is_own": False, "_items": None, "_base": base and known_type(*base[1:])}
+        for name, value in fields.items():
             object.__setattr__(proxy, name, value)
         return proxy
 
@@ -371,12 +399,18 @@ class Side:
 
     def _subclass_instance(self, value: Any, handle: int, kind: str) -> Any:
         """Return a value of a built-in type, whose other attributes are on the other side."""
-        self.objects_crossed = True
         base: Any = type(value)
         if base not in BASES:
             raise TypeError(f"the program answered with a subclass of {base.__name__}")
         if base not in self._subclasses:
-            attributes = {"__getattr__": lambda own, name: getattr(vars(own)["_proxy"], name)}
+            attributes = {
+                "__getattr__": lambda own, name: getattr(vars(own)["_proxy"], name),
+                "__str__": lambda own: str(vars(own)["_proxy"]),
+                "__repr__": lambda own: repr(vars(own)["_proxy"]),
+                "__format__": lambda own, form: format(vars(own)["_proxy"], form),
+            }
+            if base is dict:
+                attributes["__missing__"] = lambda own, key: vars(own)["_proxy"][key]
             self._subclasses[base] = type(kind, (base,), attributes)
         instance = base.__new__(self._subclasses[base], *new_arguments(value))
         if base in {list, set, bytearray, dict}:
@@ -431,9 +465,9 @@ class Side:
                 if not _NUMBERS.fullmatch(meta[0]):
                     raise TypeError(f"the program answered with an array of {meta[0]}")
                 return import_numpy().zeros(meta[1], meta[0])
-            case "bytearray":
-                return bytearray()
-        return {**SEQUENCES, **SETS, **MAPPINGS}[tag]()
+            case "numbers":
+                return array.array(str(meta))
+        return {**SEQUENCES, **SETS, **MAPPINGS, **OTHERS}[tag]()
 
     def _fill(self, value: Any, tag: str, content: Any) -> None:
         if tag in SEQUENCES:
@@ -448,6 +482,13 @@ class Side:
                 value[self.decode(key)] = self.decode(item)
         elif tag == "bytearray":
             value[:] = bytes.fromhex(content)
+        elif tag == "numbers":
+            value[:] = array.array(value.typecode, bytes.fromhex(content))
+        elif tag == "namespace":
+            vars(value).clear()
+            vars(value).update(
+                (str(self.decode(name)), self.decode(item)) for name, item in content
+            )
         elif tag == "array":
             numbers = import_numpy().frombuffer(bytes.fromhex(content), value.dtype)
             value[...] = numbers.reshape(value.shape)
@@ -467,12 +508,15 @@ class Side:
         names = self._exception_names(type(error))
         if self.is_trusted:  # a program gets no object by an error
             args = tuple(each for each in error.args if type(each) in {str, int, float, bool})
-            return [names, encoder.encode(args), _text(error), [], ""]
+            return [names, encoder.encode(args), _text(error), [], "", None, None]
         attributes = [[name, encoder.encode(value)] for name, value in vars(error).items()]
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if frame.filename == "program.py"]
         place = "".join(traceback.format_list(own[-_MAX_FRAMES:]))
-        return [names, encoder.encode(tuple(error.args)), _text(error), attributes, place]
+        rest = [encoder._remote(error), None]
+        if error.__cause__ is not None:
+            rest[1] = self._encoded_exception(error.__cause__, encoder)
+        return [names, encoder.encode(tuple(error.args)), _text(error), attributes, place, *rest]
 
     def _exception_names(self, kind: type) -> list[str]:
         """Return the names of a class and its bases, the last one as both sides can import it."""
@@ -493,13 +537,15 @@ class Side:
         if own is not None and issubclass(own, BaseException):
             return own
         if key not in self._exceptions:
-            text = {"__str__": lambda error: vars(error)["_text"]}
-            self._exceptions[key] = type(key[0], (self._exception_class(key[1:]),), text)
+            methods = {
+                "__str__": lambda error: vars(error)["_text"],
+                "__getattr__": lambda error, name: getattr(vars(error)["_object"], name),
+            }
+            self._exceptions[key] = type(key[0], (self._exception_class(key[1:]),), methods)
         return self._exceptions[key]
 
     def _exception(self, data: list[Any]) -> BaseException:
         kind, args = self._exception_class(data[0]), self.decode(data[1])
-        self.raised |= {str(name).rpartition(".")[2] for name in data[0]}
         error = kind.__new__(kind, *args)
         error.args = args
         if isinstance(error, (SystemExit, StopIteration)):
@@ -509,7 +555,9 @@ class Side:
                 args[0] if args else None,
             )
         attributes = {str(name): self.decode(value) for name, value in data[3]}
-        vars(error).update(attributes, _text=str(data[2]))
+        vars(error).update(attributes, _text=str(data[2]), _object=self.decode(data[5]))
+        if data[6] is not None:
+            error.__cause__ = self._exception(data[6])
         if data[4]:
             error.add_note(f"In the program:\n{data[4]}")
         return error
@@ -579,9 +627,7 @@ class TestSide(Side):
 
     def __init__(self, link: int) -> None:
         super().__init__(link)
-        #: Whether the current test may be evaluated again in the program's process if it fails,
-        #: because it needs objects that cannot cross.
-        self.may_repeat = False
+        Proxy.tests = self
         #: The generators of random numbers that tests seed.
         self.generators = random_numbers.Generators()
         self._original = {name: getattr(place, name) for name, place in _STREAMS}
@@ -589,11 +635,11 @@ class TestSide(Side):
     def begin_test(self) -> None:
         """Forget what the last test did."""
         self.decided_by.clear()
-        self.raised.clear()
         self.uses.clear()
         self.looked_up.clear()
         self.answers.clear()
-        self.objects_crossed = self.refused = False
+        self.lengths.clear()
+        self.refused = False
 
     def wait_for_program(self) -> list[str]:
         """Return the names that the program defined, once it has run."""
@@ -612,11 +658,8 @@ class TestSide(Side):
                 return super().imported(module, path)
             raise NameError(f"the program's {name!r} is not the test's")
         self.looked_up.add(name)
-        crossed = self.objects_crossed
         value = self.decode(data)
         if type(value) is CallableProxy:
-            kind = object.__getattribute__(value, "_kind")
-            self.objects_crossed = crossed or kind not in _FUNCTION_KINDS
             object.__setattr__(value, "_is_own", name in self.constructs)
         return value
 
@@ -634,8 +677,9 @@ class TestSide(Side):
             pass
         elif target[1] in {"getattr", "setattr", "delattr", "dir"}:
             allowed = allowed and _is_own(args[0]) and _is_accessible(target[1], values)
+        elif target[1] in OF_TESTS:
+            allowed = False
         if not allowed:
-            self.objects_crossed = True
             kind = AttributeError if target[1:2] == ["getattr"] else PermissionError
             raise kind("a program cannot use this object of the test")
 
@@ -683,14 +727,14 @@ def _is_own(data: Any) -> bool:
 def _is_accessible(operation: str, args: tuple[Any, ...]) -> bool:
     """Return whether a program may use an attribute of an object of a test."""
     owner, name = args[0], args[1] if len(args) > 1 else ""
+    if _is_mock(owner):  # not its own interface, by which it would answer the test
+        is_own = str(name).startswith("_") or name == "method_calls" or hasattr(type(owner), name)
+        return operation != "delattr" and not is_own
     if not isinstance(name, str) or (name.startswith("_") and name not in _OF_FUNCTIONS):
         return False
-    if isinstance(owner, types.FunctionType) and name in _OF_FUNCTIONS:
-        return operation == "getattr"
-    if isinstance(owner, types.GeneratorType):
-        return operation == "getattr" and name in _OF_GENERATORS
-    if isinstance(owner, io.IOBase):
-        return operation == "getattr" and name in _OF_STREAMS
+    for kind, readable in _READABLE.items():
+        if isinstance(owner, kind):
+            return operation == "getattr" and name in readable
     if type(owner).__module__ != "program":
         return False
     return operation in {"getattr", "dir"} or not callable(getattr(type(owner), name, None))
@@ -722,9 +766,14 @@ def _is_usable(value: Any) -> bool:
     kind = type(value)
     if kind.__module__ == "program" or (kind is type and value.__module__ == "program"):
         return True
-    if isinstance(value, (*_CALLABLES, io.IOBase)):
+    if isinstance(value, (*_CALLABLES, io.IOBase)) or _is_mock(value):
         return True
     return hasattr(kind, "__next__") and kind.__module__ in {"builtins", "itertools"}
+
+
+def _is_mock(value: Any) -> bool:
+    mock: Any = sys.modules.get("unittest.mock")
+    return mock is not None and isinstance(value, mock.NonCallableMock)
 
 
 def _text(error: BaseException) -> str:
@@ -732,3 +781,11 @@ def _text(error: BaseException) -> str:
         return str(error)
     except Exception:  # whatever the program's own class raises
         return ""
+
+
+def known_type(module: str, path: str) -> type:
+    """Return a class of a module that is imported already; `object` if it is none."""
+    found: Any = sys.modules.get(str(module))
+    for part in str(path).split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else object

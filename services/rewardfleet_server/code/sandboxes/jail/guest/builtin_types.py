@@ -1,15 +1,39 @@
 """Values of built-in types: what they are made of, and where they can be imported."""
 
+import array
 import collections
 import datetime as dt
 import decimal
+import enum
 import fractions
 import importlib
 import itertools
+import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
+
+
+def _parts_of_time(value: Any) -> tuple[Any, ...]:
+    return (value.replace(tzinfo=None, fold=0), value.tzinfo, value.fold)
+
+
+def _time_of_parts(value: Any, zone: Any, fold: int) -> Any:
+    return value.replace(tzinfo=zone, fold=fold)
+
+
+def _element_of_parts(tag: str, attributes: Any, text: Any, tail: Any, children: Any) -> Any:
+    element = _constructed("xml.etree.ElementTree", "Element", tag, attributes)
+    element.text, element.tail = text, tail
+    element.extend(children)
+    return element
+
+
+def _constructed(module: str, name: str, *parts: Any) -> Any:
+    return getattr(importlib.import_module(module), name)(*parts)
+
 
 #: Values without identity: the parts of one as JSON, and the value of parts.
 ATOMS: dict[type, tuple[Callable[[Any], list[Any]], Callable[..., Any]]] = {
@@ -38,20 +62,62 @@ ATOMS: dict[type, tuple[Callable[[Any], list[Any]], Callable[..., Any]]] = {
     type(NotImplemented): (lambda _: [], lambda: NotImplemented),
 }
 ATOM_NAMES = {kind.__name__: kind for kind in ATOMS}
+#: Further values, by the module and the name of their type: the parts of one, which are encoded as
+#: values, and the value of parts. Constructing one runs no code of a program.
+VALUES: dict[tuple[str, str], tuple[Callable[[Any], Iterable[Any]], Callable[..., Any]]] = {
+    ("builtins", "slice"): (lambda value: (value.start, value.stop, value.step), slice),
+    ("builtins", "mappingproxy"): (lambda value: [dict(value)], types.MappingProxyType),
+    ("builtins", "dict_keys"): (lambda value: [dict.fromkeys(value)], lambda keys: keys.keys()),
+    ("builtins", "dict_items"): (lambda value: [dict(value)], lambda items: items.items()),
+    ("builtins", "dict_values"): (
+        lambda value: [dict(enumerate(value))],
+        lambda values: values.values(),
+    ),
+    ("builtins", "memoryview"): (lambda value: [bytes(value)], memoryview),
+    ("collections", "ChainMap"): (lambda value: value.maps, collections.ChainMap),
+    ("datetime", "datetime"): (_parts_of_time, _time_of_parts),
+    ("datetime", "time"): (_parts_of_time, _time_of_parts),
+    ("datetime", "timezone"): (lambda value: value.__getinitargs__(), dt.timezone),
+    ("zoneinfo", "ZoneInfo"): (
+        lambda value: [value.key],
+        partial(_constructed, "zoneinfo", "ZoneInfo"),
+    ),
+    ("xml.etree.ElementTree", "Element"): (
+        lambda value: (value.tag, dict(value.attrib), value.text, value.tail, list(value)),
+        _element_of_parts,
+    ),
+    ("re", "Pattern"): (lambda value: (value.pattern, value.flags), re.compile),
+    **{
+        (module, name): (lambda value: [str(value)], partial(_constructed, module, name))
+        for module, names in (
+            ("pathlib", "PurePosixPath PureWindowsPath PosixPath"),
+            ("uuid", "UUID"),
+            (
+                "ipaddress",
+                "IPv4Address IPv6Address IPv4Network IPv6Network IPv4Interface IPv6Interface",
+            ),
+        )
+        for name in names.split()
+    },
+}
 #: Time zones that the text of a time tells.
 TIMEZONES = {None, dt.UTC}
 #: Mutable collections that are sent item by item, or pair by pair.
 SEQUENCES = {"list": list, "deque": collections.deque}
 SETS = {"set": set}
+#: Mutable objects that are sent with all of their content.
+OTHERS: dict[str, type] = {
+    "bytearray": bytearray,
+    "numbers": array.array,
+    "namespace": types.SimpleNamespace,
+}
 MAPPINGS: dict[str, type] = {
     "dict": dict,
     "OrderedDict": collections.OrderedDict,
     "Counter": collections.Counter,
     "defaultdict": collections.defaultdict,
 }
-COLLECTIONS = {
-    kind: name for name, kind in {**SEQUENCES, **SETS, **MAPPINGS, "bytearray": bytearray}.items()
-}
+COLLECTIONS = {kind: name for name, kind in {**SEQUENCES, **SETS, **MAPPINGS, **OTHERS}.items()}
 #: Types whose subclasses are sent as they are, with the other attributes on the side of the class.
 BASES: tuple[Any, ...] = (
     str, int, float, complex, bytes, bytearray, list, tuple, dict, set, frozenset,
@@ -150,3 +216,24 @@ def set_attributes(value: Any, attributes: dict[str, Any]) -> None:
             object.__setattr__(value, name, item)
         else:
             own[name] = item
+
+
+#: Methods of subclasses of built-in types that do not change what a value is.
+_OF_ANY_SUBCLASS = {
+    *("__new__", "__init__", "__doc__", "__module__", "__dict__", "__slots__", "__weakref__"),
+    *("__repr__", "__str__", "__format__", "__getnewargs__", "__class_getitem__", "__hash__"),
+    *("__init_subclass__", "__match_args__", "__reduce__", "__reduce_ex__"),
+}
+
+
+def keeps_identity(kind: type) -> bool:
+    """Return whether a copy of the built-in part of an instance would not do for it.
+
+    That is an instance of a subclass of a built-in type which can change, which replaces one of
+    its methods, or which is an enumeration.
+    """
+    base = base_of(kind)
+    own = itertools.takewhile(lambda each: each is not base, kind.__mro__)
+    changed = {name for each in own for name in vars(each)} - _OF_ANY_SUBCLASS
+    is_mutable = issubclass(kind, (list, dict, set, bytearray))
+    return is_mutable or issubclass(kind, enum.Enum) or not changed.isdisjoint(dir(base))

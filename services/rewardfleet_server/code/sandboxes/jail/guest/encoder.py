@@ -16,12 +16,14 @@ from .builtin_types import (
     FUNCTIONS,
     MAPPINGS,
     TIMEZONES,
+    VALUES,
     attributes_of,
     copy_of,
     import_path,
+    keeps_identity,
     new_arguments,
 )
-from .proxies import CallableProxy, Proxy
+from .proxies import CallableProxy, Proxy, is_proxy
 
 if TYPE_CHECKING:
     from .boundary import Side
@@ -50,10 +52,13 @@ class Encoder:
 
     Args:
         side: The side that sends the message.
+        by_handle: Whether instances of subclasses of built-in types stay here if their own methods,
+            or what they hold, may change what the other side sees.
     """
 
-    def __init__(self, side: "Side") -> None:
+    def __init__(self, side: "Side", *, by_handle: bool = False) -> None:
         self._side = side
+        self._by_handle = by_handle
         self._queue: list[int] = []
         self._seen: set[int] = set()
 
@@ -87,6 +92,9 @@ class Encoder:
                 return ["class", side.class_names[value]]
             if issubclass(value, BaseException):
                 return ["exception", side._exception_names(value)]
+        if (kind.__module__, kind.__name__) in VALUES:
+            parts = VALUES[kind.__module__, kind.__name__][0](value)
+            return ["value", kind.__module__, kind.__name__, *map(self.encode, parts)]
         if kind.__module__ == "numpy" and "numpy" in sys.modules:
             if kind.__name__ == "ndarray" and not value.dtype.hasobject:
                 return self._reference(value)
@@ -96,8 +104,13 @@ class Encoder:
             found = import_path(value)
             if found is not None and (self._side.is_trusted or tuple(found[1:]) in COMMON_TYPES):
                 return found
-        elif isinstance(value, BASES):
+        elif isinstance(value, BaseException):
+            return ["error", side._encoded_exception(value, self)]
+        elif isinstance(value, BASES) and not (self._by_handle and keeps_identity(kind)):
             base = next(base for base in BASES if isinstance(value, base))
+            proxy = getattr(value, "__dict__", {}).get("_proxy")
+            if is_proxy(proxy) and base not in {list, dict, set, bytearray}:  # it did not change
+                return self.encode(proxy)
             plain = (
                 base(*new_arguments(value))
                 if base not in {list, set, dict}
@@ -107,8 +120,10 @@ class Encoder:
         return self._remote(value)
 
     def _remote(self, value: Any) -> list[Any]:
-        self._side.objects_crossed = True  # the other side sees a proxy
-        return ["mine", self._side.export(value), type(value).__name__, callable(value)]
+        kind = type(value)
+        known = (each for each in kind.__mro__ if each is not object and import_path(each))
+        base = next(map(import_path, known), None)
+        return ["mine", self._side.export(value), kind.__name__, callable(value), base]
 
     def _variable(self, variable: Variable) -> Any:
         """Return where a variable was imported from under its own name, or its value."""
@@ -151,12 +166,16 @@ class Encoder:
             self._queue.append(number)
         return ["ref", number]
 
-    def entry(self, value: Any) -> list[Any]:
+    def entry(self, value: Any) -> list[Any]:  # noqa: PLR0911 - one for each kind
         """Return the kind of an object, what is needed to create it, and its content."""
         kind = type(value)
         name = COLLECTIONS.get(kind)
         if name == "bytearray":
             return [name, None, value.hex()]
+        if name == "numbers":
+            return [name, value.typecode, value.tobytes().hex()]
+        if name == "namespace":
+            return [name, None, self._pairs(vars(value).items())]
         if name in MAPPINGS:
             meta = self.encode(value.default_factory) if name == "defaultdict" else None
             return [name, meta, self._pairs(value.items())]
@@ -184,7 +203,7 @@ class Encoder:
 def _item_count(value: Any) -> int:
     kind = type(value)
     if kind in COLLECTIONS:
-        return len(value)
+        return len(value) if hasattr(value, "__len__") else 1
     is_array = kind.__name__ == "ndarray" and kind.__module__ == "numpy"
     return value.size if is_array else 1
 

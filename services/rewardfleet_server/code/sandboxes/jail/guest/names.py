@@ -23,7 +23,7 @@ _STANDARD: dict[str, Iterable[str]] = {
     "collections": collections.__all__,
     "copy": copy.__all__,
     "functools": ("reduce", "lru_cache", "partial", "cmp_to_key", "total_ordering"),
-    "heapq": heapq.__all__,
+    "heapq": set(heapq.__all__) - {"merge"},
     "itertools": set(dir(itertools)) - {"chain", "count", "cycle", "product", "repeat", "tee"},
     "bisect": ("bisect_left", "bisect_right", "insort", "insort_left", "insort_right"),
     "fractions": ("Fraction",),

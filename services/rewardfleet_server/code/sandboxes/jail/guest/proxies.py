@@ -1,13 +1,19 @@
 """Proxies: objects of the other side of the boundary."""
 
 import builtins
+import copy
+import functools
 import importlib
+import inspect
+import math
 import operator
+import pickle
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator
 from os import urandom
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from .builtin_types import BASES, import_path
 from .names import SOLUTION
 
 if TYPE_CHECKING:
@@ -52,10 +58,11 @@ class Proxy:
     """An object of the other side. Its operations take place there.
 
     On the side of the tests, `_is_own` is whether the test has constructed the object, or a class
-    that it constructs, and `_items` iterates over the object.
+    that it constructs, and `_items` iterates over the object. `_base` is the first base of its
+    class that both sides have.
     """
 
-    __slots__ = ("_handle", "_is_own", "_items", "_kind", "_name", "_side")
+    __slots__ = ("_base", "_handle", "_is_own", "_items", "_kind", "_name", "_side")
 
     _side: "Side"
     _handle: int
@@ -63,6 +70,12 @@ class Proxy:
     _name: str
     _is_own: bool
     _items: Iterator[Any] | None
+    _base: type | None
+
+    @property  # type: ignore[misc] # `object` has no property
+    def __class__(self) -> Any:
+        """The first base of its class that both sides have, which `isinstance` asks for."""
+        return self._base or type(self)
 
     def __getattr__(self, name: str) -> Any:
         side = self._side
@@ -73,12 +86,10 @@ class Proxy:
         )
         if is_hidden and side.is_trusted:
             raise AttributeError(f"{self._kind!r} object has no attribute {name!r}")
-        crossed = self._side.objects_crossed
         found = self._side.call("getattr", self, name)
         if type(found) is CallableProxy:
             object.__setattr__(found, "_name", name)
             object.__setattr__(found, "_owner", self)
-            self._side.objects_crossed = crossed
         if self._is_own:
             return _owned(found)
         return _same_as_before(self, ("getattr", name), found)
@@ -97,8 +108,24 @@ class Proxy:
             return format(str(self), form)
         return str(self._side.call("format", self, form))
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(f"an object of the program ({self._kind}) cannot be copied")
+    def __copy__(self) -> Any:
+        return self._as_own(self._side.call("copy", self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._as_own(self._side.call("deepcopy", self))
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Return a pickle that the other side made, and that only it reads."""
+        return unpickled, (self._side.call("dumps", self),)
+
+    def _as_value(self) -> Any:
+        """Return what the object is as a value of a built-in type; if it is none, its class."""
+        if issubclass(self._base or object, BASES):
+            return self._side.call("itself", self)
+        return type(self._kind, (), {})()
+
+    def _as_own(self, value: Any) -> Any:
+        return _owned(value) if self._is_own else value
 
     def __instancecheck__(self, value: Any) -> bool:
         self._side.decided_by.add(self._kind)
@@ -107,6 +134,53 @@ class Proxy:
     def __subclasscheck__(self, value: Any) -> bool:
         self._side.decided_by.add(self._kind)
         return bool(self._side.call("issubclass", value, self))
+
+    #: The side of the tests, on which pickles of the other side's objects may be read.
+    tests: ClassVar["Side"]
+
+
+def unpickled(content: bytes) -> Any:
+    """Let the other side read a pickle that it made."""
+    return _owned(Proxy.tests.call("loads", content))
+
+
+def is_same(first: Any, second: Any) -> bool:
+    """Return whether two objects are the same, also if they are on the other side."""
+    if is_proxy(first) and is_proxy(second):
+        return bool(first._handle == second._handle)
+    is_value = type(first) in _ATOMS and type(first) is type(second)
+    return first is second or (is_value and bool(first == second))
+
+
+def is_proxy(value: Any) -> bool:
+    """Return whether an object is on the other side, whatever its class pretends."""
+    return type(value) in {Proxy, CallableProxy}
+
+
+def kind_of(value: Any) -> Any:
+    """Return the class of an object, also if it is on the other side."""
+    if is_proxy(value):
+        return value._side.call("getattr", value, "__class__")
+    return type(value)
+
+
+def is_instance(value: Any, kinds: Any) -> bool:
+    """Return whether an object is an instance of a class, also if it is on the other side."""
+    if not is_proxy(value):
+        return isinstance(value, kinds)
+    return any(
+        value._side.call("isinstance", value, kind)
+        if import_path(kind)
+        else isinstance(value, kind)
+        for kind in (kinds if type(kinds) is tuple else [kinds])
+    )
+
+
+def has_attribute(value: Any, name: str) -> bool:
+    """Return whether an object has an attribute, also if it is on the other side."""
+    if is_proxy(value) and name.startswith("__"):
+        return bool(value._side.call("hasattr", value, name))
+    return hasattr(value, name)
 
 
 class CallableProxy(Proxy):
@@ -159,17 +233,31 @@ add sub mul truediv floordiv mod pow matmul lshift rshift xor
 iadd isub imul itruediv ifloordiv imod ipow imatmul ilshift irshift iand ior ixor
 """
 _FUNCTIONS_OF_OBJECTS = """
-getattr setattr delattr dir format isinstance issubclass iter next len bool str repr hash
+getattr hasattr setattr delattr dir format isinstance issubclass iter next len bool str repr hash
 abs int float complex round divmod reversed bytes
 """
+_FUNCTIONS_OF_NUMBERS = "floor ceil trunc"
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in _OPERATORS.split()},
     **{name: getattr(builtins, name) for name in _FUNCTIONS_OF_OBJECTS.split()},
+    **{name: getattr(math, name) for name in _FUNCTIONS_OF_NUMBERS.split()},
+    "library": lambda module, name, *args, **named: getattr(importlib.import_module(module), name)(
+        *args, **named
+    ),
+    "itself": lambda value: value,
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "dumps": pickle.dumps,
+    "loads": pickle.loads,
     "and": operator.and_,
     "or": operator.or_,
     "enter": lambda context: type(context).__enter__(context),
-    "exit": lambda context, kind: type(context).__exit__(context, kind, None, None),
+    "exit": lambda context, kind, error: type(context).__exit__(context, kind, error, None),
 }
+#: Operations that only tests may ask for.
+OF_TESTS = {"hasattr", "itself", "library", "copy", "deepcopy", "dumps", "loads"}
+#: Operations that ask an object for a value, and do not tell it what is expected.
+_ANSWERING = {"str", "repr", "len", "getitem", "int", "float", "index", "abs", "neg", "bytes"}
 #: Operations by which an object decides a comparison.
 _DECIDING = {"eq", "ne", "lt", "le", "gt", "ge", "contains", "bool", "hash"}
 _REFLECTED = {
@@ -180,7 +268,7 @@ _REFLECTED = {
 _BINARY = _REFLECTED | {name for name in _OPERATORS.split() if name.startswith("i")} - {
     "invert", "index",
 }  # fmt: skip
-_NOT_METHODS = {
+_NOT_METHODS = OF_TESTS | {
     "await", "exit", "getattr", "setattr", "delattr", "dir", "format", "isinstance", "issubclass",
 }  # fmt: skip
 
@@ -195,13 +283,15 @@ def _owned(value: Any) -> Any:
 def _method(name: str) -> Callable[..., Any]:
     def method(self: Proxy, *args: Any) -> Any:
         side = self._side
+        if name in {"eq", "ne"} and self._base is type:  # a class, which equals no other
+            return is_same(self, args[0]) is (name == "eq")
         is_operand = name in _BINARY and not isinstance(args[0], Proxy)
         if side.is_trusted and not self._is_own:
             is_compared = side.uses_objects and name in {"eq", "ne"} and isinstance(args[0], Proxy)
             if name in {"eq", "ne"} and not is_compared:
                 return _is_same(self, name, args[0]) is (name == "eq")
             if not side.uses_objects:
-                return _operation_of_value(self, name)
+                return _operation_of_value(self, name, *args)
         # An operand of the test may be what is expected.
         if name in _DECIDING or is_operand:
             side.decided_by.add(self._kind)
@@ -274,7 +364,7 @@ def _is_same(proxy: Proxy, name: str, other: Any) -> bool:
     return False
 
 
-def _operation_of_value(proxy: Proxy, name: str) -> Any:
+def _operation_of_value(proxy: Proxy, name: str, *args: Any) -> Any:
     """Do an operation on an object that is used as a value: it is iterated once, if at all."""
     if name in {"iter", "next"}:
         if proxy._items is None:
@@ -286,8 +376,11 @@ def _operation_of_value(proxy: Proxy, name: str) -> Any:
         return True
     if name == "hash":
         return hash((Proxy, proxy._handle))
-    if name in {"str", "repr"}:
-        return f"<an object of the program: {proxy._kind}>"
+    if name in _ANSWERING:
+        answer = proxy._side.call(name, proxy, *args)
+        if name == "len":
+            _check_length(proxy, answer)
+        return _same_as_before(proxy, (name, *args), answer)
     return proxy._side.refuse(
         f"the program answered with a {proxy._kind!r}, which is no value: {name}() is not possible"
     )
@@ -295,20 +388,26 @@ def _operation_of_value(proxy: Proxy, name: str) -> Any:
 
 def _items(proxy: Proxy) -> Iterator[Any]:
     iterator = proxy._side.call("iter", proxy)
-    if not isinstance(iterator, Proxy):
-        yield from iterator
-        return
+    count = 0
     while True:
         try:
-            item = proxy._side.call("next", iterator)
+            item = proxy._side.call("next", iterator) if is_proxy(iterator) else next(iterator)
         except StopIteration:
+            _check_length(proxy, count)
             return
+        count += 1
         yield item
 
 
-def _exit(self: Proxy, kind: type[BaseException] | None, *_: Any) -> bool:
+def _check_length(proxy: Proxy, length: int) -> None:
+    """Refuse an object that has items which no loop sees."""
+    if proxy._side.lengths.setdefault(proxy._handle, length) != length:
+        proxy._side.refuse(f"the program answered with a {proxy._kind!r} of more than one length")
+
+
+def _exit(self: Proxy, kind: type[BaseException] | None, error: Any = None, *_: Any) -> bool:
     """Leave a context of the program, which may not suppress a failed assert."""
-    suppresses = bool(self._side.call("exit", self, kind))
+    suppresses = bool(self._side.call("exit", self, kind, error))
     if kind is not None and suppresses:
         self._side.decided_by.add(self._kind)
         return not issubclass(kind, AssertionError)
@@ -346,3 +445,29 @@ for _name in OPERATIONS.keys() - _NOT_METHODS:
     setattr(Proxy, f"__{_name}__", _method(_name))
 for _name in _REFLECTED:
     setattr(Proxy, f"__r{_name}__", _reflected_method(_name))
+
+
+#: Functions of the standard library that look at an object, which they do where it is.
+_LOOKING = {
+    "dataclasses": ["asdict", "astuple", "fields", "is_dataclass", "replace"],
+    "inspect": [name for name in inspect.__all__ if name.startswith(("get", "is", "signature"))],
+}
+
+
+def look_there(modules: Iterable[str]) -> None:
+    """Let functions of modules that look at objects look at those of the other side as well."""
+    for module in _LOOKING.keys() & {*modules}:
+        imported: Any = importlib.import_module(module)
+        for name in _LOOKING[module]:
+            setattr(imported, name, _looking(module, name, getattr(imported, name)))
+
+
+def _looking(module: str, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def function(value: Any, /, *args: Any, **named: Any) -> Any:
+        if not is_proxy(value):
+            return original(value, *args, **named)
+        found = value._side.call("library", module, name, value, *args, **named)
+        return _owned(found) if value._is_own else found
+
+    return function

@@ -21,11 +21,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from .arrays import compare_sizes
+from .proxies import has_attribute, is_instance, is_same, kind_of
 
 #: What scripts call once they are instrumented.
-_CHECK, _COUNT, _CAUGHT, _TEST = (
-    f"__rewardfleet_{name}__" for name in ("check", "count", "caught", "test")
+_CHECK, _COUNT, _CAUGHT, _TEST, _SAME, _KIND, _HAS, _IS = (
+    f"__rewardfleet_{name}__"
+    for name in ("check", "count", "caught", "test", "same", "kind", "has", "is")
 )
+#: What asks for attributes and classes, and what is called instead.
+_ASKING = {"hasattr": _HAS, "isinstance": _IS}
 #: Contexts that expect an exception, a warning or a log line.
 _EXPECTING = {
     "assertRaises", "assertRaisesRegex", "assertWarns", "assertWarnsRegex", "assertLogs",
@@ -67,8 +71,14 @@ class TestScript:
 
     def prepare(self) -> None:
         """Let instrumented code count its checks here."""
-        functions = {_CHECK: self._check, _COUNT: self._count, _CAUGHT: self._caught}
-        self._namespace.update(functions, **{_TEST: self._test})
+        functions: dict[str, Any] = {
+            _CHECK: self._check,
+            _COUNT: self._count,
+            _CAUGHT: self._caught,
+        }
+        functions |= {_TEST: self._test, _SAME: is_same, _KIND: kind_of}
+        functions |= {_HAS: has_attribute, _IS: is_instance}
+        self._namespace.update(functions)
 
     def run(self, tree: ast.Module, filename: str = "test.py") -> None:
         """Run a script and its tests.
@@ -78,20 +88,29 @@ class TestScript:
             UnsupportedTest: A test cannot be called.
         """
         self.prepare()
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        names, kinds = set[str](), set[type]()
+        for node in ast.walk(tree):
+            kinds.add(type(node))
+            names.add(getattr(node, "id", "") or getattr(node, "attr", ""))
         compare_sizes(names)
+        asks = bool(kinds & {ast.Is, ast.IsNot} or names & {"type", *_ASKING, "__class__"})
         if _is_one_assert(tree):  # as most tests are
-            exec(compiled(tree, filename, counts=False), self._namespace)
+            exec(compiled(tree, filename, counts=False, asks=asks), self._namespace)
             self.checks += 1
             return
         if names & {"unittest", "TestCase", "pytest"}:
             _disarm_runners()
         if "asyncio" in names:
             _run_any_awaitable()
-        exec(compiled(tree, filename), self._namespace)
+        exec(compiled(tree, filename, asks=asks), self._namespace)
         self._call_tests(tree)
         if self._failures:
             raise self._failures[0]
+
+    def value_of(self, source: str) -> Any:
+        """Return the value of an expression."""
+        tree = _Objects().visit(ast.parse(source, "test.py", "eval"))
+        return eval(compile(tree, "test.py", "eval"), self._namespace)
 
     # What instrumented code calls
 
@@ -347,28 +366,78 @@ def _disarm_runners() -> None:
         module.main = lambda *_, **__: 0
         if name == "unittest":  # a runner would only report what fails in it
             module.TestCase.subTest = lambda *_, **__: contextlib.nullcontext()
+            module.TestCase.assertIs = _assert_is
+            module.TestCase.assertIsNot = _assert_is_not
+
+
+def _assert_is(case: Any, first: Any, second: Any, msg: Any = None) -> None:
+    if not is_same(first, second):
+        case.fail(msg or f"{first!r} is not {second!r}")
+
+
+def _assert_is_not(case: Any, first: Any, second: Any, msg: Any = None) -> None:
+    if is_same(first, second):
+        case.fail(msg or f"unexpectedly identical: {first!r}")
 
 
 # Instrumentation
 
 
-def compiled(tree: ast.Module, filename: str, *, counts: bool = True) -> types.CodeType:
+def compiled(
+    tree: ast.Module, filename: str, *, counts: bool = True, asks: bool = False
+) -> types.CodeType:
     """Compile a script, which is changed in place.
 
     Args:
         tree: The script.
         filename: The name of its file, for tracebacks.
         counts: Whether it counts its checks.
+        asks: Whether it asks for the identity or the class of objects.
     """
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(_MAX_DEPTH)
     try:
+        if asks:
+            tree = _Objects().visit(tree)
         if counts:
             body = _Instrument(functions_of(tree)).block(tree.body)
             tree = ast.fix_missing_locations(ast.Module(body, []))
         return compile(tree, filename, "exec")
     finally:
         sys.setrecursionlimit(limit)
+
+
+class _Objects(ast.NodeTransformer):
+    """Lets scripts ask for the identity and the class of objects in the other process."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        match node:
+            case ast.Compare(ops=[ast.Is() | ast.IsNot() as operator], comparators=[right]):
+                if not any(isinstance(each, ast.Constant) for each in (node.left, right)):
+                    same: ast.expr = _call(_SAME, node.left, right)
+                    same = ast.UnaryOp(ast.Not(), same) if isinstance(operator, ast.IsNot) else same
+                    return _placed(same, node)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        match node:
+            case ast.Call(func=ast.Name(id="type"), args=[value], keywords=[]):
+                return _placed(_call(_KIND, value), node)
+            case ast.Call(func=ast.Name(id=name), args=[value, other], keywords=[]):
+                if name in _ASKING:
+                    return _placed(_call(_ASKING[name], value, other), node)
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        self.generic_visit(node)
+        is_read = isinstance(node.ctx, ast.Load) and node.attr == "__class__"
+        return _placed(_call(_KIND, node.value), node) if is_read else node
+
+
+def _placed(node: ast.expr, place: ast.expr) -> ast.expr:
+    return ast.fix_missing_locations(ast.copy_location(node, place))
 
 
 class _Instrument(ast.NodeTransformer):

@@ -12,7 +12,6 @@ import os
 import random
 import resource
 import sys
-import traceback
 import types
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -33,7 +32,7 @@ from .names import (
     standard,
 )
 from .program import close_all_but, show
-from .proxies import Proxy
+from .proxies import Proxy, look_there
 from .scripts import TestScript, UnsupportedTest, compiled, unsupported
 
 #: The descriptors of this process are the last ones.
@@ -42,11 +41,6 @@ _DESCRIPTORS = 5
 _REFLECTING = {
     "globals", "locals", "vars", "eval", "exec", "__import__",
     "importlib", "sys", "runpy", "inspect", "builtins", "gc",
-}  # fmt: skip
-#: Packages whose objects cross the boundary as values, or that tests only run with. A test that
-#: imports another one may need its objects, which do not.
-_COMMON_PACKAGES = sys.stdlib_module_names - {"asyncio"} | {
-    "numpy", "pytest", *PROGRAM_MODULES,
 }  # fmt: skip
 
 
@@ -116,9 +110,11 @@ def run_tests(confine: Confine, message: bytes, descriptors: Sequence[int]) -> N
         os.dup2(file, number)
     close_all_but(link, report)
     # Not the state of the program's process, which is a copy of the same one.
-    random.seed(script.setup + "".join(map(_source, script.checks)))
+    text = script.setup + "".join(map(_source, script.checks))
+    random.seed(text)
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
+        sys.modules["numpy.random"].seed(random.getrandbits(32))
+        random.seed(text)
     confine(order.cpu_s, TESTS_MEMORY * order.memory_bytes)
     limit(resource.RLIMIT_FSIZE, max(order.output_bytes, order.report_bytes) + 1)
     with contextlib.suppress(Gone):  # the program has ended
@@ -169,7 +165,6 @@ class Tester:
             if len(self.side.looked_up - self.side.constructs - {root}) > (not root):
                 self.side.decided_by.add("other functions of the program")
             answer["refused"] = self.side.refused
-            answer["objects"] = self.side.objects_crossed and self.side.may_repeat
             if self.side.decided_by:
                 answer["inside"] = min(self.side.decided_by)[:100]
             self.report.add(check["nonce"], answer)
@@ -190,24 +185,18 @@ class Tester:
             self.take_names(tree, check["entry_point"])
             script = self.script_of(check["entry_point"])
             if "value" in check:
-                value = eval(compile(source, "test.py", "eval"), self.namespace)
-                if isinstance(value, Proxy):
-                    return {"value": {"other": object.__getattribute__(value, "_kind")}}
-                return {"value": plain(value)}
+                return {"value": plain(script.value_of(source))}
             script.run(tree)
         except UnsupportedTest as error:
             return unsupported(error)
         except Gone as gone:
             if not gone.args:
                 raise
-            self.side.objects_crossed = True  # e.g. a value that is nested too deep
             return {"raised": "RuntimeError"}
         except SystemExit as error:
             show(error, err)
             return {"raised": "AssertionError" if error.code else "SystemExit"}
         except BaseException as error:
-            if is_of_boundary(error) or any(name in source for name in self.side.raised):
-                self.side.objects_crossed = True  # the test may expect more of an exception
             show(error, err)
             return {"raised": type(error).__name__}
         return {"held": True, "checks": script.checks}
@@ -253,7 +242,7 @@ class Tester:
             for name in free:  # Python does not look up the names in the body of a class
                 with contextlib.suppress(KeyError):
                     self.namespace[name] = self.namespace[name]
-        self.side.may_repeat = bool(self.side.constructs or packages - _COMMON_PACKAGES)
+        look_there(packages)
         self.side.uses_objects = bool(self.side.constructs) or names.has_objects
         self.side.entry_names = names.methods | {entry_point.rpartition(".")[2]}
         if self.setup_seeds or seeds(tree):
@@ -272,15 +261,6 @@ class Tester:
 
 def _source(check: dict[str, Any]) -> str:
     return check.get("value") or check.get("assert") or ""
-
-
-def is_of_boundary(error: BaseException) -> bool:
-    """Return whether an error is due to the boundary itself, and not of the program."""
-    if hasattr(error, "_text") or isinstance(error.__cause__, StopIteration):
-        return False
-    frames = traceback.extract_tb(error.__traceback__)
-    is_inside = any(each.filename == "boundary.py" for each in frames)
-    return is_inside or isinstance(error, (NameError, RecursionError))
 
 
 def is_imported(value: Any) -> bool:
