@@ -29,7 +29,7 @@ class CachePolicy(Generic[ScoreT]):
     #: which concurrent identical items share.
     lookup_keys: tuple[str, ...]
     #: Returns the key to store a computed score under, and its time to live in seconds (None: no
-    #: limit). Default: the first lookup key, without limit.
+    #: limit; 0: it is not stored). Default: the first lookup key, without limit.
     store_policy: Callable[[ScoreT], tuple[str, float | None]] | None = None
     #: Returns whether a stored score can be one of this item, besides being valid by its model.
     #: Scores that are not are computed again.

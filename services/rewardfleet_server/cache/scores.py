@@ -70,6 +70,8 @@ class CachedScores(Generic[ScoreT]):
         key, ttl_s = policy.lookup_keys[0], None
         if policy.store_policy is not None:
             key, ttl_s = policy.store_policy(score)
+            if ttl_s == 0:
+                return
         left_out = {"cached", "timing_ms", *policy.not_stored}
         value = score.model_dump_json(exclude=left_out, exclude_defaults=True)
         await self._cache.put(self._key_prefix + key, value.encode(), ttl_s)

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from functools import partial
 
 from pydantic import JsonValue
@@ -18,13 +18,14 @@ from rewardfleet_server.scorer import CachePolicy, ScoringPlan
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 from .checkers.runner import Checker, Checkers
-from .judging.cache_key import CacheKeys, lookup_keys, store_policy
+from .judging.cache_key import NOT_CACHED, CacheKeys, lookup_keys, store_policy
 from .judging.cause import cause_of
 from .judging.verdict import SANDBOX_DIED, encoded
 from .running.packages import missing_module
 from .running.submission import Submission, SubmissionRun, why_no_program
 from .sandboxes import Job, RunLimits, Sandbox
 from .settings import MAX_OUTPUT_KB, CodeSettings
+from .tests.chance import chance_in
 from .tests.completion import complete
 from .tests.preflight import Preflight
 from .tests.prepared import PreparedTests, prepare
@@ -95,8 +96,11 @@ class CodeScorer:
         overdue = None if self.isolation == "fusion" else _overdue
         if submission.critique_invalid or submission.no_program:  # scored without running it
             return ScoringPlan(self._name, compute, overdue=overdue)
-        policy = await self._cache_policy(request, prepared, digest, submission)
         full_timeout_s = 2 * self._max_seconds
+        if chance := await _chance_in(submission.program):
+            compute = partial(_uncached, compute, chance)
+            return ScoringPlan(self._name, compute, full_timeout_s=full_timeout_s, overdue=overdue)
+        policy = await self._cache_policy(request, prepared, digest, submission)
         return ScoringPlan(
             self._name, compute, policy, full_timeout_s=full_timeout_s, overdue=overdue
         )
@@ -175,6 +179,7 @@ class CodeScorer:
         run_solution = self._run_until_failure if checks_solution else None
         await self._preflight.check_solution(tests, limits, run_solution)
         tests, left_out = await self._counted(tests, limits)
+        tests = await self._preflight.never_repeated(tests, limits, self._run_on_all)
         checker = await self._checkers.prepare(tests)
         if submission.critique_invalid:
             return CodeScore(
@@ -205,6 +210,8 @@ class CodeScorer:
         for index, reason in left_out.items():
             score.verdicts.insert(index, Verdict(verdict=Outcome.LEFT_OUT))
             score.left_out.append(f"test {index + 1}: {reason}")
+        if tests.chance:
+            score.provenance[NOT_CACHED] = f"the tests use {tests.chance}"
         score.code = submission.program
         score.cause = cause_of(score, submission)
         if submission.judgment is not None:
@@ -246,6 +253,14 @@ class CodeScorer:
         counted, _ = await self._counted(tests, limits)
         run = await _planned(counted, limits, self._max_seconds)
         await self._execute(program, run, await self._checkers.prepare(tests))
+        return run
+
+    async def _run_on_all(
+        self, program: str, tests: PreparedTests, limits: RunLimits
+    ) -> SubmissionRun:
+        """Run the solution of a row on asserts, with as much time as any program."""
+        run = await _planned(tests, limits, self._max_seconds, stop_at_failure=False)
+        await self._execute(program, run, None)
         return run
 
     async def _execute(self, program: str, run: SubmissionRun, checker: Checker | None) -> None:
@@ -388,6 +403,21 @@ def _too_little_time(seconds: float, budget: float) -> DeadlineExceeded:
     )
     error.retryable = True
     return error
+
+
+async def _chance_in(program: str) -> str:
+    if len(program) <= _SHORT_PROGRAM:
+        return chance_in(program)
+    return await asyncio.to_thread(chance_in, program)
+
+
+async def _uncached(
+    compute: Callable[[float | None], Awaitable[CodeScore]], chance: str, timeout_s: float | None
+) -> CodeScore:
+    """Score a program whose verdicts may be others the next time."""
+    score = await compute(timeout_s)
+    score.provenance[NOT_CACHED] = f"the program uses {chance}"
+    return score
 
 
 async def _called(prepared: Prepared) -> Collection[str]:

@@ -245,10 +245,37 @@ def test_verdicts_that_depend_on_time_are_stored_briefly(cached: Service):
     assert lookup_keys("k", "all_pass") == ("k:first", "k:all")
 
 
+SEEDS = "import random\nrandom.seed(3)\nprint(random.random() < 2)"
+DRAWS: list[tuple[str, str, str]] = [
+    ("import random\nprint(random.random() < 2)", "", "the program uses random.random"),
+    ("from os import urandom as u\nprint(len(u(1)) == 1)", "", "the program uses os.urandom"),
+    ("from datetime import datetime\nprint(datetime.now() != 1)", "", "datetime.datetime.now"),
+    ("import numpy as np\nprint(np.random.default_rng() != 1)", "", "numpy.random.default_rng"),
+    ("import time\ntime.sleep(0)\nprint(True)", "", ""),
+    ("import random\nprint(random.Random(3).random() < 2)", "", ""),
+    ("class A:\n  def f(self): return self.time.time\nprint(True)", "", ""),
+    (SEEDS, "", ""),
+    ("def f(x): return x", "import time\nassert f(time.time()) > 0", "the tests use time.time"),
+    ("def f(x): return x", "import random\nassert f(random.random()) < 2", ""),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "case", "reason"), DRAWS)
+def test_what_is_drawn_by_chance_is_not_cached(
+    cached: Service, program: str, case: str, reason: str
+):
+    tests = asserts(case) if case else stdio(("", "True"))
+    scores = [cached.score(program, tests) for _ in range(2)]
+    assert [each["score"] for each in scores] == [1, 1]
+    assert scores[1]["cached"] == (not reason)
+    assert all(each["provenance"].get("not_cached", "").endswith(reason) for each in scores)
+
+
 @pytest.mark.slow
 def test_verdicts_of_a_submission_out_of_time_are_stored_briefly_in_both_modes():
     """Its skipped tests are not failures, as the program is right."""
-    busy = "import time\nwhile time.process_time() < 0.4: pass\nprint(1)"
+    busy = "import resource\nwhile resource.getrusage(0)[0] < 0.4: pass\nprint(1)"
     with served_code(max_submission_s=0.7, cache_mb=16) as service:
         for mode, key in (("all_pass", "k:first"), ("pass_rate", "k:all")):
             score = service.score(busy, stdio(*[("", "1")] * 4), mode=mode)

@@ -21,6 +21,7 @@ from rewardfleet_server.code.running.packages import (
 from rewardfleet_server.code.sandboxes.jail.isolation import find_python, jail_user
 from rewardfleet_server.code.settings import CodeSettings, environments_folders
 from rewardfleet_server.flags import read_settings
+from rewardfleet_server.testing import wait_until
 
 from .conftest import LEVELS, served_code, stdio
 
@@ -36,7 +37,8 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     yield folder
-    shutil.rmtree(folder)
+    # A process that was killed may write until it has ended.
+    wait_until(lambda: shutil.rmtree(folder, ignore_errors=True) or not folder.exists())
 
 
 @pytest.fixture

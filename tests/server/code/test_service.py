@@ -140,7 +140,7 @@ def test_a_program_that_sleeps_in_each_test_gets_its_verdicts_before_the_deadlin
 TAKE_LONGER = {
     "it sleeps": ("import time\ntime.sleep(3)\nprint(1)", stdio(("", "1")), {}, ["accepted"]),
     "it computes": (
-        "import time\nwhile time.process_time() < 1.5: pass\nprint(1)",
+        "import resource\nwhile resource.getrusage(0)[0] < 1.5: pass\nprint(1)",
         stdio(*[("", "1")] * 2),
         {},
         ["accepted"] * 2,

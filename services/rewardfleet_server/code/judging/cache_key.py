@@ -15,6 +15,8 @@ from rewardfleet_server.code.text_parser import TextParser
 
 from .verdict import SANDBOX_DIED
 
+#: What the provenance of a score names that is not stored.
+NOT_CACHED = "not_cached"
 #: Digests of normal forms that are held in memory.
 _MAX_FORMS = 4096
 #: Seconds for which verdicts are stored that may depend on how busy the machine was: CPU time grows
@@ -79,6 +81,8 @@ def store_policy(
 ) -> tuple[str, float | None]:
     """Return the key to store a score under, and its time to live in seconds (None: no limit).
 
+    What tests have drawn by chance is not stored (0).
+
     Args:
         key: The key of the program's verdicts.
         with_original: Whether the original program was run as well, to determine whether the
@@ -95,6 +99,8 @@ def store_policy(
     is_brief |= with_original and (right is None or (right == 1) != (score.judgment == "correct"))
     # A jail may also die for reasons other than the program, and a checker fail due to its limits.
     is_brief |= any(SANDBOX_DIED in each or CHECKER_FAILED in each for each in score.suspicions)
+    if NOT_CACHED in score.provenance:
+        return key, 0.0
     return f"{key}:{'all' if complete else 'first'}", _SHORT_TTL_S if is_brief else None
 
 

@@ -26,6 +26,7 @@ from rewardfleet_server.code.normal_form import names_of_tests
 from rewardfleet_server.code.normal_form.introspection import Uses
 
 from .asserts import ParsedAssert, parse, parsed_asserts
+from .chance import chance_in
 from .completion import CodePrompt, complete, take_prompt
 from .imports import imports_of_solution, trial_script
 
@@ -52,6 +53,7 @@ class PreparedTests:
     trial: str  #: a digest of what is run without a program; "" if nothing is
     cpu_s: float | None  #: see `DatasetRow`
     solution: str | None  #: see `DatasetRow`; with the prompt that it completes
+    chance: str  #: what the tests use that may be different the next time; "" if nothing is
     solution_imports: str  #: a program that makes the imports of the solution
     bytes: int = 0  #: what all of this takes in memory
 
@@ -92,6 +94,7 @@ def prepare(tests: Tests, digest: str) -> PreparedTests:
         trial=_trial_digest(plain, script, alone) if script or alone else "",
         cpu_s=row.cpu_s,
         solution=solution,
+        chance=_chance(plain, asserts),
         solution_imports="" if solution is None else imports_of_solution(solution),
     )
     return replace(prepared, bytes=bytes_of(prepared))
@@ -106,6 +109,19 @@ def _parsed(tests: PlainTests) -> Sequence[ParsedAssert]:
     if isinstance(tests, FunctionalTests) and keyword.iskeyword(tests.fn_name):
         raise InvalidRequest(f"tests.fn_name: {tests.fn_name!r} is a keyword")
     return ()
+
+
+def _chance(tests: PlainTests, asserts: Sequence[ParsedAssert]) -> str:
+    """Return what the tests use that may be different the next time.
+
+    The process of the tests seeds `random` by their text.
+    """
+    if not isinstance(tests, AssertTests):
+        return chance_in(tests.setup)
+    sources = [tests.setup, *tests.cases]
+    if any(each.kind == "inside" or each.may_repeat for each in asserts):
+        return chance_in(*sources)
+    return chance_in("random.seed(0)", *sources)
 
 
 def _called(tests: PlainTests) -> set[str]:

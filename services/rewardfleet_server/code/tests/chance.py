@@ -1,0 +1,97 @@
+"""Sources of chance and time: what a verdict may depend on besides the program and the tests."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rewardfleet.text.python import parse_source
+
+#: What gives another value each time, by module.
+_SOURCES = {
+    "random": "betavariate choice choices expovariate gammavariate gauss getrandbits "
+    "lognormvariate normalvariate paretovariate randbytes randint random randrange sample shuffle "
+    "triangular uniform vonmisesvariate weibullvariate SystemRandom",
+    "numpy.random": "beta binomial choice exponential gamma integers normal permutation poisson "
+    "rand randint randn random random_sample sample shuffle standard_normal uniform",
+    "secrets": "choice randbelow randbits token_bytes token_hex token_urlsafe SystemRandom",
+    "os": "urandom getrandom",
+    "uuid": "uuid1 uuid4",
+    "time": "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns process_time "
+    "process_time_ns thread_time",
+    "datetime.datetime": "now utcnow today",
+    "datetime.date": "today",
+}
+_PATHS = {f"{module}.{name}" for module, names in _SOURCES.items() for name in names.split()}
+#: What does so without an argument.
+_WITHOUT_ARGUMENT = {
+    "random.Random", "numpy.random.default_rng", "numpy.random.RandomState", "time.localtime",
+    "time.gmtime", "time.ctime",
+}  # fmt: skip
+_SEEDED = {"random", "numpy.random"}
+#: A program without one of these words has none of them.
+_WORDS = re.compile(r"random|secrets|urandom|uuid|time\b|datetime|date\b")
+#: Names under which modules are usual, also where nothing imports them.
+_USUAL = {"np": "numpy", **{each.partition(".")[0]: each.partition(".")[0] for each in _SOURCES}}
+
+
+def chance_in(*sources: str) -> str:
+    """Return a source of chance or time that a program and its tests use; "" if there is none.
+
+    Generators of random numbers are none if something seeds them.
+
+    Args:
+        sources: Source code, in which syntax errors hide what is used.
+    """
+    if not any(map(_WORDS.search, sources)):
+        return ""
+    found: list[str] = []
+    is_seeded = False
+    for source in sources:
+        try:
+            tree = parse_source(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        nodes = [*ast.walk(tree)]
+        is_seeded |= any(map(_seeds, nodes))
+        found += _found(nodes)
+    kept = (each for each in found if not (is_seeded and each.rpartition(".")[0] in _SEEDED))
+    return next(kept, "")
+
+
+def _seeds(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(attr="seed") | ast.Name(id="seed"), args=[_, *_]):
+            return True
+    return False
+
+
+def _found(nodes: list[ast.AST]) -> Iterator[str]:
+    names = dict(_USUAL)
+    for node in nodes:
+        match node:
+            case ast.Import(names=aliases):
+                names |= {each.asname: each.name for each in aliases if each.asname}
+            case ast.ImportFrom(module=str(module), names=aliases, level=0):
+                own = {each.asname or each.name: f"{module}.{each.name}" for each in aliases}
+                star = _SOURCES.get(module, "").split() if "*" in own else ()
+                names |= own | {name: f"{module}.{name}" for name in star}
+    for node in nodes:
+        if isinstance(node, ast.Call) and not (node.args or node.keywords):
+            path = _path(node.func, names)
+            if path in _WITHOUT_ARGUMENT:
+                yield path
+        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
+            path = _path(node, names)
+            if path in _PATHS:
+                yield path
+
+
+def _path(node: ast.AST, names: dict[str, str]) -> str:
+    """Return where a name or an attribute comes from; "" for what is no module's."""
+    match node:
+        case ast.Name(id=name):
+            return names.get(name, "")
+        case ast.Attribute(value=owner, attr=attribute):
+            path = _path(owner, names)
+            return path and f"{path}.{attribute}"
+    return ""
