@@ -1,10 +1,12 @@
 """The code service over real HTTP, at each isolation level. A missing level fails the tests."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,7 +16,7 @@ from rewardfleet_server.code.sandboxes import Sandbox
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox
 
-from ...conftest import client_of, required
+from ...conftest import DATA, client_of, required
 from ..processes import descendants
 
 LEVELS = ("bubblewrap", "landlock")
@@ -33,7 +35,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("full")
 
 
-def sample(cases: Mapping[str, object], every: int) -> list[object]:
+def rows(file: str, table: str | None = None) -> dict[str, dict[str, Any]]:
+    """Return the rows of a file in `tests/data/code`, or of one of its tables.
+
+    Returns:
+        By their names, or numbers if they have no name, without `table`, `name` and `note`.
+    """
+    found = {}
+    for line in (DATA / "code" / f"{file}.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if row.pop("table", None) == table:
+            row.pop("note", None)
+            found[row.pop("name", f"{len(found)}")] = row
+    return found
+
+
+def sample(cases: Mapping[str, object], every: int = 1) -> list[object]:
     """Return parameters, of which `make test` tries the first of `every`, `make test-full` all."""
     return [
         pytest.param(case, id=name, marks=[pytest.mark.full] if number % every else [])

@@ -1,7 +1,8 @@
 """Attacks on the jail, each over HTTP at both isolation levels.
 
 A program that attempts what is forbidden prints `held` if it was refused: accepted means that the
-jail held. After each attack, the next program must be unharmed, and no process may be left.
+jail held. After each attack, the next program must be unharmed, and no process may be left. The
+programs are in `tests/data/code/jail.jsonl`.
 """
 
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +28,8 @@ from .conftest import (
     asserts,
     functional,
     programs,
+    rows,
+    sample,
     served_code,
     stdio,
 )
@@ -68,9 +72,9 @@ def test_the_process_of_a_program_is_found_while_it_runs(service: Service):
         running.result()
 
 
-def program_trying(*attempts: str, setup: str = "") -> str:
+def program_trying(attempts: Iterable[str], setup: str = "") -> str:
     """Return a program that prints `held` if each of these expressions raises OSError."""
-    listed = ", ".join(f"lambda: {attempt}" for attempt in attempts)
+    listed = "".join(f"lambda: {attempt}\n, " for attempt in attempts)
     return f"""
 import ctypes, glob, mmap, os, resource, signal, socket, subprocess, sys, threading
 libc = ctypes.CDLL(None, use_errno=True)
@@ -88,144 +92,12 @@ print("held")
 """
 
 
-REFUSED = {
-    "fork": program_trying(
-        "os.fork()", "os.forkpty()", "call(57)", "call(58)", "call(56, 17, 0, 0, 0, 0)"
-    ),
-    "clone3": program_trying("call(435, (ctypes.c_uint64 * 11)(), 88)"),
-    "subprocess": program_trying(
-        "subprocess.run(['/bin/true'])", "os.posix_spawn('/bin/true', ['t'], {})"
-    ),
-    "exec": program_trying(
-        "os.execv('/bin/true', ['true'])", "os.execv(sys.executable, ['python', '-V'])"
-    ),
-    "kill everybody": program_trying("os.kill(-1, 9)", "os.kill(-1, 15)", "os.killpg(0, 9)"),
-    "signals to every pid": program_trying(
-        *(f"os.kill({pid}, {number})" for pid in ("1", "2", "os.getppid()") for number in (0, 9)),
-        "[os.kill(pid, 9) for pid in range(1, 400)]",
-        "signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 9)",
-        "call(222, 0, 0, ctypes.byref(ctypes.c_int()))",  # timer_create, which sends any signal
-        "call(234, os.getppid(), os.getppid(), 9)",  # tgkill
-        "call(129, os.getppid(), 9, (ctypes.c_char * 128)())",  # rt_sigqueueinfo
-    ),
-    "signals by fcntl": program_trying(
-        "fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())",
-        "fcntl.fcntl(0, fcntl.F_SETSIG, 9)",
-        setup="import fcntl",
-    ),
-    "ptrace": program_trying(
-        "call(101, 16, os.getppid(), 0, 0)",
-        "call(101, 0, 0, 0, 0)",
-        "call(310, os.getppid(), 0, 0, 0, 0, 0)",  # process_vm_readv
-        "open(f'/proc/{os.getppid()}/mem', 'rb')",
-    ),
-    "read /etc/passwd": program_trying(
-        "open('/etc/passwd')", "open('/etc/shadow')", "os.listdir('/root')"
-    ),
-    "read the host's environment": program_trying(
-        "open('/proc/1/environ', 'rb').read()",
-        "open(f'/proc/{os.getppid()}/environ', 'rb').read()",
-        setup="assert not set(os.environ) - {'LC_CTYPE'}, os.environ",
-    ),
-    "read /proc of others": program_trying(
-        *(
-            f"open(f'/proc/{{os.getppid()}}/{name}', 'rb').read()"
-            for name in ("maps", "mem", "cmdline", "status")
-        ),
-        "os.listdir(f'/proc/{os.getppid()}/fd')",
-        "os.listdir('/proc')",
-    ),
-    "limits of others": program_trying(
-        "resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
-        "os.sched_setaffinity(os.getppid(), {0})",
-        "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
-    ),
-    "network": program_trying(
-        "socket.socket()",
-        "socket.socket(socket.AF_UNIX)",
-        "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
-        "socket.create_connection(('127.0.0.1', 18081), 1)",
-        "socket.create_connection(('1.1.1.1', 53), 1)",
-        "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)",
-        "socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)",
-    ),
-    "abstract sockets": program_trying(
-        "call(41, 1, 1, 0)",  # socket
-        "call(42, 0, b'\\x01\\x00\\x00name', 7)",  # connect
-        "call(49, 0, b'\\x01\\x00\\x00name', 7)",  # bind
-    ),
-    "namespaces and mounts": program_trying(
-        "call(272, 0x10000000)",  # unshare(CLONE_NEWUSER)
-        "call(272, 0x20000)",
-        "call(308, 0, 0)",  # setns
-        "call(165, b'none', b'/tmp', b'tmpfs', 0, 0)",  # mount
-        "call(166, b'/tmp', 0)",
-        "os.chroot('/tmp')",
-        "call(56, 0x10000000 | 17, 0, 0, 0, 0)",
-    ),
-    "other users": program_trying(
-        "os.setuid(0)", "os.setgid(0)", "os.setgroups([0])", "os.chown('/', 0, 0)"
-    ),
-    "leave something in the kernel": program_trying(
-        "call(29, 77, 4096, 0o1666)",  # shmget
-        "call(64, 77, 1, 0o1666)",  # semget
-        "call(68, 77, 0o1666)",  # msgget
-        "call(240, b'queue', 0o102, 0o666, 0)",  # mq_open
-        "call(248, b'user', b'name', b'x', 1, -3)",  # add_key
-        "call(425, 8, 0)",  # io_uring_setup
-        "call(321, 0, 0, 0)",  # bpf
-        "os.memfd_create('more')",
-    ),
-    # What would make the kernel send SIGKILL, which counts as sent from outside.
-    "a limit on CPU time of its own": program_trying(
-        "resource.prlimit(0, resource.RLIMIT_CPU, (1, 1))",
-        "call(160, ctypes.c_long(1 << 32), second)",  # setrlimit, which reads 32 bits
-        "call(302, 0, ctypes.c_long(1 << 32), second, 0)",  # prlimit64
-        "signal.signal(signal.SIGXCPU, signal.SIG_IGN) or call(302, 0, 0, second, 0)",
-        setup="second = (ctypes.c_uint64 * 2)(1, 1)",
-    ),
-    "other ways to be killed": program_trying(
-        "call(157, 22, 1, 0, 0, 0)",  # prctl: strict seccomp
-        "call(317, 0, 0, 0)",  # seccomp
-        "call(157, 1, 9)",  # prctl: a signal when its parent ends
-        "call(244, 0, 0)",  # mq_notify
-        "call(72, 0, 15, (ctypes.c_int * 2)(0, 1))",  # fcntl: F_SETOWN_EX
-        "call(72, 0, 1024, 0)",  # fcntl: F_SETLEASE
-        "call(16, 0, 0x8901, ctypes.byref(ctypes.c_int(1)))",  # ioctl: FIOSETOWN
-        "call(16, 0, 0x5452, ctypes.byref(ctypes.c_int(1)))",  # ioctl: FIOASYNC
-        "call(144, 0, 1, ctypes.byref(ctypes.c_int(1)))",  # sched_setscheduler: real time
-        "call(28, ctypes.addressof(page), 4096, 100)",  # madvise: a broken page
-        "call(448, 0, 0)",  # process_mrelease
-        "call(200, os.getpid(), 9)",  # tkill
-        "call(297, os.getpid(), os.getpid(), 9, (ctypes.c_char * 128)())",  # rt_tgsigqueueinfo
-        "open('/proc/self/oom_score_adj', 'w')",
-        setup="page = ctypes.c_char.from_buffer(mmap.mmap(-1, 4096))",
-    ),
-    "daemon": program_trying("os.setsid()", "os.fork()"),
-    "write elsewhere": program_trying(
-        *(f"open({path!r}, 'w')" for path in ("/usr/x", "/x", "/dev/x", "/etc/x", "/proc/x")),
-        "os.mkdir('/usr/lib/x')",
-        "os.symlink('/etc', '/dev/link')",
-    ),
-    "raise its limits": program_trying(
-        "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
-        "resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))",
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))",
-        # Python raises ValueError for a limit above the hard limit.
-        setup="""
-def raising(kind, limits, old=resource.setrlimit):
-    try:
-        old(kind, limits)
-    except ValueError as error:
-        raise OSError from error
-resource.setrlimit = raising""",
-    ),
-}
+REFUSED = rows("jail", "refused")
 
 
-@pytest.mark.parametrize("program", REFUSED.values(), ids=REFUSED)
-def test_forbidden_actions_are_refused(service: Service, program: str):
-    score = service.score(program, HELD)
+@pytest.mark.parametrize("row", sample(REFUSED))
+def test_forbidden_actions_are_refused(service: Service, row):
+    score = service.score(program_trying(**row), HELD)
     assert score["score"] == 1.0, score["verdicts"]
     assert score["isolation"] == service.level
 
@@ -255,7 +127,7 @@ name = {file.name!r}
 os.chmod(name, 0o777)  # calls that have no effect
 os.utime(name, (1, 1))
 """
-        assert service.score(program_trying(*attempts, setup=setup), HELD)["score"] == 1.0
+        assert service.score(program_trying(attempts, setup), HELD)["score"] == 1.0
         after = os.stat(file.name)
         assert (after.st_mode, after.st_mtime, after.st_size) == (
             before.st_mode,
@@ -267,130 +139,25 @@ os.utime(name, (1, 1))
 @pytest.mark.parametrize("name", ["read /etc/passwd", "read /proc of others", "network"])
 def test_without_a_jail_the_same_program_escapes(name: str):
     """Show that the tests above can fail."""
-    done = subprocess.run(
-        [sys.executable, "-c", REFUSED[name]], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", program_trying(**REFUSED[name])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "escaped" in done.stdout
 
 
-def native(code: str) -> str:
-    """Return a program that runs machine code."""
-    return f"""
-import ctypes, mmap
-page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-page.write(bytes.fromhex({code!r}))
-ctypes.CFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
-"""
-
-
+#: Programs that exceed limits, and the verdicts that they may have.
 ENDED = {
-    "fork bomb": ("import os\nwhile True: os.fork()", {"runtime_error"}),
-    "thread bomb": (
-        (
-            "import threading, time\nthreading.stack_size(32768)\n"
-            "while True: threading.Thread(target=time.sleep, args=(9,), daemon=True).start()"
-        ),
-        {"runtime_error"},
-    ),
-    "4 GB at once": ("x = bytearray(4 << 30)", {"memory_limit"}),
-    "4 GB slowly": ("x = []\nwhile True: x.append(bytearray(1 << 20))", {"memory_limit"}),
-    "4 GB shared": ("import mmap\nx = mmap.mmap(-1, 4 << 30)", {"memory_limit", "runtime_error"}),
-    "4 GB, caught and tried again": (
-        "x = []\nwhile True:\n  try: x.append(bytearray(1 << 20))\n  except MemoryError: pass",
-        {"time_limit"},
-    ),
-    "endless stdout": ("while True: print('x' * 1000)", {"output_limit"}),
-    "endless stderr": (
-        "import sys\nwhile True: print('x' * 1000, file=sys.stderr)",
-        {"output_limit"},
-    ),
-    "endless stdout that ignores the limit": (
-        (
-            "import os, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-            "while True:\n  try: os.write(1, b'x' * 1000)\n  except OSError: pass"
-        ),
-        {"time_limit", "output_limit"},
-    ),
-    "endless loop": ("while True: pass", {"time_limit"}),
-    "endless loop in threads": (
-        (
-            # Jails of other tests may have all threads that the user of the jails may have.
-            "import threading\ndef loop():\n  while True: pass\n"
-            "for _ in range(8):\n  try: threading.Thread(target=loop).start()\n"
-            "  except RuntimeError: break\n"
-            "loop()"
-        ),
-        {"time_limit"},
-    ),
-    "endless loop in C": ("x = 10 ** 10 ** 9", {"time_limit", "memory_limit"}),
-    "sleep": ("import time\ntime.sleep(1000)", {"time_limit"}),
-    "ignored signals": (
-        (
-            "import signal\nfor n in set(range(1, 65)) - {9, 19, 32, 33}: signal.signal(n, 1)\n"
-            "while True: pass"
-        ),
-        {"time_limit"},
-    ),
-    "blocked signals": (
-        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass",
-        {"time_limit"},
-    ),
-    "SIGKILL of itself": ("import os\nos.kill(os.getpid(), 9)", {"runtime_error"}),
-    "SIGKILL of a thread": (
-        "import os, signal, threading\nsignal.pthread_kill(threading.get_ident(), 9)",
-        {"runtime_error"},
-    ),
-    "SIGKILL as its exit status": ("import os\nos._exit(137)", {"runtime_error"}),
-    # kill, sigreturn, and push: without a stack, no signal can be handled.
-    "a system call of 32 bits": (native("b8 25 00 00 00 cd 80"), {"runtime_error"}),
-    "a frame of a signal that is none": (native("31 e4 b8 0f 00 00 00 0f 05"), {"runtime_error"}),
-    "no stack": (native("31 e4 50"), {"runtime_error"}),
-    "no memory": (
-        "import ctypes\nctypes.CDLL(None).munmap(None, ctypes.c_size_t(0x7fff_ffff_f000))",
-        {"runtime_error"},
-    ),
-    "abort": ("import os\nos.abort()", {"runtime_error"}),
-    "segmentation fault": ("import ctypes\nctypes.string_at(0)", {"runtime_error"}),
-    "deep recursion": ("def f(): f()\nf()", {"runtime_error"}),
-    "deeper recursion": (
-        "import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
-        {"runtime_error", "memory_limit", "time_limit"},
-    ),
-    "deep recursion in C": (
-        "import sys\nsys.setrecursionlimit(10**9)\nx = []\nfor _ in range(10**6): x = [x]\nrepr(x)",
-        {"runtime_error", "memory_limit", "time_limit"},
-    ),
-    "deep source": ("(" * 5000 + ")" * 5000, {"compile_error"}),
-    "deeper source": ("x = " + "-" * 200_000 + "1", {"compile_error"}),
-    "exit by exception": ("raise KeyboardInterrupt", {"runtime_error"}),
-    "many files": (
-        (
-            "import os\nos.chdir('/tmp')\nn = 0\n"
-            "while True:\n  os.close(os.open(str(n), os.O_CREAT | os.O_WRONLY))\n  n += 1"
-        ),
-        {"output_limit", "time_limit", "runtime_error"},
-    ),
-    "deep folders": (
-        (
-            "import os\nos.chdir('/tmp')\n"
-            "for _ in range(5000): os.mkdir('d'); os.chdir('d')\nraise SystemExit(1)"
-        ),
-        {"runtime_error", "time_limit"},
-    ),
-    "a folder that cannot be read": (
-        "import os\nos.umask(0o777)\nos.mkdir('/tmp/a')\nos.open('/tmp/b', os.O_CREAT)\n1/0",
-        {"runtime_error"},
-    ),
+    **rows("jail", "ended"),
+    "deeper source": {"program": "x = " + "-" * 200_000 + "1", "verdicts": ["compile_error"]},
 }
 
 
-@pytest.mark.parametrize(("program", "verdicts"), ENDED.values(), ids=ENDED)
-def test_programs_that_exceed_limits_are_ended(service: Service, program: str, verdicts: set[str]):
+@pytest.mark.parametrize("row", sample(ENDED))
+def test_programs_that_exceed_limits_are_ended(service: Service, row):
     watch = Stopwatch()
     # A program that must exceed another limit than time gets enough time.
-    limits = SHORT_LIMITS if "time_limit" in verdicts else LIMITS
-    score = service.score(program, stdio(("", "x")), limits=limits)
-    assert score["verdicts"][0]["verdict"] in verdicts, score
+    limits = SHORT_LIMITS if "time_limit" in row["verdicts"] else LIMITS
+    score = service.score(row["program"], stdio(("", "x")), limits=limits)
+    assert score["verdicts"][0]["verdict"] in row["verdicts"], score
     assert score["score"] == 0.0
     assert watch.seconds < 25
 
@@ -486,102 +253,6 @@ builtins.left, math.pi, os.environ["LEFT"] = "something", 3, "x"
 # Programs that try to pass without solving the task
 
 
-FORGERIES = {
-    "os._exit at import": "import os\nos._exit(0)",
-    "sys.exit at import": "import sys\nsys.exit(0)",
-    "sys.exit in the call": "import sys\ndef f(*a): sys.exit(0)",
-    "os._exit in the call": "import os\ndef f(*a): os._exit(0)",
-    "os._exit from atexit": "import atexit, os\natexit.register(os._exit, 0)\ndef f(*a): return 1",
-    "exit in a thread": (
-        "import os, threading\nthreading.Timer(0.0, os._exit, (0,)).start()\n"
-        "def f(*a):\n  while True: pass"
-    ),
-    "always equal": (
-        "class Any:\n  def __eq__(self, other): return True\n"
-        "  def __ne__(self, other): return False\n  __hash__ = None\ndef f(*a): return Any()"
-    ),
-    "an int that is always equal": (
-        "class Any(int):\n  def __eq__(self, other): return True\n  __hash__ = int.__hash__\n"
-        "def f(*a): return Any(1)"
-    ),
-    "a list of what is always equal": (
-        "class Any(list):\n  def __eq__(self, other): return True\n  def __len__(self): return 2\n"
-        "def f(*a): return Any()"
-    ),
-    "a frame walk": """
-import sys
-def f(*args):
-    frame, found = sys._getframe(), []
-    while frame:
-        found += [repr(value) for value in frame.f_locals.values()]
-        found += [repr(value) for value in frame.f_globals.values()]
-        frame = frame.f_back
-    for text in found:
-        if "73856093" in text:
-            return 73856093 - 0
-    return 0
-""",
-    "a garbage-collector hunt": """
-import gc, sys
-def f(*args):
-    gc.collect()
-    for thing in gc.get_objects():
-        try:
-            if isinstance(thing, (dict, list, tuple)) and len(thing) < 10000:
-                values = thing.values() if isinstance(thing, dict) else thing
-                for value in list(values):
-                    if type(value) is int and value == int("7385" + "6093"):
-                        return value
-                    if type(value) is str and "7385" + "6093" in value and len(value) < 100:
-                        return int("7385" + "6093")
-        except Exception:
-            pass
-    return 0
-""",
-    "patched builtins": (
-        "import builtins\nbuiltins.isinstance = lambda *a: True\nbuiltins.len = lambda x: 1\n"
-        "builtins.compile = builtins.eval = builtins.exec = lambda *a, **k: 73856093\n"
-        "builtins.AssertionError = ZeroDivisionError\ndef f(*a): return 0"
-    ),
-    "patched excepthook": (
-        "import sys\nsys.excepthook = lambda *a: None\nsys.unraisablehook = lambda *a: None\n"
-        "def f(*a): raise ValueError"
-    ),
-    "patched stdout": (
-        "import sys, io\nsys.stdout = sys.__stdout__ = io.StringIO()\nsys.stdin = None\n"
-        "def f(*a): return 0"
-    ),
-    "patched json": (
-        "import json\njson.dumps = lambda *a, **k: '{\"held\": true}'\n"
-        "json.JSONEncoder.encode = json.dumps\ndef f(*a): return 0"
-    ),
-    "closed descriptors": "import os\nos.closerange(0, 10000)\ndef f(*a): return 0",
-    "written descriptors": """
-import contextlib
-import os
-for number in range(3, 1000):
-    for text in (b'{"held": true}\\n', b'{"nonce": "", "held": true}\\n', b"ok\\n", b"\\0" * 100):
-        try:
-            os.write(number, text)
-        except OSError:
-            break
-def f(*a): return 0
-""",
-    "a forged answer from outside the call": """
-import contextlib
-import os
-def f(*a):
-    for number in range(3, 1000):
-        for value in ("73856", "true", "null"):
-            try:
-                os.write(number, b'{"nonce": "%s", "value": %s, "held": true}\\n'
-                         % (b"0" * 32, value.encode()))
-            except OSError:
-                break
-    os._exit(0)
-""",
-}
-
 HUGE = {
     "a report of empty lines": "import os\nwhile True: os.write(number, b'\\n' * 65536)",
     "a report of lists": "import os\nos.write(number, b'[' + b'[],' * 500_000 + b'[]]\\n')",
@@ -602,14 +273,15 @@ def test_large_reports_take_the_service_little_time(service: Service, program: s
     assert watch.seconds < 25
 
 
-#: The expected value, which no program above contains.
+FORGERIES = rows("jail", "forgeries")
+#: The expected value, which no forgery contains.
 SECRET = "73856093"
 
 
 @pytest.mark.protocol
-@pytest.mark.parametrize("program", FORGERIES.values(), ids=FORGERIES)
+@pytest.mark.parametrize("row", sample(FORGERIES))
 @pytest.mark.parametrize("kind", ["functional", "compared assert", "assert in the jail", "stdio"])
-def test_forgeries_do_not_pass(service: Service, program: str, kind: str):
+def test_forgeries_do_not_pass(service: Service, row, kind: str):
     tests = {
         "functional": functional("f", ([2, 3], int(SECRET))),
         "compared assert": asserts(f"assert f(2, 3) == {SECRET}"),
@@ -618,19 +290,19 @@ def test_forgeries_do_not_pass(service: Service, program: str, kind: str):
         ),
         "stdio": stdio(("", SECRET)),
     }[kind]
-    score = service.score(program, tests, limits=SHORT_LIMITS)
+    score = service.score(row["program"], tests, limits=SHORT_LIMITS)
     assert score["score"] == 0.0, score
     assert score["verdicts"][0]["verdict"] != "skipped"
 
 
 def test_an_early_exit_is_reported_as_suspicious(service: Service):
-    score = service.score(FORGERIES["os._exit at import"], asserts("assert f(1) == 2"))
+    score = service.score(FORGERIES["os._exit at import"]["program"], asserts("assert f(1) == 2"))
     assert score["verdicts"][0]["verdict"] == "exited_early"
     assert score["suspicions"] == ["test 1: exited, as if successful, before it had answered"]
 
 
 def test_forged_lines_are_reported_as_suspicious(service: Service):
-    score = service.score(FORGERIES["written descriptors"], functional("f", ([1], 5)))
+    score = service.score(FORGERIES["written descriptors"]["program"], functional("f", ([1], 5)))
     assert "test 1: wrote to the report, where only the supervisor writes" in score["suspicions"]
 
 
@@ -674,49 +346,20 @@ SET_ORDER = subprocess.run(
     check=True,
 ).stdout
 
+
 HONEST = {
-    "a thread with a large stack": (
-        (
-            "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(128 << 20)\n"
-            "def depth(n): return 0 if n == 0 else 1 + depth(n - 1)\n"
-            "threading.Thread(target=lambda: print(depth(50000))).start()"
-        ),
-        "50000",
-    ),
-    "a pool of threads": (
-        (
-            "from concurrent.futures import ThreadPoolExecutor\n"
-            "print(sum(ThreadPoolExecutor(4).map(int, '123')))"
-        ),
-        "6",
-    ),
-    "asyncio": ("import asyncio\nasync def m(): print(5)\nasyncio.run(m())", "5"),
-    "/dev/stdin": ("print(open('/dev/stdin').read())", "in"),
-    "descriptor 0": ("print(open(0).read())", "in"),
-    "exit": ("print('in')\nexit()", "in"),
-    "exit of os": ("import os\nos.write(1, b'in')\nos._exit(0)", "in"),
-    "atexit": ("import atexit\natexit.register(print, 'in')", "in"),
-    "main": ("if __name__ == '__main__': print(input())", "in"),
-    "dataclass": (
-        (
-            "from dataclasses import dataclass\n@dataclass(order=True)\n"
-            "class A:\n  x: 'int'\nprint(A(1))"
-        ),
-        "A(x=1)",
-    ),
-    "its own stack limit": (
-        "import resource\nresource.setrlimit(resource.RLIMIT_STACK, (1 << 26, 1 << 26))\nprint(1)",
-        "1",
-    ),
-    "sets in the same order": ("print(''.join({'a', 'b', 'c', 'd', 'e'}))", SET_ORDER),
-    "random in the same order": ("import random\nprint(random.random())", "0.8444218515250481"),
+    **rows("jail", "honest"),
+    "sets in the same order": {
+        "program": "print(''.join({'a', 'b', 'c', 'd', 'e'}))",
+        "printed": SET_ORDER,
+    },
 }
 
 
 @pytest.mark.protocol
-@pytest.mark.parametrize(("program", "printed"), HONEST.values(), ids=HONEST)
-def test_honest_programs_pass(service: Service, program: str, printed: str):
-    score = service.score(program, stdio(("in", printed)))
+@pytest.mark.parametrize("row", sample(HONEST))
+def test_honest_programs_pass(service: Service, row):
+    score = service.score(row["program"], stdio(("in", row["printed"])))
     assert score["score"] == 1.0, score
 
 
@@ -740,44 +383,9 @@ with ThreadPoolExecutor({count}) as pool:
     assert score["score"] == 1.0, score
 
 
-#: Programs that start processes, of which each is refused.
-PROCESSES = {
-    "os.fork": "os.fork()",
-    "os.forkpty": "os.forkpty()",
-    "os.posix_spawn": "os.posix_spawn('/bin/true', ['true'], {})",
-    "os.posix_spawnp": "os.posix_spawnp('true', ['true'], {})",
-    "os.spawnv": "os.spawnv(os.P_WAIT, '/bin/true', ['true'])",
-    "os.execv": "os.execv('/bin/true', ['true'])",
-    "os.execlp": "os.execlp('true', 'true')",
-    "os.system": "sys.exit(os.system('true'))",
-    "os.popen": "print(os.popen('echo x').read())",
-    "subprocess.run": "import subprocess\nsubprocess.run(['true'])",
-    "subprocess.run in a shell": "import subprocess\nsubprocess.run('true', shell=True)",
-    "subprocess.check_output": "from subprocess import *\ncheck_output(['echo'])",
-    "subprocess.Popen without vfork": (
-        "import subprocess\nsubprocess._USE_VFORK = False\n"
-        "subprocess.Popen(['true'], preexec_fn=print)"
-    ),
-    "asyncio": "import asyncio\nasyncio.run(asyncio.create_subprocess_shell('true'))",
-    "multiprocessing.Process": "import multiprocessing as m\nm.Process(target=print).start()",
-    "multiprocessing.Process by spawn": (
-        "import multiprocessing as m\nm.get_context('spawn').Process(target=print).start()"
-    ),
-    "multiprocessing.Process by forkserver": (
-        "import multiprocessing as m\nm.get_context('forkserver').Process(target=print).start()"
-    ),
-    "multiprocessing.Pool": "import multiprocessing as m\nwith m.Pool(2) as p: p.map(abs, [1])",
-    "multiprocessing.Manager": "import multiprocessing as m\nm.Manager().list()",
-    "ProcessPoolExecutor": (
-        "from concurrent.futures import ProcessPoolExecutor\n"
-        "with ProcessPoolExecutor(2) as p: print(list(p.map(abs, [1])))"
-    ),
-}
-
-
-@pytest.mark.parametrize("program", PROCESSES.values(), ids=PROCESSES)
-def test_a_refused_process_is_explained(service: Service, program: str):
-    score = service.score(f"import os, sys\n{program}", stdio(("", "")))
+@pytest.mark.parametrize("row", sample(rows("jail", "processes")))
+def test_a_refused_process_is_explained(service: Service, row):
+    score = service.score(f"import os, sys\n{row['program']}", stdio(("", "")))
     (verdict,) = score["verdicts"]
     assert verdict["verdict"] == "runtime_error"
     assert "the jail does not allow new processes" in verdict["stderr"], verdict
@@ -868,7 +476,7 @@ def test_the_service_is_as_fast_after_attacks_as_before(level_service: Service):
         return watch.seconds
 
     for name in ("endless stdout", "4 GB at once", "thread bomb", "many files", "deep folders"):
-        level_service.score(ENDED[name][0], stdio(("", "x")), limits=SHORT_LIMITS)
+        level_service.score(ENDED[name]["program"], stdio(("", "x")), limits=SHORT_LIMITS)
     with served_code(level_service.level) as unharmed:
         seconds(unharmed)
         # A factor of two and many attempts, because of other work on the machine.

@@ -14,7 +14,8 @@ from rewardfleet_server.code.checkers import compiler
 from rewardfleet_server.code.datasets.rows import read_row
 from rewardfleet_server.code.settings import CodeSettings
 
-from .conftest import LEVELS, LIMITS, Service, served_code, stdio
+from ...conftest import DATA
+from .conftest import LEVELS, LIMITS, Service, rows, served_code, stdio
 
 pytestmark = [pytest.mark.slow, pytest.mark.protocol]
 
@@ -508,118 +509,22 @@ def test_a_checker_is_compiled_once(tmp_path, monkeypatch):
 
 # testlib.h
 
-#: Reads what the input names from the output.
-READER = r"""
-#include "testlib.h"
-using namespace std;
-int main(int argc, char* argv[]) {
-    registerTestlibCmd(argc, argv);
-    string what = inf.readToken();
-    if (what == "int") quitf(_ok, "%d", ouf.readInt(-5, 5, "n"));
-    if (what == "long") quitf(_ok, "%lld", ouf.readLong());
-    if (what == "unsigned") quitf(_ok, "%llu", ouf.readUnsignedLong());
-    if (what == "double") quitf(_ok, "%.3f", ouf.readDouble());
-    if (what == "strict") quitf(_ok, "%.3f", ouf.readStrictDouble(0, 9, 1, 2));
-    if (what == "word") quitf(_ok, "%s", ouf.readWord(inf.readToken()).c_str());
-    if (what == "line") {
-        string first = ouf.readLine(), second = ouf.readLine();
-        quitf(_ok, "%s|%s", first.c_str(), second.c_str());
-    }
-    if (what == "rest") {
-        ouf.readInt();
-        quit(_ok, "<" + ouf.readLine() + ">");
-    }
-    if (what == "lines") {
-        int lines = 0, words = 0;
-        for (; !ouf.seekEof(); ouf.nextLine(), lines++)
-            for (; !ouf.seekEoln(); words++) ouf.readToken();
-        quitf(_ok, "%d %d", lines, words);
-    }
-    if (what == "near") {
-        double expected = ans.readDouble(), found = ouf.readDouble();
-        string delta = format("%.0e", doubleDelta(expected, found));
-        quit(doubleCompare(expected, found, 1e-6) ? _ok : _wa, delta);
-    }
-    if (what == "ensure") {
-        ouf.ensuref(ouf.readInt() == 1, "not %d", 1);
-        ensure(ans.readInt() == 1);
-        quit(_ok, "");
-    }
-    if (what == "points") quitp(0.5, "half");
-    if (what == "partial") quitf(_pc(50), "half");
-    if (what == "answer") ans.quitf(_wa, "the jury is wrong");
-    if (what == "texts") {
-        vector<string> parts = split("a,,b", ','), words = tokenize(" x  y ", ' ');
-        string all = join(parts, "-") + upperCase("q") + lowerCase("Q") + trim(" t ") + vtos(2.5);
-        all += join(words, '+');
-        quitif(all != "a--bQqt2.5x+y", _fail, "%s", all.c_str());
-        setTestCase(4);
-        expectedButFound(_wa, 1, 2, "%d%s", 3, englishEnding(3).c_str());
-    }
-    quitf(_fail, "unknown");
-}
-"""
-
-
-#: Input, output, exit status, and a part of the message.
-READS = [
-    ("int", "  -5 \n", 0, "ok -5"),
-    ("int", "6", 1, "violates the range [-5, 5]"),
-    ("int", "", 2, "Unexpected end of file"),
-    ("int", "1 2", 2, "Extra information"),
-    ("int", "+1", 2, "Expected integer"),
-    ("int", "01", 2, "Expected integer"),
-    ("int", "-0", 2, "Expected integer"),
-    ("int", "1.0", 2, "Expected integer"),
-    ("int", "-", 2, "Expected integer"),
-    ("int", "5\0", 2, "Expected integer"),
-    ("double", "5\0", 2, "Expected double"),
-    ("int", "3000000000", 2, "Expected int32"),
+#: Besides `tests/data/code/testlib.jsonl`: input, output, exit status, and a part of the message.
+LONG_READS = [
     ("int", "9" * 5000, 2, "Expected integer"),
-    ("long", "-9223372036854775808", 0, "-9223372036854775808"),
-    ("long", "9223372036854775808", 2, "Expected integer"),
-    ("unsigned", "18446744073709551615", 0, "18446744073709551615"),
-    ("unsigned", "-1", 2, "unsigned"),
-    ("double", "-1.5e3", 0, "-1500.000"),
-    ("double", "nan", 2, "Expected double"),
-    ("double", "inf", 2, "Expected double"),
-    ("double", "0x10", 2, "Expected double"),
-    ("double", "1.5x", 2, "Expected double"),
-    ("strict", "1.25", 0, "1.250"),
-    ("strict", "1.255", 2, "strict"),
-    ("strict", "1e0", 2, "strict"),
-    ("word [a-z]{1,3}", "abc", 0, "abc"),
-    ("word [a-z]{1,3}", "abcd", 1, "does not match"),
-    ("word YES|NO", "NO", 0, "NO"),
-    ("word YES|NO", "No", 1, "does not match"),
-    ("word (ab|c){2,}", "abcab", 0, "abcab"),
-    ("word (ab|c){2,}", "ab", 1, "does not match"),
-    ("word [^0-9\\-]+x?", "abc", 0, "abc"),
     ("word [0-9]{1,100000}", "7" * 100_000, 0, "777"),
     ("word (a*)*b", "a" * 5000, 1, "does not match"),
-    ("line", "a b \r\n\n", 0, "ok a b |"),
-    ("line", "a", 0, "ok a|"),
-    ("points", "", 7, "points 0.5 half"),
-    ("rest", "5 x\n", 0, "< x>"),
-    ("lines", "1 2\n 3\n\n4 5 6", 0, "3 6"),
-    ("near", "1.0000005", 0, ""),
-    ("near", "1.00001", 1, ""),
-    ("ensure", "1", 0, "ok"),
-    ("ensure", "2", 1, "not 1"),
-    ("points", "1", 2, "Extra information"),
-    ("partial", "", 66, "partially correct"),
-    ("answer", "1", 3, "the jury is wrong"),
-    ("texts", "1", 1, "test case 4: 3rd: expected '1', found '2'"),
-    ("", "1", 3, "FAIL (input) Unexpected end of file"),
 ]
 
 
 @needs_compiler
 def test_testlib_reads_as_documented(tmp_path: Path):
-    (tmp_path / "reader.cpp").write_text(READER)
+    """The reader reads what the input names, from the output."""
+    reader = DATA / "code" / "testlib_reader.cpp"
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{HEADER.parent}"]
-    subprocess.run(["g++", *flags, "reader.cpp", "-o", "reader"], cwd=tmp_path, check=True)
-    for given, output, status, message in READS:
+    subprocess.run(["g++", *flags, reader, "-o", "reader"], cwd=tmp_path, check=True)
+    reads = [tuple(row.values()) for row in rows("testlib").values()]
+    for given, output, status, message in reads + LONG_READS:
         for name, text in (("input", given), ("output", output), ("answer", "1")):
             (tmp_path / name).write_bytes(text.encode())
         done = subprocess.run(

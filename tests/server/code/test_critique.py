@@ -7,74 +7,12 @@ from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.testing import FakeSandbox
 
 from ...measure import CpuStopwatch
-from .conftest import Service, asserts, served_code, stdio
-
-JUDGMENTS = [
-    ("Overall judgment: Correct", "correct"),
-    ("Overall judgment: Incorrect", "incorrect"),
-    ("Analysis:\nFine.\n\nOverall judgment: Correct\n</format>", "correct"),
-    # markdown, case and spacing
-    ("**Overall judgment:** Correct", "correct"),
-    ("**Overall Judgment**: **Incorrect**", "incorrect"),
-    ("__Overall judgment:__ _Correct_", "correct"),
-    ("`Overall judgment: Correct`", "correct"),
-    ("overall  judgement :  INCORRECT.", "incorrect"),
-    ("OVERALL JUDGMENT:CORRECT", "correct"),
-    ("Overall_judgment: correct", "correct"),
-    ("### Overall judgment\n\nCorrect", "correct"),
-    ("## Overall Judgment:\n- **Incorrect**\n", "incorrect"),
-    ("Overall judgment:\n\n\n**Incorrect.**", "incorrect"),
-    ("Overall judgment:\r\nCorrect\r\n", "correct"),
-    ("Overall judgment\uff1aCorrect", "correct"),
-    ("| Overall judgment | Correct |", "correct"),
-    ("Overall judgment: $\\boxed{Correct}$", "correct"),
-    ("Overall judgment: $\\boxed{\\text{Incorrect}}$", "incorrect"),
-    ("<b>Overall judgment:</b> <b>Correct</b>", "correct"),
-    ("Overall judgment: [Incorrect]", "incorrect"),
-    ("Overall judgment: {Correct}", "correct"),
-    ("Overall judgment: <correct>", "correct"),
-    ("Overall judgment:\n<_> <Correct>", "correct"),
-    ("Overall judgment: <is><b>Incorrect</b>", "incorrect"),
-    ("The overall judgment is: incorrect", "incorrect"),
-    # prose after the word
-    ("Overall judgment: Incorrect. The correct sum is 5", "incorrect"),
-    ("Overall judgment: Incorrect. Correct answers are 5", "incorrect"),
-    ("Overall judgment: Incorrect (correct for n=1)", "incorrect"),
-    ("Overall judgment: Correct, not incorrect.", "correct"),
-    ("Overall judgment: Correct, but slow", "correct"),
-    # both at once
-    ("Overall judgment: Correct/Incorrect", None),
-    ("Overall judgment: {Correct/Incorrect}", None),
-    ("Overall judgment: **Correct** / **Incorrect**", None),
-    ("Overall judgment: Correct | Incorrect", None),
-    ("Overall judgment: Correct or Incorrect", None),
-    ("Overall judgment: Correct and incorrect", None),
-    ("Overall judgment: Correct. Incorrect.", None),
-    ("Overall judgment: Correct (Incorrect)", None),
-    ("Overall judgment: Correct\nOverall judgment: Incorrect", None),
-    ("Overall judgment: Correct/Incorrect\n\nOverall judgment: Correct", None),
-    ("Overall judgment: Correct\n...\nOverall judgment: correct", "correct"),
-    # no explicit judgment
-    ("", None),
-    ("It is correct.", None),
-    ("Judgment: Correct", None),
-    ("Overall judgment:", None),
-    ("Overall judgment: Inc", None),
-    ("Overall judgment: not correct", None),
-    ("Overall judgment: partially correct", None),
-    ("Overall judgment: Correct?", None),
-    ("Overall judgment: Correctness is fine", None),
-    ("Overall judgment:\nCorrect handling of edges is missing", None),
-    ("In my overall judgment, correct code", None),
-    # thinking
-    ("<think>Overall judgment: Correct</think>Overall judgment: Incorrect", "incorrect"),
-    ("<think>Overall judgment: Correct</think> I do not know.", None),
-]
+from .conftest import Service, asserts, rows, sample, served_code, stdio
 
 
-@pytest.mark.parametrize(("critique", "judgment"), JUDGMENTS)
-def test_overall_judgment(critique: str, judgment: str | None):
-    assert overall_judgment(critique) == judgment
+@pytest.mark.parametrize("row", sample(rows("judgments")))
+def test_overall_judgment(row):
+    assert overall_judgment(row["critique"]) == row["judgment"]
 
 
 @pytest.mark.serial

@@ -17,83 +17,18 @@ from rewardfleet_server.flags import read_settings
 
 from ...cgroups import memory_group
 from ..processes import service_process
-from .conftest import LEVELS, asserts, stdio
+from .conftest import LEVELS, asserts, rows, sample, stdio
 
 GIB, MIB = 2**30, 2**20
 
 # What there is
 
-V2 = "30 23 0:26 {root} /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
-V1 = (
-    "34 31 0:31 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
-    "35 31 0:32 {root} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-)
-NONE = "9223372036854771712"
 
-#: Files besides /proc/meminfo of 10 GiB, and the GiB that they leave.
-MACHINES = {
-    "no cgroups": ({}, 9),
-    "a container of version 2": (
-        {"cgroup": "0::/\n", "mountinfo": V2, "/sys/fs/cgroup/memory.max": str(2 * GIB)},
-        2,
-    ),
-    "no limit in version 2": (
-        {"cgroup": "0::/\n", "mountinfo": V2, "/sys/fs/cgroup/memory.max": "max\n"},
-        9,
-    ),
-    "a limit of a group above, in version 2": (
-        {
-            "cgroup": "0::/pod/service\n",
-            "mountinfo": V2,
-            "/sys/fs/cgroup/pod/service/memory.max": str(4 * GIB),
-            "/sys/fs/cgroup/pod/memory.max": str(3 * GIB),
-        },
-        3,
-    ),
-    "a limit above which processes are slowed down": (
-        {
-            "cgroup": "0::/a\n",
-            "mountinfo": V2,
-            "/sys/fs/cgroup/a/memory.max": str(4 * GIB),
-            "/sys/fs/cgroup/a/memory.high": str(3 * GIB),
-        },
-        3,
-    ),
-    "version 1": (
-        {
-            "cgroup": "5:cpu:/x\n4:memory:/a/b\n0::/\n",
-            "mountinfo": V1,
-            "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": NONE,
-            "/sys/fs/cgroup/memory/a/memory.limit_in_bytes": str(5 * GIB),
-        },
-        5,
-    ),
-    "a container of version 1, which sees the path of the machine": (
-        {
-            "cgroup": "4:cpu,memory:/docker/abc\n",
-            "mountinfo": V1,
-            "root": "/docker/abc",
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes": str(2 * GIB),
-        },
-        2,
-    ),
-    "a namespace that does not have the path": (
-        {
-            "cgroup": "0::/../../other\n",
-            "mountinfo": V2,
-            "/sys/fs/cgroup/memory.max": str(2 * GIB),
-        },
-        2,
-    ),
-    "no overcommitment": ({"/proc/sys/vm/overcommit_memory": "2\n"}, 4.5),
-}
-
-
-@pytest.mark.parametrize(("files", "gib"), MACHINES.values(), ids=MACHINES)
-def test_the_memory_is_that_of_the_container_or_the_machine(
-    tmp_path: Path, files: dict[str, str], gib: float
-):
-    mounted = files.pop("root", "/") if "root" in files else "/"
+@pytest.mark.parametrize("row", sample(rows("machines")))
+def test_the_memory_is_that_of_the_container_or_the_machine(tmp_path: Path, row):
+    """Files besides /proc/meminfo of 10 GiB, and the GiB that they leave."""
+    files = row["files"]
+    mounted = files.pop("root", "/")
     meminfo = f"MemTotal: {10 << 20} kB\nCommitLimit: {5 << 20} kB\n"
     found = {"/proc/meminfo": meminfo, "/proc/sys/vm/overcommit_memory": "0\n"}
     for name, content in files.items():
@@ -103,7 +38,7 @@ def test_the_memory_is_that_of_the_container_or_the_machine(
         file = tmp_path / name[1:]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
-    assert Capacity.here(tmp_path).total == pytest.approx(gib * GIB, abs=1)
+    assert Capacity.here(tmp_path).total == pytest.approx(row["gib"] * GIB, abs=1)
 
 
 #: Workers, `max_memory_mb` and what 2 GiB are too little for.

@@ -13,7 +13,7 @@ from rewardfleet_server.code.tests.preflight import Preflight
 from rewardfleet_server.code.tests.prepared import prepare
 from rewardfleet_server.testing import FakeSandbox
 
-from .conftest import Service, asserts, functional, served_code, stdio
+from .conftest import Service, asserts, rows, sample, served_code, stdio
 
 pytestmark = pytest.mark.slow
 
@@ -22,40 +22,14 @@ LIMITS = RunLimits(cpu_s=10, wall_s=30, memory_bytes=512 << 20, output_bytes=1 <
 F = "def f():\n    return 1"
 
 
-@pytest.mark.parametrize(
-    ("source", "statements"),
-    [
-        ("import a, b.c as d\nfrom e import f as g", "from e import f as g\nimport a\nimport b.c"),
-        ("def check(f):\n    import a\n    assert f() == a.x", "import a"),
-        ("class A:\n    def f(self):\n        from a import *", "from a import *"),
-        ("assert __import__('a.b').b == importlib.import_module('c').d", "import a.b\nimport c"),
-        ("x = __import__(name)\nimport_module()\n__import__('a; b')", "pass"),
-        ("try:\n    import a\nexcept ImportError:\n    import b", "pass"),
-        ("with raises(ImportError):\n    import a\nwith suppress(OSError):\n    import b", "pass"),
-        ("if sys.version_info > (3, 99):\n    import a\nelse:\n    import b", "pass"),
-        ("if TYPE_CHECKING:\n    import a", "pass"),
-        ("if f():\n    import a\nelse:\n    import b", "import a\nimport b"),
-        ("for x in f():\n    import a\nwhile g():\n    import b", "import a\nimport b"),
-        ("match f():\n    case 1:\n        import a", "import a"),
-        ("try:\n    f()\nfinally:\n    import a", "import a"),
-        ("try:\n    import a\nexcept ValueError:\n    pass\nfinally:\n    import b", "import b"),
-        ("with open('x') as y:\n    import a", "import a"),
-        ("@__import__('a').b\ndef f(x=__import__('c')): pass", "import a\nimport c"),
-        ("async def f():\n    import a", "import a"),
-        ("g = lambda: __import__('a')", "import a"),
-        ("import_module(name='a.b')", "import a.b"),
-        ("exec('import a')\nexec(\"exec('import b')\")", "import a\nimport b"),
-        ("exec(\"'\")", "pass"),
-        ("from program import f\nimport __main__\nfrom __future__ import annotations", "pass"),
-        ("import sys\nsys.path.append('/tmp')\nimport a", "pass"),
-        ("import a import b", "pass"),
-        ("x = 'import a'", "pass"),
-        ("import a\n" + "x = " + "-" * 100_000 + "1", "pass"),
-    ],
-)  # fmt: skip
-def test_imports_that_are_sure_to_run_are_found(source, statements):
-    assert import_statements([source]) == statements
-    assert import_statements([source, source]) == statements
+IMPORTS = rows("preflight", "imports")
+IMPORTS["deep"] = {"source": "import a\nx = " + "-" * 100_000 + "1", "statements": "pass"}
+
+
+@pytest.mark.parametrize("row", sample(IMPORTS))
+def test_imports_that_are_sure_to_run_are_found(row):
+    for sources in ([row["source"]], [row["source"]] * 2):
+        assert import_statements(sources) == row["statements"]
 
 
 async def test_the_same_imports_are_checked_once():
@@ -75,38 +49,20 @@ async def test_the_same_imports_are_checked_once():
     assert len(sandbox.jobs) == 2, "its imports, and the script without a program"
 
 
-MISSING = {
-    "setup": asserts("assert f() == 1", setup="import rf_absent"),
-    "setup of stdio": stdio(("", "1\n"), setup="from rf_absent import x"),
-    "setup of functional": {**functional("f", ([], 1)), "setup": "import math, rf_absent.x"},
-    "function of the setup": asserts("assert g()", setup="def g():\n    import rf_absent"),
-    "case": asserts("assert f() == 1", "import rf_absent as x\nassert f() == x.y"),
-    "dynamic": asserts("assert f() == __import__('rf_absent').y"),
-    "reraised": asserts(
-        "assert f() == 1", setup="try:\n  import rf_absent\nexcept ImportError:\n  raise OSError"
-    ),
-    "row": {
-        "kind": "dataset",
-        "dataset": "mbppplus",
-        "row": {"test_list": ["assert f() == 1"], "test_imports": ["import rf_absent"]},
-    },
-}  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     with served_code() as service:
         yield service
 
 
-@pytest.mark.parametrize("tests", MISSING.values(), ids=MISSING)
+@pytest.mark.parametrize("row", sample(rows("preflight", "missing")))
 @pytest.mark.parametrize(
     "revision", ["def f():\n    return 1", "raise ImportError", "prose only", ""]
 )
 def test_tests_that_import_a_missing_module_are_invalid_whatever_the_program(
-    service, tests, revision
+    service, row, revision
 ):
-    response = service.post(revision, tests)
+    response = service.post(revision, row["tests"])
     assert (response.status_code, response.json()["kind"]) == (422, "invalid"), response.text
     detail = response.json()["detail"]
     assert "No module named 'rf_absent'" in detail
@@ -132,70 +88,13 @@ def test_tests_whose_imports_do_not_fail_are_run(service, setup):
     assert service.verdict(F, asserts("assert f() == 1", setup=setup)) == "accepted"
 
 
-BROKEN = {
-    "setup that raises": (
-        asserts("assert f() == 1", setup="x = 1\nraise ValueError('wrong')"),
-        "tests.setup: fails without the program: ValueError: wrong",
-    ),
-    "setup that needs the program": (
-        asserts("assert f() == 1", setup="x = f()"),
-        "tests.setup: fails without the program: NameError: name 'f' is not defined",
-    ),
-    "setup that imports the program": (
-        asserts("assert f() == 1", setup="from program import f"),
-        "tests: an import fails: cannot import name 'f' from 'program'",
-    ),
-    "setup that exits": (
-        asserts("assert f() == 1", setup="raise SystemExit"),
-        "tests.setup: fails without the program: SystemExit",
-    ),
-    "setup that does not compile": (
-        asserts("assert f() == 1", setup="return 1"),
-        "tests.setup: fails without the program: SyntaxError: 'return' outside function",
-    ),
-    "setup that runs forever": (
-        {**asserts("assert f() == 1", setup="while True: pass"), "limits": {"cpu_s": 0.2}},
-        "tests.setup: fails without the program: time limit",
-    ),
-    "setup of functional": (
-        {**functional("f", ([], 1)), "setup": "1 / 0"},
-        "tests.setup: fails without the program: ZeroDivisionError: division by zero",
-    ),
-    "setup of stdio": (
-        stdio(("", "1\n"), setup="{}['x']"),
-        "tests.setup: fails without the program: KeyError: 'x'",
-    ),
-    "setup of stdio that reads more than there is": (
-        stdio(("a\n", "1\n"), setup="input()\ninput()"),
-        "tests.setup: fails without the program: EOFError: EOF when reading a line",
-    ),
-    "return in a case": (
-        asserts("assert f() == 1", "return\nassert f() == 1"),
-        "tests.cases.1: fails without the program: SyntaxError: 'return' outside function",
-    ),
-    "await in a case": (
-        asserts("assert await f() == 1"),
-        "tests.cases.0: fails without the program: SyntaxError: 'await' outside function",
-    ),
-    "nonlocal in a case": (
-        asserts("nonlocal x\nassert f() == 1"),
-        "tests.cases.0: fails without the program: SyntaxError: nonlocal declaration",
-    ),
-    "an argument twice in a case": (
-        asserts("def g(a, a): pass\nassert f() == 1"),
-        "tests.cases.0: fails without the program: SyntaxError: duplicate argument 'a'",
-    ),
-}
-
-
-@pytest.mark.parametrize(("tests", "reason"), BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("row", sample(rows("preflight", "broken")))
 @pytest.mark.parametrize("revision", [F, "while True: pass", "no program"])
-def test_tests_that_fail_without_the_program_are_invalid(service, tests, reason, revision):
-    options = {"limits": tests["limits"]} if "limits" in tests else {}
-    tests = {name: value for name, value in tests.items() if name != "limits"}
-    response = service.post(revision, tests, **options)
+def test_tests_that_fail_without_the_program_are_invalid(service, row, revision):
+    options = {"limits": row["limits"]} if "limits" in row else {}
+    response = service.post(revision, row["tests"], **options)
     assert (response.status_code, response.json()["kind"]) == (422, "invalid"), response.text
-    assert response.json()["detail"].startswith(reason)
+    assert response.json()["detail"].startswith(row["reason"])
 
 
 def test_a_setup_may_read_standard_input_and_use_the_time_of_a_run(service):
@@ -213,38 +112,11 @@ def test_tests_may_import_the_program(service):
     assert service.verdict("def f():\n    return 1", asserts(case)) == "accepted"
 
 
-PROVOKED = {
-    "own import": "import rf_absent\ndef f():\n    return 1",
-    "raises": "def f():\n    raise ImportError(\"No module named 'numpy'\", name='numpy')",
-    "raises at once": "raise ModuleNotFoundError(\"No module named 'fractions'\")",
-    "removes modules": "import sys\nsys.modules['fractions'] = None\ndef f():\n    return 1",
-    "empties the path": """
-import sys
-sys.path.clear(); sys.meta_path.clear(); sys.modules.clear()
-def f():
-    return 1
-""",
-    "replaces the import": """
-import builtins
-def fail(*args, **kwargs):
-    raise ImportError("No module named 'fractions'")
-builtins.__import__ = fail
-def f():
-    return 1
-""",
-    "prints a traceback": """
-import os
-os.write(2, b"ModuleNotFoundError: No module named 'fractions'\\n")
-os._exit(1)
-""",
-}
-
-
-@pytest.mark.parametrize("program", PROVOKED.values(), ids=PROVOKED)
-def test_import_errors_that_a_program_provokes_are_judged(service, program):
+@pytest.mark.parametrize("row", sample(rows("preflight", "provoked")))
+def test_import_errors_that_a_program_provokes_are_judged(service, row):
     case = "import fractions\nassert f() == fractions.Fraction(2)"
     for tests in (asserts(case), asserts("assert f() == 2", setup="import fractions")):
-        score = service.score(program, tests)
+        score = service.score(row["program"], tests)
         assert (score["status"], score["score"]) == ("ok", 0.0)
         assert score["verdicts"][0]["verdict"] in {"runtime_error", "wrong_answer", "exited_early"}
 

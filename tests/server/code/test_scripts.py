@@ -1,4 +1,7 @@
-"""Tests are called the way their form is called, and tests that prove nothing are refused."""
+"""Tests are called the way their form is called, and tests that prove nothing are refused.
+
+The tests are in `tests/data/code/scripts.jsonl`.
+"""
 
 import ast
 
@@ -6,79 +9,24 @@ import pytest
 
 from rewardfleet_server.code.sandboxes.jail.guest import scripts
 
-from .conftest import Service, asserts
+from .conftest import Service, asserts, rows, sample
 
 pytestmark = [pytest.mark.slow, pytest.mark.protocol]
 
 RIGHT, WRONG = "def f(x):\n    return x * x", "def f(x):\n    return 9"
 ASYNC = "async def f(x):\n    return x * x"
 CHECK = "def check(candidate):\n    assert candidate(3) == 9\n    assert candidate(4) == 16\n"
-UNITTEST = """
-import unittest
-class T(unittest.TestCase):
-    def test_a(self):
-        self.assertEqual(f(3), 9)
-        with self.assertRaises(TypeError):
-            f(None)
-    def test_b(self):
-        self.assertEqual(f(4), 16)
-    @unittest.skip("not now")
-    def test_c(self):
-        self.fail()
-"""
-#: Scripts, and how many of their checks hold for the right program. The wrong one fails one.
-FORMS = {
-    "check, called by nothing": (CHECK, 2),
-    "check, called by the script": (CHECK + "check(f)", 2),
-    "functions of pytest": ("def test_a(): assert f(3) == 9\ndef test_b(): assert f(4) == 16", 2),
-    "a class of pytest": (
-        "class TestF:\n  def setup_method(self, method): self.x = 4\n"
-        "  def test_a(self): assert f(self.x) == 16",
-        1,
-    ),
-    "pytest": (
-        "import pytest\n@pytest.mark.parametrize('x, y', [(3, 9), pytest.param(4, 16)])\n"
-        "def test_a(x, y): assert f(x) == pytest.approx(y)\n"
-        "def test_b():\n  with pytest.raises(TypeError): f(None)",
-        3,
-    ),
-    "unittest": (UNITTEST, 3),
-    "unittest.main": (UNITTEST + "if __name__ == '__main__':\n    unittest.main()", 3),
-    "a runner that only reports": (
-        UNITTEST + "unittest.TextTestRunner().run(\n"
-        "    unittest.defaultTestLoader.loadTestsFromTestCase(T))",
-        3,
-    ),
-    "a coroutine": ("async def test_a():\n    assert f(4) == 16", 1),
-    "below a guard": ("if __name__ == '__main__':\n    assert f(4) == 16", 1),
-    "a runner that swallows failures": (
-        "def test_a(): assert f(3) == 9\ndef test_b(): assert f(4) == 16\n"
-        "for each in (test_a, test_b):\n  try: each()\n"
-        "  except AssertionError as e: print('failed', e)",
-        2,
-    ),
-    "an assert that is swallowed": (
-        "try:\n  assert f(3) == 9\n  assert f(4) == 16\nexcept AssertionError:\n  print('no')",
-        2,
-    ),
-    "exceptions that are expected": (
-        "try:\n    f(None)\n    assert False\nexcept TypeError:\n    pass\nassert f(4) == 16",
-        2,
-    ),
-    "a condition that raises": ("if f(4) != 16:\n    raise ValueError('wrong')\nassert f(3)", 2),
-    "the program as a module": ("from solution import f as g\nassert g(4) == 16 and g(3)", 1),
-    "a function of the setup": ("expect(f(4), 16)", 1),
-}  # fmt: skip
 SETUP = "def expect(got, wanted):\n    assert got == wanted"
 
 
-@pytest.mark.parametrize(("script", "count"), FORMS.values(), ids=FORMS)
-def test_a_form_of_tests_is_called(level_service: Service, script: str, count: int):
-    tests = asserts(script, entry_point="f", setup=SETUP)
+@pytest.mark.parametrize("row", sample(rows("scripts", "forms")))
+def test_a_form_of_tests_is_called(level_service: Service, row):
+    """So many of its checks hold for the right program. The wrong one fails one."""
+    tests = asserts(row["script"], entry_point="f", setup=SETUP)
     score = level_service.score(RIGHT, tests)
     (verdict,) = score["verdicts"]
     found = verdict["verdict"], verdict["verdict_by"], verdict["checks"], score["suspicions"]
-    assert found == ("accepted", "service", count, []), verdict
+    assert found == ("accepted", "service", row["checks"], []), verdict
     for program in (WRONG, "x = 1", "", "def f(x): raise SystemExit(0)"):
         assert level_service.score(program, tests)["score"] == 0, program
 
@@ -102,30 +50,12 @@ def test_a_coroutine_of_the_program_is_awaited(level_service: Service):
     assert level_service.score(ASYNC.replace("* x", "+ x"), asserts(script))["score"] == 0
 
 
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [
-        (CHECK, "its asserts are in `check`, which nothing calls; give `entry_point`"),
-        ("def verify():\n    assert f(3) == 9", "its asserts are in `verify`, which nothing calls"),
-        ("def test_a():\n    yield\n    assert f(3) == 9", "which nothing calls"),
-        ("import unittest\nclass T(unittest.TestCase):\n  @unittest.skip('x')\n"
-         "  def test_a(self): self.assertEqual(f(3), 9)", "none of its checks is evaluated"),
-        ("try:\n    assert f(3) == 9\nexcept Exception:\n    pass", "none of its checks"),
-        ("import unittest\nclass T(unittest.TestCase):\n"
-         "  def test_a(self):\n    with self.assertRaises(Exception): f(3)",
-         "it passes without a program"),
-        ("assert 1 + 1 == 2", "it passes without a program"),
-        ("assert True or f(3)", "it passes without a program"),
-        ("for x in []:\n    assert f(x)", "none of its checks is evaluated"),
-        ("def assert_equal(x, y): return x == y\nassert_equal(f(3), 9)", "it has no check"),
-        ("def test_a(tmp_path):\n    assert f(3) == 9", "`test_a` needs 'tmp_path'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("row", sample(rows("scripts", "unproven")))
 @pytest.mark.parametrize("program", [RIGHT, "x = 1"])
-def test_tests_that_prove_nothing_are_invalid(level_service, program, script, reason):
-    response = level_service.post(program, asserts(script))
+def test_tests_that_prove_nothing_are_invalid(level_service: Service, program: str, row):
+    response = level_service.post(program, asserts(row["script"]))
     assert (response.status_code, response.json()["kind"]) == (422, "invalid"), response.text
-    assert reason in response.json()["detail"]
+    assert row["reason"] in response.json()["detail"]
 
 
 def test_cases_that_pass_without_a_program_do_not_count(level_service: Service):
