@@ -15,7 +15,7 @@ from rewardfleet_server.code.datasets.rows import read_row
 
 from ...measure import CpuStopwatch
 from ..video.test_bad_input import check_problem
-from .conftest import Service, served_code
+from .conftest import Service, rows, sample, served_code
 
 PAIRS = [{"input": {"stdin": "1 2"}, "output": {"stdout": "3"}}] * 2
 IO = {"inputs": ["1 2\n"], "outputs": ["3\n"], "fn_name": None}
@@ -165,91 +165,18 @@ HUMANEVAL = {
     "canonical_solution": "    return sqrt(x)\n",
     "test": "def check(candidate):\n    assert candidate(4) == 2\n",
 }
-CHECK = HUMANEVAL["test"]
 STARTER = "class Solution:\n    def f(self, x: int) -> int:\n        "
-UNITTEST = (
-    "import unittest\nclass T(unittest.TestCase):\n  def test(self): self.assertEqual(f(), 1)"
-)
-PYTEST = "from solution import f\n\ndef test_f():\n    assert f() == 1"
-BIGCODEBENCH = {
-    "complete_prompt": "import os\ndef task_func():\n    '''Doc.'''\n",
-    "code_prompt": "import os\ndef task_func():\n",
-    "instruct_prompt": "Count.",
-    "test": UNITTEST,
-    "entry_point": "task_func",
-    "canonical_solution": "    return 1",
-}
-LEETCODE = {
-    "prompt": "import math\n",
-    "starter_code": STARTER,
-    "entry_point": "Solution().f",
-    "test": CHECK,
-    "completion": "class Solution: ...",
-    "input_output": [{"input": "x = 4", "output": "2"}],
-}
-CLASSEVAL = {
-    "import_statement": ["import os", "import re"],
-    "skeleton": "class A: ...",
-    "class_name": "A",
-    "test": UNITTEST,
-    "solution_code": "class A: pass",
-}
-KODCODE = {
-    "question": "Count.",
-    "test": PYTEST,
-    "test_info": [{"function_name": "f", "parameter_list": "()"}],
-    "solution": "def f(): return 1",
-}
-MBPP = {
-    "text": "Count.",
-    "code": "def f(): ...",
-    "test_setup_code": "",
-    "test_list": ["assert f()"],
-}
-VERL = {
-    "prompt": [{"role": "user", "content": "Count."}],
-    "reward_model": {"ground_truth": json.dumps({"pytest": PYTEST}), "style": "rule"},
-    "extra_info": {"reference": "def f(): ..."},
-}
-GYM = {"verifier_metadata": {"test": UNITTEST, "entry_point": "f", "code_prompt": "def f():\n"}}
 
 
-@pytest.mark.parametrize(
-    ("row", "case", "prompt", "entry_point", "solution"),
-    [
-        (HUMANEVAL, CHECK, HUMANEVAL["prompt"], "f", "    return sqrt(x)"),
-        (LEETCODE, CHECK, f"import math\n\n{STARTER}", "Solution().f", "class Solution: ..."),
-        (BIGCODEBENCH, UNITTEST, "import os\ndef task_func():\n", "task_func", "    return 1"),
-        (CLASSEVAL, UNITTEST, "import os\nimport re", "A", "class A: pass"),
-        (KODCODE, PYTEST, "", "f", "def f(): return 1"),
-        (
-            {"question": "Count.", "test_cases": ["assert f()"]},
-            "assert f()",
-            "",
-            "",
-            None,
-        ),  # AceCode
-        (MBPP, "assert f()", "", "", "def f(): ..."),
-        (  # SandboxFusion
-            {"content": HUMANEVAL["prompt"], "labels": '{"entry_point": "f"}', "test": CHECK},
-            CHECK,
-            HUMANEVAL["prompt"],
-            "f",
-            None,
-        ),
-        ({"solutions": ["x"], "tests": {"functional": PYTEST}}, PYTEST, "", "", None),  # DeepCoder
-        (VERL, PYTEST, "", "", "def f(): ..."),
-        (GYM, UNITTEST, "def f():\n", "f", None),
-    ],
-)
-def test_rows_with_source_code_as_tests(row, case, prompt, entry_point, solution):
+@pytest.mark.parametrize("each", sample(rows("datasets", "sources")))
+def test_rows_with_source_code_as_tests(each):
     """They are read with the code around the program, as published."""
-    found = read_row(DatasetTests(kind="dataset", dataset="auto", row=row))
+    found = read_row(DatasetTests(kind="dataset", dataset="auto", row=each.pop("row")))
     tests = found.tests
     assert isinstance(tests, AssertTests)
-    assert tests.cases == [case]
-    read = found.solution and found.solution.rstrip("\n")
-    assert (tests.prompt, tests.entry_point, read) == (prompt, entry_point, solution)
+    (case,) = tests.cases
+    read = {"case": case, "prompt": tests.prompt, "entry_point": tests.entry_point}
+    assert {**read, "solution": found.solution and found.solution.rstrip("\n")} == each
 
 
 def test_the_setup_of_mbpp_runs_after_the_program_if_it_needs_that():
@@ -425,64 +352,22 @@ def test_a_decompression_bomb_is_rejected():
     assert watch.seconds < 5
 
 
+#: Besides those in `tests/data/code/datasets.jsonl`.
 INVALID = [
-    ("code_contests", {}, "no tests"),
-    ("code_contests", {"selected_uts": []}, "no tests"),
-    ("code_contests", {"selected_uts": "[]"}, "no tests"),
-    ("code_contests", {"public_tests": {"input": [], "output": []}}, "no tests"),
-    ("code_contests", {"public_tests": {"input": ["1"], "output": []}}, "as many outputs"),
-    ("code_contests", {"public_tests": [1]}, "public_tests"),
-    ("code_contests", {"test": "{"}, "test: not valid JSON"),
     ("code_contests", {"test": "[" * 100_000}, "test: not valid JSON"),
-    ("code_contests", {"test": {"input": 1}}, "must be a list"),
-    ("code_contests", {"test": ["assert f()"]}, "test.0: must have input.stdin"),
-    ("code_contests", {"test": [{"input": {"stdin": 1}, "output": {"stdout": ""}}]}, "stdin"),
     ("code_contests", {"test": PAIRS * 501}, "1002 tests; use the `first` 1000"),
-    ("code_contests", {"test": PAIRS, "labels": "{bad"}, "labels: not valid JSON"),
-    ("code_contests", {"test": PAIRS, "labels": [1]}, "labels: must be an object"),
-    ("code_contests", {"test": PAIRS, "labels": {"programming_language": "cpp"}}, "'cpp'"),
-    ("code_contests", {"test": PAIRS, "time_limit": 0}, "time_limit"),
-    ("code_contests", {"test": PAIRS, "time_limit": "soon"}, "time_limit"),
-    ("code_contests", {"test": PAIRS, "time_limit": True}, "time_limit"),
     ("code_contests", {"test": PAIRS, "time_limit": math.inf}, "time_limit"),
-    ("code_contests", {"test": PAIRS, "time_limit": {"seconds": 10**400}}, "time_limit"),
-    ("code_contests", {"test": PAIRS, "time_limit": "-2"}, "'1000 ms' or '1 minute' (got '-2')"),
-    ("code_contests", {"test": PAIRS, "time_limit": "1e3"}, "time_limit"),
-    ("code_contests", {"test": PAIRS, "time_limit": "2 hours"}, "time_limit"),
     ("code_contests", {"test": PAIRS, "time_limit": "2 seconds" + " " * 10**6}, "time_limit"),
-    ("livecodebench", {}, "no tests"),
-    ("livecodebench", {"test": ""}, "test"),
-    ("livecodebench", {"test": "no base64!"}, "neither JSON nor base64"),
-    ("livecodebench", {"test": "AAAA"}, "zlib"),
     ("livecodebench", {"test": encoded("{}" * 999)[:-4]}, "truncated"),
     ("livecodebench", {"test": encoded("no JSON")}, "test: not valid JSON"),
     ("livecodebench", {"test": encoded("[]")}, "`input_output` is missing"),
-    (
-        "livecodebench",
-        {"test": {"input_output": {**FN, "inputs": ["{"]}}},
-        "input 0: not valid JSON",
-    ),
-    ("livecodebench", {"test": {"input_output": {**FN, "inputs": [7]}}}, "input 0"),
-    ("livecodebench", {"test": {"input_output": {**FN, "outputs": ["NaN"]}}}, "expected"),
-    ("livecodebench", {"test": {"input_output": {**FN, "outputs": []}}}, "as many outputs"),
-    ("livecodebench", {"test": {"input_output": {**FN, "fn_name": "f()"}}}, "fn_name"),
-    ("livecodebench", {"public_test_cases": [1]}, "each test must be an object"),
-    ("livecodebench", {"public_test_cases": [{"testtype": "functional"}]}, "func_name"),
-    ("mbppplus", {}, "no tests"),
-    ("mbppplus", {"test": ""}, "no tests"),
-    ("mbppplus", {"test": "def f(:"}, "not valid Python"),
-    ("mbppplus", {"test_list": [1]}, "cases.0"),
-    ("mbppplus", {"test_list": ["assert 1"], "test_setup_code": 1}, "test_setup_code"),
-    ("auto", {"plus_input": [[1]], "canonical_solution": ""}, "plus_input: EvalPlus computes"),
-    ("auto", {"task_id": "HumanEval/0"}, "its fields: task_id"),
-    ("apps", {}, "no tests"),
-    ("apps", {"input_output": ""}, "no tests"),
-    ("apps", {"input_output": "[]"}, "must be an object"),
-    ("apps", {"input_output": {"inputs": [], "outputs": []}}, "no tests"),
 ]
 
 
-@pytest.mark.parametrize(("dataset", "row", "detail"), INVALID)
+@pytest.mark.parametrize(
+    ("dataset", "row", "detail"),
+    [*(each.values() for each in rows("datasets", "invalid").values()), *INVALID],
+)
 def test_a_row_that_cannot_be_read(dataset: str, row: dict, detail: str):
     with pytest.raises(InvalidRequest, match=r"^tests\.row: ") as caught:
         read(dataset, row)
@@ -537,35 +422,14 @@ def test_a_method_of_livecodebench_may_use_the_imports_of_the_dataset(service: S
     assert verdicts == [("accepted", "service"), ("wrong_answer", "service")]
 
 
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "returned", "passed"),
-    [
-        # Outputs that are all lists of one item: the list, or the item.
-        ([[3], [4]], [[3], [4]], "x", 2),
-        ([[3], [4]], [[3], [4]], "[x]", 2),
-        ([[3], [4]], [[3], [4]], "[[x]]", 0),
-        ([[3], [4]], [[3], [4, 4]], "x", 0),
-        (["3"], ["[3]"], "x", 1),
-        (["3"], ["[3]"], "[x]", 1),
-        # JSON has turned the integer keys of dictionaries into texts.
-        ([["a"]], [[{"1": ["a"]}]], "{1: [x]}", 1),
-        ([["a"]], [[{"1": ["a"]}]], "[{1: [x]}]", 1),
-        ([["a"]], [{"1": ["a"]}], "{1: [x]}", 1),
-        (['"a"'], ['{"1": ["a"]}'], "{1: [x]}", 1),
-        ([["a"]], [{"1": ["a"]}], "{'1': [x]}", 0),
-        ([["a"]], [{"1": 1, "b": 2}], "{'1': 1, 'b': 2}", 1),
-        ([["a"]], [{"a": {"1": 2}}], "{'a': {'1': 2}}", 1),
-        ([[{"1": 5}]], [5], "x[1]", 1),
-        (['{"-1": {"2": 5}}'], ["5"], "x[-1]['2']", 1),
-        ([[{"1": 5, "b": 6}]], [11], "x['1'] + x['b']", 1),
-        ([[{}]], [{}], "x", 1),
-    ],
-)
-def test_values_of_apps(service: Service, inputs, outputs, returned, passed):
-    io = {"fn_name": "f", "inputs": inputs, "outputs": outputs}
+@pytest.mark.parametrize("each", sample(rows("datasets", "values of apps")))
+def test_values_of_apps(service: Service, each):
+    """A list of one item may be the item; and JSON has turned keys that are integers into texts."""
+    io = {"fn_name": "f", "inputs": each["inputs"], "outputs": each["outputs"]}
+    program = f"def f(x):\n    return {each['returned']}"
     for row in (io, {"input_output": json.dumps(io)}):
-        score = service.score(f"def f(x):\n    return {returned}", dataset("auto", row))
-        assert score["score"] == passed / len(inputs), score["verdicts"]
+        score = service.score(program, dataset("auto", row))
+        assert score["score"] == each["passed"] / len(io["inputs"]), score["verdicts"]
 
 
 def test_keys_of_livecodebench_stay_texts(service: Service):

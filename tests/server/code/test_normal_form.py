@@ -3,12 +3,8 @@
 import ast
 import builtins
 import contextlib
-import copy
-import dis
-import inspect
 import io
 import json
-import keyword
 import random
 import re
 import runpy
@@ -20,10 +16,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import pytest
@@ -31,9 +24,7 @@ import pytest
 from rewardfleet_server.code.normal_form import LARGEST, allowed, normal_form
 
 from ...measure import CpuStopwatch
-
-#: Before any program has run here: some of them add a name, e.g. `_`.
-BUILT_IN = frozenset(dir(builtins))
+from .fuzz_normal_form import programs
 
 DATA = Path(__file__).parents[2] / "data" / "normal_form"
 
@@ -236,280 +227,13 @@ def test_the_modules_have_the_attributes_that_are_allowed(path: str):
     assert not missing - {"UTC"}
 
 
-# Mutants: programs with one word changed, or one variable renamed. CPython's bytecode is the oracle
-# that says whether they may behave differently.
-
-
-class Bytecode:
-    """The bytecode of a program, without the names that a key may omit.
-
-    The instructions of all code objects, nested in the order in which they are loaded. Variables of
-    functions are numbered in the order of their first use, because their indices in the bytecode
-    depend on their names (cells are sorted). Omitted are caches, cells, line tables and the names
-    of code objects. Included are the names of attributes, globals (for `stdin`, except those that
-    the module binds) and keywords; constants with their types; and, for `unit`, the names of
-    parameters that a test may use. Hints are removed, except in classes, as a key may omit them.
-    """
-
-    SILENT = frozenset({"CACHE", "EXTENDED_ARG", "LOAD_CLOSURE", "MAKE_CELL", "NOP"})
-
-    def __init__(self, source: str, level: str) -> None:
-        tree = ast.parse(source)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.arg):
-                node.annotation = None
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                node.returns = None
-        tree.body = [
-            ast.copy_location(ast.Assign([node.target], node.value), node)
-            if isinstance(node, ast.AnnAssign) and node.value
-            else node
-            for node in tree.body
-        ]
-        code = compile(tree, "program", "exec", dont_inherit=True)
-        self.level = level
-        self.numbers: dict[Any, int] = {}
-        self.renamed: set[str] = set()
-        if level == "stdin":
-            self.renamed = {
-                name for name in stored(code) if name not in BUILT_IN and not name.startswith("__")
-            }
-        self.lines = list(self.read(code, {}, public=True))
-
-    def number(self, variable: Any) -> str:
-        return f"${self.numbers.setdefault(variable, len(self.numbers))}"
-
-    def read(self, code: CodeType, around: dict[str, Any], *, public: bool) -> Iterator[Any]:
-        variables: dict[str, Any] = {
-            name: (code, name) for name in code.co_varnames + code.co_cellvars
-        }
-        variables |= {name: around[name] for name in code.co_freevars if name in around}
-        named = code.co_argcount + code.co_kwonlyargcount
-        stars = bool(code.co_flags & inspect.CO_VARARGS) + bool(
-            code.co_flags & inspect.CO_VARKEYWORDS
-        )
-        yield (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
-        yield code.co_flags & ~inspect.CO_NESTED
-        yield [self.number(variables[name]) for name in code.co_varnames[: named + stars]]
-        if public and self.level == "unit":
-            yield code.co_varnames[code.co_posonlyargcount : named]
-        instructions = list(dis.get_instructions(code))
-        indices, index = {}, 0
-        for step in instructions:
-            indices[step.offset] = index
-            index += step.opname not in self.SILENT
-        for step in instructions:
-            if step.opname in self.SILENT:
-                continue
-            yield step.opname
-            if isinstance(step.argval, CodeType):
-                of_module = not code.co_flags & inspect.CO_OPTIMIZED  # or of a class
-                private = re.match(r"_(?!_)", step.argval.co_name)
-                yield from self.read(step.argval, variables, public=of_module and not private)
-            elif step.opname == "KW_NAMES":  # dis does not resolve it
-                yield code.co_consts[step.arg or 0]
-            elif step.opcode in dis.hasconst:
-                yield constant(step.argval)
-            elif step.opcode in dis.haslocal or step.opcode in dis.hasfree:
-                yield self.number(variables.get(step.argval, step.argval))
-            elif step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
-                yield indices[step.argval]
-            elif step.opcode in dis.hasname:
-                yield from self.name(step, code)
-            else:
-                yield step.arg
-
-    def name(self, step: dis.Instruction, code: CodeType) -> Iterator[Any]:
-        in_module = code.co_name == "<module>" and step.opname.endswith("_NAME")
-        in_module &= not step.opname.startswith("IMPORT")
-        is_global = step.opname.endswith("_GLOBAL") or step.opname == "LOAD_NAME" or in_module
-        yield self.number(step.argval) if is_global and step.argval in self.renamed else step.argval
-        if step.opname == "LOAD_GLOBAL":
-            yield (step.arg or 0) & 1
-
-
-def stored(code: CodeType) -> Iterator[str]:
-    """Yield the names that the module binds."""
-    for step in dis.get_instructions(code):
-        where = "_NAME" if code.co_name == "<module>" else "_GLOBAL"
-        if step.opname in ("STORE" + where, "DELETE" + where, "STORE_GLOBAL", "DELETE_GLOBAL"):
-            yield step.argval
-        if isinstance(step.argval, CodeType):
-            yield from stored(step.argval)
-
-
-def constant(value: object) -> Any:
-    """Return a constant with its type, so that 1, 1.0 and True differ. Sets are sorted."""
-    if isinstance(value, frozenset):
-        return sorted(map(repr, value))
-    return type(value).__name__, repr(value)
-
-
-def bytecode(source: str, level: str) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            compile(source, "program", "exec", dont_inherit=True)
-            return Bytecode(source, level).lines
-        except (SyntaxError, ValueError):
-            return "not a program"
-
-
-#: Modules of the standard library that compute, as solutions do.
-COMPUTING = allowed.words("""
-    _pydatetime _pydecimal _strptime base64 bisect calendar colorsys copy csv datetime decimal
-    difflib fnmatch fractions graphlib heapq html.parser ipaddress json.decoder json.encoder
-    posixpath pprint quopri random sched shlex statistics string stringprep textwrap uuid wave
-""")
-
-#: Modules of the standard library that use reflection, or the system.
-REFLECTING = allowed.words("""
-    argparse ast bdb cmd code codeop collections configparser contextlib dataclasses enum fileinput
-    functools gettext getopt gzip imaplib keyword linecache locale mailbox netrc operator optparse
-    pathlib pickletools plistlib rlcompleter shelve smtplib socketserver tabnanny tarfile timeit
-    tokenize trace types typing unittest.mock weakref zipfile
-""")
-
-
-@cache
-def programs(*, reflecting: bool = False) -> list[ast.Module]:
-    """Return real programs: the functions and classes of these modules; and those of the pairs."""
-    found = []
-    for name in sorted(COMPUTING | REFLECTING if reflecting else COMPUTING):
-        try:
-            text = inspect.getsource(import_module(name))
-        except ImportError:
-            continue  # another version of Python
-        found += [
-            ast.unparse(node)
-            for node in ast.parse(text).body
-            if isinstance(node, ast.FunctionDef | ast.ClassDef)
-        ]
-    if reflecting:
-        found += [source for pair in PAIRS for source in pair.sources]
-    small = [source for source in found if len(source) < 6_000]
-    return [ast.parse(source) for source in small if bytecode(source, "unit") != "not a program"]
-
-
-WORDS = ("id", "arg", "name", "attr", "asname", "rest")
-
-
-def words_of(tree: ast.AST) -> list[tuple[ast.AST, str]]:
-    """Return all names in a program, except those in hints, as node and field."""
-    hints: set[ast.AST] = set()
-    for node in ast.walk(tree):
-        for field in ("annotation", "returns"):
-            hint = getattr(node, field, None)
-            hints.update(ast.walk(hint) if hint else ())
-    return [
-        (node, field)
-        for node in ast.walk(tree)
-        for field in WORDS
-        if node not in hints
-        and isinstance(getattr(node, field, None), str)
-        and not (isinstance(node, ast.alias) and field == "name")
-    ]
-
-
-def mutant(program: ast.Module, chance: random.Random) -> str:
-    """Return the program with one name changed: to another of its names, or to a common one."""
-    tree = copy.deepcopy(program)
-    words = words_of(tree)
-    if words:
-        node, field = chance.choice(words)
-        known = sorted({getattr(*word) for word in words})
-        common = ["fresh", "x", "i", "_", "len", "sum", "result", "self", "__x"]
-        setattr(node, field, chance.choice(known if chance.random() < 0.75 else common))
-    return ast.unparse(tree)
-
-
-def check_mutants(count: int, seed: int) -> None:
-    """Check that a mutant with other bytecode than its program has another key."""
-    chance, done = random.Random(seed), 0
-    while done < count:
-        program = chance.choice(programs(reflecting=True))
-        level: Any = chance.choice(["unit", "unit", "stdin"])
-        source, changed = ast.unparse(program), mutant(program, chance)
-        if normal_form(source, level=level) == normal_form(changed, level=level):
-            assert bytecode(source, level) == bytecode(changed, level), (level, source, changed)
-            done += source != changed and bytecode(source, level) != bytecode(changed, level)
-        else:
-            done += bytecode(source, level) != bytecode(changed, level)
-
-
-@pytest.mark.slow
-def test_mutants_with_other_bytecode_have_other_keys():
-    check_mutants(50, seed=1)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(300)
-def test_5000_mutants_with_other_bytecode_have_other_keys():
-    check_mutants(5_000, seed=2)
-
-
-SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-SCOPES += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-
-
-def renamed(program: ast.Module, chance: random.Random) -> str | None:
-    """Return the program with one local variable renamed; None if it has no local variable."""
-    tree = copy.deepcopy(program)
-    locals_ = []
-    for scope in ast.walk(tree):
-        if isinstance(scope, SCOPES):
-            args = getattr(scope, "args", None)
-            given = (
-                {node.arg for node in ast.walk(args) if isinstance(node, ast.arg)} if args else ()
-            )
-            locals_ += [
-                (scope, node.id)
-                for node in ast.walk(scope)
-                if isinstance(node, ast.Name)
-                and isinstance(node.ctx, ast.Store)
-                and node.id not in given
-            ]
-    if not locals_:
-        return None
-    scope, name = chance.choice(locals_)
-    for node in ast.walk(scope):
-        for field in WORDS:
-            outside = node is scope or isinstance(node, ast.keyword) or field == "attr"
-            if not outside and getattr(node, field, None) == name:
-                setattr(node, field, "fresh")
-        if isinstance(node, ast.Global | ast.Nonlocal):
-            node.names = ["fresh" if word == name else word for word in node.names]
-    return ast.unparse(tree)
-
-
-@pytest.mark.slow
-def test_renamed_locals_share_the_key():
-    """At least 97% of the renamings that do not change the bytecode keep the key.
-
-    Of the parts of modules that have a form: others use what their module imports. For complete
-    programs, see test_normal_form_fuzz.py.
-    """
-    chance = random.Random(3)
-    total = shared = 0
-    parts = [part for part in programs() if kind(ast.unparse(part)) == "form"]
-    assert len(parts) > 200
-    while total < 150:
-        program = chance.choice(parts)
-        source, changed = ast.unparse(program), renamed(program, chance)
-        if changed is not None and bytecode(source, "unit") == bytecode(changed, "unit"):
-            total += 1
-            shared += normal_form(source, level="unit") == normal_form(changed, level="unit")
-    assert shared >= 0.97 * total
-
-
 @pytest.mark.serial
 @pytest.mark.slow
 def test_a_key_costs_less_than_twice_a_parse_and_unparse():
     """As a ratio of medians, measured in turns."""
     chance = random.Random(4)
     key_seconds, parse_seconds = [], []
-    for program in chance.sample(programs(reflecting=True), 40):
-        source = ast.unparse(program)
+    for source in chance.sample(programs(), 40):
         times: tuple[list[float], list[float]] = ([], [])
         for _ in range(3):
             started = time.thread_time()
@@ -521,17 +245,3 @@ def test_a_key_costs_less_than_twice_a_parse_and_unparse():
         key_seconds.append(min(times[0]))
         parse_seconds.append(min(times[1]))
     assert statistics.median(key_seconds) < 2 * statistics.median(parse_seconds)
-
-
-def test_the_oracle_omits_the_names_of_locals_only():
-    source = "def f(a):\n    b = a\n    def g(): return b\n    return g()"
-    same = "def f(a):\n    z = a\n    def h(): return z\n    return h()"
-    other = "def f(a):\n    b = a\n    def g(): return a\n    return g()"
-    public = source.replace("a", "c")
-    assert bytecode(source, "unit") == bytecode(same, "unit") != bytecode(other, "unit")
-    assert bytecode(source, "unit") != bytecode(public, "unit")
-    assert bytecode("x = 1", "unit") != bytecode("y = 1", "unit")
-    assert bytecode("x = 1", "stdin") == bytecode("y = 1", "stdin") != bytecode("x = 1.0", "stdin")
-    assert bytecode("f(a=1)", "unit") != bytecode("f(b=1)", "unit")
-    assert bytecode("def f(a, a): 1", "unit") == "not a program"
-    assert not keyword.iskeyword("fresh")
