@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -22,7 +23,7 @@ from .conftest import Service, asserts, functional, served_code, stdio
 
 pytestmark = pytest.mark.slow
 
-TESTS = stdio(("", "never printed by a policy"))
+TESTS, ONE = stdio(("", "never printed by a policy")), stdio(("", "1"))
 JUDGED = "Overall judgment: Correct"
 
 #: Texts without a program.
@@ -71,23 +72,26 @@ def json_of(response: httpx.Response) -> dict:
     return response.json()
 
 
-def with_fleet(service: Service, call: Callable[[RewardFleet], Awaitable]) -> dict:
-    async def score() -> dict:
-        async with RewardFleet(code=str(service.client.base_url)) as fleet:
-            return (await call(fleet)).model_dump(mode="json")
+def with_fleet(
+    service: Service, call: Callable[[RewardFleet], Awaitable[Any]], **options: Any
+) -> Any:
+    async def score() -> Any:
+        async with RewardFleet(code=str(service.client.base_url), **options) as fleet:
+            return await call(fleet)
 
     return asyncio.run(score())
 
 
 def by_client(service: Service, text: str) -> dict:
-    return with_fleet(service, lambda fleet: fleet.code.score(text, TESTS))
+    score = with_fleet(service, lambda fleet: fleet.code.score(text, TESTS))
+    return score.model_dump(mode="json")
 
 
 def by_client_batch(service: Service, text: str) -> dict:
-    async def first(fleet: RewardFleet):
-        return (await fleet.code.score_batch([code_request(text, TESTS)] * 2))[1]
-
-    return with_fleet(service, first)
+    items = [code_request(text, TESTS)] * 2
+    return with_fleet(service, lambda fleet: fleet.code.score_batch(items))[1].model_dump(
+        mode="json"
+    )
 
 
 SENDERS = [by_json, by_json_batch, by_client, by_client_batch]
@@ -151,23 +155,14 @@ def test_adapters_judge_it(service: Service, text: str):
     assert (result["score"], result["reward/critique_valid"]) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("critique", NO_PROGRAM.values(), ids=NO_PROGRAM)
-def test_a_critique_without_a_judgment_scores_0_whatever_it_contains(
-    service: Service, critique: str
-):
-    item = {"revision": "print(1)", "tests": stdio(("", "1")), "critique": critique}
-    score = json_of(service.client.post("/score", **body(item)))
+@pytest.mark.parametrize("text", NO_PROGRAM.values(), ids=NO_PROGRAM)
+def test_it_is_no_critique_and_no_original_program_that_passes(service: Service, text: str):
+    item = {"revision": "print(1)", "tests": ONE}
+    score = json_of(service.client.post("/score", **body({**item, "critique": text})))
     assert (score["score"], score["critique_valid"]) == (0.0, False)
-
-
-def test_an_original_program_that_is_no_program_fails(service: Service):
-    for original in NO_PROGRAM.values():
-        item = {"revision": "print(1)", "tests": stdio(("", "1")), "critique": JUDGED}
-        score = json_of(
-            service.client.post("/score", **body({**item, "original_program": original}))
-        )
-        assert score["score"] == 1.0
-        assert score["components"]["judgment_correct"] == 0.0
+    item |= {"critique": JUDGED, "original_program": text}
+    score = json_of(service.client.post("/score", **body(item)))
+    assert (score["score"], score["components"]["judgment_correct"]) == (1.0, 0.0)
 
 
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=200) | st.text(
@@ -194,19 +189,22 @@ def long_text(megabytes: int) -> str:
     return "print(1)\n#" + "x" * (megabytes << 20)
 
 
+def rewards(service: Service, texts: list[str], tests: dict = ONE, **options: Any) -> list[float]:
+    """Return the rewards of texts, each alone, then those of all as a batch."""
+
+    async def both(fleet: RewardFleet) -> list[float]:
+        singles = await asyncio.gather(*(fleet.code.reward(text, tests) for text in texts))
+        return [*singles, *await fleet.code.rewards([code_request(text, tests) for text in texts])]
+
+    return with_fleet(service, both, **options)
+
+
 def test_a_text_beyond_the_body_limit_scores_0_and_is_not_sent():
     sandbox = FakeSandbox()
     with served_code(sandbox=sandbox, max_body_mb=1) as service:
-        url = str(service.client.base_url)
-        items = [code_request(text, TESTS) for text in ("print(1)", long_text(100), "print(2)")]
-
-        async def rewards() -> list[float]:
-            async with RewardFleet(code=url, on_failure="raise") as fleet:
-                single = await fleet.code.reward(long_text(70), TESTS)
-                return [single, *await fleet.code.rewards(items)]
-
-        assert asyncio.run(rewards()) == [0.0] * 4
-        assert len(sandbox.jobs) == 2
+        texts = ["print(1)", long_text(70), "print(2)"]
+        assert rewards(service, texts, TESTS, on_failure="raise") == [0.0] * 6
+    assert {job.program for job in sandbox.jobs} == {"print(1)", "print(2)"}
 
 
 @pytest.mark.parametrize("coalesce_s", [0, 0.05])
@@ -214,41 +212,21 @@ def test_a_text_that_the_service_refuses_as_too_large_scores_0(coalesce_s: float
     """Within the limit of characters, and beyond that of this service's bodies."""
     text = "print(1)\n#" + "\x01" * 900_000  # six bytes each
     with served_code(sandbox=FakeSandbox(RunResult(stdout=b"1")), max_body_mb=2) as service:
-
-        async def rewards() -> list[float]:
-            url = str(service.client.base_url)
-            async with RewardFleet(code=url, coalesce_s=coalesce_s) as fleet:
-                tests = stdio(("", "1"))
-                singles = (fleet.code.reward(each, tests) for each in ("1", text, "2", text))
-                batch = [code_request(each, tests) for each in ("1", text, "2", text, "3")]
-                return [*await asyncio.gather(*singles), *await fleet.code.rewards(batch)]
-
-        assert asyncio.run(rewards()) == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0]
+        found = rewards(service, ["1", text, "2", text, "3"], coalesce_s=coalesce_s)
+    assert found == [1.0, 0.0, 1.0, 0.0, 1.0] * 2
 
 
 def test_a_text_that_does_not_fit_next_to_its_tests_scores_0():
     """Without it, the tests fit. So it is the text that made the request too large."""
+    tests = stdio(("", "x" * 600_000))
     with served_code(sandbox=FakeSandbox(), max_body_mb=1) as service:
-
-        async def rewards() -> list[float]:
-            async with RewardFleet(code=str(service.client.base_url)) as fleet:
-                tests = stdio(("", "x" * 600_000))
-                single = await fleet.code.reward("print(1)#" + "x" * 500_000, tests)
-                return [single, *await fleet.code.rewards([code_request("#" * 500_000, tests)] * 2)]
-
-        assert asyncio.run(rewards()) == [0.0] * 3
+        assert rewards(service, ["print(1)#" + "x" * 500_000] * 2, tests) == [0.0] * 4
 
 
 def test_many_small_items_beyond_the_body_limit_are_sent_in_smaller_batches():
+    texts = [f"{number}\n#" + "x" * 100_000 for number in range(40)]
     with served_code(sandbox=FakeSandbox(RunResult(stdout=b"1")), max_body_mb=1) as service:
-
-        async def rewards() -> list[float]:
-            async with RewardFleet(code=str(service.client.base_url)) as fleet:
-                tests = stdio(("", "1"))
-                texts = [f"{number}\n#" + "x" * 100_000 for number in range(40)]
-                return await fleet.code.rewards([code_request(text, tests) for text in texts])
-
-        assert asyncio.run(rewards()) == [1.0] * 40
+        assert rewards(service, texts) == [1.0] * 80
 
 
 def test_programs_with_large_tables_fit_into_one_batch(service: Service):
@@ -274,36 +252,32 @@ def test_what_the_caller_wrote_always_raises(service: Service, on_failure: float
         {"tests": stdio(("\ud800", "1"))},
     ]
 
-    async def score() -> None:
-        async with RewardFleet(code=url, on_failure=on_failure) as fleet:
-            for fields in wrong:
-                with pytest.raises(InvalidRequest):
-                    await fleet.code.reward("print(1)", **fields)
-            item = code_request("print(1)", asserts("assert f("))
-            with pytest.raises(InvalidRequest, match="not valid Python"):
-                await fleet.code.rewards([code_request("print(1)", TESTS), item])
+    async def score(fleet: RewardFleet) -> None:
+        for fields in wrong:
+            with pytest.raises(InvalidRequest):
+                await fleet.code.reward("print(1)", **fields)
+        item = code_request("print(1)", asserts("assert f("))
+        with pytest.raises(InvalidRequest, match="not valid Python"):
+            await fleet.code.rewards([code_request("print(1)", TESTS), item])
 
-    asyncio.run(score())
+    with_fleet(service, score, on_failure=on_failure)
     for fields in wrong:
+        given = {"url": url, "on_failure": on_failure}
         with pytest.raises(InvalidRequest):
-            compute_score(
-                "x", "print(1)", fields["tests"], {**fields}, url=url, on_failure=on_failure
-            )
+            compute_score("x", "print(1)", fields["tests"], {**fields}, **given)
 
 
 def test_tests_beyond_the_body_limit_always_raise():
+    item = code_request("print(1)", stdio(("", "x" * (2 << 20))))
+
+    async def score(fleet: RewardFleet) -> None:
+        with pytest.raises(TooLarge):
+            await fleet.code.reward(item.revision, item.tests)
+        with pytest.raises(TooLarge):
+            await fleet.code.rewards([item] * 2)
+
     with served_code(sandbox=FakeSandbox(), max_body_mb=1) as service:
-
-        async def score() -> None:
-            url = str(service.client.base_url)
-            async with RewardFleet(code=url, on_failure=math.nan) as fleet:
-                large = stdio(("", "x" * (2 << 20)))
-                with pytest.raises(TooLarge):
-                    await fleet.code.reward("print(1)", large)
-                with pytest.raises(TooLarge):
-                    await fleet.code.rewards([code_request("print(1)", large)] * 2)
-
-        asyncio.run(score())
+        with_fleet(service, score, on_failure=math.nan)
 
 
 def test_a_lone_surrogate_that_the_caller_wrote_is_invalid(service: Service):

@@ -1,11 +1,8 @@
 """SandboxFusion's wire format, as its published client and verl use it, over real HTTP."""
 
 import asyncio
-import base64
 import json
 import os
-import pickle
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +19,7 @@ from ..http.test_requests import metric
 from ..test_engine import item_metrics, wait_for_audits
 from ..video.test_bad_input import check_problem
 from .conftest import HeldSandbox, Service, served_code
+from .test_datasets import encoded
 
 pytestmark = pytest.mark.slow
 
@@ -263,27 +261,6 @@ def test_a_test_that_was_skipped_for_lack_of_time_has_not_passed():
 
 
 @pytest.mark.parametrize(
-    ("printed", "expected", "accepted"),
-    [
-        ("Yes", "YES", True),
-        ("0.3333333", "0.33333331", True),
-        ("0.334", "0.333", False),
-        ("1e-3", "0.001", True),
-        ("1000000007", "1000000000", False),
-        ("007", "7", True),
-        ("-0", "0", True),
-        ("-7", "7", False),
-        ("3.0", "3", True),
-        ("a  b\n\nc\n", "a b\nc", True),
-        ("a", "a b", False),
-    ],
-)
-def test_how_outputs_are_compared(service: Service, printed: str, expected: str, accepted: bool):
-    result = submit(service, f"print({printed!r})", oj(("", expected)), "CommonOJ")
-    assert result.accepted is accepted
-
-
-@pytest.mark.parametrize(
     "completion", ["", "I cannot.", "```python\n```", "import os\nos._exit(0)"]
 )
 def test_a_completion_without_a_solution_is_rejected(service: Service, completion: str):
@@ -301,25 +278,12 @@ class Solution:
 CALLS = lcb(["[1, 2]\n3", "[]\n0"], ["6", "0"], "add")
 
 
-def encoded(value: object, protocol: int = 4) -> str:
-    return base64.b64encode(zlib.compress(pickle.dumps(value, protocol))).decode()
-
-
-@pytest.mark.parametrize(
-    "test",
-    [
-        CALLS,
-        json.dumps(CALLS),
-        encoded(CALLS),
-        encoded(CALLS, 2),
-        encoded(json.dumps(CALLS)),
-    ],
-    ids=["object", "json", "pickle", "old pickle", "pickled json"],
-)
-def test_the_encodings_of_livecodebench(service: Service, test: object):
-    result = submit(service, SOLUTION, test, "LiveCodeBenchDataset", language=None)
-    assert (result.accepted, passed(result)) == (True, [True])
-    assert result.extracted_code == SOLUTION
+def test_the_encodings_of_livecodebench(service: Service):
+    text = json.dumps(CALLS)
+    for test in (CALLS, text, encoded(CALLS), encoded(CALLS, 2), encoded(text)):
+        result = submit(service, SOLUTION, test, "LiveCodeBenchDataset", language=None)
+        assert (result.accepted, passed(result)) == (True, [True]), test
+        assert result.extracted_code == SOLUTION
 
 
 def test_livecodebench_has_one_entry_for_all_tests(service: Service):
@@ -350,13 +314,6 @@ async def test_concurrent_submissions_of_the_async_client(service: Service):
     url = str(service.client.base_url)
     results = await asyncio.gather(*(sf.submit_async(request, endpoint=url) for _ in range(10)))
     assert all(result.accepted and result.id == "a" for result in results)
-
-
-def test_submissions_are_counted_as_results(service: Service):
-    line = 'rewardfleet_results_total{backend="jail",service="code",status="ok"}'
-    before = metric(service.client, line)
-    submit(service, ADD, oj(("1 2", "3")), "CommonOJ")
-    assert metric(service.client, line) == before + 1
 
 
 # Requests that are rejected
@@ -412,19 +369,7 @@ LCB = {"dataset_type": "LiveCodeBenchDataset"}
         ({"provided_data": {"test": [{"input": {"in.txt": ""}, "output": {}}]}}, "in.txt"),
         ({"run_timeout": 1000}, "run_timeout: this service allows at most 60 s"),
         ({**LCB, "provided_data": {"test": None}}, "no tests"),
-        ({**LCB, "provided_data": {"test": "!"}}, "neither JSON nor base64"),
-        ({**LCB, "provided_data": {"test": {"input_output": "{}"}}}, "no tests"),
-        ({**LCB, "provided_data": {"test": lcb([], [])}}, "no tests"),
-        ({**LCB, "provided_data": {"test": lcb(["1"], [])}}, "as many outputs"),
-        ({**LCB, "provided_data": {"test": lcb(["x"], ["1"], "f")}}, "input 0: not valid JSON"),
-        ({**LCB, "provided_data": {"test": lcb(["1"], ["1"], "f; g")}}, "fn_name"),
         ({**LCB, "provided_data": {"test": encoded(_Evil())}}, "not exactly one string"),
-        (
-            {**LCB, "provided_data": {"test": encoded({"input_output": 1})}},
-            "not exactly one string",
-        ),
-        ({**LCB, "provided_data": {"test": encoded("[" * 10**6)}}, "not valid JSON"),
-        ({**LCB, "provided_data": {"test": encoded(CALLS)[:-8]}}, "truncated"),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -432,13 +377,6 @@ def test_invalid_submissions_are_rejected(service: Service, fields: dict[str, An
     body = {"dataset": "any", "id": 1, "completion": ADD, "config": {**CONFIG, **fields}}
     check_problem(service.client.post("/submit", json=body), "invalid", detail)
     assert not os.path.exists("/tmp/rewardfleet-was-here")
-
-
-def test_a_decompression_bomb_is_rejected(service: Service):
-    bomb = base64.b64encode(zlib.compress(b"\0" * (200 << 20))).decode()
-    config = {**LCB, "provided_data": {"test": bomb}}
-    body = {"dataset": "any", "id": 1, "completion": ADD, "config": config}
-    check_problem(service.client.post("/submit", json=body), "invalid", "larger than 32 MiB")
 
 
 # Request handling
