@@ -25,10 +25,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import files
+from pathlib import Path
 from typing import Any, Self, TypeGuard
 
 from rewardfleet_server.code.normal_form import normal_form
 
+DATA = Path(__file__).parents[2] / "data" / "normal_form"
 #: Seconds of CPU time of one program.
 CPU_S = 5
 
@@ -330,54 +332,7 @@ def reorder(tree: ast.Module, chance: random.Random) -> ast.Module:
 
 
 #: Statements that may show names (`NAME`, `FUNCTION`) or lines. They are added to both programs.
-LOOKS = (
-    "print(FUNCTION)",
-    "print(FUNCTION.__name__)",
-    "print([FUNCTION])",
-    "print(str(FUNCTION)[:30])",
-    "print(f'{FUNCTION!r:.30}')",
-    "print('%r' % FUNCTION)",
-    "print('{0.__name__}'.format(FUNCTION))",
-    "print(sorted(globals()))",
-    "print('NAME' in globals())",
-    "print(eval('NAME'))",
-    "print(FUNCTION.__code__.co_varnames)",
-    "print(FUNCTION.__code__.co_firstlineno)",
-    "print(getattr(FUNCTION, '__na' + 'me__'))",
-    "import sys\nprint(sys._getframe().f_lineno)",
-    "import warnings\nwith warnings.catch_warnings(record=True) as w:\n"
-    "    warnings.simplefilter('always')\n    warnings.warn('x')\nprint(w[0].lineno)",
-    "try:\n    FUNCTION(1, 2, 3, 4, 5, 6, 7, 8)\nexcept TypeError as error:\n    print(error)",
-    "try:\n    FUNCTION(1, 2, 3, 4, 5, 6, 7, 8)\nexcept Exception as error:\n    print(error.args)",
-    "try:\n    missing\nexcept NameError as error:\n    print(error.__traceback__.tb_lineno)",
-    "def look():\n    NAME = 1\n    return locals()\nprint(look())",
-    "def look():\n    try:\n        return NAME\n    except NameError as error:\n"
-    "        return str(error)\n    NAME = 1\nprint(look())",
-    "def look(NAME):\n    return NAME\nprint(look(NAME=1))",
-    "def look(NAME):\n    return NAME\nprint(look(**{'NAME': 1}))",
-    "class Look:\n    NAME = 1\n    def get(self):\n        return NAME\n"
-    "try:\n    print(Look().get())\nexcept NameError:\n    print('none')",
-    "class Look:\n    NAME += 1\nprint(Look.NAME)",
-    "def look():\n    NAME: int\n    global NAME\nprint(1)",
-    "def look():\n    y: NAME = 1\n    global NAME\nprint(1)",
-    "def look(x: print(FUNCTION.__name__)): pass",
-    "x: print([FUNCTION]) = 1",
-    "def look() -> (it := FUNCTION): pass\nprint(it)",
-    "def look():\n    def NAME():\n        yield\n    return NAME()\nprint(look())",
-    "def look():\n    return (NAME for NAME in [1])\nprint(look())",
-    "def look():\n    class NAME:\n        pass\n    return NAME()\nprint(look())",
-    "def look():\n    NAME = lambda: 1\n    return NAME\nprint(look())",
-    "import inspect\nprint(inspect.signature(FUNCTION))",
-    "import logging, sys\nlogging.basicConfig(stream=sys.stdout, format='%(lineno)d')\n"
-    "logging.warning('x')",
-    "import threading\nprint(threading.Thread(target=FUNCTION).name)",
-    "import functools\nprint(functools.partial(FUNCTION, 1))",
-    "class Look:\n    def __init__(self, n): self.n = n\n    def __del__(self): print(self.n)\n"
-    "def look():\n    NAME, b = Look(1), Look(2)\n    return lambda: (NAME, b)\nlook()",
-    "print([NAME for NAME in range(3)], max([1, 2], key=lambda NAME: -NAME))",
-    "import json\nclass Look:\n    def __init__(self, NAME=1, **_): self.n = NAME\n"
-    "    def encode(self, o): return repr(self.n)\nprint(json.dumps([1], cls=Look))",
-)
+LOOKS = (DATA / "looks.txt").read_text().rstrip("\n").split("\n####\n")
 
 
 def look(tree: ast.Module, chance: random.Random) -> tuple[ast.Module, str]:
