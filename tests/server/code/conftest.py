@@ -92,6 +92,18 @@ class Service:
         return self.score(revision, tests, **fields)["verdicts"][0]["verdict"]
 
 
+#: Programs and tests that have the same verdicts in each sandbox.
+VERDICTS = rows("verdicts")
+
+
+def check_verdicts(service: Service, row: dict[str, Any]) -> None:
+    options = {name: row[name] for name in ("limits", "mode") if name in row}
+    score = service.score(row["program"], row["tests"], **options)
+    assert [each["verdict"] for each in score["verdicts"]] == row["verdicts"], score
+    assert score["score"] == row.get("score", score["score"])
+    assert row.get("stderr", "") in score["verdicts"][0]["stderr"]
+
+
 def stdio(*cases: tuple[str, str], **fields: object) -> dict[str, object]:
     items = [{"stdin": stdin, "stdout": stdout} for stdin, stdout in cases]
     return {"kind": "stdio", "cases": items, **fields}

@@ -347,17 +347,6 @@ def redis_url(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> str
     return redis_server.url
 
 
-def test_replicas_share_verdicts_through_redis(redis_url: str):
-    one, two = FakeSandbox(), FakeSandbox()
-    with (
-        served_code(sandbox=one, cache_mb=16, cache=redis_url) as first,
-        served_code(sandbox=two, cache_mb=16, cache=redis_url) as second,
-    ):
-        assert not first.score("print(1)", stdio(("1", "1")))["cached"]
-        assert second.score("print( 1 )", stdio(("1", "1")))["cached"]
-    assert len(one.jobs) == 1 and not two.jobs
-
-
 @pytest.mark.slow
 async def test_redis_deletes_expired_entries(redis_url: str):
     cache = RedisCache(redis_url, memory=MemoryCache(0))
@@ -377,15 +366,6 @@ async def test_redis_deletes_expired_entries(redis_url: str):
             await asyncio.sleep(0.02)
     await cache.aclose()
     await other.aclose()
-
-
-async def test_redis_answers_more_commands_at_once_than_it_has_connections(redis_url: str):
-    cache = RedisCache(redis_url, memory=MemoryCache(0))
-    keys = [f"many-{number}" for number in range(100)]  # of 64 connections
-    await asyncio.gather(*(cache.put(key, b"value") for key in keys))
-    found = await asyncio.gather(*(cached_value(cache, key) for key in keys))
-    assert found == [b"value"] * 100
-    await cache.aclose()
 
 
 @pytest.mark.slow

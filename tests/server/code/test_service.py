@@ -40,10 +40,12 @@ from .conftest import (
     LEVELS,
     LIMITS,
     SHORT_LIMITS,
+    VERDICTS,
     Service,
     asserts,
-    functional,
+    check_verdicts,
     programs,
+    sample,
     served_code,
     stdio,
 )
@@ -75,44 +77,10 @@ def test_a_score_is_the_share_of_tests_passed(service: Service):
     assert score["provenance"]["isolation"] == score["isolation"] == "bubblewrap"
 
 
-def test_all_pass_stops_at_the_first_failure(service: Service):
-    tests = stdio(("1", "1"), ("2", "x"), ("3", "3"))
-    score = service.score("print(input())", tests, mode="all_pass")
-    assert score["score"] == 0.0
-    assert verdicts(score) == ["accepted", "wrong_answer", "skipped"]
-    assert service.score("print(input())", stdio(("1", "1")), mode="all_pass")["score"] == 1.0
-
-
-def test_asserts_of_a_single_run_run_the_program_once(service: Service):
-    program = "import time\nprint('once')\ncount = 0\ndef f():\n  global count\n  count += 1\n"
-    program += "  return count"
-    cases = ["assert f() == 1", "assert f() == 2", "assert f() == 7", "assert f() > 3"]
-    single_run = service.score(program, asserts(*cases, single_run=True))
-    assert verdicts(single_run) == ["accepted", "accepted", "wrong_answer", "accepted"]
-    several_runs = service.score(program, asserts(*cases))
-    assert verdicts(several_runs) == ["accepted", "wrong_answer", "wrong_answer", "wrong_answer"]
-
-
-def test_setup_runs_before_the_program(service: Service):
-    program = "def f(x): return Point(x, 1)"
-    setup = "from collections import namedtuple\nPoint = namedtuple('Point', 'x y')"
-    assert service.verdict(program, asserts("assert f(2) == (2, 1)", setup=setup)) == "accepted"
-
-
-def test_functions_and_methods_can_be_called(service: Service):
-    tests = functional("f", ([2, [1]], {"sum": 3}))
-    assert service.verdict("def f(x, y): return {'sum': x + y[0]}", tests) == "accepted"
-    method = "class Solution:\n  def f(self, x, y): return {'sum': x + y[0]}"
-    assert service.verdict(method, tests) == "accepted"
-    score = service.score("def g(): pass", tests)
-    assert verdicts(score) == ["runtime_error"]
-    assert "defines no 'f'" in score["verdicts"][0]["stderr"]
-
-
-def test_a_program_that_is_not_valid_python_is_a_compile_error(service: Service):
-    score = service.score("def f(:\n  pass", stdio(("", ""), ("", "")))
-    assert verdicts(score) == ["compile_error", "compile_error"]
-    assert "SyntaxError" in score["verdicts"][0]["stderr"]
+@pytest.mark.slow
+@pytest.mark.parametrize("row", sample(VERDICTS))
+def test_tests_have_verdicts_by_their_kind_and_mode(service: Service, row):
+    check_verdicts(service, row)
 
 
 @pytest.mark.slow
