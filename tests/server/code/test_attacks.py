@@ -320,21 +320,22 @@ def test_verdicts_report_where_an_assert_was_evaluated(service: Service):
 # Correct programs that other sandboxes fail
 
 
-def test_a_line_of_a_megabyte(service: Service):
-    line = "x" * 2**20
-    assert service.verdict(f"print('x' * {2**20})", stdio(("", line))) == "accepted"
+LARGE = {
+    "a line of a megabyte": ("print('x' * 2**20)", "", "x" * 2**20),
+    "ten megabytes of input": (
+        "import sys\nprint(sum(line.count('7') * 7 for line in sys.stdin))",
+        ("7" * 79 + "\n") * 131_072,
+        f"{131_072 * 79 * 7}",
+    ),
+    "input that is never read": ("print('done')", "x" * 2**20, "done"),
+}
 
 
-def test_ten_megabytes_of_input(service: Service):
-    text = "7" * 79 + "\n"
-    tests = stdio((text * 131_072, str(131_072 * 79 * 7)))
-    program = "import sys\nprint(sum(line.count('7') * 7 for line in sys.stdin))"
-    assert service.verdict(program, tests) == "accepted"
-
-
-def test_input_that_is_never_read(service: Service):
-    tests = stdio(("x" * 2**20, "done"))
-    assert service.verdict("print('done')", tests) == "accepted"
+@pytest.mark.parametrize(("program", "stdin", "printed"), LARGE.values(), ids=LARGE)
+def test_programs_with_large_input_or_output_pass(
+    service: Service, program: str, stdin: str, printed: str
+):
+    assert service.verdict(program, stdio((stdin, printed))) == "accepted"
 
 
 #: The order of a set with PYTHONHASHSEED=0, as in the jails.

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rewardfleet.wire.code import DatasetTests
 from rewardfleet_server.code.checkers import compiler
-from rewardfleet_server.code.datasets.rows import read_row
 from rewardfleet_server.code.settings import CodeSettings
 
 from ...conftest import DATA
@@ -408,10 +406,6 @@ def test_a_request_replaces_the_checker_of_a_row(service):
     score = service.score(UP, plus_row(checker_program=program))
     assert [each["verdict_by"] for each in score["verdicts"]] == ["checker"] * 2
     assert score["score"] == 0.0
-
-
-def test_the_time_limit_of_code_contests_plus_is_in_milliseconds():
-    assert read_row(DatasetTests.model_validate(plus_row())).cpu_s == 0.4
 
 
 # C++

@@ -17,6 +17,7 @@ from rewardfleet_server.code.tests.prepared import prepare
 
 from ...measure import CpuStopwatch
 from .conftest import Service, asserts, functional, rows, sample, served_code, stdio
+from .test_datasets import EVALPLUS
 
 LIMITS = RunLimits(cpu_s=1, wall_s=3, memory_bytes=1 << 28, output_bytes=1000)
 
@@ -208,17 +209,8 @@ def test_booleans_may_be_integers(service: Service):
 
 @pytest.mark.slow
 def test_mbppplus_has_the_tolerance_of_evalplus(service: Service):
-    script = (
-        "import numpy as np\n"
-        "def is_floats(x):\n    return isinstance(x, float)\n"
-        "def assertion(out, exp, atol):\n    exact_match = out == exp\n"
-        "    if atol == 0 and is_floats(exp):\n        atol = 1e-6\n"
-        "    if not exact_match and atol != 0:\n"
-        "        assert np.allclose(out, exp, rtol=1e-07, atol=atol)\n"
-        "    else:\n        assert exact_match\n"
-        "inputs = [[0.0], [1000000.0]]\nresults = [0.0, 1000000.0]\n"
-        "for i, (inp, exp) in enumerate(zip(inputs, results)):\n    assertion(f(*inp), exp, 0)\n"
-    )
+    script = EVALPLUS.replace("[[1, (2,)], [3, {4}]]", "[[0.0], [1000000.0]]")
+    script = script.replace("[0.3, (inf, [None])]", "[0.0, 1000000.0]")
     tests = {"kind": "dataset", "dataset": "mbppplus", "row": {"test": script}}
     for error, score in (("1e-7", 1.0), ("9e-7", 1.0), ("2e-6", 0.5), ("0.09", 0.5), ("0.2", 0.0)):
         assert service.score(f"def f(x): return x + {error}", tests)["score"] == score, error

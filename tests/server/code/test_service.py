@@ -1,6 +1,5 @@
 """The complete service: modes, readiness, and which failures are the program's or internal."""
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -437,23 +436,6 @@ def test_a_run_that_breaks_its_jail_scores_0():
         assert (score["score"], verdicts(score)) == (0.0, ["runtime_error"])
 
 
-@pytest.mark.slow
-def test_a_program_ends_when_its_caller_disconnects(service: Service):
-    with pytest.raises(httpx.ReadTimeout):
-        service.client.post(
-            "/score",
-            json={
-                "revision": "while True: pass",
-                "tests": stdio(("", "")),
-                "limits": {"cpu_s": 30},
-            },
-            timeout=0.3,
-        )
-    watch = Stopwatch()
-    assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
-    assert watch.seconds < 15
-
-
 # Programs that sleep
 
 
@@ -722,12 +704,3 @@ async def test_the_client_scores_programs(service: Service):
 def test_the_blocking_client_scores_programs(service: Service):
     with blocking.RewardFleet(code=str(service.client.base_url)) as fleet:
         assert fleet.code.reward("print(1)", stdio(("", "1"))) == 1.0
-
-
-@pytest.mark.slow
-async def test_many_concurrent_requests_are_all_answered(service: Service):
-    async with RewardFleet(code=str(service.client.base_url)) as fleet:
-        scores = await asyncio.gather(
-            *(fleet.code.score(f"print({n})", stdio(("", f"{n}"))) for n in range(100))
-        )
-    assert [score.score for score in scores] == [1.0] * 100
