@@ -171,12 +171,13 @@ STARTER = "class Solution:\n    def f(self, x: int) -> int:\n        "
 @pytest.mark.parametrize("each", sample(rows("datasets", "sources")))
 def test_rows_with_source_code_as_tests(each):
     """They are read with the code around the program, as published."""
-    found = read_row(DatasetTests(kind="dataset", dataset="auto", row=each.pop("row")))
+    found = read_row(DatasetTests(kind="dataset", dataset="auto", row=each["row"]))
     tests = found.tests
     assert isinstance(tests, AssertTests)
     (case,) = tests.cases
-    read = {"case": case, "prompt": tests.prompt, "entry_point": tests.entry_point}
-    assert {**read, "solution": found.solution and found.solution.rstrip("\n")} == each
+    solution = found.solution and found.solution.rstrip("\n")
+    expected = (each[name] for name in ("case", "prompt", "entry_point", "solution"))
+    assert (case, tests.prompt, tests.entry_point, solution) == tuple(expected)
 
 
 def test_the_setup_of_mbpp_runs_after_the_program_if_it_needs_that():

@@ -27,7 +27,7 @@ GIB, MIB = 2**30, 2**20
 @pytest.mark.parametrize("row", sample(rows("machines")))
 def test_the_memory_is_that_of_the_container_or_the_machine(tmp_path: Path, row):
     """Files besides /proc/meminfo of 10 GiB, and the GiB that they leave."""
-    files = row["files"]
+    files = dict(row["files"])
     mounted = files.pop("root", "/")
     meminfo = f"MemTotal: {10 << 20} kB\nCommitLimit: {5 << 20} kB\n"
     found = {"/proc/meminfo": meminfo, "/proc/sys/vm/overcommit_memory": "0\n"}

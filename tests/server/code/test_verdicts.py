@@ -18,8 +18,18 @@ from rewardfleet_server.code.sandboxes.jail.guest.answers import plain
 from rewardfleet_server.code.tests.prepared import prepare
 
 from ...measure import CpuStopwatch
+from .conftest import rows, sample
 
 LIMITS = RunLimits(cpu_s=1, wall_s=3, memory_bytes=1 << 28, output_bytes=1000)
+
+
+@pytest.mark.parametrize("row", sample(rows("outputs", "compared")))
+def test_an_output_is_compared_by_the_checker_of_the_tests(row):
+    rule = dict(row)
+    printed, expected, passes = map(rule.pop, ("printed", "expected", "passes"))
+    tests = StdioTests(kind="stdio", cases=[{"stdin": "", "stdout": expected}], **rule)
+    judged = prepare(tests, "").runs()[0].judge(RunResult(stdout=printed.encode()), LIMITS)
+    assert judged.verdicts[0].verdict == ("accepted" if passes else "wrong_answer")
 
 
 @pytest.mark.serial
