@@ -34,6 +34,7 @@ from .conftest import (
     Service,
     asserts,
     functional,
+    rows,
     served_code,
     stdio,
 )
@@ -413,42 +414,15 @@ def test_by_default_verdicts_are_stored_in_the_users_cache_folder(
     assert CodeSettings(cache="").cache is None
 
 
-USUAL_TESTS = [
-    ["assert add(2, 3) == 5", "assert abs(half(2.5) - 1.25) < 1e-6"],
-    [
-        "METADATA = {'dataset': 'test'}\n\n\ndef check(candidate):\n"
-        "    assert candidate([1.0, 2.0], 0.3) == True\n\ncheck(close)"
-    ],
-    ["", "assert Solution().twoSum(nums=[2, 7], target=9) == [0, 1]"],
-    [
-        "class ListNode:\n    def __init__(self, val=0, next=None):\n        self.val = val\n"
-        "        self.next = next",
-        "assert reverse(ListNode(1, ListNode(2))).val == 2",
-    ],
-    ["try:\n    f(-1)\nexcept ValueError as error:\n    assert str(error) == 'x'"],
-    [
-        "import io, sys\nsys.stdout = out = io.StringIO()\nmain()\nsys.stdout = sys.__stdout__\n"
-        "assert out.getvalue() == '3'"
-    ],
-    ["import numpy as np\nassert np.allclose(f([1]), [1.0], atol=1e-6)"],
-    [PRELUDE],
-]
-
-TESTS_THAT_OBSERVE = [
-    ["from inspect import *"],
-    ["from operator import *", "assert attrgetter('x')(f)"],
-    ["from sys import *", "assert exc_info() is None"],
-    ["assert f.__code__.co_varnames == ('x',)"],
-    ["assert getattr(f, 'd' + 'oc') == 1"],
-    ["assert '{0.x}'.format(f)"],
-    ["assert eval('f(1)') == 1"],
-    ["assert 'f' in globals()"],
-    ["import unittest\nassert f"],
-    ["no Python here"],
-]
+#: Tests as they are published; and those that may observe more of a program than its names.
+USUAL_TESTS, TESTS_THAT_OBSERVE = (
+    [row["sources"] for row in rows("names_of_tests", table).values()]
+    for table in ("usual", "observing")
+)
+TOGETHER = [tuple(row.values()) for row in rows("names_of_tests", "together").values()]
 
 
-@pytest.mark.parametrize("sources", USUAL_TESTS)
+@pytest.mark.parametrize("sources", [*USUAL_TESTS, [PRELUDE]])
 def test_usual_tests_observe_no_local_names(sources: list[str]):
     assert names_of_tests(sources[0], sources[1:]) is not None
 
@@ -461,22 +435,9 @@ def test_tests_that_may_observe_more_make_the_key_the_text(sources: list[str]):
 @pytest.mark.parametrize(
     ("sources", "program"),
     [
-        (["import sys as s", "assert f(1)"], "def f(x):\n    y = s.exc_info()\n    return y"),
+        *TOGETHER,
         ([PRELUDE], "def f(x):\n    y = get_type_hints(f)\n    return y"),
         ([PRELUDE], "def f(x):\n    y = attrgetter('y')\n    return y"),
-        (["assert s.exc_info()"], "import sys as s\ndef f(x):\n    y = 1\n    return y"),
-        (
-            ["", "def g(c):\n    return c.__name__\nassert f(1) == 'y'"],
-            "def g(c):\n    return c()\ndef f(x):\n    def y():\n        return x\n    return g(y)",
-        ),
-        (
-            ["", "map = lambda c, _: c.__name__\nassert f(1) == 'y'"],
-            "def f(x):\n    def y(z):\n        return z\n    return map(y, [])",
-        ),
-        (
-            ["try:\n    f(1)\nexcept ValueError as error:\n    assert 'y' in str(error)"],
-            "ValueError = Exception\ndef f(x):\n    print(y)\n    y = 1",
-        ),
     ],
 )
 def test_a_program_and_its_tests_are_checked_together(sources: list[str], program: str):

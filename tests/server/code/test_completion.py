@@ -1,4 +1,7 @@
-"""From completions to programs: bodies, complete programs, and what a prompt brings."""
+"""From completions to programs: bodies, complete programs, and what a prompt brings.
+
+Texts and prompts are in `tests/data/code/completion.jsonl`.
+"""
 
 import pytest
 
@@ -7,7 +10,7 @@ from rewardfleet.wire.code import AssertTests, FunctionalTests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.tests.completion import complete, take_prompt
 
-from .conftest import Service, asserts, functional
+from .conftest import Service, asserts, functional, rows, sample
 
 PROMPT = '''from math import sqrt
 
@@ -43,21 +46,9 @@ def completed(text: str, prompt: str = PROMPT, entry_point: str = "f") -> str:
     return complete(extract_program(text), take_prompt(given(prompt, entry_point))[0])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        BODY,
-        BODY.strip(),
-        BODY[1:],  # as a tokenizer's first space
-        f"```python\n{BODY}```",
-        f"```python\n{BODY.strip()}\n```",
-        "\n".join(line[4:] for line in BODY.split("\n")),
-        BODY.replace("    ", "\t"),
-        BODY.replace("    ", "  "),
-    ],
-)
-def test_a_body_continues_the_function_whatever_became_of_its_indentation(text: str):
-    program = completed(text)
+@pytest.mark.parametrize("row", sample(rows("completion", "bodies")))
+def test_a_body_continues_the_function_whatever_became_of_its_indentation(row):
+    program = completed(row["text"])
     assert program.startswith(STUB)
     for call, result in (("f([])", 0), ("f([1, 0, 2])", 2)):
         names: dict = {}
@@ -65,42 +56,16 @@ def test_a_body_continues_the_function_whatever_became_of_its_indentation(text: 
         assert eval(call, names) == result
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "def g(x):\n        return x\n    return g(1)",
-        "def g(x):\n    return x\nreturn g(1)",
-        "    def f(x):\n        return x\n    return f(1)",
-        "import os\nwhile True:\n    return 1",
-        "# a comment\n    return 1",
-        "if xs:\n    return 1",
-        "if xs:\n        return 1\n    return 1",
-        "return max(1,\n    1)",
-        "    return 1\n\n\ndef f2():\n    pass\n\nprint(f2())",
-    ],
-)
-def test_other_bodies(text: str):
+@pytest.mark.parametrize("row", sample(rows("completion", "other bodies")))
+def test_other_bodies(row):
     names: dict = {}
-    exec(completed(text), names)
+    exec(completed(row["text"]), names)
     assert names["f"]([1]) == 1
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"{PROMPT}{BODY}",
-        "def f(xs):\n    return 1",
-        '"""\nreturn the number\n"""\ndef f(xs):\n    return 1',
-        "from a import f",
-        "f = g = 1",
-        "try:\n    from a import f\nexcept ImportError:\n    def f(xs):\n        return 1",
-        "def f(xs:\n  return",  # it does not compile
-        "def g(xs):\n    return 1",  # another function
-        "@cache\ndef g(xs):\n    return 1",
-    ],
-)
-def test_a_complete_program_stays_as_it_is(text: str):
-    assert completed(text) == text
+@pytest.mark.parametrize("row", sample(rows("completion", "complete")))
+def test_a_complete_program_stays_as_it_is(row):
+    assert completed(row["text"]) == row["text"]
 
 
 @pytest.mark.parametrize(
@@ -114,38 +79,18 @@ def test_a_body_continues_a_method(text: str):
     assert completed(whole, METHOD, "Solution().f") == whole
 
 
-@pytest.mark.parametrize(
-    "stub",
-    [
-        "def f(a):",
-        "def f(a): \n    pass",
-        "def f(a):\n    ...\n",
-        "def f(a):\n\t'''Doc.'''\n\traise NotImplementedError()",
-        "@cache\ndef f(\n    a,\n):\n    import math\n    '''Doc.'''",
-        "class A:\n  x = 1\n  def g(self):\n    return 1\n  def f(self, a):\n    # here",
-    ],
-)
-def test_a_function_without_a_body_is_continued(stub: str):
-    program = completed("return a", f"from functools import cache\n{stub}")
+@pytest.mark.parametrize("row", sample(rows("completion", "stubs")))
+def test_a_function_without_a_body_is_continued(row):
+    program = completed("return a", f"from functools import cache\n{row['stub']}")
     assert "return a" in program
     compile(program, "program.py", "exec")
 
 
-@pytest.mark.parametrize(
-    ("prompt", "entry_point", "setup"),
-    [
-        (PROMPT, "f", PROMPT[: PROMPT.index("def f")].rstrip()),
-        (PROMPT, "", PROMPT[: PROMPT.index("def f")].rstrip()),
-        ("import a\ndef f(x): return x\nb = 1", "f", "import a\n\nb = 1"),
-        ("import a\n" + METHOD, "Solution().f", "import a"),
-        ("x = 1\n", "f", "x = 1"),
-        ("   \n", "f", ""),
-    ],
-)
-def test_the_setup_gets_the_prompt_without_what_the_program_defines(prompt, entry_point, setup):
-    _, tests = take_prompt(given(prompt, entry_point))
+@pytest.mark.parametrize("row", sample(rows("completion", "setups")))
+def test_the_setup_gets_the_prompt_without_what_the_program_defines(row):
+    _, tests = take_prompt(given(row["prompt"], row["entry_point"]))
     assert isinstance(tests, AssertTests)
-    assert (tests.setup, tests.prompt) == (setup, "")
+    assert (tests.setup, tests.prompt) == (row["setup"], "")
 
 
 def test_functional_tests_have_prompts():
