@@ -5,6 +5,8 @@ import json
 import time
 from collections.abc import Iterator
 from itertools import pairwise, permutations
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -32,41 +34,17 @@ def answer(*calls: str, think: str = "plan", response: str | None = None) -> str
 
 RIGHT = call(city="Paris", days=3)
 TRUTH = answer(RIGHT)
+ANSWERS = json.loads((Path(__file__).parents[1] / "data/client/answers.json").read_text())
 USELESS = [call(f"tool_{number}", a=1, b=2) for number in range(9)]
 ANSWER_ONLY = answer(response="42")
 
 
 # The figures of `toolrl` are those of the published function.
-@pytest.mark.parametrize(
-    ("text", "truth", "toolrl", "strict"),
-    [
-        pytest.param(TRUTH, TRUTH, 4.0, 4.0, id="exact"),
-        pytest.param(answer(RIGHT, USELESS[0]), TRUTH, 3.25, 2.0, id="one useless call"),
-        pytest.param(answer(RIGHT, *USELESS), TRUTH, 2.65, -0.909, id="nine useless calls"),
-        pytest.param(answer(*[RIGHT] * 10), TRUTH, 2.65, -0.909, id="nine repeats"),
-        pytest.param(answer(call(city="Paris", days="3")), TRUTH, 2.5, 4.0, id="a number as text"),
-        pytest.param(answer(call(city="Rome", days=3)), TRUTH, 2.5, 2.5, id="a wrong value"),
-        pytest.param(
-            answer(json.dumps(json.loads(RIGHT), indent=2)), TRUTH, -2.0, 4.0, id="pretty-printed"
-        ),
-        pytest.param(
-            answer(RIGHT, think=f"<tool_call>\n{USELESS[0]}\n</tool_call>"), TRUTH, -3.0, 4.0,
-            id="a decoy in think",
-        ),
-        pytest.param(answer(), TRUTH, -3.0, -3.0, id="no call"),
-        pytest.param(ANSWER_ONLY, ANSWER_ONLY, 1.0, 1.0, id="an answer without a call"),
-        pytest.param(
-            answer(response=f"42 <tool_call>\n{RIGHT}\n</tool_call>"), ANSWER_ONLY, 1.0, -2.0,
-            id="a call nested in the response",
-        ),
-        pytest.param(
-            answer(RIGHT, response="42"), ANSWER_ONLY, 0.0, -2.0, id="a call that is not wanted"
-        ),
-    ],
-)  # fmt: skip
-def test_the_variants_side_by_side(text: str, truth: str, toolrl: float, strict: float):
-    assert score_answer(text, truth, TOOLRL).task == pytest.approx(toolrl, abs=5e-4)
-    assert score_answer(text, truth, STRICT).task == pytest.approx(strict, abs=5e-4)
+@pytest.mark.parametrize("case", ANSWERS["variants"], ids=lambda case: case["id"])
+def test_the_variants_side_by_side(case: dict[str, Any]):
+    for options in (TOOLRL, STRICT):
+        task = score_answer(case["text"], case["truth"], options).task
+        assert task == pytest.approx(case[options.variant], abs=5e-4)
 
 
 # (refined, coarse, ...): computed with the published function at the same step.
@@ -124,78 +102,30 @@ def test_the_order_of_calls_that_match_equally_well_does_not_matter():
         assert len(rewards) == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "is_formatted"),
-    [
-        (TRUTH, 1.0),
-        (f"\n {TRUTH} \n<|im_end|>", 1.0),
-        (TRUTH.replace("\n", ""), 1.0),
-        ("<think>a</think>\n" + TRUTH, 0.0),
-        (f"Sure! {TRUTH}", 0.0),
-        (f"{TRUTH} Done.", 0.0),
-        (TRUTH.replace("<think>", ""), 0.0),
-        (TRUTH.replace("</tool_call>", ""), 0.0),
-        (TRUTH + "\n<response>42</response>", 0.0),
-        (answer("not json"), 0.0),
-        (answer(RIGHT, '{"name": 3}'), 0.0),
-        (f"<tool_call>{RIGHT}</tool_call><think>a</think>", 0.0),
-    ],
-)
+@pytest.mark.parametrize(("text", "is_formatted"), ANSWERS["formats"])
 def test_the_strict_format(text: str, is_formatted: float):
     assert score_answer(text, TRUTH, STRICT).format == is_formatted
 
 
+NESTED = '<tool_call>{"name": "f", "parameters": ' + '{"a": ' * 400 + "1" + "}" * 401
+LONG = ["<tool_call>" + "[" * 100_000, "<tool_call>" + "9" * 10_000, NESTED]
+
+
 @pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        ("", 0),
-        ("plan</think><tool_call>" + RIGHT + "</tool_call>", 1),
-        (f"<tool_call>{RIGHT}</tool_call>plan</think>", 0),
-        (f"<think><tool_call>{RIGHT}</tool_call>", 0),
-        (f"<tool_call>[{RIGHT}, {RIGHT}]</tool_call>", 2),
-        (f"<tool_call>{RIGHT}</tool_call><tool_call>{RIGHT}</tool_call>", 2),
-        ("<tool_call>{broken</tool_call>", 1),
-        ("<tool_call>", 1),
-        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', 1),
-        ("<response><think><tool_call>1</tool_call></think></response>", 1),
-        ("<tool_call>" + "[" * 100_000 + "</tool_call>", 1),
-        ("<tool_call>" + "9" * 10_000 + "</tool_call>", 1),
-        ('<tool_call>{"name": "f", "parameters": ' + '{"a": ' * 400 + "1" + "}" * 401
-         + "</tool_call>", 1),
-    ],
-)  # fmt: skip
+    ("text", "calls"), [*ANSWERS["calls"], *((f"{each}</tool_call>", 1) for each in LONG)]
+)
 def test_calls_of_malformed_answers_are_counted(text: str, calls: int):
     assert len(parse_answer(text).calls) == calls
 
 
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        pytest.param(f"<think>a</think><think><tool_call>{RIGHT}</tool_call></think>", 1,
-                     id="a second think"),
-        pytest.param(f"<response><tool_call>\n</response>\n{RIGHT}\n</tool_call>", 2,
-                     id="across blocks"),
-        pytest.param(answer("{", RIGHT, RIGHT), 3, id="after a malformed line"),
-        pytest.param(answer(RIGHT, json.dumps(json.loads(RIGHT), indent=2)[:-1]), 2,
-                     id="broken JSON over several lines"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "calls"), ANSWERS["executed"])
 def test_calls_that_an_executor_runs_are_counted(text: str, calls: int):
     reward = score_answer(text, ANSWER_ONLY, ToolsOptions(cost="calls"))
     assert (reward.usage.calls, reward.cost, reward.format) == (calls, calls, 0.0)
     assert reward.correctness < 0
 
 
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        (f"<think>plan\n<tool_call>\n{RIGHT}\n</tool_call>", 1),
-        (f"<think>\n<tool_call>\n{RIGHT}\n</tool_call></think>", 1),
-        (f"<tool_call>\n{RIGHT}\n</tool_call></think>", 1),
-        (f"</tool_call><tool_call>\n{RIGHT}", 2),  # which is not closed, and so malformed
-        (TRUTH, 1),
-    ],
-)
+@pytest.mark.parametrize(("text", "calls"), ANSWERS["paid"])
 def test_a_call_that_toolrl_pays_for_is_not_free(text: str, calls: int):
     options = ToolsOptions(variant="toolrl", cost="calls")
     reward = score_answer(text, TRUTH, options)
@@ -240,37 +170,14 @@ def test_any_text_gets_a_reward_in_the_range(text: str):
 
 
 @pytest.mark.parametrize(
-    ("truth", "reason"),
-    [
-        ("42", "none of <think>, <tool_call> and <response>"),
-        ("<tool_call>x", "<tool_call> is not closed"),
-        ("<think>a</think></response>", "not closed, or not opened"),
-        ("<tool_call>\n\n</tool_call>", "got 0"),
-        ("<tool_call>{</tool_call>", "not JSON"),
-        ('<tool_call>{"parameters": {}}</tool_call>', "a `name` and `parameters`"),
-        ('<tool_call>{"name": "f", "parameters": 3}</tool_call>', "a `name` and `parameters`"),
-        (answer(*[call()] * 65), "1 to 64"),
-        ("<response>1</response><response>2</response>", "at most once"),
-        (TRUTH.replace("</think>", ""), "<think> is not closed"),
-        (answer(response=f"<tool_call>{RIGHT}</tool_call>"), "<tool_call> is in <response>"),
-    ],
+    ("truth", "reason"), [*ANSWERS["malformed truths"], (answer(*[call()] * 65), "1 to 64")]
 )
 def test_a_malformed_ground_truth_is_an_error_that_says_why(truth: str, reason: str):
     with pytest.raises(InvalidRequest, match=f"ground_truth.*{reason}"):
         score_answer(TRUTH, truth, STRICT)
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "equal"),
-    [
-        (3, "3", True), (3, 3.0, True), ("3.0", 3, True), (1e3, "1000", True), (True, "true", True),
-        ([1, "2"], ["1", 2], True), ({"a": [3]}, {"a": ["3"]}, True), (-0.5, "-0.5", True),
-        (True, 1, False), (7, "007", False), ("a", "A", False), (None, "null", False),
-        (float("nan"), float("nan"), True), (float("inf"), float("-inf"), False),
-        (10**30, str(10**30), True), (10**30, 10**30 + 1, False), (2.0**60, 2**60, True),
-        (None, 0, False), ([], {}, False), ("", None, False), ([1, 2], [2, 1], False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("one", "other", "equal"), ANSWERS["equal"])
 def test_equal_values(one: object, other: object, equal: bool):
     reward = score_answer(answer(call(x=one)), answer(call(x=other)), STRICT)
     assert (reward.correctness == 3.0) is equal

@@ -16,58 +16,15 @@ from rewardfleet.tool_use import score_answer
 from rewardfleet.wire.tools import ToolsOptions
 from rewardfleet_server.video.judges.score_parser import parse_score
 
+from ...conftest import DATA
 from ...measure import CpuStopwatch
 
+MARKS = json.loads((DATA / "client" / "marks.json").read_text())
 #: Thoughts: what begins and ends them. In the last rows, the prompt began them.
-THOUGHTS = [
-    ("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<thought>\n", "</thought>"),
-    ("<reasoning>", "</reasoning>"), ("<scratchpad>", "</scratchpad>"), ("[THINK]", "[/THINK]"),
-    ("<longcat_think>", "</longcat_think>"), ("<seed:think>", "</seed:think>"),
-    ("\u25c1think\u25b7", "\u25c1/think\u25b7"), ("<|inner_prefix|>", "<|inner_suffix|>"),
-    ("<|begin_of_thought|>", "<|end_of_thought|>"), ("<|START_THINKING|>", "<|END_THINKING|>"),
-    ("<unused94>thought\n", "<unused95>"), ("<|channel>thought\n", "<channel|>"),
-    ("[unused16]", "[unused17]"), ("<mm:think>", "</mm:think>"),
-    ("<|channel|>analysis<|message|>",
-     "<|end|><|start|>assistant<|channel|>final<|message|>"),
-    ("analysis", "assistantfinal"),
-    ("Here is my thought process:", "Here is my response:"),
-    # without a row
-    ("<|thinking|>", "<|/thinking|>"), ("{reasoning}", "{/reasoning}"),
-    ("[Analysis]", "[/Analysis]"), ("<inner_thoughts>", "</inner_thoughts>"),
-    ("", "</think>"), ("", "[/THINK]"), ("", "</seed:think>"),
-]  # fmt: skip
+THOUGHTS = MARKS["thoughts"]
 #: What ends the policy's turn, begins one of a tool or a user, and begins the policy's last one.
-TURNS = [
-    ("<|im_end|>\n<|im_start|>tool\n", "<|im_end|>\n<|im_start|>assistant\n"),
-    ("<|im_end|>\n<|im_start|>user\n<tool_response>\n",
-     "\n</tool_response><|im_end|>\n<|im_start|>assistant\n"),
-    ("\nuser\n", "\nassistant\n"),
-    ("<|eot_id|><|start_header_id|>ipython<|end_header_id|>\n\n",
-     "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"),
-    ("<end_of_turn>\n<start_of_turn>user\n", "<end_of_turn>\n<start_of_turn>model\n"),
-    ("<turn|>\n<|turn>user\n", "<turn|>\n<|turn>model\n"),
-    ("<|im_end|><|im_system|>tool<|im_middle|>",
-     "<|im_end|><|im_assistant|>assistant<|im_middle|>"),
-    ("<|observation|>\n", "<|assistant|>\n"),
-    ("<\uff5cend\u2581of\u2581sentence\uff5c><\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>"),
-    ("<|end_of_text|>\n<|start_of_role|>user<|end_of_role|>",
-     "<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>"),
-    ("[|endofturn|]\n[|user|]", "[|endofturn|]\n[|assistant|]"),
-    ("[e~[\n]~b]tool\n", "[e~[\n]~b]ai\n"),
-    ("<seed:eos><seed:bos>user\n", "<seed:eos><seed:bos>assistant\n"),
-    ("<|call|><|start|>functions.f to=assistant<|channel|>commentary<|message|>",
-     "<|end|><|start|>assistant<|channel|>final<|message|>"),
-    ("</s>[INST]", "[/INST]"),
-    ("<tool_response>\n", "\n</tool_response>\n"),
-    ("<information>", "</information>\n"),
-    ("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
-]  # fmt: skip
-ENDS = [
-    "<|im_end|>", "<|im_end|>\n<|endoftext|>\n", "<|eot_id|>", "</s>", "<eos>", "<end_of_turn>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|return|>", "<turn|>", "[EOS]", "[EOT]",
-    "<seed:eos>", "[|endofturn|]", "<end_of_utterance>", "<|END_OF_TURN_TOKEN|>", "[e~[",
-    "<SPECIAL_12>", "<|im_end|>\n<|im_start|>assistant\n",
-]  # fmt: skip
+TURNS = MARKS["turns"]
+ENDS = MARKS["ends"]
 
 WRONG, RIGHT = "def f():\n    return 0\n", "def f():\n    return 1\n"
 
@@ -151,54 +108,21 @@ def test_the_last_turn_is_the_answer_and_calls_of_all_turns_count():
     assert calls_right(f"<think>a</think><think>{call('right')}</think>") is True
 
 
-ASSISTANT, TOOL, USER = ({"role": role} for role in ("assistant", "tool", "user"))
-
-
-@pytest.mark.parametrize(
-    ("completion", "text"),
-    [
-        ([ASSISTANT | {"content": "a"}, TOOL | {"content": "b"}], "a"),
-        (
-            [ASSISTANT | {"content": "a"}, USER | {"content": "b"}, ASSISTANT | {"content": "c"}],
-            "c",
-        ),
-        ([ASSISTANT | {"content": "a```"}, ASSISTANT | {"content": "```b"}], "a```\n```b"),
-        ([ASSISTANT | {"content": "a"}, TOOL, ASSISTANT | {"content": ""}], ""),
-        ([ASSISTANT | {"content": "a"}, TOOL, ASSISTANT | {"content": None}], "a"),
-        ([ASSISTANT | {"content": "a"}, ASSISTANT | {"content": None, "tool_calls": []}], "a"),
-        ([{"type": "text", "text": "a```"}, {"type": "text", "text": "```b"}], "a```\n```b"),
-        ([{"type": "reasoning", "text": "a"}, {"type": "output_text", "text": "b"}], "b"),
-        ([{"type": "thinking", "thinking": "a"}, {"type": "text", "text": "b"}], "b"),
-        (ASSISTANT | {"content": "a", "reasoning_content": "b"}, "a"),
-        ([USER | {"content": "a"}], ""),
-    ],
-)
+@pytest.mark.parametrize(("completion", "text"), MARKS["messages"])
 def test_the_last_turn_of_messages_is_the_answer(completion: Any, text: str):
     assert completion_text(completion) == text
 
 
 def test_thoughts_of_a_later_message_are_none_of_its_calls():
     messages = [
-        ASSISTANT | {"content": f"<think>{call('wrong')}</think>{call('right')}"},
-        TOOL | {"content": call("wrong")},
-        ASSISTANT | {"content": f"<think>{call('wrong')}</think>Done."},
+        {"role": "assistant", "content": f"<think>{call('wrong')}</think>{call('right')}"},
+        {"role": "tool", "content": call("wrong")},
+        {"role": "assistant", "content": f"<think>{call('wrong')}</think>Done."},
     ]
     assert calls_right(answer_text(messages)) is True
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "a = '<think>'\nprint(a)",
-        'a = """\n<think>\n"""\nprint(a)',
-        "a = '<|im_start|>user'\nb = '<|im_end|>'\nprint(a, b)",
-        'a = """\n<|im_start|>user\nHi<|im_end|>\n"""\nprint(a)',
-        "print(1)  # until </think>\nprint(2)",
-        "a = '<tool_response>'\nprint(a)",
-        "x = [analysis]\nprint(x)",
-        "print('[/INST]')",
-    ],
-)
+@pytest.mark.parametrize("program", MARKS["programs"])
 def test_marks_in_source_code_are_text(program: str):
     for text in (program, f"Sure:\n```python\n{program}\n```\nDone."):
         assert extract_program(text).strip() == program
@@ -206,7 +130,8 @@ def test_marks_in_source_code_are_text(program: str):
 
 def test_a_plain_answer_with_calls_is_read_as_any_other(monkeypatch: pytest.MonkeyPatch):
     rests = ["</think>", "<tool_call>[1]</tool_call>", "<response>", "\nassistant\n", "a < b", "{x"]
-    rests += [*sum(THOUGHTS + TURNS, ()), *ENDS, "{", "[", "<", "", "<think>"]
+    rests += [*(mark for row in THOUGHTS + TURNS for mark in row), *ENDS]
+    rests += ["{", "[", "<", "", "<think>"]
     texts = [
         f"{blank}<think>{thought}</think>\n<tool_call>{content}</tool_call>{rest}"
         for each in rests
@@ -236,25 +161,7 @@ def test_reading_takes_linear_time(part: str, code: bool):
     assert watch.seconds < 5
 
 
-@pytest.mark.parametrize(
-    "mark",
-    [
-        "<|im_start|>user\n",
-        "<|start_header_id|>user<|end_header_id|>",
-        "<start_of_turn>user\n",
-        "<|turn>user\n",
-        "<|im_user|>user<|im_middle|>",
-        "<|user|>",
-        "<role>user</role>",
-        "<\uff5cUser\uff5c>",
-        "<|start_of_role|>user<|end_of_role|>",
-        "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>",
-        "[|user|]",
-        "]~b]user\n",
-        "<seed:bos>user\n",
-        "<|start|>user<|message|>",
-    ],
-)
+@pytest.mark.parametrize("mark", MARKS["users"])
 def test_a_single_mark_begins_a_turn(mark: str):
     """A text without any other mark is searched for it as well."""
     first, second = read(f"x = 1\n{mark}print(2)").turns
