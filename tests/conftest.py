@@ -2,6 +2,7 @@
 
 import base64
 import gc
+import json
 import os
 import re
 import shutil
@@ -136,6 +137,12 @@ def _logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands that run in this process leave its logging and standard error alone."""
     monkeypatch.setattr("rewardfleet_server.serve.configure_logging", lambda level: None)
     monkeypatch.setattr("rewardfleet_server.serve.capture_native_output", lambda: None)
+
+
+def data_rows(name: str) -> list[Any]:
+    """Return the values of a file of JSON lines in `tests/data`, without its comments."""
+    lines = (DATA / name).read_text().splitlines()
+    return [json.loads(line) for line in lines if not line.startswith("#")]
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from rewardfleet.adapters.ctrl.rows import without_nulls
 from rewardfleet.wire.code import CodeScore
 from rewardfleet_server.testing import serving
 
+from ..conftest import data_rows
 from .conftest import ECHO, SUM, TESTS
 from .standin import CharTokenizer, batch_of
 from .test_ctrl import CRITIQUE
@@ -223,39 +224,10 @@ def score_of(*verdicts: dict) -> CodeScore:
     return CodeScore.model_validate(fields)
 
 
-OK = {"verdict": "accepted"}
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "tests", "told"),
-    [
-        ([OK, OK], TESTS, ["passes all tests"]),
-        ([{"verdict": "wrong_answer", "stdout": "1 2\n"}, OK], TESTS,
-         ["1 of 2", "Input:\n1 2", "Expected output:\n3", "printed:\n1 2"]),
-        ([OK, {"verdict": "time_limit"}], TESTS, ["1 of 2", "exceeds the time limit"]),
-        ([{"verdict": "wrong_answer"}, {"verdict": "skipped"}], TESTS, ["1 of 2", "Input:\n1 2"]),
-        ([{"verdict": "compile_error", "stderr": "  x = (\nSyntaxError: '(' was never closed"}] * 2,
-         TESTS, ["all 2", "not a valid program:\nx = (\nSyntaxError"]),
-        ([{"verdict": "runtime_error", "stderr": "Traceback\n  File 1\n    a[1]\nIndexError: out"}],
-         {"kind": "functional", "fn_name": "f", "cases": [{"args": [1, None], "expected": None}]},
-         ["fails its test", "Arguments:\n[1, None]", "Expected:\nNone", "a[1]\nIndexError: out"]),
-        ([{"verdict": "wrong_answer"}], {"kind": "asserts", "cases": ["assert f(1) == 2"]},
-         ["The test that fails:\nassert f(1) == 2"]),
-        ([OK, {"verdict": "wrong_answer", "stdout": "8"}],
-         {"kind": "dataset", "row": {"selected_uts": json.dumps(CASES)}},
-         ["Input:\n7", "Expected output:\n7", "printed:\n8"]),
-        ([{"verdict": "wrong_answer", "stdout": "8"}],
-         {"kind": "dataset", "dataset": "mbppplus", "row": {"test": "a script"}}, ["wrong answer"]),
-        ([{"verdict": "wrong_answer", "stdout": "8"}],
-         {"kind": "dataset", "row": {"selected_uts": [{"input": "7", "output": "7"}]}},
-         ["wrong answer"]),
-        ([{"verdict": "wrong_answer", "stdout": "x" * 900}],
-         {"kind": "stdio", "cases": [{"stdin": "y" * 900, "stdout": ""}]}, ["y" * 500 + "…"]),
-    ],
-)  # fmt: skip
-def test_a_hint_says_what_happened(verdicts, tests, told):
-    hint = execution_feedback(score_of(*verdicts), tests)
-    for text in told:
+@pytest.mark.parametrize("case", data_rows("adapters/hints.jsonl"))
+def test_a_hint_says_what_happened(case: dict):
+    hint = execution_feedback(score_of(*case["verdicts"]), case["tests"])
+    for text in case["told"]:
         assert text in hint
     assert len(hint) < 1500
 

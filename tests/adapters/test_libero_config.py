@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 
 from rewardfleet.adapters.libero import SUITES, RewardModelConfig
 
+from ..conftest import data_rows
 from .libero_envs import ROOT
 
 EXAMPLES = ROOT / "examples" / "rlinf"
@@ -83,32 +84,7 @@ def test_nodes_of_omegaconf_are_read_and_what_is_not_needed_is_not_resolved():
     assert config.backend_kwargs == {"score_mode": "auto", "stop": ["a", "b"]}
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"time_out": 3}, "unknown field 'time_out'; accepted: enable, endpoint, timeout"),
-        ({"simulator_type": "libero"}, "unknown field 'simulator_type'"),
-        ({"timeout": "120"}, "timeout: .* number .*'120'"),
-        ({"timeout": 0}, "timeout: .* greater than 0"),
-        ({"timeout": math.inf}, "timeout: .* finite"),
-        ({"enable": "False"}, "enable: .* boolean"),
-        ({"enable": 1}, "enable: .* boolean"),
-        ({"nframes": True}, "nframes: .* integer"),
-        ({"nframes": 16.5}, "nframes: .* integer"),
-        ({"nframes": 0}, "nframes: .* greater than or equal to 1"),
-        ({"max_pixels": 100}, "max_pixels: .* 784"),
-        ({"endpoint": "localhost:18080"}, "endpoint: give a URL such as"),
-        ({"endpoint": []}, "endpoint: give one URL or more"),
-        ({"endpoint": ["http://h:1", 7]}, "endpoint.*7"),
-        ({"backend_kwargs": ["a"]}, "backend_kwargs: .* dict"),
-        ({"success_threshold": 1.5}, "success_threshold: .* less than or equal to 1"),
-        ({"fallback_score": math.inf}, "fallback_score: give NaN or a finite number"),
-        ({"reward_coef": math.nan}, "reward_coef: .* finite"),
-        ({"reward_model": 7}, "reward_model: give a mapping, not 7"),
-        ({"reward_coef": 1.0, "reward_model": {"reward_coef": 2.0}}, "reward_coef: given in"),
-        ([], "give a mapping, not list"),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), data_rows("adapters/libero_configs.jsonl"))
 def test_an_unknown_key_or_a_wrong_value_is_named(given, message):
     with pytest.raises(ValueError, match=message):
         RewardModelConfig.of(given)

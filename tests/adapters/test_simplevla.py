@@ -350,20 +350,7 @@ def test_a_config_of_omegaconf_is_accepted():
 # The example
 
 #: Keys of SimpleVLA-RL's `ppo_trainer.yaml` at 7c51662 that the example sets. Others need a `+`.
-UPSTREAM = """\
-data: task_suite_name num_trials_per_task n_samples filter_accuracy accuracy_lower_bound
-data: accuracy_upper_bound train_batch_size val_batch_size max_prompt_length max_response_length
-actor_rollout_ref.model: path vla action_token_len action_chunks_len
-actor_rollout_ref.actor: optim.lr ppo_mini_batch_size ppo_micro_batch_size grad_clip entropy_coeff
-actor_rollout_ref.actor.fsdp_config: grad_offload optimizer_offload
-actor_rollout_ref.rollout: name temperature pretrained_checkpoint task_suite_name unnorm_key
-actor_rollout_ref.rollout: experiment_name log_prob_micro_batch_size tensor_model_parallel_size
-actor_rollout_ref.ref: log_prob_micro_batch_size fsdp_config.param_offload
-algorithm: adv_estimator kl_ctrl.kl_coef
-verifier: reward_coef
-trainer: runtime_env logger project_name experiment_name default_local_dir n_gpus_per_node
-trainer: save_freq test_freq total_epochs val_only
-"""
+UPSTREAM = (ROOT / "tests/data/adapters/simplevla_keys.txt").read_text()
 UPSTREAM_KEYS = {
     f"{node}.{name}"
     for node, _, names in (line.partition(": ") for line in UPSTREAM.splitlines())

@@ -170,8 +170,3 @@ def answering(response: bytes) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
-
-
-def http_response(status: str, body: str, header: str = "Connection: close") -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{header}\r\n\r\n"
-    return (head + body).encode()

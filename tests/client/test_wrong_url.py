@@ -1,19 +1,12 @@
 """A client whose URL leads to another service, or to no rewardfleet service at all."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from rewardfleet import (
-    BackendFailed,
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
-    Overloaded,
-    RewardFleet,
-    Unavailable,
-    video_request,
-)
+import rewardfleet
+from rewardfleet import InvalidRequest, RewardFleet, video_request
 from rewardfleet.commands.main import main
 from rewardfleet.wire.headers import SERVICE_HEADER
 from rewardfleet_server.code.app import create_app as create_code_app
@@ -22,11 +15,12 @@ from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 
-from ..conftest import LONG_CLIP
-from .conftest import answering, http_response
+from ..conftest import LONG_CLIP, data_rows
+from .conftest import answering
 
 TASK = "put the bowl on the plate"
 REQUEST = video_request(TASK, b"a video file")
+SERVERS = data_rows("client/foreign_servers.jsonl")
 NAMES_THE_SERVICE = "is the code service, not the video service; check the URL"
 
 
@@ -86,58 +80,12 @@ async def test_a_proxy_may_remove_the_header():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("response", "error", "message"),
-    [
-        (
-            http_response("404 Not Found", "<html>nginx</html>"),
-            NotFound,
-            r"without a rewardfleet error \(got '<html>nginx</html>'\); is this the URL of a",
-        ),
-        (
-            http_response("404 Not Found", '{"detail": "Not Found"}'),
-            NotFound,
-            "is this the URL of a rewardfleet service?",
-        ),
-        (
-            http_response("405 Method Not Allowed", ""),
-            MethodNotAllowed,
-            "is this the URL of a rewardfleet service?",
-        ),
-        (
-            http_response("200 OK", "<html>welcome</html>"),
-            BackendFailed,
-            "is not a valid VideoScore; is it a rewardfleet service of this version?",
-        ),
-        (
-            http_response("200 OK", '{"score": 2.0, "status": "ok"}'),
-            BackendFailed,
-            "is not a valid VideoScore; is it a rewardfleet service of this version?",
-        ),
-        (http_response("200 OK", '{"score": 0.5}'), BackendFailed, "is not a valid VideoScore"),
-        (
-            http_response("200 OK", '{"score": null, "status": "ok"}'),
-            BackendFailed,
-            "is not a valid VideoScore",
-        ),
-        (http_response("502 Bad Gateway", "<html>nginx</html>"), BackendFailed, None),
-        (http_response("503 Service Unavailable", "x"), Unavailable, None),
-        (http_response("429 Too Many Requests", "", "Retry-After: 1000"), Overloaded, None),
-        (http_response("418 I'm a teapot", ""), InvalidRequest, None),
-        (http_response("302 Found", ""), BackendFailed, None),
-        (http_response("204 No Content", ""), BackendFailed, None),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{", Unavailable, None),
-        (b"SSH-2.0-OpenSSH_9\r\n", Unavailable, None),
-        (b"", Unavailable, None),
-    ],
-    ids=lambda each: repr(each[9:60]) if isinstance(each, bytes) else "",
-)
-async def test_another_server_is_recognized(
-    response: bytes, error, message: str | None, monkeypatch
-):
+@pytest.mark.parametrize("case", SERVERS, ids=lambda case: case["id"])
+async def test_another_server_is_recognized(case: dict[str, Any], monkeypatch):
     monkeypatch.setattr("rewardfleet.http.transport._RETRIES", 0)
-    with answering(response) as url:
+    error = getattr(rewardfleet, case["error"])
+    with answering(case["response"].encode()) as url:
         async with RewardFleet(video=url) as fleet:
-            with pytest.raises(error, match=message) as failure:
+            with pytest.raises(error, match=case["message"]) as failure:
                 await fleet.video.score(TASK, "clip.mp4")
     assert url in str(failure.value)

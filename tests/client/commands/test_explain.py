@@ -19,15 +19,13 @@ from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import ErrorKind
 from rewardfleet_server.testing import FakeJudge
 
-from ...conftest import image_base64, served
-from ...server.code.conftest import asserts, functional, served_code, stdio
+from ...conftest import data_rows, image_base64, served
+from ...server.code.conftest import asserts, served_code, stdio
 from ...server.episode.conftest import served_episodes
-from ...server.tools.conftest import TRUTH, answer, call, served_tools
+from ...server.tools.conftest import TRUTH, served_tools
 
 FRAMES = [image_base64()]
 TESTS = stdio(("2 3", "5"), ("2 4\n", "6"))
-TRUTH_OF_ROW = json.dumps({"inputs": ["1", "7"], "outputs": ["1", "49"]})
-ROW = {"kind": "dataset", "dataset": "auto", "row": {"ground_truth": TRUTH_OF_ROW}}
 
 
 @pytest.fixture(scope="module")
@@ -42,80 +40,14 @@ def urls() -> Iterator[dict[str, str]]:
         yield {name: str(client.base_url) for name, client in clients.items()}
 
 
-STORIES = {
-    "a test that failed": (
-        "code",
-        {"revision": "So:\n```python\nprint(5)\n```", "tests": TESTS},
-        ["code: score 0.5 by jail, ok, cause wrong_answer", "  | print(5)",
-         "Test 2 failed first: wrong_answer", 'input:           "2 4\\n"', 'expected:        "6"',
-         'actual output:   "5\\n"', "50% of the tests pass", "the checker tokens",
-         "What would have to change: The program must"],
-    ),
-    "a row of a data set": (
-        "code",
-        {"revision": "print(int(input()))", "tests": ROW, "mode": "all_pass"},
-        ["code: score 0 by jail", 'input:           "7"', 'expected:        "49"',
-         'actual output:   "7\\n"', "all tests must pass; 50%"],
-    ),
-    "a value, with control characters": (
-        "code",
-        {"revision": "def f(x): return (x, '\x1b[31m')", "tests": functional("f", ([2], 4))},
-        ['input:           "[2]"', 'expected:        "4"', '"{"tuple": [2, "\\u001b[31m"]}"',
-         "  | def f(x): return (x, '\\x1b[31m')"],
-    ),
-    "an assert": (
-        "code",
-        {"revision": "def f(x): return 1 / 0", "tests": asserts("assert f(1) == 2")},
-        ["cause runtime_error", 'test:            "assert f(1) == 2"', "ZeroDivisionError"],
-    ),
-    "no program": (
-        "code",
-        {"revision": "Sorry.", "tests": TESTS},
-        ["cause no_code_block", "of a text of 6 characters, all of it", "token limit"],
-    ),
-    "a critique": (
-        "code",
-        {"revision": "print(5)", "tests": TESTS, "critique": "Fine."},
-        ["cause no_judgment", 'Critique without an overall judgment: "Fine."'],
-    ),
-    "nothing to explain": (
-        "code",
-        {"revision": "print(sum(map(int, input().split())))", "tests": TESTS},
-        ["code: score 1 by jail, ok\n", "Tests: 2 (2 accepted)"],
-    ),
-    "a clip": (
-        "video",
-        {"task_text": "put the \x07bowl", "frames_base64": FRAMES},
-        ["video: score 0.4 by fake, ok, cause judge_says_no", '"put the \\x07bowl"',
-         "It saw 1 of 1 frames, of 32 x 24 pixels: 0", "  | fake judgment of 1 frames",
-         "0.4 is below 0.5"],
-    ),
-    "an answer": (
-        "tools",
-        {"response": answer(call(query="y", limit=[1, None, True, {"a": 2**70}])),
-         "ground_truth": TRUTH},
-        ["cause wrong_arguments", 'missing: "web_search(limit=3, query="x")"',
-         f'limit=[1, null, true, {{a: {hex(2**70)}}}], query="y")', "format 1 + correctness"],
-    ),
-    "an episode": (
-        "episode",
-        {"uid": "e", "kind": "efficiency", "success": True, "steps": 100, "max_steps": 500,
-         "options": {"normalize": "length"}},
-        ["cause steps_taken", "steps 100", "Reward: 0.833333", "Normalized by length: 0.00833333"],
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("service", "request_", "parts"), STORIES.values(), ids=STORIES)
-def test_the_story_of_a_request(
-    service: str, request_: dict, parts: list, *, urls: dict, capsys, tmp_path: Path
-):
+@pytest.mark.parametrize("case", data_rows("client/stories.jsonl"), ids=lambda each: each["id"])
+def test_the_story_of_a_request(case: dict, urls: dict, capsys, tmp_path: Path):
     file = tmp_path / "request.json"
-    file.write_text(json.dumps(request_))
-    assert main(["explain", str(file), "--url", urls[service]]) == 0
+    file.write_text(json.dumps(case["request"]))
+    assert main(["explain", str(file), "--url", urls[case["service"]]]) == 0
     story = capsys.readouterr().out
     assert all(line.isprintable() for line in story.splitlines())
-    assert not [part for part in parts if part not in story], story
+    assert not [part for part in case["parts"] if part not in story], story
 
 
 def test_a_request_from_standard_input_and_its_failures(urls, capsys, monkeypatch):

@@ -1,12 +1,10 @@
 """Extraction of the program from a model's text: a table of what models write."""
 
-import json
-
 import pytest
 
 from rewardfleet.text.program import extract_program
 
-from ...conftest import DATA
+from ...conftest import data_rows
 from ...measure import CpuStopwatch
 
 #: Two complete programs.
@@ -22,8 +20,7 @@ def indented(text: str, by: str) -> str:
     return "".join(by + line for line in text.splitlines(keepends=True))
 
 
-LINES = (DATA / "client" / "programs.jsonl").read_text().splitlines()
-CASES = [json.loads(line) for line in LINES if not line.startswith("#")]
+CASES = data_rows("client/programs.jsonl")
 CASES.append({"id": "ten-thousand", "text": fence("x = 1\n") * 9_999 + fence(P), "program": P})
 
 
