@@ -1,4 +1,4 @@
-"""The reward managers of verl-agent and SimpleVLA-RL, on verl's DataProto or a stand-in for it.
+"""The reward manager of verl-agent, on verl's DataProto or a stand-in for it.
 
 Without torch, numpy arrays stand in for tensors, as the few functions used have the same names.
 """
@@ -9,19 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rewardfleet.adapters.simplevla import (
-    RobRewardManager,
-    at_temperatures,
-    forward_test_time_rl,
-    sample_temperatures,
-)
 from rewardfleet.adapters.verl_agent import (
     EpisodeRewardManager,
     filter_group_data,
     reward_manager_of,
 )
 
-from .standin import Config, DataProto
+from .standin import DataProto
 
 try:
     import torch
@@ -320,72 +314,3 @@ def test_a_missing_reward_neither_counts_nor_stays(last_try):
         [0, 2, 3, 5] if last_try else [0, 2]
     )
     assert filtered([1, NAN, 0, 1], "aabb", last_try=last_try) == [2, 3], "one left has no other"
-
-
-# SimpleVLA-RL
-
-
-def config(**fields: object) -> Config:
-    model = Config(action_token_len=2, max_steps=8)
-    return Config(actor_rollout_ref=Config(model=model), verifier=Config(reward_coef=5), **fields)
-
-
-def robot_rollouts(others: dict | None = None):
-    """Return four rollouts of up to eight steps in two chunks, of two tokens per step."""
-    tensors = {
-        "responses": np.zeros((4, 2, 8), np.int64),
-        "complete": [True, True, False, False],
-        "finish_step": [2, 8, 8, 0],
-    }
-    return proto(tensors, others)
-
-
-def test_the_reward_is_at_the_last_action_token_times_its_coefficient():
-    data = robot_rollouts()
-    rewards, metrics = RobRewardManager(0, config())(data)
-    expected = np.zeros((4, 16))
-    expected[0, 3] = expected[1, 15] = 1.0
-    assert as_list(rewards["gt_scores"]) == expected.tolist()
-    assert as_list(rewards["all"]) == (5 * expected).tolist()
-    upstream = {"all": 0.5, "verifier": 0.5, "reward_all": 2.5}
-    quartiles = {"p0": 0, "p25": 0.5, "p50": 1, "p75": 1, "p100": 1}
-    assert metrics == upstream | {"reward/failed": 0.25} | {
-        f"reward/{name}": value for name, value in quartiles.items()
-    }
-    assert as_list(data.batch["acc"]) == [1, 1, 0, 0]
-    assert as_list(data.batch["format_correctness"]) == [1] * 4
-
-
-def test_test_time_rl_rewards_efficiency_relative_to_each_tasks_limit():
-    manager = RobRewardManager(0, config(test_time_rl=True))
-    scores, accuracy, _, _ = manager.verify(robot_rollouts())
-    assert scores == pytest.approx([0.8, 0.5, 0, 0])
-    assert accuracy["all"] == 0.5
-    own = robot_rollouts({"max_steps": [2, 16, 8, 8]})
-    assert manager.verify(own)[0] == pytest.approx([0.5, 1 / 1.5, 0, 0])
-
-
-def test_the_settings_of_test_time_rl_are_forwarded():
-    meta_info: dict = {}
-    forward_test_time_rl(Config(), meta_info)
-    assert meta_info == {}
-    forward_test_time_rl(Config(test_time_rl=True, base_temperature=1.0), meta_info)
-    assert meta_info == {
-        "enable_test_time_rl": True, "base_temperature": 1.0, "temperature_range": 0.3
-    }  # fmt: skip
-
-
-def test_each_sample_gets_its_own_temperature():
-    """The original TTRL integration uses the first temperature for all of them."""
-    meta_info = {"n_samples": 4}
-    forward_test_time_rl(Config(test_time_rl=True), meta_info)
-    temperatures = sample_temperatures(meta_info, 8)
-    assert temperatures == [0.6, 0.7, 0.8, 0.9] * 2
-    logits = torch.as_tensor(np.ones((8, 3, 5)), dtype=torch.float32)
-    scaled = np.asarray(at_temperatures(logits, temperatures))
-    assert scaled[:, 0, 0] == pytest.approx([1 / each for each in temperatures])
-    assert len(set(scaled[:4, 0, 0].tolist())) == 4
-    assert (np.asarray(at_temperatures(logits, 0.5)) == 2).all(), "one for all rows"
-    assert sample_temperatures({"n_samples": 4}, 8) is None
-    with pytest.raises(ValueError, match="7 rows"):
-        sample_temperatures(meta_info, 7)

@@ -17,6 +17,7 @@ import pytest
 from rewardfleet import InvalidRequest
 from rewardfleet.adapters.simplevla import (
     RobRewardManager,
+    at_temperatures,
     forward_test_time_rl,
     keep_selected,
     normalized_actions,
@@ -27,7 +28,7 @@ from rewardfleet.adapters.simplevla import (
 from ..third_party.test_simplevla import COMPLETE
 from ..third_party.test_simplevla import STEPS as TAKEN
 from .standin import Config, DataProto
-from .test_episode_managers import _torch, as_list, proto
+from .test_episode_managers import _torch, as_list, proto, torch
 
 __all__ = ["_torch"]  # a fixture that replaces torch where it is not installed
 
@@ -111,6 +112,8 @@ def test_the_limit_can_be_that_of_the_suite():
     data = rollouts(finish_step=[75, 4, 8, 8, 512, 8, 4, 2], task_suite_name=suites)
     assert manager.verify(data)[0][:5] == pytest.approx([0.5, 75 / 79, 0, 0, 0.5])
     assert suite_max_steps("robotwin_unknown_task") == 800
+    own = rollouts(finish_step=[2, 8, 8, 8, 8, 8, 8, 2], max_steps=[2, 16] * 4)
+    assert manager.verify(own)[0][:2] == pytest.approx([0.5, 1 / 1.5]), "each rollout's own"
     with pytest.raises(ValueError, match="suite 'aloha_x'"):
         suite_max_steps("aloha_x")
 
@@ -126,7 +129,10 @@ def test_the_rewards_are_those_that_were_recorded_of_the_original():
     }
     given = config()
     given["actor_rollout_ref"]["model"]["action_token_len"] = 7
-    rewards, metrics = RobRewardManager(0, given)(proto(tensors))
+    data = proto(tensors)
+    rewards, metrics = RobRewardManager(0, given)(data)
+    assert as_list(data.batch["format_correctness"]) == [1] * len(TAKEN)
+    assert as_list(5 * rewards["gt_scores"]) == as_list(rewards["all"])
     found = np.asarray(as_list(rewards["all"]))
     places = np.argwhere(found)
     assert [[*map(int, at), found[tuple(at)]] for at in places] == original["rewards"]
@@ -198,6 +204,32 @@ def test_temperatures_adapt_once_per_step(target, moved):
     assert manager.schedule.base == pytest.approx(0.6 * moved), "nothing new was verified"
     assert "reward/base_temperature" not in metrics
     assert manager.verify(rollouts())[1]["reward/base_temperature"] == manager.schedule.base
+
+
+def test_the_settings_of_test_time_rl_are_forwarded():
+    meta_info: dict = {}
+    forward_test_time_rl(Config(), meta_info)
+    assert meta_info == {}
+    forward_test_time_rl(Config(test_time_rl=True, base_temperature=1.0), meta_info)
+    assert meta_info == {
+        "enable_test_time_rl": True, "base_temperature": 1.0, "temperature_range": 0.3
+    }  # fmt: skip
+
+
+def test_each_sample_gets_its_own_temperature():
+    """The original TTRL integration uses the first temperature for all of them."""
+    meta_info = {"n_samples": 4}
+    forward_test_time_rl(Config(test_time_rl=True), meta_info)
+    temperatures = sample_temperatures(meta_info, 8)
+    assert temperatures == [0.6, 0.7, 0.8, 0.9] * 2
+    logits = torch.as_tensor(np.ones((8, 3, 5)), dtype=torch.float32)
+    scaled = np.asarray(at_temperatures(logits, temperatures))
+    assert scaled[:, 0, 0] == pytest.approx([1 / each for each in temperatures])
+    assert len(set(scaled[:4, 0, 0].tolist())) == 4
+    assert (np.asarray(at_temperatures(logits, 0.5)) == 2).all(), "one for all rows"
+    assert sample_temperatures({"n_samples": 4}, 8) is None
+    with pytest.raises(ValueError, match="7 rows"):
+        sample_temperatures(meta_info, 7)
 
 
 def test_actions_are_those_of_openvlas_tokens():
