@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from rewardfleet import InvalidRequest
 from rewardfleet.adapters.areal import reward_function
 
 from .conftest import SUM, TESTS, install_modules
@@ -23,13 +22,6 @@ async def rewards_of(function, texts: list[str], **row: object) -> list[float]:
     """Call the function as workflows of a group do: at the same time, with the row's fields."""
     calls = (function("<user>Add.", text, [1, 2], [3], **{**ROW, **row}) for text in texts)
     return await asyncio.gather(*calls)
-
-
-async def test_fields_of_the_row_are_those_of_the_request(code_url: str):
-    reward = reward_function("code", code_url, column="checks")
-    assert await rewards_of(reward, ["print(input())"], checks=TESTS, mode="all_pass") == [0.0]
-    with pytest.raises(InvalidRequest, match=r"no 'checks'; there are: messages, tests"):
-        await rewards_of(reward, [SUM])
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Every adapter reads a completion in the same forms, without the special tokens at its end."""
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -31,10 +32,12 @@ EMPTY = [None, "", END, "\0", "\ud800", "Hm.", [], [USER], NOTHING, [NOTHING], {
 UNREADABLE = [7, [SUM], {"answer": SUM}, [{"type": "ai", "content": SUM}], {"code": {"text": SUM}}]
 
 
-async def by_areal(url: str, completion: object, **options: object) -> float:
-    return await areal.reward_function("code", url, **options)(
-        "Add.", completion, [], [], tests=TESTS
-    )
+#: The fields of a row; the adapters of NeMo-RL and of others read the tests from other fields.
+ROW = {"tests": TESTS, "ground_truth": TESTS}
+
+
+async def by_areal(url: str, completion: object, row: dict = ROW, **options: object) -> float:
+    return await areal.reward_function("code", url, **options)("Add.", completion, [], [], **row)
 
 
 async def by_ctrl(url: str, completion: object) -> float:
@@ -43,14 +46,18 @@ async def by_ctrl(url: str, completion: object) -> float:
     return (await reward.get_reward_all(critiques, [completion], [{"tests": TESTS}]))[0]
 
 
-async def by_ms_swift(url: str, completion: object, **options: object) -> float:
-    return ms_swift.orm("code", url, **options)()([completion], tests=[TESTS])[0]
+async def by_ms_swift(url: str, completion: object, row: dict = ROW, **options: object) -> float:
+    kind = ms_swift.orm("code", url, **options)
+    assert kind.__name__ == "CodeReward", "ms-swift logs the name of the class"
+    # It is made with the trainer's arguments, and gets completions by position, rows as lists.
+    given = {"messages": [[]], "tools": [None], **{name: [each] for name, each in row.items()}}
+    return kind(args=object())([completion], trainer_state=object(), **given)[0]
 
 
-async def by_nemo_rl(url: str, completion: object, **options: object) -> float:
+async def by_nemo_rl(url: str, completion: object, row: dict = ROW, **options: object) -> float:
     pytest.importorskip("torch")
     environment = nemo_rl.ScoringEnvironment({"service": "code", "url": url, **options})
-    return (await environment.step([completion], [{"ground_truth": TESTS}])).rewards.item()
+    return (await environment.step([completion], [row])).rewards.item()
 
 
 async def by_ray_data(url: str, completion: object) -> float:
@@ -58,14 +65,16 @@ async def by_ray_data(url: str, completion: object) -> float:
     return ray_data.Scorer("code", url, on_failure="raise")(batch)["reward"][0]
 
 
-async def by_rllm(url: str, completion: object, **options: object) -> float:
+async def by_rllm(url: str, completion: object, row: dict = ROW, **options: object) -> float:
     steps = [SimpleNamespace(output=completion, model_response="")]
     episode = SimpleNamespace(artifacts={}, trajectories=[SimpleNamespace(output="", steps=steps)])
-    return rllm.evaluator("code", url, **options).evaluate({"tests": TESTS}, episode).reward
+    return rllm.evaluator("code", url, **options).evaluate(row, episode).reward
 
 
-async def by_trl(url: str, completion: object) -> float:
-    return (await trl.reward_function("code", url)(completions=[completion], tests=[TESTS]))[0]
+async def by_trl(url: str, completion: object, row: dict = ROW, **options: object) -> float:
+    columns = {name: [each] for name, each in row.items()}
+    reward = trl.reward_function("code", url, **options)
+    return (await reward(completions=[completion], **columns))[0]
 
 
 async def by_verifiers(url: str, completion: object) -> float:
@@ -93,6 +102,22 @@ async def test_it_is_read_or_refused(score, code_url: str):
     for each in UNREADABLE:
         with pytest.raises((InvalidRequest, MissingReward), match="a completion is a text, mess"):
             await score(code_url, each)
+
+
+#: By whether further fields of a row must be named.
+NAMED = {by_areal: False, by_ms_swift: True, by_nemo_rl: True, by_rllm: False, by_trl: True}
+
+
+@pytest.mark.parametrize("score", NAMED)
+async def test_the_tests_may_be_in_another_field_and_others_be_fields_of_the_request(
+    score, code_url: str
+):
+    options = {"column": "checks", "columns": ["mode"]} if NAMED[score] else {"column": "checks"}
+    row = {"checks": json.dumps(TESTS), "limits": None}
+    assert await score(code_url, ECHO, {**row, "mode": "pass_rate"}, **options) == 0.5
+    assert await score(code_url, ECHO, {**row, "mode": "all_pass"}, **options) == 0.0
+    with pytest.raises(InvalidRequest, match="no (column )?'checks'; (it has|there are): "):
+        await score(code_url, ECHO, {"mode": None, "tests": TESTS}, **options)
 
 
 @pytest.mark.parametrize("score", [by_areal, by_ms_swift, by_nemo_rl, by_rllm])

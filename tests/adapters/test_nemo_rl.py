@@ -51,17 +51,6 @@ async def test_the_last_response_of_each_conversation_is_scored(code_url: str):
     assert environment.global_post_process_and_metrics({}) == ({}, {})
 
 
-async def test_further_keys_of_a_sample_are_fields_of_the_request(code_url: str):
-    pytest.importorskip("torch")
-    config = {"service": "code", "url": code_url, "column": "tests", "columns": ["mode"]}
-    step = ScoringEnvironment(config).step
-    infos = [{"tests": TESTS, "mode": "all_pass"}, {"tests": TESTS}]
-    result = await step([conversation(ECHO)] * 2, infos)
-    assert result.rewards.tolist() == [0.0, 0.5]
-    with pytest.raises(InvalidRequest, match="no column 'tests'"):
-        await step([conversation(ECHO)], [INFO])
-
-
 def test_an_invalid_configuration_is_refused():
     with pytest.raises(InvalidRequest, match="env.rewardfleet: give service and url"):
         ScoringEnvironment({})

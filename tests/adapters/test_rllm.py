@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from rewardfleet import InvalidRequest
 from rewardfleet.adapters.rllm import evaluator
 
 from .conftest import ECHO, SUM, TESTS, install_modules
@@ -80,13 +79,8 @@ def test_the_answer_is_found_where_rllm_looks_for_it(rllm, code_url: str):
         episode("no", SUM, ""),  # the last turn called a tool
     ]
     assert [reward.evaluate(TASK, each).reward for each in found] == [1.0] * 3
-
-
-def test_whatever_a_policy_writes_is_scored(rllm, code_url: str):
-    reward = evaluator("code", code_url)
     nothing = SimpleNamespace(artifacts={}, trajectories=[])
-    written = [nothing, episode(), *(episode(answer=each) for each in (None, "", "\0"))]
-    assert [reward.evaluate(TASK, each).reward for each in written] == [0.0] * 5
+    assert [reward.evaluate(TASK, each).reward for each in (nothing, episode())] == [0.0] * 2
 
 
 def test_it_is_the_reward_function_of_a_workflow(rllm, code_url: str):
@@ -107,11 +101,6 @@ def test_a_failure_that_is_replaced_is_marked(rllm, unused_tcp_port: int):
     assert (output.reward, output.is_correct) == (0.25, False)
     signals = {each.name: each.value for each in output.signals}
     assert signals == {"reward/failed": 1.0, "reward/abstained": 0.0, "reward/cached": 0.0}
-
-
-def test_a_task_without_tests_is_invalid(rllm, code_url: str):
-    with pytest.raises(InvalidRequest, match="no 'tests'; there are: question"):
-        evaluator("code", code_url).evaluate({"question": "Add."}, episode(answer=SUM))
 
 
 @pytest.mark.skipif("rllm" in sys.modules, reason="rLLM is installed")

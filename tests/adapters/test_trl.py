@@ -67,12 +67,6 @@ def test_completions_are_scored_by_the_tests_of_their_rows(reward):
     assert call(reward, [SUM, ECHO, chat], tests=tests) == [1.0, 0.5, 1.0]
 
 
-def test_further_columns_are_fields_of_the_request(code_url: str):
-    reward = reward_function("code", code_url, column="checks", columns=["mode"])
-    columns = {"checks": [TESTS, TESTS], "mode": ["all_pass", None], "limits": ["not read"] * 2}
-    assert call(reward, [ECHO, ECHO], **columns) == [0.0, 0.5]
-
-
 @pytest.mark.parametrize("encode", [dict, json.dumps])
 def test_fields_beside_the_tests_of_a_row_are_fields_of_the_request(encode, code_url: str):
     truth = {"tests": {**TESTS, "cases": [*TESTS["cases"], {"stdin": "1 2", "stdout": "4"}]}}
