@@ -19,7 +19,7 @@ from rewardfleet.adapters.ctrl import (
 )
 from rewardfleet_server.testing import wait_until
 
-from ..programs import RIGHT as ADD
+from ..conftest import data_rows
 from .conftest import ECHO, SUM, TESTS, requests_to
 from .standin import CharTokenizer, batch_of
 
@@ -149,49 +149,13 @@ async def test_rewards_are_pass_rates_in_order(code_url: str):
     assert await fn.get_reward_all([], [], []) == []
 
 
-RIGHT, WRONG = f"```python\n{ADD}\n```", f"```python\n{ECHO}\n```"
-
-
-@pytest.mark.parametrize(
-    ("critique", "service", "original"),
-    [
-        ("Overall judgment: Correct", 1, 1),
-        ("Overall judgment: Incorrect.", 1, 1),
-        ("Overall judgment: correct", 1, 0),
-        ("**Overall judgment:** Correct", 1, 0),
-        ("Overall judgement: Correct", 1, 0),
-        ("Overall judgment:Correct", 1, 0),
-        ("Overall judgment: Correct Overall judgment: Incorrect", 0, 1),
-        ("<think>Overall judgment: Correct</think>Fine.", 0, 1),
-        ("Overall judgment: Correct/Incorrect", 0, 1),
-        ("Nice.", 0, 0),
-        ("", 0, 0),
-    ],
-)
-async def test_a_verdict_is_found_by_either_rule(code_url, critique, service, original):
-    for rules, expected in (("service", service), ("original", original)):
+@pytest.mark.parametrize("case", data_rows("adapters/ctrl_rules.jsonl"))
+async def test_verdicts_and_programs_are_found_by_either_rule(code_url, case):
+    for rules in ("service", "original"):
         fn = reward_fn(code_url, rules=rules)
-        assert await fn.get_reward_all([critique], [RIGHT], ROWS[:1]) == [expected], rules
+        rewards = await fn.get_reward_all([case["critique"]], [case["revision"]], ROWS[:1])
+        assert rewards == [case[rules]], rules
         assert fn.metrics["reward/failed"] == 0
-
-
-@pytest.mark.parametrize(
-    ("revision", "service", "original"),
-    [
-        (f"{RIGHT}\nnot\n{WRONG}", 0.5, 1),
-        (f"{WRONG}\nbut\n{RIGHT}", 1, 0.5),
-        (f"```py\n{ADD}\n```", 1, 0),
-        (f"<think>{WRONG}</think>{RIGHT}", 1, 0.5),
-        (f"```python\n{ADD}", 1, 1),
-        (ADD, 1, 1),
-        (f"```\n```\n{RIGHT}", 1, 0),
-        ("No.", 0, 0),
-    ],
-)
-async def test_the_program_is_found_by_either_rule(code_url, revision, service, original):
-    for rules, expected in (("service", service), ("original", original)):
-        fn = reward_fn(code_url, rules=rules)
-        assert await fn.get_reward_all([CRITIQUE], [revision], ROWS[:1]) == [expected], rules
 
 
 def test_other_rules_are_refused():

@@ -47,20 +47,7 @@ CASES = [
     {"input": {"stdin": "7"}, "output": {"stdout": "7"}},
 ]
 DOUBLE = "def double(x):\n    return 2 * x"
-#: As written by CTRL: tests as JSON, as a list, and as a script; a time limit that is missing.
-RECORDS = [
-    {
-        "id": "io/0", "problem_id": "io/0", "problem": "Add.", "solution": ECHO,
-        "prompter_type": "code_contests", "selected_uts": json.dumps(CASES), "time_limit": 2.0,
-        "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "Review this."}],
-    },
-    {
-        "id": "assert/0", "problem_id": "assert/0", "problem": "Double.", "solution": DOUBLE,
-        "prompter_type": "mbppplus",
-        "selected_uts": ["assert double(2) == 4", "assert double(0) == 1"],
-        "time_limit": None, "prompt": None,
-    },
-]  # fmt: skip
+RECORDS = data_rows("adapters/ctrl_rows.jsonl")
 
 
 @pytest.fixture
@@ -137,30 +124,15 @@ def test_ctrls_signature_and_its_driver(files, code_url, capsys, run_all_cases, 
     assert reward_fn.metrics.items() >= shares.items()
 
 
-SCRIPT = "assert double(2) == 4\nassert double(0) == 1"
-LIVE = {"input_output": json.dumps({"inputs": ["1 2", "7"], "outputs": ["3", "7"]})}
-
-
-@pytest.mark.parametrize(
-    ("kind", "tests", "expected"),
-    [
-        ("mbppplus", SCRIPT, 0),
-        ("mbppplus", SCRIPT.splitlines(), 0.5),
-        ("livecodebench", json.dumps(LIVE), 0),
-        ("code_contests", json.dumps(CASES), 0.5),
-    ],
-)
-async def test_tests_that_ctrl_runs_as_one_program_score_1_or_0(
-    tmp_path, code_url, kind, tests, expected
-):
-    """Also with `run_all_cases=True`."""
-    row = {"id": "1", "problem": "", "solution": "", "prompter_type": kind, "selected_uts": tests}
+async def test_tests_that_ctrl_runs_as_one_program_score_1_or_0(tmp_path, code_url):
+    """Also with `run_all_cases=True`; tests/third_party/test_ctrl.py has the other forms."""
+    tests = {"input_output": json.dumps({"inputs": ["1 2", "7"], "outputs": ["3", "7"]})}
+    row = {"id": "1", "problem": "", "solution": "", "prompter_type": "livecodebench"}
     path = tmp_path / "train.jsonl"
-    path.write_text(json.dumps(row))
+    path.write_text(json.dumps({**row, "selected_uts": json.dumps(tests)}))
     reward_fn = RewardModelForCritic(path, CharTokenizer(), fleet=RewardFleet(code=code_url))
     _, samples = reward_fn.parse_query(["1"])
-    revision = DOUBLE if kind == "mbppplus" else ECHO
-    assert await reward_fn.get_reward_all([CRITIQUE], [revision], samples) == [expected]
+    assert await reward_fn.get_reward_all([CRITIQUE], [ECHO], samples) == [0]
 
 
 def test_metrics_of_an_outage_are_finite(unused_tcp_port):
@@ -321,30 +293,6 @@ async def test_unfit_critiques_are_not_written(code_url, files, tmp_path, answer
     report = await critiques(Model(lambda _: answer), read_rows(files[0]), path, code_url)
     assert report == CritiqueReport(rejected={reason: 1})
     assert not path.exists()
-
-
-async def test_cancelled_rows_end_before_the_connections_are_closed(tmp_path, monkeypatch):
-    ended: list[object] = []
-
-    async def write_one(fleet, chat, row, target) -> str:
-        if row["id"] == 2:
-            raise RuntimeError("refused")
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append(row["id"])
-
-    async def aclose() -> None:
-        ended.append("closed")
-
-    url = "http://127.0.0.1:1"
-    fleet = RewardFleet(code=url)
-    monkeypatch.setattr("rewardfleet.adapters.ctrl.critiques._write_one", write_one)
-    monkeypatch.setattr(fleet, "aclose", aclose)
-    rows = [{"id": 1}, {"id": 2}]
-    with pytest.raises(RuntimeError, match="refused"):
-        await write_critiques(fleet, rows, tmp_path / "x", url=url, model="m", progress=False)
-    assert ended == [1, "closed"]
 
 
 async def test_failures_are_counted_and_retried(code_url, files, tmp_path, monkeypatch, caplog):
