@@ -26,6 +26,7 @@ from rewardfleet.wire.video import VideoScore
 from rewardfleet_server.testing import wait_until
 
 from ..measure import Stopwatch
+from ..tensors import Tensor
 from .libero_envs import GatedJudge, SeeingJudge, gray, judged_by
 
 TASKS = ["open the drawer", "turn on the stove", "put the bowl on the plate"]
@@ -36,28 +37,6 @@ NOWHERE = {"enable": True, "endpoint": "http://127.0.0.1:9"}
 def _long_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """`collect` must not end before the scores arrive if this process is paused."""
     monkeypatch.setattr(rewards_module, "_GRACE_SECONDS", 30.0)
-
-
-class Tensor:
-    """What the adapter uses of a torch tensor."""
-
-    def __init__(self, array):
-        self._array = array
-        self.dtype = array.dtype
-
-    def __len__(self):
-        return len(self._array)
-
-    def __getitem__(self, index):
-        return Tensor(self._array[index])
-
-    def detach(self):
-        return self
-
-    cpu = detach
-
-    def numpy(self):
-        return self._array
 
 
 @pytest.fixture
@@ -153,18 +132,22 @@ def test_finish_and_collect_do_not_wait():
 
 
 @pytest.mark.slow
-def test_finish_waits_while_too_many_are_pending():
+def test_finish_waits_while_too_many_are_pending_and_a_silent_service_times_out():
+    """Every episode ends within the timeout, and `collect` does not hang."""
     judge = GatedJudge()
     with (
         judged_by(judge) as config,
         LiberoRewards({**config, "timeout": 0.2}, TASKS, max_pending=2) as rewards,
     ):
         record(rewards, 1, 2, 3)
-        started = time.monotonic()
+        watch, started = Stopwatch(), time.monotonic()
         rewards.finish()
         assert time.monotonic() - started > 0.15, "until the first ones timed out"
         assert rewards.stats.pending <= 2
-        assert len(rewards.collect(timeout=None)) == 3
+        arrived = rewards.collect(timeout=None)
+        assert watch.seconds < 15
+    assert keys(arrived) == [(index, 0, "error") for index in range(3)]
+    assert all(isinstance(each.error, DeadlineExceeded) for each in arrived)
 
 
 @pytest.mark.parametrize("abstention", ["null", "error"])
@@ -215,23 +198,6 @@ def test_failures_have_the_fallback_and_one_warning(caplog, monkeypatch):
     (warning,) = [each for each in caplog.records if each.name.startswith("rewardfleet.adapters")]
     assert "no reward for 3 of 3 episodes (3 error)" in warning.message
     assert "out of memory" in warning.message
-
-
-@pytest.mark.slow
-def test_a_silent_service_times_out():
-    """Every episode ends within the timeout, and `collect` does not hang."""
-    judge = GatedJudge()
-    with (
-        judged_by(judge) as config,
-        LiberoRewards({**config, "timeout": 0.3}, TASKS) as rewards,
-    ):
-        record(rewards, 1, 2, 3)
-        watch = Stopwatch()
-        rewards.finish()
-        arrived = rewards.collect(timeout=None)
-        assert watch.seconds < 15
-    assert keys(arrived) == [(index, 0, "error") for index in range(3)]
-    assert all(isinstance(each.error, DeadlineExceeded) for each in arrived)
 
 
 def test_fail_on_request_error_raises_and_names_the_episode():
@@ -292,30 +258,20 @@ def test_a_reset_after_a_bad_first_frame_reports_it(service):
         assert rewards.episode.tolist() == [1]
 
 
-def test_a_reset_after_the_end_discards_nothing(service):
-    _, config = service
+def test_a_reset_after_the_end_discards_nothing_and_frames_before_it_are_ignored(service):
+    """Loops that step in chunks go on after an episode has ended."""
+    judge, config = service
     with LiberoRewards(config, TASKS) as rewards:
         rewards.reset()
         rewards.reset()
         record(rewards, 1, 2, 3)
         rewards.finish()
+        record(rewards, 99, 99, 99)
         rewards.reset()
         assert rewards.episode.tolist() == [1, 1, 1]
-        assert keys(rewards.collect(timeout=None)) == [(index, 0, "ok") for index in range(3)]
-
-
-def test_frames_after_the_end_are_ignored(service):
-    """Loops that step in chunks go on after an episode has ended."""
-    judge, config = service
-    with LiberoRewards(config, TASKS[:1]) as rewards:
-        record(rewards, 11)
-        rewards.finish()
-        record(rewards, 99)
-        rewards.reset()
-        record(rewards, 21)
-        rewards.finish()
-        rewards.collect(timeout=None)
-    assert sorted(judge.clips[TASKS[0]]) == [[11], [21]]
+        arrived = [*rewards.collect(timeout=None), *scored(rewards, 11, 12, 13)]
+    assert keys(arrived) == [(index, at, "ok") for index in range(3) for at in (0, 1)]
+    assert sorted(judge.clips[TASKS[0]]) == [[1], [11]]
 
 
 def test_an_end_without_a_reset_is_an_error_of_the_next_episode(service):

@@ -4,7 +4,7 @@ import json
 import math
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -52,30 +52,12 @@ def service():
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
-def test_each_episode_is_sent_with_exactly_its_frames(service, mode):
+def test_each_episode_is_sent_with_exactly_its_frames_and_pending_at_its_last_step(service, mode):
+    """The simulator's rewards, 1.0 at each step, never appear."""
     judge, config = service
     envs = wrap(config, mode)
-    run(envs, 14)
-    arrived = envs.collect(timeout=None)
-    envs.close()
-    episodes = defaultdict(int)
-    for each in arrived:
-        episodes[each.environment] += 1
-        assert each.task == f"task {each.environment} {each.episode}"
-        length = LENGTHS[each.environment][each.episode % 2]
-        levels = levels_of(each.episode, length)
-        assert judge.clips[each.task] == [levels]
-        assert each.reward == levels[-1] / 100
-    assert all(count >= 4 for count in episodes.values())
-
-
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
-def test_the_step_that_ends_an_episode_is_pending_and_others_have_the_reward_0(service, mode):
-    """The simulator's rewards, 1.0 at each step, never appear."""
-    _, config = service
-    envs = wrap(config, mode)
     finished = set()
-    for rewards, info in run(envs, 10):
+    for rewards, info in run(envs, 14):
         pending = info["reward_pending"]
         assert np.array_equal(np.isnan(rewards), pending)
         assert np.array_equal(info["reward_valid"], ~pending)
@@ -84,8 +66,15 @@ def test_the_step_that_ends_an_episode_is_pending_and_others_have_the_reward_0(s
             finished.add((int(index), int(info["reward_episode"][index])))
     arrived = envs.collect(timeout=None)
     envs.close()
-    assert len(arrived) == len(finished) >= 5
     assert {(each.environment, each.episode) for each in arrived} == finished
+    for each in arrived:
+        assert each.task == f"task {each.environment} {each.episode}"
+        length = LENGTHS[each.environment][each.episode % 2]
+        levels = levels_of(each.episode, length)
+        assert judge.clips[each.task] == [levels]
+        assert each.reward == levels[-1] / 100
+    counts = Counter(each.environment for each in arrived)
+    assert len(arrived) == len(finished) and all(counts[index] >= 4 for index in range(2))
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
@@ -113,52 +102,38 @@ def test_relative_rewards_have_no_negative_reward_after_the_last_step(service):
     assert rewards == [0, 0.03, 0, 0, 0.13]
 
 
-def test_a_blocking_step_without_a_score_is_not_valid():
+def test_a_blocking_step_without_a_score_is_not_valid_or_raises_if_failures_must():
     with judged_by(SeeingJudge(score=None)) as config:
-        envs = wrap({**config, "blocking": True, "fallback_score": 0.25}, lengths=[[1]])
+        given = {**config, "blocking": True, "fallback_score": 0.25}
+        envs = wrap(given, lengths=[[1]])
         ((rewards, info),) = run(envs, 1)
         assert envs.rewards.stats.abstained == 1
+        envs.close()
+        envs = wrap({**given, "fail_on_request_error": True}, lengths=[[1]])
+        with pytest.raises(MissingRewardError, match="environment 0, episode 0"):
+            run(envs, 1)
         envs.close()
     assert rewards.tolist() == [0.25]
     assert [bool(info[key][0]) for key in KEYS[1:]] == [False, False]
 
 
-def test_a_blocking_step_raises_if_failures_must():
-    with judged_by(SeeingJudge(score=None)) as config:
-        envs = wrap({**config, "blocking": True, "fail_on_request_error": True}, lengths=[[1]])
-        envs.reset()
-        with pytest.raises(MissingRewardError, match="environment 0, episode 0"):
-            envs.step([0])
-        envs.close()
-
-
-def test_a_reset_of_all_discards_what_had_not_ended(service):
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_reset_of_all_discards_what_had_not_ended(service, blocking):
+    """Also a blocking loop gets it from `collect`."""
     judge, config = service
-    envs = wrap(config, lengths=[[2], [5]])
+    envs = wrap({**config, "blocking": blocking}, lengths=[[2], [5]])
     envs.reset()
-    for _ in range(2):
-        envs.step([0, 0])
-    envs.reset()
-    *_, info = envs.step([0, 0])
+    for at in range(4):
+        *_, info = envs.step([0, 0])
+        if at == 1:
+            envs.reset()
     arrived = envs.collect(timeout=None)
     envs.close()
     described = sorted((each.environment, each.episode, each.status) for each in arrived)
-    assert described == [(0, 0, "ok"), (1, 0, "discarded")]
+    expected = [(0, 0, "ok"), (0, 1, "ok"), (1, 0, "discarded")]
+    assert described == (expected[2:] if blocking else expected)
     assert info["reward_episode"].tolist() == [1, 1]
     assert "task 1 0" not in judge.clips
-
-
-def test_a_blocking_loop_gets_discarded_episodes_from_collect(service):
-    _, config = service
-    envs = wrap({**config, "blocking": True}, lengths=[[2], [5]])
-    envs.reset()
-    envs.step([0, 0])
-    envs.reset()
-    for _ in range(2):
-        envs.step([0, 0])
-    described = [(each.environment, each.episode, each.status) for each in envs.collect()]
-    envs.close()
-    assert described == [(0, 0, "discarded"), (1, 0, "discarded")]
 
 
 def test_a_final_observation_that_is_missing_fails_its_episode_only(service):

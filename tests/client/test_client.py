@@ -16,6 +16,7 @@ from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet_server.testing import FakeJudge, wait_until
 
 from ..conftest import LONG_CLIP, Serve
+from ..tensors import Tensor
 from .conftest import Received, Reply
 
 TASK = "put the bowl on the plate"
@@ -74,27 +75,6 @@ async def test_an_array_is_sent_without_loss(serve: Serve, frames):
 def test_an_invalid_clip_is_refused_before_it_is_sent(clip):
     with pytest.raises(rewardfleet.InvalidRequest):
         video_request(TASK, clip)
-
-
-class Tensor:
-    """Stands in for torch's tensor: what the client uses of it."""
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.values, self.shape, self.dtype = values, values.shape, f"torch.{values.dtype}"
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, index):
-        return Tensor(self.values[index])
-
-    def numpy(self) -> np.ndarray:
-        return self.values
-
-    def _same(self):
-        return self
-
-    detach = cpu = float = _same
 
 
 @pytest.mark.parametrize("make", [np.asarray, Tensor, list, lambda each: list(map(Tensor, each))])
