@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from rewardfleet import RewardFleet
 from rewardfleet.http import replicas
 
 
@@ -75,6 +76,23 @@ async def healthy(request: Received) -> Reply:
     if request.path == "/score":
         return Reply(body=scored(request.items[0]))
     return Reply(body={"status": "ready"})
+
+
+def holding(release: asyncio.Event, script: Script = healthy, tasks: str = "") -> Script:
+    """Answer requests whose task ends so once `release` is set."""
+
+    async def held(request: Received) -> Reply | None:
+        if str(request.items[0].get("task_text", "")).endswith(tasks):
+            await release.wait()
+        return await script(request)
+
+    return held
+
+
+async def score_number(fleet: RewardFleet, number: int) -> int:
+    """Return the number of a task, which is its score in millionths."""
+    score = await fleet.video.score(f"task {number}", "clip.mp4")
+    return round(score.score * 1e6)
 
 
 class ScriptedReplica:

@@ -16,7 +16,7 @@ from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.judges import Judgment
 
 from ..conftest import Serve, image_base64
-from .conftest import Received, Reply, healthy, problem, scored, until
+from .conftest import Received, Reply, healthy, holding, problem, scored, until
 
 IMAGES = [base64.b64decode(image_base64())]
 
@@ -318,11 +318,7 @@ async def test_arguments_are_neither_changed_nor_mixed_between_calls(replica):
 async def test_a_cancelled_caller_does_not_affect_the_others(replica):
     release = asyncio.Event()
 
-    async def held(request: Received) -> Reply:
-        await release.wait()
-        return await healthy(request)
-
-    only = await replica(held)
+    only = await replica(holding(release))
     async with coalescing(only.url, max_concurrency=1024) as fleet:
         coalescer = fleet.video._coalescer
         coalescer._window_s = 60.0  # it is ended below

@@ -34,19 +34,14 @@ async def test_one_url_leads_to_every_service(serve: Serve, code_url: str):
                 assert await fleet.code.reward("print(1)", TESTS) == 1
 
 
-def test_the_blocking_client_takes_one_url(serve: Serve):
-    with fleet_of(video=str(serve().base_url)) as url, blocking.RewardFleet(url) as fleet:
-        assert fleet.video.reward(TASK, LONG_CLIP.read_bytes()) == 1
-
-
-def test_a_fleet_with_one_url_can_be_pickled(code_url: str):
+def test_both_clients_take_one_url_and_can_be_pickled(code_url: str):
     async def use(fleet: RewardFleet) -> float:
         async with fleet:
             return await fleet.code.reward("print(1)", TESTS)
 
-    with fleet_of(code=code_url) as url:
-        fleet = pickle.loads(pickle.dumps(RewardFleet(url)))
-        assert asyncio.run(use(fleet)) == 1
+    with fleet_of(code=code_url) as url, blocking.RewardFleet(url) as fleet:
+        assert fleet.code.reward("print(1)", TESTS) == 1
+        assert asyncio.run(use(pickle.loads(pickle.dumps(RewardFleet(url))))) == 1
 
 
 async def test_a_keyword_replaces_the_service_of_the_fleet(serve: Serve, code_url: str):

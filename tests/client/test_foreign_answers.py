@@ -7,8 +7,7 @@ import pytest
 import rewardfleet
 from rewardfleet import RewardFleet
 
-from .conftest import Received, Reply, healthy
-from .test_replicas import score_number
+from .conftest import Received, Reply, healthy, score_number
 
 NO_ID = {"X-Request-Id": ""}
 

@@ -18,7 +18,7 @@ from rewardfleet_server.testing import wait_until
 
 from ..conftest import image_base64
 from ..measure import Stopwatch
-from .conftest import Received, Reply, healthy, problem, until
+from .conftest import Received, Reply, healthy, holding, problem, score_number, until
 
 IMAGE = base64.b64decode(image_base64())
 
@@ -44,29 +44,13 @@ Server(create_app(settings, {"numbers": Numbers()}), settings).run()
 """
 
 
-def frozen(release: asyncio.Event, tasks: str = ""):
-    """Answer no request whose task ends so until `release` is set."""
-
-    async def script(request: Received) -> Reply | None:
-        if str(request.items[0].get("task_text", "")).endswith(tasks):
-            await release.wait()
-        return await healthy(request)
-
-    return script
-
-
-async def score_number(fleet: RewardFleet, number: int) -> int:
-    score = await fleet.video.score(f"task {number}", "clip.mp4")
-    return round(score.score * 1e6)
-
-
 async def test_a_stateful_call_to_a_frozen_replica_is_sent_again_unchanged(replica):
     never = asyncio.Event()
 
     async def answer(request: Received) -> Reply:
         return Reply(body={"temperatures": [0.6], "base_temperature": 0.6, "temperature_range": 0})
 
-    silent, other = await replica(frozen(never)), await replica(answer)
+    silent, other = await replica(holding(never)), await replica(answer)
     async with RewardFleet(episode=[silent.url, other.url], timeout_s=3) as fleet:
         outcome = {"run": "r", "step": 3, "success_rate": 0.5}
         assert (await fleet.episode.temperatures(1, adapt=outcome)).temperatures == [0.6]
@@ -80,7 +64,7 @@ async def test_a_stateful_call_to_a_frozen_replica_is_sent_again_unchanged(repli
 async def test_a_slow_judge_is_waited_for(replica, has_other: bool):
     """With another URL only while its replica answers other calls: else it may be frozen."""
     release = asyncio.Event()
-    both = [await replica(frozen(release, "task 0")) for _ in range(2 if has_other else 1)]
+    both = [await replica(holding(release, tasks="task 0")) for _ in range(2 if has_other else 1)]
     async with RewardFleet(video=[each.url for each in both], timeout_s=4) as fleet:
         watch = Stopwatch()
         slow = asyncio.create_task(score_number(fleet, 0))

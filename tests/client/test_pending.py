@@ -11,7 +11,7 @@ import pytest
 from rewardfleet import RewardFleet, blocking, video_request
 from rewardfleet.http import pending
 
-from .conftest import Received, Reply, healthy, problem, until
+from .conftest import Received, Reply, holding, problem, until
 
 
 @pytest.fixture(autouse=True)
@@ -22,14 +22,6 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.name == "rewardfleet.pending"]
-
-
-def holding(release: asyncio.Event):
-    async def script(request: Received) -> Reply | None:
-        await release.wait()
-        return await healthy(request)
-
-    return script
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from rewardfleet.http import replicas
 
 from ..conftest import Serve
 from ..measure import Stopwatch
-from .conftest import Received, Reply, healthy, problem, until
+from .conftest import Received, Reply, healthy, holding, problem, score_number, until
 
 pytestmark = pytest.mark.slow  # waits for pauses and deadlines
 
@@ -24,23 +24,8 @@ def always(status: int, kind: str, retry_after: float | None = None):
     return script
 
 
-def holding(release: asyncio.Event, script=healthy):
-    """Answer once `release` is set."""
-
-    async def script_(request: Received) -> Reply | None:
-        await release.wait()
-        return await script(request)
-
-    return script_
-
-
 def _states(fleet: RewardFleet) -> list[replicas.Replica]:
     return fleet.video._transport._replicas()._replicas
-
-
-async def score_number(fleet: RewardFleet, number: int) -> float:
-    score = await fleet.video.score(f"task {number}", "clip.mp4")
-    return round(score.score * 1e6)
 
 
 async def test_a_call_goes_to_the_replica_with_the_fewest_in_flight(replica):

@@ -13,7 +13,8 @@ from rewardfleet.tool_use.advantages import Method, advantages
 from rewardfleet.tool_use.lagrange import update
 from rewardfleet.wire.tools import BudgetOptions, MultiplierCheckpoint, PidGains
 
-ORACLE = json.loads((Path(__file__).parents[1] / "data" / "pid_lagrangian.json").read_text())
+DATA = Path(__file__).parents[1] / "data"
+ORACLE = json.loads((DATA / "pid_lagrangian.json").read_text())
 
 
 def options_of(
@@ -63,30 +64,12 @@ def multipliers(controller: BudgetOptions, costs: list[float], initial_lambda: f
 # The multiplier
 
 
-@given(COSTS, st.floats(0, 1), st.floats(0, 1, exclude_min=True), st.floats(0, 2))
-def test_without_kp_and_kd_the_update_is_dual_ascent(
-    costs: list[float], budget: float, eta: float, initial_lambda: float
-):
-    controller = options_of(budget=budget, eta=eta, max_lambda=2.0)
-    expected, multiplier = [], initial_lambda
-    for cost in costs:
-        multiplier = min(max(multiplier + eta * (cost - budget), 0.0), 2.0)
-        expected.append(multiplier)
-    assert multipliers(controller, costs, initial_lambda) == expected
-
-
 @pytest.mark.parametrize("case", ORACLE["cases"], ids=lambda case: case["costs"])
 def test_multipliers_equal_those_of_omnisafe(case: dict):
     costs = ORACLE["costs"][case["costs"]]
     given = {**case["controller"], "eta": case["controller"]["eta"] or 1e-30}  # not 0 in a budget
     result = multipliers(options_of(**given), costs, case["initial_lambda"])
     assert result == pytest.approx(case["multipliers"], rel=0, abs=1e-12)
-
-
-def test_the_cases_of_omnisafe_reach_every_term_and_the_lower_limit():
-    assert all(any(case["controller"][gain] for case in ORACLE["cases"]) for gain in ("kp", "kd"))
-    values = [value for case in ORACLE["cases"] for value in case["multipliers"]]
-    assert min(values) == 0 and max(values) > 5
 
 
 @given(OPTIONS, COSTS)
@@ -135,10 +118,6 @@ def test_a_long_violation_does_not_delay_the_fall_of_the_multiplier(controller: 
     violation, within = [2.0] * 1000, [0.0] * 300
     fall = multipliers(controller, violation + within)[len(violation) :]
     assert updates_until_below(9.9, fall) <= 15
-
-    integral = controller.eta * sum(cost - controller.budget for cost in violation)
-    windup = [integral + controller.eta * -0.3 * count for count in range(1, len(within))]
-    assert min(windup) > 80, "and its multiplier is still at the limit after 300 updates"
 
 
 def test_the_integral_does_not_grow_while_the_other_terms_saturate_the_multiplier():
@@ -351,24 +330,9 @@ def test_no_answers_have_no_advantages(method: Method):
     assert advantages([], [], [], 1.0, method=method, correct=np.zeros(0, bool)).shape == (0,)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        (([1, -np.inf], [0, 0], "aa", 1.0), {}, "task: finite numbers, or NaN .entry 1: -inf"),
-        (([1, 2], [0, np.inf], "aa", 1.0), {}, "cost: finite numbers, or NaN .entry 1: inf"),
-        (([1, 2, 3], [0, 0, 0], "aab", 1.0), {}, "two members or more .entry 2"),
-        (([1, 2], [0], "aa", 1.0), {}, "cost: one entry per task reward"),
-        (([1, 2], [0, 0], "aaa", 1.0), {}, "groups: one entry per task reward"),
-        (([[1, 2]], [0, 0], "aa", 1.0), {}, r"task: \[N\]"),
-        (([1, 2], [0, 0], "aa", -1.0), {}, "multiplier"),
-        (([1, 2], [0, 0], "aa", np.nan), {}, "multiplier"),
-        (([1, 2], [0, 0], "aa", 1.0), {"method": "median"}, "unknown method 'median'"),
-        (([1, 2], [0, 0], "aa", 1.0), {"method": "gated"}, "correct: needed"),
-        (([1, 2], [0, 0], "aa", 1.0), {"method": "gated", "correct": [True]}, "correct: one"),
-        (([1, 2], [0, 0], "aa", 1.0), {"method": "gated", "correct": [1, 0]}, "correct: booleans"),
-    ],
-)
-def test_invalid_input_is_named_by_its_position(arguments, options, message: str):
+@pytest.mark.parametrize("line", (DATA / "client" / "advantages.jsonl").read_text().splitlines())
+def test_invalid_input_is_named_by_its_position(line: str):
+    arguments, options, message = json.loads(line)
     task, cost, groups, multiplier = arguments
     with pytest.raises(ValueError, match=message):
         advantages(task, cost, list(groups), multiplier, **options)

@@ -48,28 +48,7 @@ def test_the_variants_side_by_side(case: dict[str, Any]):
 
 
 # (refined, coarse, ...): computed with the published function at the same step.
-@pytest.mark.parametrize(
-    ("options", "step", "text", "expected"),
-    [
-        ({}, 0, answer(call(days=3, city="Paris")), 4.0),
-        ({"refined_reward": True}, 0, answer(call(days=4, city="Paris")), 1.0),
-        ({"coarse_reward": True}, 0, answer(call(city="Rome", days=3)), -2.0),
-        ({"coarse_reward": True}, 0, TRUTH, 4.0),
-        ({"intermediate_reward": True}, 0, answer(call(city="Rome", days=3)), 1.0),
-        ({"correct_max1": True}, 0, TRUTH, 2.0),
-        ({"correct_max1": True}, 0, answer(), -1.0),
-        ({"max1_step30_max3": True}, 29, TRUTH, 2.0),
-        ({"max1_step30_max3": True}, 30, TRUTH, 3.5),
-        ({"schedule_reward": True}, 0, TRUTH, 4.0),
-        ({"schedule_reward": True}, 0, "x", -4.0),
-        ({"schedule_reward": True}, 75, TRUTH, 4.0),
-        ({"schedule_reward": True}, 300, "x", -4.0),
-        ({"with_length": True}, 0, answer(RIGHT, think="word " * 256), 4.5),
-        ({"with_length": True}, 0, answer(RIGHT, think="word " * 9999), 5.0),
-        ({"with_length": True, "schedule_length": True}, 0, answer(RIGHT, think="a " * 384), 5.0),
-        ({"with_length": True, "schedule_length": True}, 105, answer(RIGHT, think="a " * 320), 4.5),
-    ],
-)
+@pytest.mark.parametrize(("options", "step", "text", "expected"), ANSWERS["options"])
 def test_options_of_the_published_reward(options: dict, step: int, text: str, expected: float):
     given = ToolsOptions(variant="toolrl", **options)
     assert score_answer(text, TRUTH, given, step=step).task == pytest.approx(expected)
