@@ -1,5 +1,6 @@
 """The configuration of LIBERO rewards, and the examples for RLinf."""
 
+import json
 import math
 
 import pytest
@@ -7,32 +8,17 @@ from omegaconf import OmegaConf
 
 from rewardfleet.adapters.libero import SUITES, RewardModelConfig
 
-from ..conftest import data_rows
+from ..conftest import DATA, data_rows
 from .libero_envs import ROOT
 
 EXAMPLES = ROOT / "examples" / "rlinf"
 
 
 def test_the_defaults_are_those_of_the_original_integration():
+    """It does not have the first three, and has the next two beside its `reward_model`."""
     fields = RewardModelConfig.of({}).model_dump()
     assert math.isnan(fields.pop("fallback_score"))
-    new = {"blocking": False, "api_key": None, "task_suite_name": None}
-    next_to_it = {"reward_coef": 1.0, "use_rel_reward": False}
-    assert fields == new | next_to_it | {
-        "enable": False,
-        "endpoint": "http://127.0.0.1:18080",
-        "timeout": 120,
-        "nframes": 16,
-        "max_pixels": 200_704,
-        "backend": None,
-        "backend_kwargs": {},
-        "video_fps": 4,
-        "fail_on_request_error": False,
-        "binary_reward": True,
-        "success_threshold": 0.5,
-        "keep_temp_video": False,
-        "temp_video_dir": None,
-    }
+    assert fields == json.loads((DATA / "adapters" / "libero_defaults.json").read_text())
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,10 @@ def answer(*calls: str, think: str = "plan", response: str | None = None) -> str
 
 RIGHT = call(city="Paris", days=3)
 TRUTH = answer(RIGHT)
-ANSWERS = json.loads((Path(__file__).parents[1] / "data/client/answers.json").read_text())
+DATA = Path(__file__).parents[1] / "data" / "client"
+ANSWERS = json.loads((DATA / "answers.json").read_text())
+#: Parts of texts that take long to read if the time is quadratic.
+REPEATED = json.loads((DATA / "repeated.json").read_text())
 USELESS = [call(f"tool_{number}", a=1, b=2) for number in range(9)]
 ANSWER_ONLY = answer(response="42")
 
@@ -250,11 +253,7 @@ def test_integers_with_equal_hashes_take_linear_time():
 @pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_gc")
-@pytest.mark.parametrize(
-    "unit",
-    ["<think>", "</think>", "<tool_call>", "</think>\n<tool_call>\n", "<response></response>",
-     "<tool_call>{</tool_call>", "1 ", "{\n", "</response><tool_call>"],
-)  # fmt: skip
+@pytest.mark.parametrize("unit", REPEATED["tags"])
 @pytest.mark.parametrize("options", [STRICT, TOOLRL], ids=["strict", "toolrl"])
 def test_the_time_for_many_tags_is_linear(unit: str, options: ToolsOptions):
     text = "<think>" + unit * (300_000 // len(unit))

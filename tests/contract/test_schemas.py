@@ -23,6 +23,8 @@ from rewardfleet_server.tools.settings import ToolsSettings
 from rewardfleet_server.video.app import create_app as create_video
 from rewardfleet_server.video.settings import VideoSettings
 
+from ..conftest import DATA
+
 #: Random bodies per operation, valid and not.
 EXAMPLES = 10
 
@@ -40,18 +42,7 @@ LEFT_TO_FULL = (
 )
 #: What the schemas do not express: rules between fields, fields that options need, the content of
 #: texts, files and programs, and the state of a run.
-NOT_EXPRESSIBLE = re.compile(
-    r"one entry per step|strictly rising|rows are of different lengths"
-    r"|no other member|the group .* (has|was)|is late|sent another|too old|is closed|parts of step"
-    r"|at most max_lambda|backend_kwargs[:.]|is not a JPEG or PNG|is not a video|differ in size"
-    r"|sha256 is not the digest|synchronized videos|the task in the text"
-    r"|(objective \w+|combine: \w+|normalize: \w+|filter\.select: \w+|clusters) needs"
-    r"|a length to divide by|ground_truth: "
-    r"|tests\.row|provided_data\.test|not valid Python|give one assert|looks into"
-    r"|without the program|prove nothing|an import fails|checker program|tests\.prompt"
-    r"|ground_truth: |\"action: |its prompt|per query"
-    r"|a time after start_s|no frame from"
-)
+NOT_EXPRESSIBLE = re.compile("|".join((DATA / "not_in_schemas.txt").read_text().splitlines()))
 
 
 @schemathesis.check

@@ -1,10 +1,12 @@
 """Extraction of the program from a model's text: a table of what models write."""
 
+import json
+
 import pytest
 
 from rewardfleet.text.program import extract_program
 
-from ...conftest import data_rows
+from ...conftest import DATA, data_rows
 from ...measure import CpuStopwatch
 
 #: Two complete programs.
@@ -20,6 +22,8 @@ def indented(text: str, by: str) -> str:
     return "".join(by + line for line in text.splitlines(keepends=True))
 
 
+#: Parts of texts that take long to read if the time is quadratic.
+REPEATED = json.loads((DATA / "client" / "repeated.json").read_text())
 CASES = data_rows("client/programs.jsonl")
 CASES.append({"id": "ten-thousand", "text": fence("x = 1\n") * 9_999 + fence(P), "program": P})
 
@@ -53,41 +57,7 @@ def test_the_block_that_defines_what_is_called_is_the_program(demo: str):
 
 @pytest.mark.serial
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "part",
-    [
-        "`",
-        "```",
-        "```\n",
-        "```python\n",
-        '```python\n"""\n',
-        "```python\n'''\n```\n",
-        '```\n"""\n```\n',
-        "x```\n",
-        "~~~",
-        "`` ` ```",
-        "'",
-        '"""',
-        "\\",
-        "</think",
-        "<think>",
-        "</think> x",
-        "\n",
-        " ",
-        "> ",
-        "{",
-        "#",
-        "py3.",
-        "\t\r",
-        ". ",
-        "x </think>\n```\n",
-        '"""</think>\n',
-        "a.b, ",
-        "a[",
-        "f(x) ",
-        "<|end|>",
-    ],
-)
+@pytest.mark.parametrize("part", REPEATED["program"])
 def test_extraction_takes_linear_time(part: str):
     """Quadratic time would be a minute."""
     watch = CpuStopwatch()

@@ -18,6 +18,7 @@ from rewardfleet_server.video.judges.score_parser import parse_score
 
 from ...conftest import DATA
 from ...measure import CpuStopwatch
+from .test_program import REPEATED
 
 MARKS = json.loads((DATA / "client" / "marks.json").read_text())
 #: Thoughts: what begins and ends them. In the last rows, the prompt began them.
@@ -146,15 +147,7 @@ def test_a_plain_answer_with_calls_is_read_as_any_other(monkeypatch: pytest.Monk
 @pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [False, True])
-@pytest.mark.parametrize(
-    "part",
-    [
-        "<think>", "</think>", "<|im_start|>user\n", "\nassistant\n", "<tool_response>",
-        "<|im_end|>",
-        "<think_think", "_think" * 9 + "<", "[", "<|", "### ", "<|channel|>a", "x\n</think> #\n",
-        "</s>", "\u25c1",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("part", REPEATED["reading"])
 def test_reading_takes_linear_time(part: str, code: bool):
     watch = CpuStopwatch()
     read(part * (300_000 // len(part)), code=code)
