@@ -88,32 +88,16 @@ def test_the_step_is_one_after_that_of_the_weights(code_url: str, tmp_path: Path
 
 
 @both
-def test_a_critique_is_scored_by_its_revision(score, code_url: str):
-    critique = "Sum them.\nOverall judgment: Incorrect"
-    extra = {"revision": SUM}
-    assert score("critic", critique, TESTS, extra, url=code_url)["score"] == 1.0
-    assert extra == {"revision": SUM}, "samples may share it"
-
-
-@both
-def test_the_judgment_of_a_critique_is_reported(score, code_url: str):
+def test_a_critique_is_scored_by_its_revision_and_its_judgment_is_reported(score, code_url: str):
     extra = {"revision": SUM, "original_passed": True}
-    result = score("critic", "Overall judgment: Incorrect", TESTS, extra, url=code_url)
-    assert (
-        result["score"],
-        result["reward/critique_valid"],
-        result["reward/judgment_correct"],
-    ) == (
-        1.0,
-        1.0,
-        0.0,
-    )
-    result = score("critic", "Nice.", TESTS, extra, url=code_url)
-    assert (result["score"], result["reward/critique_valid"], result["reward/failed"]) == (
-        0.0,
-        0.0,
-        0.0,
-    )
+    for critique, reward, valid, correct in (
+        ("Sum them.\nOverall judgment: Incorrect", 1.0, 1.0, 0.0),
+        ("Nice.", 0.0, 0.0, None),
+    ):
+        result = score("critic", critique, TESTS, extra, url=code_url)
+        assert (result["score"], result["reward/critique_valid"]) == (reward, valid)
+        assert (result["reward/judgment_correct"], result["reward/failed"]) == (correct, 0.0)
+    assert extra == {"revision": SUM, "original_passed": True}, "samples may share it"
     assert score("code", SUM, TESTS, {"critique": "Nice."}, url=code_url)["score"] == 0.0
 
 

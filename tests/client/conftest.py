@@ -78,6 +78,13 @@ async def healthy(request: Received) -> Reply:
     return Reply(body={"status": "ready"})
 
 
+def always(status: int, kind: str, retry_after: float | None = None) -> Script:
+    async def script(request: Received) -> Reply:
+        return Reply(status, problem(status, kind, retry_after))
+
+    return script
+
+
 def holding(release: asyncio.Event, script: Script = healthy, tasks: str = "") -> Script:
     """Answer requests whose task ends so once `release` is set."""
 

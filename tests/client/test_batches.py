@@ -16,7 +16,7 @@ from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.judges import Judgment
 
 from ..conftest import Serve, image_base64
-from .conftest import Received, Reply, healthy, holding, problem, scored, until
+from .conftest import Received, Reply, always, healthy, holding, problem, scored, until
 
 IMAGES = [base64.b64decode(image_base64())]
 
@@ -179,10 +179,7 @@ async def test_an_item_that_cannot_be_encoded_fails_alone(replica):
 
 
 async def test_a_batch_whose_parts_are_all_refused_raises(replica):
-    async def refuse(request: Received) -> Reply:
-        return Reply(401, problem(401, "unauthorized"))
-
-    only = await replica(refuse)
+    only = await replica(always(401, "unauthorized"))
     async with RewardFleet(video=only.url, max_concurrency=4) as fleet:
         with pytest.raises(rewardfleet.Unauthorized):
             await fleet.video.score_batch(requests(6))
@@ -265,10 +262,7 @@ async def test_each_caller_gets_its_own_failure(serve: Serve):
 
 
 async def test_the_failure_of_a_batch_is_a_new_exception_for_each_caller(replica):
-    async def refuse(request: Received) -> Reply:
-        return Reply(403, problem(403, "forbidden"))
-
-    only = await replica(refuse)
+    only = await replica(always(403, "forbidden"))
     async with coalescing(only.url) as fleet:
         answers = await asyncio.gather(*(score(fleet, i) for i in range(5)), return_exceptions=True)
     assert {type(answer) for answer in answers} == {rewardfleet.Forbidden}

@@ -11,7 +11,7 @@ import pytest
 from rewardfleet import RewardFleet, blocking, video_request
 from rewardfleet.http import pending
 
-from .conftest import Received, Reply, holding, problem, until
+from .conftest import Received, Reply, always, holding, until
 
 
 @pytest.fixture(autouse=True)
@@ -53,10 +53,7 @@ async def test_one_line_names_the_oldest_of_all_pending_calls(replica, caplog):
 
 
 async def test_a_call_that_waits_for_a_replica_at_capacity_says_so(replica, caplog):
-    async def at_capacity(request: Received) -> Reply:
-        return Reply(429, problem(429, "overloaded", 30))
-
-    video = await replica(at_capacity)
+    video = await replica(always(429, "overloaded", 30))
     async with RewardFleet(video=video.url, timeout_s=60) as fleet:
         call = asyncio.create_task(fleet.video.score("task 1", "clip.mp4"))
         expected = "attempt 1 waiting for a replica, "

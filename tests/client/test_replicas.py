@@ -12,16 +12,9 @@ from rewardfleet.http import replicas
 
 from ..conftest import Serve
 from ..measure import Stopwatch
-from .conftest import Received, Reply, healthy, holding, problem, score_number, until
+from .conftest import Received, Reply, always, healthy, holding, problem, score_number, until
 
 pytestmark = pytest.mark.slow  # waits for pauses and deadlines
-
-
-def always(status: int, kind: str, retry_after: float | None = None):
-    async def script(request: Received) -> Reply:
-        return Reply(status, problem(status, kind, retry_after))
-
-    return script
 
 
 def _states(fleet: RewardFleet) -> list[replicas.Replica]:
