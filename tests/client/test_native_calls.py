@@ -11,10 +11,10 @@ from rewardfleet.text.messages import answer_text
 from rewardfleet.tool_use import parse_answer, score_answer
 from rewardfleet.wire.tools import ToolsOptions
 
+from ..conftest import data_rows
+
 THINK = "<think>x</think>"
 TRUTH = f'{THINK}\n<tool_call>\n{{"name": "search", "parameters": {{"q": "a"}}}}\n</tool_call>'
-BOTH = TRUTH.replace("\n</tool", '\n{"name": "add", "parameters": {}}\n</tool')
-DONE = {"role": "assistant", "content": "<response>a</response>"}
 
 
 def message(*calls: Any, content: Any = THINK) -> dict[str, Any]:
@@ -25,36 +25,16 @@ def native(name: Any = "search", arguments: Any = '{"q": "a"}') -> dict[str, Any
     return {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-ADD, TOOL, USER = native("add", None), {"role": "tool", "content": TRUTH}, {"role": "user"}
+@pytest.mark.parametrize("case", data_rows("client/native_calls.jsonl"))
+def test_calls_follow_the_content_in_the_form_of_a_ground_truth(case: dict[str, Any]):
+    """Calls of a turn with replies of tools count, and thoughts of a later turn stay its own."""
+    assert answer_text(case["completion"]) == case["text"]
+    if isinstance(case["completion"], list):
+        assert answer_text(each for each in case["completion"]) == case["text"]
 
 
-@pytest.mark.parametrize(
-    ("completion", "text"),
-    [
-        ([message(native())], TRUTH),
-        ([message(native(arguments={"q": "a"}), content=f"{THINK}\n\n<|im_end|>\n")], TRUTH),
-        (message({"name": "search", "arguments": '{"q": "a"}'}), TRUTH),
-        ({"role": "assistant", "content": THINK, "function_call": native()["function"]}, TRUTH),
-        (SimpleNamespace(content=THINK, tool_calls=[native()]), TRUTH),  # a model's output
-        ((each for each in [message(native())]), TRUTH),
-        ([message(native(), ADD)], BOTH),
-        # With a tool reply: all messages of the turn count, and calls in a row are one block.
-        ([message(native()), TOOL, DONE], f"{TRUTH}\n{DONE['content']}"),
-        ([message(native()), TOOL, message(ADD, content=None), TOOL], BOTH),
-        ([message(content=TRUTH), TOOL, DONE], f"{TRUTH}\n{DONE['content']}"),
-        ([message(native()), USER], TRUTH),
-        # Thoughts of a later turn stay its thoughts.
-        (
-            [message(native()), TOOL, USER, message(content=f"{THINK}{DONE['content']}")],
-            f"{TRUTH}\n<|im_start|>assistant\n{THINK}{DONE['content']}",
-        ),
-        ([message(content=f"{THINK} ")], f"{THINK} "),
-        (TRUTH, TRUTH),
-        (None, ""),
-    ],
-)
-def test_calls_follow_the_content_in_the_form_of_a_ground_truth(completion: Any, text: str):
-    assert answer_text(completion) == text
+def test_calls_of_the_output_of_a_model_are_read():
+    assert answer_text(SimpleNamespace(content=THINK, tool_calls=[native()])) == TRUTH
 
 
 @pytest.mark.parametrize("variant", ["strict", "toolrl"])
