@@ -28,11 +28,11 @@ def code_url():
 
 
 @pytest.fixture
-def unused_tcp_port() -> Iterator[int]:
-    """Return a port that refuses connections, and that no other process can take meanwhile."""
+def dead_url() -> Iterator[str]:
+    """Return an address that refuses connections, and that no other process can take meanwhile."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        yield bound.getsockname()[1]
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
 def install_modules(monkeypatch: pytest.MonkeyPatch, modules: dict[str, dict[str, object]]) -> None:

@@ -212,11 +212,10 @@ async def test_cancelled_calls_end_before_the_connections_are_closed(monkeypatch
     assert ended == [SUM, "closed"]
 
 
-async def test_an_outage_is_a_failure_and_not_a_reward(unused_tcp_port: int):
-    url = f"http://127.0.0.1:{unused_tcp_port}"
+async def test_an_outage_is_a_failure_and_not_a_reward(dead_url: str):
     with pytest.raises((Unavailable, DeadlineExceeded)):
-        await reward_fn(url, timeout_s=0.5).get_reward_all([CRITIQUE] * 2, [SUM] * 2, ROWS[:2])
-    fn = reward_fn(url, timeout_s=0.5, on_failure=-1.0)
+        await reward_fn(dead_url, timeout_s=0.5).get_reward_all([CRITIQUE] * 2, [SUM] * 2, ROWS[:2])
+    fn = reward_fn(dead_url, timeout_s=0.5, on_failure=-1.0)
     assert await fn.get_reward_all([CRITIQUE] * 2, [SUM] * 2, ROWS[:2]) == [-1.0, -1.0]
 
 

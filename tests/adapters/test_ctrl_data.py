@@ -135,10 +135,8 @@ async def test_tests_that_ctrl_runs_as_one_program_score_1_or_0(tmp_path, code_u
     assert await reward_fn.get_reward_all([CRITIQUE], [ECHO], samples) == [0]
 
 
-def test_metrics_of_an_outage_are_finite(unused_tcp_port):
-    fleet = RewardFleet(
-        code=f"http://127.0.0.1:{unused_tcp_port}", timeout_s=0.2, on_failure=math.nan
-    )
+def test_metrics_of_an_outage_are_finite(dead_url):
+    fleet = RewardFleet(code=dead_url, timeout_s=0.2, on_failure=math.nan)
     rows = [{"id": 1, "problem": "", "solution": ECHO, "tests": TESTS}]
     fn = CritiqueReward(fleet, rows, CharTokenizer())
     assert math.isnan(asyncio.run(fn.get_reward_all([CRITIQUE], [ECHO], rows))[0])

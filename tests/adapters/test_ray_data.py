@@ -87,14 +87,13 @@ def test_a_missing_column_does(code_url: str):
 
 
 @pytest.mark.slow
-def test_without_a_service_rewards_are_missing(unused_tcp_port: int, monkeypatch):
+def test_without_a_service_rewards_are_missing(dead_url: str, monkeypatch):
     monkeypatch.setattr("rewardfleet.http.transport._RETRIES", 0)
-    dead = f"http://127.0.0.1:{unused_tcp_port}"
-    scored = Scorer("code", dead, timeout_s=30)(batch_of([SUM, ECHO]))
+    scored = Scorer("code", dead_url, timeout_s=30)(batch_of([SUM, ECHO]))
     assert np.isnan(scored["reward"]).all()
     assert all("cannot be reached" in error for error in scored["reward_error"])
     with pytest.raises(UNREACHABLE):
-        Scorer("code", dead, timeout_s=30, on_failure="raise")(batch_of([SUM]))
+        Scorer("code", dead_url, timeout_s=30, on_failure="raise")(batch_of([SUM]))
 
 
 def test_clips_are_scored(serve):

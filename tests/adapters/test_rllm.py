@@ -94,9 +94,8 @@ def test_it_is_the_reward_function_of_a_workflow(rllm, code_url: str):
 
 
 @pytest.mark.slow
-def test_a_failure_that_is_replaced_is_marked(rllm, unused_tcp_port: int):
-    dead = f"http://127.0.0.1:{unused_tcp_port}"
-    replaced = evaluator("code", dead, timeout_s=0.3, on_failure=0.25)
+def test_a_failure_that_is_replaced_is_marked(rllm, dead_url: str):
+    replaced = evaluator("code", dead_url, timeout_s=0.3, on_failure=0.25)
     output = replaced.evaluate(TASK, episode(answer=SUM))
     assert (output.reward, output.is_correct) == (0.25, False)
     signals = {each.name: each.value for each in output.signals}

@@ -123,8 +123,8 @@ def data_of(texts: list[str], **columns: list[object]) -> DataProto:
     return DataProto({"responses": responses}, arrays, {"global_step": 3})
 
 
-def dead_worker(port: int, **options: object):
-    return reward_worker("code", f"http://127.0.0.1:{port}", timeout_s=0.3, **options)(CONFIG)
+def dead_worker(dead_url: str, **options: object):
+    return reward_worker("code", dead_url, timeout_s=0.3, **options)(CONFIG)
 
 
 async def test_a_worker_returns_the_tensors_of_a_reward_worker(code_url: str, tmp_path: Path):
@@ -174,9 +174,9 @@ async def test_equal_rewards_have_no_deviation(code_url: str):
     assert normalized.abs().max() < 0.1
 
 
-async def test_a_prompt_with_a_missing_reward_is_dropped(code_url: str, unused_tcp_port: int):
+async def test_a_prompt_with_a_missing_reward_is_dropped(code_url: str, dead_url: str):
     good = reward_worker("code", code_url)(CONFIG)
-    dead = dead_worker(unused_tcp_port)
+    dead = dead_worker(dead_url)
     loop = roll.RolloutLoop()
 
     def context(*workers):
@@ -195,9 +195,7 @@ async def test_a_prompt_with_a_missing_reward_is_dropped(code_url: str, unused_t
         await loop.process_new_prompt(context(good, bad))
 
 
-async def test_a_rollout_loop_without_rewards_ends(
-    unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_rollout_loop_without_rewards_ends(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(roll, "_MAX_FAILURES", 3)
 
     async def compute_rewards(req, domain):
@@ -211,11 +209,11 @@ async def test_a_rollout_loop_without_rewards_ends(
         await loop.process_new_prompt(context)
 
 
-async def test_a_failure_is_raised_or_replaced_by_a_number(unused_tcp_port: int):
+async def test_a_failure_is_raised_or_replaced_by_a_number(dead_url: str):
     with pytest.raises(UNREACHABLE):
-        await dead_worker(unused_tcp_port).compute_rewards(data_of([SUM]))
-    output = await dead_worker(unused_tcp_port, on_failure=-1.0).compute_rewards(data_of([SUM]))
+        await dead_worker(dead_url).compute_rewards(data_of([SUM]))
+    output = await dead_worker(dead_url, on_failure=-1.0).compute_rewards(data_of([SUM]))
     assert output.batch["scores"].tolist() == [-1.0]
     assert output.meta_info["metrics"]["reward/failed"] == 1.0
     with pytest.raises(ValueError, match="NaN would spread over its group in ROLL"):
-        dead_worker(unused_tcp_port, on_failure=math.nan)
+        dead_worker(dead_url, on_failure=math.nan)

@@ -76,15 +76,14 @@ def test_a_task_scores_the_last_reply(code_url: str):
 
 
 @pytest.mark.slow
-def test_a_failure_is_an_error_for_a_task_and_no_exception_for_a_rubric(unused_tcp_port: int):
+def test_a_failure_is_an_error_for_a_task_and_no_exception_for_a_rubric(dead_url: str):
     """A rubric turns each `Exception` into a reward of 0."""
-    dead = f"http://127.0.0.1:{unused_tcp_port}"
-    reward = reward_function("code", dead, timeout_s=0.3)
+    reward = reward_function("code", dead_url, timeout_s=0.3)
     with pytest.raises(UNREACHABLE):
         by_task(reward, SUM)
     with pytest.raises(MissingReward, match="Unavailable: |DeadlineExceeded: "):
         by_rubric(reward, SUM)
-    reward = reward_function("code", dead, timeout_s=0.3, on_failure=math.nan)
+    reward = reward_function("code", dead_url, timeout_s=0.3, on_failure=math.nan)
     assert math.isnan(by_rubric(reward, SUM)[0])
 
 

@@ -103,16 +103,15 @@ def test_a_critique_is_scored_by_its_revision_and_its_judgment_is_reported(score
 
 @both
 def test_a_failure_is_raised_or_replaced_and_never_silently_0(
-    score, unused_tcp_port: int, code_url: str, caplog, monkeypatch
+    score, dead_url: str, code_url: str, caplog, monkeypatch
 ):
     monkeypatch.setattr("rewardfleet.http.transport._RETRIES", 0)
-    dead = f"http://127.0.0.1:{unused_tcp_port}"
     with pytest.raises(UNREACHABLE):
-        score("code", SUM, TESTS, url=dead, timeout_s=30)
+        score("code", SUM, TESTS, url=dead_url, timeout_s=30)
     with pytest.raises(InvalidRequest, match="tests"):
         score("code", SUM, "no tests", url=code_url)
     assert not caplog.messages
-    result = score("code", SUM, TESTS, url=dead, timeout_s=30, on_failure=-1.0)
+    result = score("code", SUM, TESTS, url=dead_url, timeout_s=30, on_failure=-1.0)
     assert (result["score"], result["reward/failed"]) == (-1.0, 1.0)
     assert "cannot be reached" in caplog.messages[0]
     with pytest.raises(InvalidRequest, match="tests"):  # on_failure is for the fleet's failures
@@ -122,9 +121,7 @@ def test_a_failure_is_raised_or_replaced_and_never_silently_0(
 
 
 @both
-def test_all_results_have_the_same_keys_and_no_value_is_nan(
-    score, code_url: str, unused_tcp_port: int
-):
+def test_all_results_have_the_same_keys_and_no_value_is_nan(score, code_url: str, dead_url: str):
     """verl collects the keys of the first sample, and its validation leaves out None."""
     results = [
         score("code", SUM, TESTS, url=code_url),
@@ -134,7 +131,7 @@ def test_all_results_have_the_same_keys_and_no_value_is_nan(
             "code",
             SUM,
             TESTS,
-            url=f"http://127.0.0.1:{unused_tcp_port}",
+            url=dead_url,
             timeout_s=0.5,
             on_failure=0.25,
         ),
@@ -164,7 +161,7 @@ def test_verl_before_0_9_gets_nan_where_there_is_no_value(code_url: str, monkeyp
     assert math.isnan(result["reward/critique_valid"]) and result["reward/pass_rate"] == 1.0
 
 
-def test_a_batch_is_scored_in_one_request(code_url: str, unused_tcp_port: int):
+def test_a_batch_is_scored_in_one_request(code_url: str, dead_url: str):
     given = (["code"] * 3, [SUM, "", "Sum them."], [TESTS, json.dumps(TESTS), TESTS])
     infos = [None, {"mode": "all_pass"}, {"revision": ECHO}]
     results = compute_scores(*given, infos, url=code_url)
@@ -172,23 +169,19 @@ def test_a_batch_is_scored_in_one_request(code_url: str, unused_tcp_port: int):
     assert [each["reward/critique_valid"] for each in results] == [None, None, 0.0]
     assert [each["score"] for each in compute_scores(*given, url=code_url)] == [1.0, 0.0, 0.0]
     assert compute_scores([], [], [], url=code_url) == []
-    dead = f"http://127.0.0.1:{unused_tcp_port}"
-    results = compute_scores(*given, url=dead, timeout_s=0.3, on_failure=-1.0)
+    results = compute_scores(*given, url=dead_url, timeout_s=0.3, on_failure=-1.0)
     assert [(each["score"], each["reward/failed"]) for each in results] == [(-1.0, 1.0)] * 3
     with pytest.raises(UNREACHABLE):
-        compute_scores(*given, url=dead, timeout_s=0.3)
+        compute_scores(*given, url=dead_url, timeout_s=0.3)
     with pytest.raises(InvalidRequest, match="stdout"):
         compute_scores(["code"], [SUM], [{"kind": "stdio", "cases": [{}]}], url=code_url)
 
 
-def test_the_prime_manager_gets_a_number_or_what_is_no_exception(
-    code_url: str, unused_tcp_port: int
-):
+def test_the_prime_manager_gets_a_number_or_what_is_no_exception(code_url: str, dead_url: str):
     """It reads `result[0]`, and turns each `Exception` into 0."""
     assert compute_score_prime("code", ECHO, TESTS, None, url=code_url) == 0.5
-    dead = f"http://127.0.0.1:{unused_tcp_port}"
     with pytest.raises(MissingReward, match="Unavailable: |DeadlineExceeded: "):
-        compute_score_prime("code", ECHO, TESTS, None, url=dead, timeout_s=0.3)
+        compute_score_prime("code", ECHO, TESTS, None, url=dead_url, timeout_s=0.3)
     with pytest.raises(MissingReward, match="TypeError: .*on_faliure"):
         compute_score_prime("code", ECHO, TESTS, None, url=code_url, on_faliure=0.0)
     assert not issubclass(MissingReward, Exception)
