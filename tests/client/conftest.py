@@ -12,12 +12,22 @@ import pytest
 
 from rewardfleet import RewardFleet
 from rewardfleet.http import replicas
+from rewardfleet_server.code.app import create_app as create_code_app
+from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.testing import FakeSandbox, serving
 
 
 @pytest.fixture(autouse=True)
 def _quick_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "_BACKOFF_SECONDS", 0.01)
     monkeypatch.setattr(replicas, "_MAX_BACKOFF_SECONDS", 0.05)
+
+
+@pytest.fixture(scope="module")
+def code_url() -> Iterator[str]:
+    """Serve the code service with a fake sandbox."""
+    with serving(create_code_app(CodeSettings(), FakeSandbox())) as url:
+        yield url
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,11 @@
 
 import asyncio
 import pickle
-from collections.abc import Iterator
 
 import pytest
 
 from rewardfleet import InvalidRequest, NotFound, RewardFleet, Unavailable, blocking
-from rewardfleet_server.code.app import create_app as create_code_app
-from rewardfleet_server.code.settings import CodeSettings
-from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving
+from rewardfleet_server.testing import FakeJudge
 
 from ..conftest import LONG_CLIP, Serve
 from ..gateways import fleet_of
@@ -17,12 +14,6 @@ from .conftest import Received, Reply, ScriptedReplica, problem
 
 TASK = "put the bowl on the plate"
 TESTS = {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1"}]}
-
-
-@pytest.fixture(scope="module")
-def code_url() -> Iterator[str]:
-    with serving(create_code_app(CodeSettings(), FakeSandbox())) as url:
-        yield url
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """A client whose URL leads to another service, or to no rewardfleet service at all."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,9 +8,7 @@ import rewardfleet
 from rewardfleet import InvalidRequest, RewardFleet, video_request
 from rewardfleet.commands.main import main
 from rewardfleet.wire.headers import SERVICE_HEADER
-from rewardfleet_server.code.app import create_app as create_code_app
-from rewardfleet_server.code.settings import CodeSettings
-from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving
+from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 
@@ -22,12 +19,6 @@ TASK = "put the bowl on the plate"
 REQUEST = video_request(TASK, b"a video file")
 SERVERS = data_rows("client/foreign_servers.jsonl")
 NAMES_THE_SERVICE = "is the code service, not the video service; check the URL"
-
-
-@pytest.fixture
-def code_url() -> Iterator[str]:
-    with serving(create_code_app(CodeSettings(), FakeSandbox())) as url:
-        yield url
 
 
 @pytest.mark.parametrize("coalesce_s", [0.0, 0.01])

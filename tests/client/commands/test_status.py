@@ -38,12 +38,6 @@ def slow_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_module, "_IN_FLIGHT_TIME", aiohttp.ClientTimeout(30))
 
 
-@pytest.fixture(scope="module")
-def code_url() -> Iterator[str]:
-    with serving(create_code_app(CodeSettings(), FakeSandbox())) as url:
-        yield url
-
-
 @pytest.fixture
 def status(capsys: pytest.CaptureFixture[str]):
     """Run the command; return its exit status and the rows of its JSON."""
