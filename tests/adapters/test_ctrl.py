@@ -19,13 +19,15 @@ from rewardfleet.adapters.ctrl import (
 )
 from rewardfleet_server.testing import wait_until
 
-from ..conftest import data_rows
+from ..conftest import DATA, data_rows
 from .conftest import ECHO, SUM, TESTS, requests_to
 from .standin import CharTokenizer, batch_of
 
 pytestmark = pytest.mark.slow
 
 CRITIQUE = "The sum is missing.\n\nOverall judgment: Incorrect"
+#: Programs, and the answers of turns that have them; of critiques, the reviews.
+PROMPTS = json.loads((DATA / "adapters" / "ctrl_prompts.json").read_text())
 ROWS = [
     {"id": "a/0", "problem": "Add the numbers.", "solution": ECHO, "tests": TESTS},
     {"id": "a/1", "problem": "Add numbers.", "solution": ECHO, "tests": json.dumps(TESTS)},
@@ -71,17 +73,7 @@ def test_queries_are_in_the_order_of_the_ids_and_may_repeat():
         reward_fn("http://127.0.0.1:1", [*ROWS, {**ROWS[0], "id": "2"}])
 
 
-@pytest.mark.parametrize(
-    ("code", "critique", "answer", "review"),
-    [
-        ("x = 1\n", " Good. \n", "```python\nx = 1\n```", "Good."),
-        ("So:\n```py\nx\n```", "Bad.", "So:\n```py\nx\n```", "Bad."),
-        ("x", "hm <format>\nAnalysis: a\n</format> ok", "```python\nx\n```", "Analysis: a"),
-        ("x", "</format> a <format>", "```python\nx\n```", "</format> a <format>"),
-        ("x", "<think>hm\n</think>\nA.", "```python\nx\n```", "A."),
-        ("x", "", "```python\nx\n```", "Write the program again"),
-    ],
-)
+@pytest.mark.parametrize(("code", "critique", "answer", "review"), PROMPTS["service"])
 def test_a_revision_prompt_has_three_turns_that_a_strict_template_accepts(
     code, critique, answer, review
 ):
@@ -109,15 +101,7 @@ class Prompts:
         )
 
 
-@pytest.mark.parametrize(
-    ("code", "answer"),
-    [
-        ("x = 1\n", "x = 1\n"),
-        ("So:\n```py\nx\n```\nor\n```\ny\n```", "```python\npy\nx\n```"),
-        ("```Python\n x \n\n", "```python\nx \n\n```"),
-        ("```\n```\n```\nx```", "```\n```\n```\nx```"),
-    ],
-)
+@pytest.mark.parametrize(("code", "answer"), PROMPTS["original"])
 def test_a_row_of_ctrl_gets_ctrls_own_prompt(monkeypatch, code, answer):
     row = {**ROWS[0], "solution": code, "prompter_type": "mbppplus"}
     fn = reward_fn("http://127.0.0.1:1", [row])
