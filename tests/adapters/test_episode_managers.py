@@ -57,7 +57,7 @@ class Tokenizer:
 
 
 #: Prompts of two tokens, padded on the left; responses of four, on the right.
-MASKS = [[1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0]]
+MASKS = [[1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0]]
 
 
 def rollouts(**others: object):
@@ -83,7 +83,7 @@ def test_the_reward_is_at_the_last_valid_token_and_rows_without_one_are_reported
     """The manager of verl-agent writes their reward at the last token, by the index -1."""
     answer = EpisodeRewardManager(None, 0)(rollouts(), return_dict=True)
     rewards = answer["reward_tensor"]
-    assert as_list(rewards) == [[0, 0, 0, 10], [0, 6, 0, 0], [0] * 4, [0] * 4]
+    assert as_list(rewards) == [[0, 0, 0, 10], [6, 0, 0, 0], [0] * 4, [0] * 4]
     assert rewards.dtype == torch.float32
     assert rewards.device == rollouts().batch["responses"].device
     placed = {"reward_placed": [True, True, False, False], "reward_valid": [True] * 4}
@@ -93,7 +93,7 @@ def test_the_reward_is_at_the_last_valid_token_and_rows_without_one_are_reported
 
 def test_rewards_can_be_divided_by_the_length():
     rewards = EpisodeRewardManager(None, 0, normalize_by_length=True)(rollouts())
-    assert as_list(rewards)[:2] == [[0, 0, 0, 2], [0, 2, 0, 0]]
+    assert as_list(rewards)[:2] == [[0, 0, 0, 2], [2, 0, 0, 0]]
     with pytest.raises(ValueError, match="above 0"):
         EpisodeRewardManager(None, 0, True)(rollouts(episode_lengths=[1, 0, 1, 1]))
     with pytest.raises(ValueError, match="row 1 is nan"):
@@ -117,7 +117,7 @@ def test_a_sample_of_each_source_is_printed_with_special_tokens(
     assert not tokenizer.decoded and not capsys.readouterr().out, "nothing is printed"
     EpisodeRewardManager(tokenizer, 1)(rollouts(data_source=["a", "b", "a", "b"]))
     assert tokenizer.decoded == [
-        ([7, 7], False), ([0, 1, 2, 3], False), ([7], False), ([4, 5], False)
+        ([7, 7], False), ([0, 1, 2, 3], False), ([7], False), ([4], False)
     ]  # fmt: skip
     out = capsys.readouterr().out
     assert "[a][response] 0 1 2 3" in out and "[b][score] 6.0" in out
