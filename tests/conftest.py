@@ -53,6 +53,13 @@ PACKAGES = {"engines": "vllm", "ray_serve": "ray"}
 
 Serve = Callable[..., httpx.Client]
 
+
+def table(name: str) -> list[Any]:
+    """Return the inputs of a test, and what is expected: the lines of a file of tables."""
+    lines = (DATA / "tables" / f"{name}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
 # The same examples in each run, and no limit of time for one, which a busy machine exceeds.
 settings.register_profile("tests", settings.get_profile("ci"), max_examples=50)
 

@@ -8,6 +8,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
+from ..conftest import table
 from .manifests import Manifest, Manifests, changed, container_of
 
 CRDS = Path(__file__).parent.parent / "data" / "crds"
@@ -51,19 +52,7 @@ def test_manifests_are_valid(
 
 @pytest.mark.parametrize(
     ("kind", "name", "path", "value"),
-    [
-        ("Deployment", "code", "spec.template.spec.containers.0.readinesProbe", {}),
-        ("Deployment", "code", "spec.replicas", "2"),
-        ("StatefulSet", "redis", "spec.serviceNam", "redis"),
-        ("Service", "code", "spec.ports.0.targetPortt", 1),
-        ("NetworkPolicy", "dns", "spec.egres", []),
-        ("PodDisruptionBudget", "code", "spec.maxUnavailabl", 1),
-        ("ScaledObject", "code", "spec.minReplicaCount", "2"),
-        ("ScaledObject", "code", "spec.triggers.0.metadata.threshold", 2),
-        ("ScaledObject", "code", "spec.scaleTarget", {}),
-        ("ServiceMonitor", "rewardfleet", "spec.endpoints.0.interval", "soon"),
-        ("PrometheusRule", "rewardfleet", "spec.group", []),
-    ],
+    table("manifest_faults"),
 )
 def test_a_fault_is_found(
     overlays: dict[str, Manifests], kind: str, name: str, path: str, value: object

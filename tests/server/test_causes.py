@@ -17,7 +17,7 @@ from rewardfleet_server.testing import FakeJudge, FakeSandbox
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.settings import VideoSettings
 
-from ..conftest import image_base64, served, served_with
+from ..conftest import image_base64, served, served_with, table
 from ..observability.conftest import ALERTS
 from .code.conftest import Service, asserts, functional, served_code, stdio
 from .episode.conftest import post_batch, served_episodes
@@ -279,33 +279,7 @@ def visual(reward: float, video: object) -> dict[str, object]:
     return {"kind": "visual", "episode_reward": reward, "visual_success": video}
 
 
-EPISODES = [
-    (WON, None),
-    (LOST, "failed"),
-    ({**LOST, "steps": 500}, "truncated"),
-    ({**LOST, "kind": "efficiency", "steps": 512}, "truncated"),
-    ({**WON, "kind": "efficiency"}, "steps_taken"),
-    ({"kind": "return", "episode_reward": 0.5}, "low_reward"),
-    ({"kind": "return", "episode_reward": 1.0}, None),
-    ({"kind": "return", "episode_reward": 0.0, "success": False}, "low_reward"),
-    ({"kind": "reward_model", "reward_model_score": -3}, "low_reward"),
-    ({"kind": "hybrid", "step_rewards": [0.1], "step_token_ends": [3], "episode_reward": 0},
-     "low_reward"),
-    (visual(1, 1.0), None),
-    (visual(1, 0.4), "judge_says_no"),
-    (visual(1, 0.5), "not_finished"),
-    (visual(0, 0.9), "low_reward"),
-    (visual(1, {"score": 0.2, "status": "ok"}), "judge_says_no"),
-    (visual(1, NO_VIDEO), "video_abstained"),
-    (visual(1, BROKEN_VIDEO), "unavailable"),
-    ({"kind": "discounted", "steps": 9, "success": True}, "steps_taken"),
-    ({"kind": "discounted", "steps": 9, "success": False}, "failed"),
-    ({"kind": "discounted", "steps": 9, "episode_reward": 0, "success": False}, "low_reward"),
-    ({"kind": "shaped", "progress": [0.5, 1.0], "success": True}, "shaping"),
-    ({"kind": "shaped", "progress": [0.0, 0.5], "episode_reward": 0.1}, "low_reward"),
-    ({"masked": True}, "masked"),
-    ({"kind": "success"}, "invalid"),
-]  # fmt: skip
+EPISODES = table("causes_of_episodes")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -325,18 +299,7 @@ def test_causes_of_episodes(episodes: httpx.Client, fields: dict, cause: str | N
 
 @pytest.mark.parametrize(
     ("options", "items", "causes"),
-    [
-        ({"weights": {"smoothness": 1}}, [{"actions": [[0.0], [1.0], [0.0]]}], ["low_objectives"]),
-        ({"weights": {"success": 1}}, [LOST, WON], ["failed", None]),
-        ({"weights": {"progress": 1}, "combine": "gated"},
-         [{**LOST, "progress": [1.0]}], ["failed"]),
-        ({"normalize": "group_mean"}, [LOST, LOST], ["no_variance"] * 2),
-        ({"normalize": "group_std"}, [WON, WON], ["no_variance"] * 2),
-        ({"normalize": "leave_one_out"}, [WON, LOST], [None, "failed"]),
-        ({"normalize": "group_std"}, [WON, LOST], ["normalized", "failed"]),
-        ({"normalize": "length"}, [WON, {**LOST, "steps": 500}], ["normalized", "truncated"]),
-        ({"normalize": "group_mean"}, [WON, {"masked": True}], ["alone", "masked"]),
-    ],
+    table("causes_in_groups"),
 )  # fmt: skip
 def test_causes_in_groups(episodes: httpx.Client, options: dict, items: list, causes: list):
     kind = "objectives" if "weights" in options else "success"

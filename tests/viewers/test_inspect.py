@@ -21,8 +21,7 @@ from rewardfleet.score_log.reading import Filters, open_log, select
 from rewardfleet.wire.score import Score
 from rewardfleet_server.testing import wait_until
 
-from ..server.look.attacks import ATTACKS
-from ..server.look.conftest import scored_items, write_log
+from ..server.look.conftest import ATTACKS, scored_items, write_log
 
 inspect = pytest.importorskip("inspect_ai.log")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Inspect

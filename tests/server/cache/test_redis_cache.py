@@ -26,7 +26,7 @@ from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox, wait_until
 from rewardfleet_server.up.settings import free_port
 
-from ...conftest import Serve, client_of
+from ...conftest import Serve, client_of, table
 from ...measure import Stopwatch
 from ..conftest import RedisServer, cached_value
 from ..http.test_requests import metric
@@ -214,26 +214,7 @@ def test_a_value_of_another_type_is_a_miss_and_is_replaced(
 
 
 #: What somebody who can write to the server might store instead.
-FORGED = [
-    {"score": 7.99, "pass_rate": 7.99},
-    {"score": -1.0, "pass_rate": -1.0},
-    {"score": 1.0, "pass_rate": 1.0},  # although a test failed
-    {"score": "0.5"},
-    {"score": True},
-    {"pass_rate": None},
-    {"pass_rate": "1.0"},
-    {"score": None, "status": "abstained"},
-    {"score": None, "status": "error", "error": {"kind": "backend_failed"}},
-    {"backend": "another"},
-    {"components": {"judgment_correct": 5.0}},
-    {"components": {"pass_rate": float("nan")}},
-    {"components": []},
-    {"verdicts": []},
-    {"verdicts": [{"verdict": "accepted"}], "pass_rate": 1.0, "score": 1.0},
-    {"verdicts": [{"verdict": "accepted"}, {"verdict": "unknown"}]},
-    {"verdicts": None},
-    {"provenance": "mine"},
-]
+FORGED = table("forged_scores")
 
 
 def test_a_score_that_cannot_be_one_of_the_item_is_computed_again(

@@ -4,6 +4,7 @@ import inspect
 import itertools
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import LONG_CLIP
+from ...conftest import LONG_CLIP, table
 
 SETTINGS = {name: entry.load_settings() for name, entry in SERVICES.items()}
 
@@ -43,162 +44,15 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["serve", "video", "--host", "0.0.0.0"],
-            (
-                "--host 0.0.0.0 makes this service reachable from other machines: give "
-                "--api-key-file, or --set allow_unauthenticated=true if anyone who can reach it "
-                "may use it"
-            ),
-        ),
-        (
-            ["serve", "video", "--port", "70000", "--set", "deadline_s=soon"],
-            (
-                "--port 70000: input should be less than or equal to 65535; "
-                "--set deadline_s=soon: give a number"
-            ),
-        ),
-        (
-            ["serve", "code", "--set", "max_wal_s=3"],
-            "--set max_wal_s=3: no such setting; did you mean max_wall_s?",
-        ),
-        (["serve", "code", "--set", "workers"], "--set workers: give NAME=VALUE"),
-        (["serve", "video", "--port", "abc"], "--port abc: give a whole number"),
-        (["serve", "video", "--port", ""], "--port '': give a whole number"),
-        (["serve", "video", "--port"], "Option '--port' requires an argument."),
-        (
-            ["serve", "video", "--judge", "transformers", "--set", "readout=x"],
-            "transformers.readout=x: input should be 'text', 'constrained', 'probability' or "
-            "'rubric'",
-        ),
-        (
-            ["serve", "video", "--judge", "transformers", "--set", "redout=text"],
-            "--set redout=text: no such setting of transformers; did you mean readout?",
-        ),
-        (
-            ["serve", "video", "--set", "library"],
-            "--set library: give NAME=VALUE or JUDGE.NAME=VALUE",
-        ),
-        (
-            ["serve", "video", "--judge", "sole-r1", "--judge", "openai", "--set", "prompts=x"],
-            "--set prompts=x: several judges are loaded: set sole-r1.prompts or openai.prompts",
-        ),
-        (
-            ["serve", "video", "--judge", "sole-r1", "--set", "openai.model=x"],
-            "--set openai.model=x: no judge openai is loaded, but sole-r1",
-        ),
-        (
-            ["serve", "video", "--gpu-ids", "x"],
-            "--gpu-ids x: give numbers, each once, like 0 or 0,1",
-        ),
-        (
-            ["serve", "video", "--backend", "oracle"],
-            (
-                "--backend oracle: no such judge; known: PRIMO-R1, openai, qwen2_5_vl_vllm, "
-                "reference, robometer, roboreward, sole-r1, topreward, transformers, "
-                "or your own with --custom-backend-factory"
-            ),
-        ),
-        (
-            ["serve", "video", "--backend", "mine", "--custom-backend-factory", "module"],
-            "--custom-backend-factory module: give pkg.mod:function",
-        ),
-        (
-            ["serve", "video", "--model-path", "/models/qwen"],
-            "--model-path /models/qwen: no such folder, and not a hub name like Qwen/Qwen3-VL-2B",
-        ),
-        (
-            ["serve", "video", "--model-path", "m", "--set", "prompt_template=Is {this} done?"],
-            (
-                "qwen2_5_vl_vllm.prompt_template=Is {this} done?: {this} is not accepted; "
-                "accepted: {task} and {task_instruction}, without attributes or formats"
-            ),
-        ),
-        (["serve", "video", "--api-key-file", "/none"], "--api-key-file /none: no such file"),
-        (["serve", "video", "--video-root", "data/x"], "--video-root data/x: no such directory"),
-        (
-            ["serve", "video", "--set", "library=/none"],
-            "reference.library=/none: path does not point to a directory",
-        ),
-        (
-            ["serve", "video", "--set", "reference.library=/proc"],
-            "library /proc: not a library: manifest.jsonl: No such file or directory",
-        ),
-        (
-            ["serve", "video", "--cache", "/none/cache"],
-            "--cache /none/cache: unable to open database file",
-        ),
-        (
-            ["serve", "video", "--cache", "ftp://user:secret@host/0"],
-            "--cache ftp://***@host/0: give a URL such as redis://127.0.0.1:6379/0",
-        ),
-        (
-            ["serve", "video", "--openai-url", "ftp://user:secret@host/v1"],
-            "--openai-url ftp://***@host/v1: give an http or https URL",
-        ),
-        (
-            ["serve", "video", "--custom-backend-factory", "no_such_module:build"],
-            "--custom-backend-factory no_such_module:build: ModuleNotFoundError: No module named "
-            "'no_such_module'",
-        ),
-        (
-            ["serve", "video", "--openai-url", "http://127.0.0.1:9/v1"],
-            "the judge openai needs --openai-url and --openai-model",
-        ),
-        (
-            ["serve", "video", "--openai-url", "http://127.0.0.1:9/v1", "--model-path", "m"],
-            "--model-path selects qwen2_5_vl_vllm and --openai-url selects openai: name the "
-            "judges to load, each by --backend",
-        ),
-        (
-            ["serve", "code", "--fusion-url", "http://u:p@h", "--python", sys.executable],
-            "--fusion-url runs programs elsewhere: remove python, settings of jails",
-        ),
-        (["serve", "code", "--python", "/none"], "--python /none: no such file"),
-        (
-            ["serve", "episode", "--run-state", "/none/x"],
-            "--run-state /none/x: no such directory: /none",
-        ),
-        (
-            ["serve", "episode", "--run-state", __file__],
-            (
-                f"--run-state {__file__}: the run-state file cannot be used (file is not a "
-                "database); restore it from a backup, or move it away to start every run from "
-                "scratch"
-            ),
-        ),
-        (
-            ["serve", "episode", "--run-state", "ftp://user:secret@host/0"],
-            "--run-state ftp://***@host/0: give a URL such as redis://127.0.0.1:6379/0",
-        ),
-        (
-            ["serve", "episode", "--replicas", "2"],
-            (
-                "--replicas 2: replicas must share the state of training runs: give --run-state "
-                "redis://HOST:6379/0, or a file if all of them are on this machine"
-            ),
-        ),
-        (["score", "video", "/none.mp4", "task"], "/none.mp4: No such file or directory"),
-        (
-            ["score", "video", "clip.mp4", "task", "--limit", "0"],
-            "Invalid value for '--limit': 0 is not in the range x>=1.",
-        ),
-        (
-            ["references", "add", "x", "/none.mp4", "task", "--success"],
-            "/none.mp4: No such file or directory",
-        ),
-        (["references", "add", "x", "/none.mp4", "task"], "give --success or --failure"),
-        (["score", "video"], "Missing argument 'INPUT...'."),
-    ],
-    ids=lambda value: " ".join(value[1:])[:50] if isinstance(value, list) else None,
-)
+@pytest.mark.parametrize(("arguments", "message"), table("command_errors"))
 def test_an_error_names_the_flag_and_its_value_in_one_line(arguments, message, capsys, monkeypatch):
     monkeypatch.setenv("REWARDFLEET_PORT", "0")
-    assert main(arguments) == 2
-    assert capsys.readouterr().err == f"rewardfleet: {message}\n"
+    line, error = (
+        text.replace("{python}", sys.executable).replace("{file}", __file__)
+        for text in (arguments, f"rewardfleet: {message}\n")
+    )
+    assert main(shlex.split(line)) == 2
+    assert capsys.readouterr().err == error
 
 
 @pytest.mark.slow
@@ -222,14 +76,7 @@ def test_a_command_without_a_subcommand_prints_its_help(arguments, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "suggestion"),
-    [
-        (["serve", "video", "--prot", "3"], "--port"),
-        (["serve", "code", "--max-wall-s", "3"], "--set max_wall_s=VALUE"),
-        (["score", "video", "a", "b", "--limt", "3"], "--limit"),
-        (["serve", "vido"], "video"),
-        (["serv"], "serve"),
-        (["docter"], "doctor"),
-    ],
+    table("typos"),
 )
 def test_a_typo_suggests_what_was_meant_in_two_lines(arguments, suggestion, capsys):
     assert main(arguments) == 2

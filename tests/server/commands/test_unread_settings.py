@@ -15,21 +15,12 @@ from rewardfleet_server.video.judges.settings import built_in
 from rewardfleet_server.video.judges.vlm import families
 from rewardfleet_server.video.settings import VideoSettings
 
+from ...conftest import table
+
 URL = "http://127.0.0.1:9/v1"
 VLLM = "qwen2_5_vl_vllm"
 #: Flags, what is loaded, and one of those that have the setting.
-UNREAD = [
-    ("--set readout=probability", "reference", "openai"),
-    ("--max-model-len 9", "reference", "transformers"),
-    ("--openai-model m", "reference", "openai"),
-    ("--set media=video --backend reference", "reference", "openai"),
-    ("--primo-tensor-parallel-size 1 --model-path m", VLLM, "PRIMO-R1"),
-    ("--set engine=vllm --model-path m", VLLM, "topreward"),
-    ("--set data_parallel_size=2 --backend transformers", "transformers", VLLM),
-    ("--backend PRIMO-R1 --set readout=text", "PRIMO-R1", "openai"),
-    (f"--openai-url {URL} --openai-model m --set library=/tmp", "openai", "reference"),
-    ("--model-path m --judge openai --judge reference", "openai and reference", VLLM),
-]
+UNREAD = table("unread_settings")
 
 
 @pytest.mark.parametrize(("flags", "loaded", "reader"), UNREAD)
@@ -42,28 +33,7 @@ def test_a_setting_that_no_judge_has_stops_the_command(flags, loaded, reader, ca
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
-    [
-        (
-            "video --set PRIMO-R1.top_p=0.9 --model-path m",
-            f"no judge PRIMO-R1 is loaded, but {VLLM}",
-        ),
-        ("video --gpu-ids 0", "--gpu-ids 0: reference runs no model here"),
-        (
-            "video --set device=cpu --backend sole-r1",
-            "device is read with engine=transformers only",
-        ),
-        (
-            "video --judge roboreward --set engine=transformers --tensor-parallel-size 2",
-            "tensor_parallel_size is read with engine=vllm only",
-        ),
-        (
-            f"video --openai-url {URL} --set readout=probability --set max_tokens=9",
-            "max_tokens is read with readout=text only",
-        ),
-        ("video --backend reference --custom-backend-factory m:f", "name your judge by --backend"),
-        ("code --fusion-url http://127.0.0.1:9 --packages numpy", "remove packages"),
-        ("code --fusion-url http://127.0.0.1:9 --isolation auto", "remove isolation"),
-    ],
+    table("settings_of_others"),
 )
 def test_a_setting_that_nothing_reads_stops_the_command(arguments, reason, capsys):
     assert main(["serve", *arguments.split()]) == 2
@@ -85,15 +55,7 @@ def test_environment_variables_and_files_are_checked_as_well(monkeypatch, capsys
 
 @pytest.mark.parametrize(
     ("given", "judges"),
-    [
-        ({}, ["reference"]),
-        ({"model_path": "m"}, [VLLM]),
-        ({"openai_url": URL}, ["openai"]),
-        ({"custom_backend_factory": "m:f", "model_path": "m", "set": ["top_p=0.5"]}, ["custom"]),
-        ({"custom_backend_factory": "m:f", "backend": ["mine"], "max_model_len": 9}, ["mine"]),
-        ({"openai_url": URL, "model_path": "m", "backend": ["openai", VLLM]}, ["openai", VLLM]),
-        ({"backend": ["PRIMO-R1"], "model_path": "m"}, ["PRIMO-R1"]),
-    ],
+    table("flags_of_judges"),
 )
 def test_flags_select_their_judge(given, judges):
     assert VideoSettings(**given).backends == judges

@@ -8,6 +8,7 @@ import pytest
 from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
 from rewardfleet_server.episode import decode, encode
 
+from ...conftest import table
 from ...measure import Stopwatch
 from .conftest import post_batch
 
@@ -19,54 +20,7 @@ NAN, INF = float("nan"), float("inf")
 
 @pytest.mark.parametrize(
     ("fields", "message", "options"),
-    [
-        ({"kind": "return", "episode_reward": NAN}, "episode_reward", {}),
-        ({"kind": "return", "episode_reward": -INF}, "episode_reward", {}),
-        ({"kind": "return", "step_rewards": [1, NAN]}, "step_rewards.1", {}),
-        (
-            {"kind": "reward_model", "reward_model_score": 1e200},
-            "model_score: a number between",
-            {},
-        ),
-        ({"kind": "return", "step_rewards": [1e200]}, "step_rewards: a number", {}),
-        ({"steps": -1}, "steps: 0 or more (got -1)", {}),
-        ({"max_steps": 0}, "max_steps: above 0", {}),
-        ({"success": 0.5}, "success", {}),
-        ({"success": 2}, "success", {}),
-        ({"temperature": -0.1}, "temperature", {}),
-        ({"uid": "valid0"}, "the same uid as item 0", {}),
-        ({"uid": ""}, "uid", {}),
-        ({"uid": None}, "uid", {}),
-        ({"kind": "best"}, "kind", {}),
-        ({"kind": "reward_model"}, "kind reward_model needs reward_model_score", {}),
-        ({"kind": "return"}, "kind return needs episode_reward or step_rewards", {}),
-        ({"kind": "hybrid", "step_rewards": [1]}, "kind hybrid needs", {}),
-        ({"kind": "visual", "episode_reward": 1}, "needs visual_success", {}),
-        ({"kind": "shaped"}, "kind shaped needs progress", {}),
-        ({"kind": "discounted", "steps": None}, "needs steps", {}),
-        ({"kind": "efficiency", "max_steps": None}, "needs max_steps", {}),
-        ({"kind": "objectives"}, "low_energy needs actions", {"weights": {"low_energy": 1}}),
-        ({"group": "alone"}, "no other member of group 'alone'", GROUPED),
-        ({"group": None}, "normalize: group_mean needs group", GROUPED),
-        ({"steps": 0}, "a length to divide by", {"normalize": "length"}),
-        ({"actions": [[1, 2], [1]]}, "different lengths", {}),
-        ({"actions": []}, "actions: [T, A]", {}),
-        ({"actions": [[]]}, "actions: [T, A]", {}),
-        ({"actions": [1, 2]}, "actions", {}),
-        ({"actions": [[1, 2], [1, True]]}, "actions.1.1", {}),
-        ({"actions": [[1, 2], 1]}, "actions.1", {}),
-        ({"actions": [1, [1, 2]]}, "actions.0", {}),
-        ({"actions": {}}, "actions", {}),
-        ({"step_rewards": [1, None]}, "step_rewards.1", {}),
-        ({"step_rewards": [1, "2"]}, "step_rewards.1", {}),
-        ({"step_rewards": [[1], [2]]}, "step_rewards", {}),
-        ({"actions": [[1, 2], [1, 2]], "progress": [1]}, "one entry per step", {}),
-        ({"step_rewards": [1], "step_token_ends": [1, 2]}, "one entry per step", {}),
-        ({"step_rewards": [1, 1], "step_token_ends": [2, 2]}, "rising", {}),
-        ({"actions": [[1, 2, 3]]}, "width 3, but 2 in its group", CLUSTERED),
-        ({"actions": None}, "needs actions", CLUSTERED),
-        ({"color": 1}, "unknown field 'color'", {}),
-    ],
+    table("invalid_episodes"),
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else None,
 )
 def test_an_invalid_episode_does_not_fail_the_others(
@@ -124,15 +78,7 @@ def test_an_invalid_batch_is_refused(service: httpx.Client, body: dict, message:
 
 @pytest.mark.parametrize(
     ("body", "message"),
-    [
-        ({"n": 0}, "n:"),
-        ({"n": 4, "base_temperature": 0}, "base_temperature"),
-        ({"n": 4, "temperature_range": -1}, "temperature_range"),
-        ({"n": 4, "adapt": {"run": "r", "step": 1}}, "success_rate"),
-        ({"n": 4, "adapt": {"run": "r", "step": 1, "diversity": 1}}, "target_diversity"),
-        ({"n": 4, "adapt": {"run": "r", "step": 1, "success_rate": 2}}, "success_rate"),
-        ([], "object"),
-    ],
+    table("invalid_temperatures"),
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict | list) else None,
 )
 def test_an_invalid_request_for_temperatures_is_refused(

@@ -22,7 +22,7 @@ from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.video.app import create_app as create_video
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import DATA, client_of
+from ...conftest import DATA, client_of, table
 from ...gateways import LOOPBACK
 
 VIDEO = {"task_text": "close the drawer", "video_path": "missing.mp4"}
@@ -119,18 +119,7 @@ def test_an_encoded_slash_is_part_of_the_name_of_a_run(services: dict[str, httpx
 
 
 #: A body of each route, and where an integer is in it.
-INTEGERS: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
-    ("video", "/score", VIDEO, ("nframes",)),
-    ("video", "/score", VIDEO, ("max_pixels",)),
-    ("video", "/v1/chat/completions", CHAT, ("n",)),
-    ("code", "/score", CODE, ("limits", "memory_mb")),
-    ("code", "/run_code", RUN_CODE, ("memory_limit_MB",)),
-    ("episode", "/groups/members", MEMBER, ("group_size",)),
-    ("episode", "/groups/members", MEMBER, ("step",)),
-    ("episode", "/temperatures", {"n": 1}, ("n",)),
-    ("episode", "/score/batch", {"items": [EPISODE], "run": "r", "step": 1}, ("step",)),
-    ("tools", "/score", ANSWER, ("step",)),
-]
+INTEGERS: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = table("integers")
 
 
 def with_value(body: dict[str, Any], where: tuple[str, ...], value: object) -> dict[str, Any]:
@@ -162,23 +151,7 @@ def test_text_and_booleans_are_no_integers(
 
 @pytest.mark.parametrize(
     ("service", "path", "body"),
-    [
-        ("video", "/score", {**VIDEO, "task_text": 1}),
-        ("video", "/score", {"task_text": "a", "frames_base64": ["aGk="], "fps": "5"}),
-        ("video", "/score", {"task_text": "a", "frames_base64": ["aGk="], "fps": True}),
-        ("code", "/score", {**CODE, "original_passed": 1}),
-        ("code", "/score", {**CODE, "original_passed": "true"}),
-        ("code", "/score", {**CODE, "limits": {"cpu_s": "5"}}),
-        ("code", "/run_code", {**RUN_CODE, "run_timeout": "5"}),
-        ("episode", "/score", {"uid": "a", "success": "1"}),
-        ("episode", "/score", {"uid": "a", "success": 2}),
-        ("episode", "/score", {**EPISODE, "steps": True}),
-        ("episode", "/temperatures", {"n": 1, "base_temperature": "0.5"}),
-        ("episode", "/score/batch", {"items": [EPISODE], "options": {"gamma": "0.5"}}),
-        ("episode", "/score/batch", {"items": [EPISODE], "options": {"gamma": True}}),
-        ("tools", "/score", {**ANSWER, "options": {"with_length": "yes"}}),
-        ("tools", "/score", {**ANSWER, "options": {"with_length": 1}}),
-    ],
+    table("wrong_types"),
 )
 def test_no_type_stands_for_another(
     services: dict[str, httpx.Client], service: str, path: str, body: dict[str, Any]

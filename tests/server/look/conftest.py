@@ -27,6 +27,10 @@ from rewardfleet_server.look.records import Records
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.references.library import MANIFEST, SHIPPED
 
+from ...conftest import table
+
+#: Texts that would run, load or change something if a page did not escape them.
+ATTACKS = table("attacks")
 #: A clip of the library in the package.
 REFERENCE = json.loads((SHIPPED / MANIFEST).read_text().splitlines()[0])["file"]
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from .attacks import ATTACKS
-from .conftest import drawn_items, numbers_of, scored_items
+from .conftest import ATTACKS, drawn_items, numbers_of, scored_items
 
 playwright = pytest.importorskip("playwright.sync_api", reason="`make test-browser` installs it")
 CHROMIUM = shutil.which("chromium")

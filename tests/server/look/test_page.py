@@ -22,8 +22,7 @@ from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.look.labels import Labels
 from rewardfleet_server.testing import serving, wait_until
 
-from .attacks import ATTACKS
-from .conftest import REFERENCE, drawn_items, numbers_of, scored_items, served, write_log
+from .conftest import ATTACKS, REFERENCE, drawn_items, numbers_of, scored_items, served, write_log
 
 ROWS = Path(__file__).parents[2] / "data" / "rows"
 

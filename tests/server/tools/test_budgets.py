@@ -13,6 +13,7 @@ import pytest
 from rewardfleet.tool_use import advantages
 from rewardfleet_server.testing import wait_until
 
+from ...conftest import table
 from ..conftest import RedisServer
 from ..processes import service_process
 from .conftest import served_tools, update
@@ -93,25 +94,7 @@ def test_fewer_parts_than_have_arrived_close_the_step_with_the_next_one(service:
 
 @pytest.mark.parametrize(
     ("body", "status", "reason"),
-    [
-        ({"step": 3, "part": "late", "costs": [1]}, 422, "step 3 is closed: the run is at step 4"),
-        ({"step": 4, "costs": [1]}, 422, "parts of step 4 have arrived"),
-        ({"step": -1, "costs": [1]}, 422, "step"),
-        ({"costs": [1]}, 422, "step"),
-        ({"step": 5}, 422, "either `costs`"),
-        ({"step": 5, "costs": []}, 422, "costs"),
-        ({"step": 5, "costs": [-1]}, 422, "costs"),
-        ({"step": 5, "costs": [1e7]}, 422, "costs"),
-        ({"step": 5, "costs": [1], "mean_cost": 1, "count": 1}, 422, "either `costs`"),
-        ({"step": 5, "mean_cost": 1}, 422, "count"),
-        ({"step": 5, "costs": [1], "count": 1}, 422, "count"),
-        ({"step": 5, "mean_cost": 1, "count": 0}, 422, "count"),
-        ({"step": 5, "costs": [1], "part": ""}, 422, "part"),
-        ({"step": 5, "costs": [1], "typo": 1}, 422, "typo"),
-        ({"step": 5, "costs": [1], "mean_task_reward": 1e300}, 422, "mean_task_reward"),
-        ('{"step": 5, "costs": [NaN]}', 422, "finite"),
-        ('{"step": 5, "mean_cost": Infinity, "count": 1}', 422, "finite"),
-    ],
+    table("budget_updates"),
 )
 def test_an_update_that_does_not_fit_leaves_the_budget_unharmed(
     service: httpx.Client, body: object, status: int, reason: str
@@ -132,18 +115,7 @@ def test_an_update_that_does_not_fit_leaves_the_budget_unharmed(
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [
-        ({"eta": 0}, "eta"), ({"eta": -1}, "eta"), ({"eta": 1e9}, "eta"),
-        ({"budget": -0.1}, "budget"),
-        ({"max_lambda": 0}, "max_lambda"), ({"initial_lambda": -1}, "initial_lambda"),
-        ({"initial_lambda": 11}, "at most max_lambda"), ({"controller": "bang"}, "controller"),
-        ({"every": 0}, "every"), ({"parts": 0}, "parts"), ({"pid": {"error_smoothing": 1}}, "pid"),
-        ({"typo": 1}, "typo"), ({"checkpoint": {}}, "checkpoint"),
-        ({"checkpoint": {"multiplier": {"multiplier": -1, "integral": 0}}}, "checkpoint"),
-        ({"checkpoint": {"multiplier": {"multiplier": 0, "integral": 0, "error": 1e300}}}, "1e+30"),
-        ({"checkpoint": {"multiplier": {"multiplier": 0, "integral": 0},
-                         "window": {"steps": 1, "count": 10**400}}}, "1e+30"),
-    ],
+    table("budget_options"),
 )  # fmt: skip
 def test_options_out_of_range(service: httpx.Client, options: dict, reason: str):
     service.put("/budgets/options", json={"initial_lambda": 1})

@@ -15,6 +15,7 @@ from rewardfleet_server.scorer import ScoreFields
 from rewardfleet_server.tools.budgets import Price
 from rewardfleet_server.tools.scorer import ToolsScorer
 
+from ...conftest import table
 from .conftest import TRUTH, answer, call, served_tools, update
 
 
@@ -220,15 +221,7 @@ def test_a_file_of_families(tmp_path: Path, name: str, content: str):
 
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
-    [
-        ("f.json", '{"web_search": "serach"}', "web_search.*'search', 'calculate' or 'other'"),
-        ("f.json", "[1]", "dictionary"),
-        ("f.json", "{", "Expecting"),
-        ("f.csv", "a,b\n1,2\n", "tool,family"),
-        ("f.csv", "tool,family\nx\n", "x"),
-        ("f.csv", "tool,family\nx,other\nx,search\n", "x is in two families: other and search"),
-        ("f.json", '{"x": "other", "x": "search"}', "x is in two families"),
-    ],
+    table("family_files"),
 )
 def test_a_file_of_families_that_cannot_be_used(
     tmp_path: Path, name: str, content: str, reason: str

@@ -29,6 +29,7 @@ from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.up.line import most_waiting
 from rewardfleet_server.up.settings import free_port
 
+from ...conftest import table
 from ..processes import service_process
 
 HEALTH_CHECK = Path(__file__).parents[3] / "deploy/healthcheck.py"
@@ -272,23 +273,7 @@ async def test_a_replica_that_left_its_name_is_watched_while_it_has_requests(
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        [],
-        ["--service=code"],
-        ["--service=code=https://code:8080"],
-        ["--service=code=http://"],
-        ["--service=/=http://code"],
-        ["--service=code=http://code:8080/score"],
-        ["--service=code=http://code:8080/#score"],
-        ["--service=code=http://code:99999"],
-        ["--service=code=http://code:0"],
-        ["--service=code=http://code:port"],
-        ["--service=code=http://co..de"],
-        ["--service=code=http://[::1"],
-        ["--service=code=http://user:password@code"],
-        ["--service=codé=http://code"],
-        ["--service=inflight=http://code"],
-    ],
+    table("gateway_flags"),
 )
 def test_a_service_needs_a_name_and_a_url(flags: list[str], capsys: pytest.CaptureFixture[str]):
     assert main(["gateway", *flags]) == 2

@@ -9,6 +9,8 @@ import pytest
 from rewardfleet_server.up import settings
 from rewardfleet_server.up.settings import free_port, plan, read_config
 
+from ...conftest import table
+
 FILE = """
 port = 19000
 only = ["code", "tools"]
@@ -99,21 +101,7 @@ def test_free_ports_leave_out_those_in_use(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(
     ("content", "overrides", "reason"),
-    [
-        ("", {"only": ["vidoe"]}, r"--only vidoe: no such service; did you mean video\?"),
-        ("", {"replicas": {"cod": 2}}, "--only cod: no such service"),
-        ("", {"replicas": {"code": 0}}, "replicas of code: give 1 to 100"),
-        ("[code]\nreplicas = 'x'", {}, "replicas of code: give 1 to 100"),
-        ("[code]\nworker = 2", {}, r"\[code\] worker: no such setting; did you mean workers\?"),
-        ("[code]\nhost = '0.0.0.0'", {}, r"\[code\] host: services listen on loopback only"),
-        ("[code]\nworkers = 0", {}, r"\[code\] --workers 0"),
-        ("[vidoe]\n", {}, "vidoe"),
-        ("port = 'x'", {}, "port"),
-        ("port = ", {}, "--config"),
-        ("[code]\nport = 65536", {}, "--port 65536"),
-        ("host = '0.0.0.0'", {}, "--host 0.0.0.0 makes the fleet reachable"),
-        ("code = 3", {}, "code"),
-    ],
+    table("fleet_settings"),
 )
 def test_what_is_not_accepted_is_named(tmp_path: Path, content: str, overrides: dict, reason: str):
     path = tmp_path / "fleet.toml"
