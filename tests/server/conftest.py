@@ -11,6 +11,8 @@ import pytest
 import redis
 
 from rewardfleet_server.cache import Cache
+from rewardfleet_server.run_state import redis as redis_store
+from rewardfleet_server.run_state import sqlite as sqlite_store
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.up.settings import free_port
 
@@ -78,3 +80,11 @@ def redis_server(_redis_server: RedisServer) -> RedisServer:
     """Return a server that is empty."""
     _redis_server.client.flushall()
     return _redis_server
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for stores of run state until they answer, also on a busy machine."""
+    monkeypatch.setattr(redis_store, "_COMMAND_SECONDS", 60.0)
+    for module in (redis_store, sqlite_store):
+        monkeypatch.setattr(module, "BUSY_SECONDS", 60.0)

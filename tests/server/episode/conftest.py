@@ -8,7 +8,6 @@ import pytest
 
 from rewardfleet_server.episode.app import create_app
 from rewardfleet_server.episode.settings import EpisodeSettings
-from rewardfleet_server.run_state import redis as redis_store
 
 from ...conftest import client_of
 
@@ -17,13 +16,6 @@ from ...conftest import client_of
 def served_episodes(**settings: object) -> Iterator[httpx.Client]:
     with client_of(create_app(EpisodeSettings(**settings))) as client:
         yield client
-
-
-@pytest.fixture
-def patient_with_redis(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for commands of Redis, also on a busy machine."""
-    monkeypatch.setattr(redis_store, "_COMMAND_SECONDS", 30)
-    monkeypatch.setattr(redis_store, "BUSY_SECONDS", 60)
 
 
 @pytest.fixture(scope="module")

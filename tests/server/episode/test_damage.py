@@ -91,7 +91,7 @@ def test_stored_json_of_a_wrong_shape_is_the_documented_error(tmp_path: Path, en
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("patient_with_redis")
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
 def test_a_budget_of_a_wrong_shape_is_the_documented_error(
     tmp_path: Path, store: str, redis_server: RedisServer
@@ -133,7 +133,7 @@ def stored(file: Path, server: RedisServer) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("patient_with_redis")
+@pytest.mark.usefixtures("patient")
 def test_groups_of_a_wrong_shape_in_redis_are_the_documented_error(redis_server: RedisServer):
     with served_episodes(run_state=redis_server.url) as service:
         assert [each.status_code for each in use_everything(service)] == [200] * 10 + [422]
@@ -158,7 +158,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("patient_with_redis")
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("stray", [STRAY, 10**6])
 def test_a_stray_step_does_not_end_a_run(store: dict[str, object], stray: int):
     """It is a step like any other, and the run goes on where it was."""

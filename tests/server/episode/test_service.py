@@ -20,7 +20,6 @@ from rewardfleet.wire.episode import (
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.run_state import groups
 
-from ..http.test_requests import metric
 from ..processes import service_process
 from .conftest import post_batch, served_episodes
 
@@ -342,17 +341,6 @@ def test_a_complete_group_is_released(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_the_episodes_of_a_group_are_counted_once(tmp_path: Path):
-    """Also if several members ask for it at the moment at which it is complete."""
-    items = [item for group in range(8) for item in four_items(f"g{group}", temperature=1.0)]
-    with served_episodes(run_state=tmp_path / "runs.sqlite") as service:
-        with concurrent.futures.ThreadPoolExecutor(16) as pool:
-            for _ in range(3):
-                list(pool.map(lambda item: add_member(service, item, group_size=4), items))
-        assert metric(service, "rewardfleet_episodes_total{") == len(items)
-
-
-@pytest.mark.slow
 def test_an_incomplete_group_is_released_after_its_wait(service: httpx.Client):
     fields = {"run": "short", "wait_s": 4}
     assert not add_member(service, four_items()[0], **fields).json()["released"]
@@ -413,23 +401,6 @@ def test_members_with_another_size_or_other_options_are_refused(service: httpx.C
         assert "first member" in response.json()["detail"]
     without_group = add_member(service, {"uid": "a", "success": True})
     assert "group" in without_group.json()["detail"]
-
-
-def test_replicas_share_the_run_state_file(tmp_path: Path):
-    """Members of a group may be sent to any replica, and all get the same results."""
-    file = tmp_path / "runs.sqlite"
-    with (
-        served_episodes(run_state=file) as one,
-        served_episodes(run_state=file) as other,
-    ):
-        assert not add_member(one, four_items()[0]).json()["released"]
-        assert add_member(other, four_items()[1]).json()["missing"] == 1
-        assert add_member(one, four_items()[2]).json()["released"]
-        results = [add_member(each, four_items()[1]).json()["result"] for each in (one, other)]
-        assert results[0] == results[1]
-        running = {"options": {"normalize": "running"}, "run": "a", "step": 1}
-        post_batch(one, four_items("a"), **running)
-        assert post_batch(other, four_items("b"), **running)["running"]["count"] == 8
 
 
 def test_open_groups_are_limited_and_abandoned_ones_are_evicted(monkeypatch: pytest.MonkeyPatch):

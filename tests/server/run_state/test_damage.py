@@ -32,14 +32,15 @@ from .test_state import (
     SCOPE,
     OpenStore,
     add_one,
-    long_waits,
     open_file,
     open_store,
     outcome,
     settings,
 )
 
-__all__ = ["long_waits", "open_store", "settings"]  # fixtures
+__all__ = ["open_store", "settings"]  # fixtures
+
+pytestmark = pytest.mark.usefixtures("patient")
 
 STRAY = 2**53
 
@@ -306,12 +307,14 @@ async def test_a_damaged_file_is_refused_at_start(tmp_path: Path, damage: Callab
     path = await written(tmp_path / "runs.sqlite")
     open_file(path, SHAPES)._store._file.close()
     damage(path)
+    damaged = path.read_bytes()
     for _ in range(2):
         with pytest.raises(Unavailable, match=r"cannot be used \(.*\); restore it from a backup"):
             open_file(path, SHAPES)
     settings = RunStateSettings(run_state=path)
     with pytest.raises(ValueError, match="--run-state .* cannot be used"):
         open_run_state(settings, SHAPES)
+    assert path.read_bytes() == damaged, "it is not replaced"
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -406,10 +409,13 @@ async def test_a_service_does_not_begin_from_nothing_after_its_file_was_deleted(
     await store.aclose()
 
 
-async def test_a_damaged_value_fails_the_calls_that_need_it_and_no_others(tmp_path: Path):
+@pytest.mark.parametrize("value", ["'[]'", "'{'"])
+async def test_a_damaged_value_fails_the_calls_that_need_it_and_no_others(
+    tmp_path: Path, value: str
+):
     path = await written(tmp_path / "runs.sqlite")
     store = open_file(path, SHAPES)
-    change("'[]'", STATE)(path)
+    change(value, STATE)(path)
     for _ in range(2):
         with pytest.raises(Unavailable, match=r"run 'run \{1\}' \(count\) is damaged"):
             await store.apply_once(SCOPE, 2, "a", count_one)
@@ -435,23 +441,32 @@ RUN = f'{PREFIX}["run {{1}}"]'
 LIST = f'{PREFIX}["run {{1}}","groups",1]'
 STORED = f'{PREFIX}["run {{1}}","groups",1,"g"]'
 
+#: The group that is added to afterwards, and the damage.
 REDIS_DAMAGES = [
-    ["HSET", STORED, "", "{}"],
-    ["HSET", STORED, "", '{"size": 3, "options": null, "left_s": "nan"}'],
-    ["SET", STORED, "text"],
-    ["DEL", STORED],  # as an eviction would
+    ("g", ["HSET", STORED, "", "{}"]),
+    ("g", ["HSET", STORED, "", '{"size": 3, "options": null, "left_s": "nan"}']),
+    ("g", ["SET", STORED, "text"]),
+    ("g", ["DEL", STORED]),  # as an eviction would
+    ("other", ["DEL", LIST]),
+    ("other", ["SET", LIST, "text"]),
+    ("other", ["DEL", RUN]),
+    ("other", ["HDEL", RUN, "groups steps"]),
+    ("other", ["HSET", RUN, "groups steps", "{"]),
+    ("other", ["HSET", RUN, "groups", "[]"]),
+    ("other", ["SET", RUN, "text"]),
 ]
 
 
-@pytest.mark.parametrize("damage", REDIS_DAMAGES, ids=lambda each: " ".join([each[0], *each[2:]]))
-async def test_damaged_groups_are_an_error(redis_server: RedisServer, damage: list[str]):
+@pytest.mark.parametrize(("group", "damage"), REDIS_DAMAGES)
+async def test_damaged_groups_are_an_error(
+    redis_server: RedisServer, group: str, damage: list[str]
+):
     stores = [RunState(RedisStore(redis_server.url)) for _ in range(2)]
-    key = GroupKey("run {1}", 1, "g")
-    await stores[0].groups.add(key, *member())
+    await stores[0].groups.add(GroupKey("run {1}", 1, "g"), *member())
     redis_server.client.execute_command(*damage)
     for store in stores:
         with pytest.raises(Unavailable, match=r"run 'run \{1\}' \(groups\) is damaged"):
-            await store.groups.add(key, *member())
+            await store.groups.add(GroupKey("run {1}", 1, group), *member())
         await store.aclose()
 
 
@@ -464,29 +479,6 @@ async def test_members_that_are_missing_are_an_error(redis_server: RedisServer):
     with pytest.raises(Unavailable, match=r"run 'run \{1\}' \(groups\) is damaged"):
         await store.groups.members(key)
     await store.aclose()
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        ["DEL", LIST],
-        ["SET", LIST, "text"],
-        ["DEL", RUN],
-        ["HDEL", RUN, "groups steps"],
-        ["HSET", RUN, "groups steps", "{"],
-        ["HSET", RUN, "groups", "[]"],
-        ["SET", RUN, "text"],
-    ],
-    ids=lambda each: " ".join(each).replace(PREFIX, ""),
-)
-async def test_damaged_lists_of_groups_are_an_error(redis_server: RedisServer, damage: list[str]):
-    stores = [RunState(RedisStore(redis_server.url)) for _ in range(2)]
-    await stores[0].groups.add(GroupKey("run {1}", 1, "g"), *member())
-    redis_server.client.execute_command(*damage)
-    for store in stores:
-        with pytest.raises(Unavailable, match=r"run 'run \{1\}' \(groups\) is damaged"):
-            await store.groups.add(GroupKey("run {1}", 1, "other"), *member())
-        await store.aclose()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import httpx
 import pytest
 
 from rewardfleet_server.run_state import RunState
-from rewardfleet_server.run_state import redis as redis_store
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
 
@@ -19,13 +18,6 @@ from ...conftest import client_of
 def served_tools(store: RunState | None = None, **settings: object) -> Iterator[httpx.Client]:
     with client_of(create_app(ToolsSettings(**settings), store)) as client:
         yield client
-
-
-@pytest.fixture
-def patient_with_redis(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for commands of Redis, also on a busy machine."""
-    monkeypatch.setattr(redis_store, "_COMMAND_SECONDS", 30)
-    monkeypatch.setattr(redis_store, "BUSY_SECONDS", 60)
 
 
 @pytest.fixture(scope="module")

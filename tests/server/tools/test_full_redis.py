@@ -108,7 +108,7 @@ def _fill(service: httpx.Client) -> tuple[int, dict]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("patient_with_redis")
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("make", [_in_compose, _on_kubernetes])
 def test_an_acknowledged_step_survives_a_full_disk_and_a_kill(make, tmp_path: Path):
     with _server(make, tmp_path) as (server, url):
@@ -129,7 +129,7 @@ def test_an_acknowledged_step_survives_a_full_disk_and_a_kill(make, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("patient_with_redis")
+@pytest.mark.usefixtures("patient")
 def test_a_redis_that_cannot_write_is_seen_and_not_restarted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
