@@ -16,32 +16,53 @@ from rewardfleet_server.testing import wait_until
 
 @dataclass(frozen=True)
 class Fleet:
-    """A running fleet: its URL, and the process of its gateway."""
+    """A fleet: the process of its gateway, and the file of its log."""
 
-    url: str
-    pid: int
+    process: subprocess.Popen[bytes]
+    log_file: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    @property
+    def url(self) -> str:
+        ready = re.search(r"Ready after .*?: (http://\S+?)\. ", self.log)
+        assert ready, f"the fleet did not start: {self.log}"
+        return ready[1]
+
+    def wait_until_ready(self) -> None:
+        wait_until(lambda: "Ready after" in self.log or self.process.poll() is not None, 150)
+        assert self.url
 
     def services(self) -> list[int]:
         """Return the processes of the services."""
-        return list(
-            map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split())
-        )
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        return list(map(int, children.split()))
+
+    def index(self) -> dict[str, Any]:
+        """Return what the index says about each service."""
+        services: dict[str, Any] = httpx.get(self.url, trust_env=False, timeout=60).json()
+        return services["services"]
 
     def replicas(self) -> list[dict]:
         """Return what the index says about each replica."""
-        services = httpx.get(self.url, trust_env=False, timeout=60).json()["services"]
-        return [each for service in services.values() for each in service["replicas"]]
+        return [each for service in self.index().values() for each in service["replicas"]]
 
 
 @contextmanager
-def fleet_up(
+def starting_fleet(
     folder: Path,
     config: str,
     *flags: str,
     program: Sequence[str] = (sys.executable, "-m", "rewardfleet_server"),
     **options: Any,
 ) -> Iterator[Fleet]:
-    """Run a fleet, which keeps its data and its log in a folder.
+    """Start a fleet, which keeps its data and its log in a folder.
 
     Args:
         folder: Where these are.
@@ -56,10 +77,15 @@ def fleet_up(
     with log.open("w") as stream:
         process = subprocess.Popen(command, stderr=stream, **options)
     try:
-        wait_until(lambda: "Ready after" in log.read_text() or process.poll() is not None, 120)
-        ready = re.search(r"Ready after .*?: (http://\S+?)\. ", log.read_text())
-        assert ready, f"the fleet did not start: {log.read_text()}"
-        yield Fleet(ready[1], process.pid)
+        yield Fleet(process, log)
     finally:
         process.terminate()
         process.wait(60)
+
+
+@contextmanager
+def fleet_up(folder: Path, config: str, *flags: str, **options: Any) -> Iterator[Fleet]:
+    """Run a fleet that is ready: see `starting_fleet`."""
+    with starting_fleet(folder, config, *flags, **options) as fleet:
+        fleet.wait_until_ready()
+        yield fleet

@@ -1,15 +1,12 @@
 """A server that is ended: every connection that the kernel has accepted gets its answer."""
 
 import asyncio
-import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,6 +15,7 @@ import pytest
 from rewardfleet_server.http.server import refuse_new
 from rewardfleet_server.testing import wait_until
 
+from ...chaos.fleet import fleet_up
 from ..processes import service_process
 from .test_connections import connect_to, has_ended, response
 
@@ -27,29 +25,14 @@ REQUEST = b"GET /tools/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 Ended = tuple[subprocess.Popen[str], str]
 
 
-@contextmanager
-def fleet(folder: Path) -> Iterator[Ended]:
-    """Start `rewardfleet up` with one service; yield the process and the URL of the gateway."""
-    config, log = folder / "fleet.toml", folder / "log"
-    config.write_text("port = 0\n[tools]\nport = 0\n")
-    command = [sys.executable, "-m", "rewardfleet_server", "up", "--only", "tools"]
-    command += ["--config", str(config), "--data-dir", str(folder / "data")]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("REWARDFLEET_")}
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stderr=output, text=True, env=environment)
-    try:
-        wait_until(lambda: "Ready after" in log.read_text() or process.poll() is not None, 150)
-        yield process, log.read_text().partition("Ready after")[2].split()[2].rstrip(".")
-    finally:
-        process.kill()
-        process.wait(60)
-
-
 @pytest.fixture(params=["service", "gateway"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ended]:
-    started = service_process("tools") if request.param == "service" else fleet(tmp_path)
-    with started as running:
-        yield running
+    if request.param == "service":
+        with service_process("tools") as running:
+            yield running
+    else:
+        with fleet_up(tmp_path, "[tools]\nport = 0\n", "--only", "tools") as fleet:
+            yield fleet.process, fleet.url
 
 
 async def ask(url: str) -> str:

@@ -7,11 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from rewardfleet import blocking
@@ -21,6 +19,7 @@ from rewardfleet_server.up.processes import FleetFailed, ReplicaProcess
 from rewardfleet_server.up.replicas import Replica
 from rewardfleet_server.up.settings import plan, read_config
 
+from ...chaos.fleet import Fleet, starting_fleet
 from ...measure import Stopwatch
 
 pytestmark = pytest.mark.slow
@@ -28,48 +27,10 @@ pytestmark = pytest.mark.slow
 ANSWER = "<think>a</think>\n<response>1</response>"
 
 
-class Up:
-    """A running `rewardfleet up`."""
-
-    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
-        self.process = process
-        self._log = log
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
-
-    @property
-    def url(self) -> str:
-        ready = next(line for line in self.log.splitlines() if line.startswith("Ready after"))
-        return ready.partition(": ")[2].partition(". ")[0]
-
-    def services(self) -> dict:
-        return httpx.get(self.url, timeout=60, trust_env=False).json()["services"]
-
-    def pids(self) -> list[int]:
-        """Return the processes of the services."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in children.split()]
-
-    def wait_until_ready(self) -> None:
-        wait_until(lambda: "Ready after" in self.log or self.process.poll() is not None, 150)
-        assert "Ready after" in self.log, self.log
-
-
-@contextmanager
-def up(folder: Path, config: str = "", *flags: str) -> Iterator[Up]:
-    path = folder / "fleet.toml"
-    path.write_text(f"port = 0\n{config}\n[episode]\nport = 0\n[tools]\nport = 0\nreplicas = 2\n")
-    command = [sys.executable, "-m", "rewardfleet_server", "up", "--config", str(path)]
-    command += ["--data-dir", str(folder / "data"), "--only", "tools,episode", *flags]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stderr=log, text=True)
-    try:
-        yield Up(process, folder / "log")
-    finally:
-        process.kill()
-        process.wait(60)
+def up(folder: Path, *flags: str) -> AbstractContextManager[Fleet]:
+    """Start a fleet of three processes."""
+    config = "[episode]\nport = 0\n[tools]\nport = 0\nreplicas = 2\n"
+    return starting_fleet(folder, config, "--only", "tools,episode", *flags)
 
 
 def is_running(pid: int) -> bool:
@@ -80,18 +41,18 @@ def is_running(pid: int) -> bool:
 
 
 def test_all_services_start_log_score_and_end_with_ctrl_c(tmp_path: Path):
-    with up(tmp_path, "", "--logs") as fleet:
+    with up(tmp_path, "--logs") as fleet:
         fleet.wait_until_ready()
         # What a service has written may be read after it has been found to be ready.
         wait_until(lambda: "tools-1 | " in fleet.log and "episode-0 | " in fleet.log)
-        assert set(fleet.services()) == {"tools", "episode"}
+        assert set(fleet.index()) == {"tools", "episode"}
         assert f"{fleet.url}/tools" in fleet.log
         assert "Starting tools-0, tools-1, episode-0 below" in fleet.log
         assert re.search(r"(?m)^ *[\d.]+ s  tools-1 is ready$", fleet.log)
         with blocking.RewardFleet(fleet.url) as client:
             assert client.tools.reward(ANSWER, ANSWER) == 1.0
             client.tools.put_budget("run", budget=0.5)
-        pids = fleet.pids()
+        pids = fleet.services()
         assert len(pids) == 3
         fleet.process.send_signal(signal.SIGINT)
         assert fleet.process.wait(90) == 130
@@ -102,23 +63,23 @@ def test_all_services_start_log_score_and_end_with_ctrl_c(tmp_path: Path):
 def test_a_crashed_replica_starts_again_and_all_end_with_their_parent(tmp_path: Path):
     with up(tmp_path) as fleet:
         fleet.wait_until_ready()
-        before = fleet.pids()
+        before = fleet.services()
         with blocking.RewardFleet(fleet.url) as client:
             for pid in before[:1]:
                 os.kill(pid, signal.SIGKILL)
             for _ in range(50):
                 assert client.tools.reward(ANSWER, ANSWER) == 1.0
-        wait_until(lambda: len(set(fleet.pids()) - set(before)) == 1)
+        wait_until(lambda: len(set(fleet.services()) - set(before)) == 1)
 
         def restarted() -> bool:
-            replicas = [each for every in fleet.services().values() for each in every["replicas"]]
+            replicas = fleet.replicas()
             return all(each["is_ready"] for each in replicas) and (
                 sum(each["restarts"] for each in replicas) == 1
             )
 
         wait_until(restarted)
         assert "was ended by SIGKILL" in fleet.log
-        pids = fleet.pids()
+        pids = fleet.services()
         fleet.process.kill()  # services end with their parent
         wait_until(lambda: not any(map(is_running, pids)))
 
@@ -131,7 +92,7 @@ def test_two_fleets_with_one_data_folder_are_refused(tmp_path: Path):
         with up(tmp_path / "other") as other:
             assert other.process.wait(150) == 2
             assert f"the fleet of process {fleet.process.pid} uses it" in other.log
-        assert len(fleet.pids()) == 3
+        assert len(fleet.services()) == 3
         fleet.process.kill()
         fleet.process.wait(60)
         with up(tmp_path / "other") as other:  # a fleet that was killed keeps no lock
