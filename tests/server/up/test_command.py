@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -108,6 +108,53 @@ async def test_no_call_is_lost_while_a_replica_is_frozen(tmp_path: Path):
         wait_until(lambda: _is_ready(url, urls[0]))
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+class Names:
+    """What DNS answers, which is the only stand-in here: the addresses of each name.
+
+    Attributes:
+        looks: How often it was asked.
+    """
+
+    def __init__(self) -> None:
+        self.addresses: dict[str, list[str]] = {}
+        self.looks = 0
+
+    async def look_up(self, host: str, port: int, *, family: int, type: int):  # noqa: A002 - asyncio's
+        assert type == socket.SOCK_STREAM
+        self.looks += 1
+        if family != socket.AF_INET or not self.addresses[host]:
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return [(family, type, 6, "", (each, port)) for each in self.addresses[host]]
+
+
+@pytest.fixture
+async def names(monkeypatch: pytest.MonkeyPatch) -> Names:
+    monkeypatch.setattr(timeouts, "LOOK_UP_SECONDS", 0.02)
+    names = Names()
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", names.look_up)
+    return names
+
+
+@asynccontextmanager
+async def followed(*hosts: str) -> AsyncIterator[tuple[list[discovery.Replica], str]]:
+    """Follow names of a service on 127.0.0.1; yield its replicas and its port."""
+    replicas: list[discovery.Replica] = []
+    with serving(create_app(ToolsSettings())) as url:
+        port = url.rstrip("/").rpartition(":")[2]
+        urls = [f"http://{each}:{port}" for each in hosts]
+        following = asyncio.create_task(discovery.follow("tools", urls, replicas))
+        try:
+            yield replicas, port
+        finally:
+            following.cancel()
+
+
 async def test_requests_stay_while_no_other_replica_answers(monkeypatch: pytest.MonkeyPatch):
     """A machine that is busy delays all replicas; the work of none is thrown away."""
     monkeypatch.setattr(timeouts, "CHECK_TIMEOUT_SECONDS", 0.05)
@@ -123,63 +170,38 @@ async def test_requests_stay_while_no_other_replica_answers(monkeypatch: pytest.
         monkeypatch.setattr(replica, "abandon", given_up.append)
         watching = asyncio.create_task(replicas_module.watch(replica, [replica, peer]))
         try:
-            async with asyncio.timeout(60):
-                while replica.is_ready:
-                    await asyncio.sleep(0.01)
-                await asyncio.sleep(0.5)
-                assert not given_up
-                peer.is_ready = True
-                while not given_up:
-                    await asyncio.sleep(0.01)
+            await until(lambda: not replica.is_ready)
+            await asyncio.sleep(0.5)
+            assert not given_up
+            peer.is_ready = True
+            await until(lambda: bool(given_up))
         finally:
             watching.cancel()
     assert given_up[0].startswith("it has not answered for")
 
 
-async def test_replicas_are_the_addresses_of_a_name(monkeypatch: pytest.MonkeyPatch):
-    """Of a name in DNS, which is the only stand-in here."""
-    monkeypatch.setattr(timeouts, "LOOK_UP_SECONDS", 0.02)
-    addresses: list[str] = []
+async def test_replicas_are_the_addresses_of_a_name(names: Names):
+    names.addresses["tools"] = addresses = []
+    async with followed("tools") as (replicas, _):
 
-    async def look_up(host: str, port: int, *, family: int, type: int):  # noqa: A002 - asyncio's
-        assert (host, type) == ("tools", socket.SOCK_STREAM)
-        if family != socket.AF_INET or not addresses:
-            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
-        return [(family, type, 6, "", (each, port)) for each in addresses]
+        async def until_ready(*ready: bool) -> None:
+            await until(lambda: [each.is_ready for each in replicas] == list(ready))
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
-    replicas: list[discovery.Replica] = []
-
-    async def until(*ready: bool) -> None:
-        async with asyncio.timeout(60):
-            while [each.is_ready for each in replicas] != list(ready):
-                await asyncio.sleep(0.01)
-
-    with serving(create_app(ToolsSettings())) as url:
-        port = url.rstrip("/").rpartition(":")[2]
-        following = asyncio.create_task(
-            discovery.follow("tools", [f"http://tools:{port}"], replicas)
-        )
-        try:
-            await asyncio.sleep(0.1)
-            assert replicas == []
-            addresses += ["127.0.0.1"]
-            await until(True)
-            (first,) = replicas
-            addresses += ["127.0.0.2"]  # nothing listens there
-            await until(True, False)
-            assert replicas[0] is first
-            addresses.clear()  # DNS does not answer: the one that answers stays
-            await until(True)
-            assert replicas == [first]
-            addresses += ["127.0.0.3"]
-            await until(False)
-            addresses.clear()
-            async with asyncio.timeout(60):
-                while replicas[0].last_failure != "its name has no address":
-                    await asyncio.sleep(0.01)
-        finally:
-            following.cancel()
+        await asyncio.sleep(0.1)
+        assert replicas == []
+        addresses += ["127.0.0.1"]
+        await until_ready(True)
+        (first,) = replicas
+        addresses += ["127.0.0.2"]  # nothing listens there
+        await until_ready(True, False)
+        assert replicas[0] is first
+        addresses.clear()  # DNS does not answer: the one that answers stays
+        await until_ready(True)
+        assert replicas == [first]
+        addresses += ["127.0.0.3"]
+        await until_ready(False)
+        addresses.clear()
+        await until(lambda: replicas[0].last_failure == "its name has no address")
 
 
 async def test_a_name_server_that_fails_changes_no_replica(monkeypatch: pytest.MonkeyPatch):
@@ -197,36 +219,15 @@ async def test_a_name_server_that_fails_changes_no_replica(monkeypatch: pytest.M
     assert await discovery._addresses("http://tools:8080") == set()
 
 
-async def test_a_replica_stays_while_its_name_alone_is_unknown(monkeypatch: pytest.MonkeyPatch):
+async def test_a_replica_stays_while_its_name_alone_is_unknown(names: Names):
     """Of two names of a service; the other one has an address."""
-    monkeypatch.setattr(timeouts, "LOOK_UP_SECONDS", 0.02)
-    addresses = {"first": ["127.0.0.1"], "second": ["127.0.0.2"]}
-    looks = 0
-
-    async def look_up(host: str, port: int, *, family: int, type: int):  # noqa: A002 - asyncio's
-        nonlocal looks
-        looks += 1
-        if not addresses[host]:
-            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
-        return [(family, type, 6, "", (each, port)) for each in addresses[host]]
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
-    replicas: list[discovery.Replica] = []
-    with serving(create_app(ToolsSettings())) as url:
-        port = url.rstrip("/").rpartition(":")[2]
-        names = [f"http://{each}:{port}" for each in addresses]
-        following = asyncio.create_task(discovery.follow("tools", names, replicas))
-        try:
-            async with asyncio.timeout(60):
-                while not any(each.is_ready for each in replicas):
-                    await asyncio.sleep(0.01)
-                assert len(replicas) == 2
-                addresses["first"].clear()
-                before = looks
-                while looks < before + 10:
-                    await asyncio.sleep(0.01)
-        finally:
-            following.cancel()
+    names.addresses |= {"first": ["127.0.0.1"], "second": ["127.0.0.2"]}
+    async with followed("first", "second") as (replicas, port):
+        await until(lambda: any(each.is_ready for each in replicas))
+        assert len(replicas) == 2
+        names.addresses["first"].clear()
+        before = names.looks
+        await until(lambda: names.looks >= before + 10)
     assert {each.url: each.is_ready for each in replicas} == {
         f"http://127.0.0.1:{port}": True,
         f"http://127.0.0.2:{port}": False,
@@ -234,47 +235,26 @@ async def test_a_replica_stays_while_its_name_alone_is_unknown(monkeypatch: pyte
 
 
 async def test_a_replica_that_left_its_name_is_watched_while_it_has_requests(
-    monkeypatch: pytest.MonkeyPatch,
+    names: Names, monkeypatch: pytest.MonkeyPatch
 ):
     """It may freeze while it ends, and its requests are sent to others."""
-    monkeypatch.setattr(timeouts, "LOOK_UP_SECONDS", 0.02)
     for name in ("CHECK_TIMEOUT_SECONDS", "READY_CHECK_SECONDS"):
         monkeypatch.setattr(timeouts, name, 0.05)
     monkeypatch.setattr(timeouts, "MOVE_SECONDS", 0.5)
     given_up: list[str] = []
     monkeypatch.setattr(discovery.Replica, "abandon", lambda each, _: given_up.append(each.url))
-    addresses = ["127.0.0.1", "127.0.0.2"]  # nothing listens at the second
-
-    async def look_up(host: str, port: int, *, family: int, type: int):  # noqa: A002 - asyncio's
-        return [(family, type, 6, "", (each, port)) for each in addresses]
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
-    replicas: list[discovery.Replica] = []
-    with serving(create_app(ToolsSettings())) as url:
-        port = url.rstrip("/").rpartition(":")[2]
-        following = asyncio.create_task(
-            discovery.follow("tools", [f"http://tools:{port}"], replicas)
-        )
-        try:
-            async with asyncio.timeout(60):
-                while len(replicas) < 2:
-                    await asyncio.sleep(0.01)
-                gone = next(each for each in replicas if "127.0.0.2" in each.url)
-                gone.outstanding = 1
-                del addresses[1]
-                while len(replicas) > 1:
-                    await asyncio.sleep(0.01)
-                given_up.clear()
-                while gone.url not in given_up:
-                    await asyncio.sleep(0.01)
-        finally:
-            following.cancel()
+    names.addresses["tools"] = ["127.0.0.1", "127.0.0.2"]  # nothing listens at the second
+    async with followed("tools") as (replicas, _):
+        await until(lambda: len(replicas) == 2)
+        gone = next(each for each in replicas if "127.0.0.2" in each.url)
+        gone.outstanding = 1
+        del names.addresses["tools"][1]
+        await until(lambda: len(replicas) == 1)
+        given_up.clear()
+        await until(lambda: gone.url in given_up)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    table("gateway_flags"),
-)
+@pytest.mark.parametrize("flags", table("gateway_flags"))
 def test_a_service_needs_a_name_and_a_url(flags: list[str], capsys: pytest.CaptureFixture[str]):
     assert main(["gateway", *flags]) == 2
     assert "give" in capsys.readouterr().err
@@ -310,9 +290,7 @@ async def test_a_gateway_can_be_started_again_at_once():
         hosts = AllowedHosts([], listens_on="127.0.0.1", has_keys=False)
         server = GracefulServer(Gateway({}, hosts), handles_signals=False)
         serving = asyncio.create_task(server.serve([listener]))
-        async with asyncio.timeout(60):
-            while not server.started:
-                await asyncio.sleep(0.01)
+        await until(lambda server=server: server.started)
         async with httpx.AsyncClient(trust_env=False) as http:
             assert (await http.get(f"http://127.0.0.1:{port}/healthz")).status_code == 200
             server.should_exit = True
