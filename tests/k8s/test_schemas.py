@@ -50,10 +50,7 @@ def test_manifests_are_valid(
             one.environment(container_of(workload))  # its ConfigMaps exist, with their digests
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "path", "value"),
-    table("manifest_faults"),
-)
+@pytest.mark.parametrize(("kind", "name", "path", "value"), table("manifest_faults"))
 def test_a_fault_is_found(
     overlays: dict[str, Manifests], kind: str, name: str, path: str, value: object
 ):

@@ -279,7 +279,7 @@ def visual(reward: float, video: object) -> dict[str, object]:
     return {"kind": "visual", "episode_reward": reward, "visual_success": video}
 
 
-EPISODES = table("causes_of_episodes")  # fmt: skip
+EPISODES = table("causes_of_episodes")
 
 
 @pytest.fixture(scope="module")
@@ -297,10 +297,7 @@ def test_causes_of_episodes(episodes: httpx.Client, fields: dict, cause: str | N
     assert single.get("cause", single.get("kind")) == cause
 
 
-@pytest.mark.parametrize(
-    ("options", "items", "causes"),
-    table("causes_in_groups"),
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "items", "causes"), table("causes_in_groups"))
 def test_causes_in_groups(episodes: httpx.Client, options: dict, items: list, causes: list):
     kind = "objectives" if "weights" in options else "success"
     sent = [{"uid": str(n), "group": "g", "kind": kind, **each} for n, each in enumerate(items)]

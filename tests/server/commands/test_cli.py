@@ -74,10 +74,7 @@ def test_a_command_without_a_subcommand_prints_its_help(arguments, capsys):
     assert shown == capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "suggestion"),
-    table("typos"),
-)
+@pytest.mark.parametrize(("arguments", "suggestion"), table("typos"))
 def test_a_typo_suggests_what_was_meant_in_two_lines(arguments, suggestion, capsys):
     assert main(arguments) == 2
     first, second = capsys.readouterr().err.splitlines()

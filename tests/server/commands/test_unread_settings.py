@@ -31,10 +31,7 @@ def test_a_setting_that_no_judge_has_stops_the_command(flags, loaded, reader, ca
     assert (found[1], reader in found[2]) == (loaded, True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    table("settings_of_others"),
-)
+@pytest.mark.parametrize(("arguments", "reason"), table("settings_of_others"))
 def test_a_setting_that_nothing_reads_stops_the_command(arguments, reason, capsys):
     assert main(["serve", *arguments.split()]) == 2
     assert reason in capsys.readouterr().err
@@ -53,10 +50,7 @@ def test_environment_variables_and_files_are_checked_as_well(monkeypatch, capsys
     assert "--set media=video: no such setting of reference" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("given", "judges"),
-    table("flags_of_judges"),
-)
+@pytest.mark.parametrize(("given", "judges"), table("flags_of_judges"))
 def test_flags_select_their_judge(given, judges):
     assert VideoSettings(**given).backends == judges
 

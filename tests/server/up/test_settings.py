@@ -99,10 +99,7 @@ def test_free_ports_leave_out_those_in_use(monkeypatch: pytest.MonkeyPatch):
         assert free_port() != taken
 
 
-@pytest.mark.parametrize(
-    ("content", "overrides", "reason"),
-    table("fleet_settings"),
-)
+@pytest.mark.parametrize(("content", "overrides", "reason"), table("fleet_settings"))
 def test_what_is_not_accepted_is_named(tmp_path: Path, content: str, overrides: dict, reason: str):
     path = tmp_path / "fleet.toml"
     path.write_text(content)
