@@ -110,8 +110,11 @@ def test_the_end_of_a_program_is_no_special_token(text: str):
 
 
 @pytest.mark.parametrize(("text", "score"), SCORED)
-def test_openrlhf_any_response_is_scored(code: httpx.Client, text: str, score: float):
+def test_any_response_is_scored(code: httpx.Client, text: str, score: float):
     assert answer(code, "/get_reward", openrlhf(PROMPT + text, FIVE))["rewards"] == [score]
+    assert answer(code, "/slime", slime(text)) == score
+    result = answer(code, "/verify", rollout(text, ground_truth=FIVE))
+    assert (result["reward"], result["mask_sample"]) == (score, False)
 
 
 @pytest.mark.parametrize(
@@ -203,11 +206,6 @@ def slime(response: str, label: object = FIVE) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize(("text", "score"), SCORED)
-def test_slime_reads_a_number(code: httpx.Client, text: str, score: float):
-    assert answer(code, "/slime", slime(text)) == score
-
-
 def test_slime_special_tokens_are_no_part_of_the_program(code: httpx.Client):
     assert answer(code, "/slime", slime("print(5)<|im_end|>", json.dumps(FIVE))) == 1
 
@@ -269,12 +267,6 @@ def test_gym_paths_may_have_the_id_of_a_rollout(code: httpx.Client):
         answer(code, "/ng-rollout/a-1/verify", rollout("print(5)", ground_truth=FIVE))["reward"]
         == 1.0
     )
-
-
-@pytest.mark.parametrize(("text", "score"), SCORED)
-def test_gym_any_response_is_scored(code: httpx.Client, text: str, score: float):
-    result = answer(code, "/verify", rollout(text, ground_truth=FIVE))
-    assert (result["reward"], result["mask_sample"]) == (score, False)
 
 
 def test_gym_a_rollout_without_a_message_is_scored(code: httpx.Client):

@@ -219,10 +219,7 @@ def test_a_file_of_families(tmp_path: Path, name: str, content: str):
         assert mapped["tools"] == {"other": {"web_search": 1}}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "reason"),
-    table("family_files"),
-)
+@pytest.mark.parametrize(("name", "content", "reason"), table("family_files"))
 def test_a_file_of_families_that_cannot_be_used(
     tmp_path: Path, name: str, content: str, reason: str
 ):
