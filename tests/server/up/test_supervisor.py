@@ -7,7 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -124,57 +125,55 @@ def test_a_service_that_cannot_start_ends_the_fleet_with_its_log(tmp_path: Path)
         assert "run-state" in fleet.log
 
 
+def tools_process(folder: Path, data: Path) -> ReplicaProcess:
+    """Return the process of one replica, which does not run yet."""
+    path = folder / "fleet.toml"
+    path.write_text("[tools]\nport = 0\n")
+    (planned,) = plan(read_config(path, {"only": ["tools"], "data_dir": data}))
+    replica = Replica("tools", f"http://127.0.0.1:{planned.settings.port}")
+    return ReplicaProcess(planned, replica, folder / "log")
+
+
+@asynccontextmanager
+async def running(process: ReplicaProcess) -> AsyncIterator[Replica]:
+    """Run a replica; yield it once it has been ready."""
+    task = asyncio.create_task(process.run())
+    try:
+        async with asyncio.timeout(150):
+            await process.replica.has_been_ready.wait()
+            yield process.replica
+    finally:
+        task.cancel()
+        watch = Stopwatch()
+        await asyncio.gather(task, return_exceptions=True)
+    assert watch.seconds < 30
+
+
 async def test_a_replica_that_does_not_answer_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(timeouts, "FROZEN_SECONDS", 4)
     monkeypatch.setattr(timeouts, "CHECK_TIMEOUT_SECONDS", 1)
     monkeypatch.setattr(timeouts, "READY_CHECK_SECONDS", 0.1)
-    path = tmp_path / "fleet.toml"
-    path.write_text("[tools]\nport = 0\n")
-    config = read_config(path, {"only": ["tools"], "data_dir": tmp_path})
-    (planned,) = plan(config)
-    replica = Replica("tools", f"http://127.0.0.1:{planned.settings.port}")
-    process = ReplicaProcess(planned, replica, tmp_path / "log")
-    running = asyncio.create_task(process.run())
-    try:
-        async with asyncio.timeout(150):
-            await replica.has_been_ready.wait()
-            assert process._process is not None
-            process._process.send_signal(signal.SIGSTOP)
-            while replica.restarts == 0 or not replica.is_ready:
-                await asyncio.sleep(0.05)
-    finally:
-        running.cancel()
-        watch = Stopwatch()
-        await asyncio.gather(running, return_exceptions=True)
-    assert watch.seconds < 30
+    process = tools_process(tmp_path, tmp_path)
+    async with running(process) as replica:
+        assert process._process is not None
+        process._process.send_signal(signal.SIGSTOP)
+        while replica.restarts == 0 or not replica.is_ready:
+            await asyncio.sleep(0.05)
     assert replica.last_failure
 
 
 async def test_settings_that_are_refused_fail_at_once(tmp_path: Path):
-    path = tmp_path / "fleet.toml"
-    path.write_text("[tools]\nport = 0\n")
-    (planned,) = plan(read_config(path, {"only": ["tools"], "data_dir": tmp_path / "none"}))
-    replica = Replica("tools", f"http://127.0.0.1:{planned.settings.port}")
     with pytest.raises(FleetFailed, match=r"tools-0 ended with status 2(.|\n)*no such directory"):
-        await ReplicaProcess(planned, replica, tmp_path / "log").run()
+        await tools_process(tmp_path, tmp_path / "none").run()
 
 
 async def test_a_replica_moves_to_another_port_if_its_own_was_taken(tmp_path: Path):
-    path = tmp_path / "fleet.toml"
-    path.write_text("[tools]\nport = 0\n")
-    (planned,) = plan(read_config(path, {"only": ["tools"], "data_dir": tmp_path}))
-    taken = f"http://127.0.0.1:{planned.settings.port}"
-    replica = Replica("tools", taken)
-    process = ReplicaProcess(planned, replica, tmp_path / "log")
-    with socket.create_server(("127.0.0.1", planned.settings.port)):
-        running = asyncio.create_task(process.run())
-        try:
-            async with asyncio.timeout(150):
-                await replica.has_been_ready.wait()
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+    process = tools_process(tmp_path, tmp_path)
+    taken = process.replica.url
+    with socket.create_server(("127.0.0.1", int(taken.rpartition(":")[2]))):
+        async with running(process) as replica:
+            pass
     assert replica.url != taken
     assert replica.restarts == 0
