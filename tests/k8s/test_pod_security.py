@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ..conftest import table
 from .manifests import OVERLAYS, Manifests, changed, name_of, pod_of
 
 _VOLUMES = {
@@ -80,39 +81,10 @@ def _of_container(container: dict[str, Any], of_pod: dict[str, Any]) -> list[str
 OF_POD = {"runAsNonRoot": True, "seccompProfile": _DEFAULT}
 OF_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 POD = {"securityContext": OF_POD, "volumes": [{"name": "tmp", "emptyDir": {}}]}
-UNCONFINED = {"type": "Unconfined"}
-OTHER_HOST = {"host": "169.254.169.254", "port": 80}
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-@pytest.mark.parametrize(
-    ("path", "value", "expected"),
-    [
-        ("securityContext", OF_POD, []),
-        ("hostNetwork", True, ["hostNetwork"]),
-        ("hostPID", True, ["hostPID"]),
-        ("hostIPC", True, ["hostIPC"]),
-        ("volumes", [{"name": "host", "hostPath": {"path": "/"}}], ["volume host"]),
-        ("securityContext.sysctls", [{"name": "kernel.msgmax"}], ["sysctl kernel.msgmax"]),
-        # What a pod does not say, its containers must.
-        ("securityContext", {}, ["runAsNonRoot", "seccompProfile"]),
-        ("securityContext", {"runAsNonRoot": True}, ["seccompProfile"]),
-        ("securityContext.seccompProfile", UNCONFINED, ["seccompProfile"] * 2),
-        ("KIND.0.securityContext.privileged", True, ["privileged"]),
-        ("KIND.0.securityContext.procMount", "Unmasked", ["procMount"]),
-        ("KIND.0.securityContext.capabilities.drop", ["NET_RAW"], ["capabilities.drop"]),
-        ("KIND.0.securityContext.capabilities.add", ["SYS_ADMIN"], ["capabilities.add"]),
-        ("KIND.0.securityContext.allowPrivilegeEscalation", True, ["allowPrivilegeEscalation"]),
-        ("KIND.0.securityContext.runAsNonRoot", False, ["runAsNonRoot"]),
-        ("KIND.0.securityContext.runAsUser", 0, ["runAsUser"]),
-        ("KIND.0.securityContext.appArmorProfile", UNCONFINED, ["appArmorProfile"]),
-        ("KIND.0.securityContext.seLinuxOptions", {"type": "spc_t"}, ["seLinuxOptions"]),
-        ("KIND.0.securityContext.windowsOptions", {"hostProcess": True}, ["windowsOptions"]),
-        ("KIND.0.ports", [{"containerPort": 1, "hostPort": 1}], ["hostPort"]),
-        ("KIND.0.readinessProbe", {"httpGet": OTHER_HOST}, ["readinessProbe.host"]),
-        ("KIND.0.lifecycle", {"preStop": {"tcpSocket": OTHER_HOST}}, ["preStop.host"]),
-    ],
-)
+@pytest.mark.parametrize(("path", "value", "expected"), table("pod_faults"))
 def test_a_fault_is_found(kind: str, path: str, value: object, expected: list[str]):
     pod = {**POD, kind: [{"name": "one", "securityContext": OF_CONTAINER}]}
     assert violations(changed(pod, path.replace("KIND", kind), value)) == expected

@@ -6,6 +6,7 @@ import pytest
 
 from rewardfleet_server.registry import SERVICES
 
+from ..conftest import table
 from .manifests import ROOT, Manifest, Manifests, changed, container_of, name_of, names_of
 
 METRICS = (ROOT / "docs" / "reference" / "metrics.md").read_text()
@@ -62,20 +63,7 @@ def test_autoscalers_follow_the_rules(overlay: Manifests):
         assert spec.get("minReplicas", spec.get("minReplicaCount")) >= 2  # warm
 
 
-CPU = {"type": "cpu", "metricType": "Utilization", "metadata": {"value": "70"}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        ({"minReplicaCount": 9}, "minimum is above"),
-        ({"minReplicaCount": 0, "triggers": [CPU]}, "cannot scale to 0"),
-        ({"idleReplicaCount": 2}, "idle count"),
-        ({"scaleTargetRef": {"name": "nothing"}}, "no target"),
-        ({"scaleTargetRef": {"name": "video"}}, "two autoscalers"),
-        ({"scaleTargetRef": {"name": "proxy"}}, "replicas, which"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "fault"), table("scaler_faults"))
 def test_a_fault_is_found(overlays: dict[str, Manifests], changes: dict[str, object], fault: str):
     code = overlays["keda"].get("ScaledObject", "code")
     other = changed(code, "spec", code["spec"] | changes)

@@ -26,11 +26,11 @@ from rewardfleet_server.up.settings import free_port
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 
+from ..conftest import table
 from .conftest import KEY, ROOT, SCRIPT, VIDEOS, Cluster, replicas, run
 
 CLIPS = sorted((VIDEOS / "videos").glob("libero_goal*.mp4"))[:12]
 TASK = "put the bowl on the stove"
-ANSWER = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
 
 
 @pytest.fixture
@@ -237,20 +237,7 @@ def test_a_serve_that_runs_already_requires_keys(cluster: Cluster):
     assert "give --api-key-file, or --allow-unauthenticated" in output
 
 
-@pytest.mark.parametrize(
-    ("config", "arguments", "message"),
-    [
-        ("", ["--host", "0.0.0.0"], "--host 0.0.0.0 makes the fleet reachable"),
-        ("[tools]\nreplicas = 2", [], "[tools] --replicas 2: replicas must share the state"),
-        ('[tools]\nrun_state = "runs.sqlite"', [], "which does not have the file"),
-        ('[code]\nhost = "127.0.0.1"', [], "[code] host: give `host` of Serve's proxies"),
-        ("[code]\nport = 1", [], "[code] port: no such setting of a service in Ray Serve"),
-        ("[code]\nworker = 1", [], "[code] worker: no such setting"),
-        ("[code]\nreplicas = 0", [], "replicas of code: give 1 or more"),
-        ("[code.ray]\nnum_replica = 1", [], "[code.ray]"),
-        ('data_dir = "x"', [], "data_dir: replicas may run on several machines"),
-    ],
-)
+@pytest.mark.parametrize(("config", "arguments", "message"), table("ray_settings"))
 def test_what_cannot_work_is_refused_before_ray_starts(
     config, arguments, message, script, tmp_path
 ):

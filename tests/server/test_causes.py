@@ -268,15 +268,6 @@ def test_any_answer_has_a_cause_unless_its_score_is_that_of_the_truth(
 
 WON = {"success": True, "steps": 100, "max_steps": 500}
 LOST = {**WON, "success": False}
-NO_VIDEO = {"score": None, "status": "abstained"}
-BROKEN_VIDEO = {
-    "score": None, "status": "error",
-    "error": {"title": "x", "status": 503, "detail": "x", "kind": "unavailable", "retryable": True},
-}  # fmt: skip
-
-
-def visual(reward: float, video: object) -> dict[str, object]:
-    return {"kind": "visual", "episode_reward": reward, "visual_success": video}
 
 
 EPISODES = table("causes_of_episodes")

@@ -20,6 +20,8 @@ from rewardfleet_server.video.judges.settings import ENGINES, BuiltInJudge, all_
 from rewardfleet_server.video.judges.vlm.families import primo_r1, roboreward, sole_r1
 from rewardfleet_server.video.settings import VideoSettings
 
+from ...conftest import table
+
 JUDGES = all_built_in()
 
 
@@ -142,17 +144,7 @@ def test_an_engine_that_is_installed_is_the_one_of_the_example(capsys, monkeypat
     assert example(text).judge_settings("roboreward").runs_on == "vllm"
 
 
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [
-        ("robo-reward", "roboreward"),
-        ("RoboReward", "roboreward"),
-        ("primo-r1", "PRIMO-R1"),
-        ("qwen", "qwen2_5_vl_vllm"),
-        ("sole_r1", "sole-r1"),
-        ("referense", "reference"),
-    ],
-)
+@pytest.mark.parametrize(("name", "near"), table("judge_typos"))
 def test_an_unknown_judge_suggests_the_nearest(name, near, capsys):
     assert main(["judges", name]) == 2
     error = capsys.readouterr().err

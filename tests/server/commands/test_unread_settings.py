@@ -17,7 +17,6 @@ from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import table
 
-URL = "http://127.0.0.1:9/v1"
 VLLM = "qwen2_5_vl_vllm"
 #: Flags, what is loaded, and one of those that have the setting.
 UNREAD = table("unread_settings")

@@ -13,9 +13,6 @@ from ...measure import Stopwatch
 from .conftest import post_batch
 
 VALID = {"success": True, "steps": 100, "max_steps": 500, "group": "g"}
-GROUPED = {"normalize": "group_mean"}
-CLUSTERED = {"clusters": {}}
-NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
@@ -50,23 +47,8 @@ def test_an_invalid_episode_does_not_fail_the_others(
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"items": []}, "items"),
-        ({}, "items"),
-        ({"items": {}}, "items"),
+        *table("invalid_batches"),
         ({"items": [{"uid": str(n)} for n in range(5000)]}, "4096"),
-        ({"items": [{"uid": "a"}], "color": 1}, "color"),
-        ({"items": [{"uid": "a"}], "options": {"normalize": "all"}}, "normalize"),
-        ({"items": [{"uid": "a"}], "options": {"normalize": "running"}}, "`run` and `step`"),
-        ({"items": [{"uid": "a"}], "options": {"gamma": 2}}, "gamma"),
-        ({"items": [{"uid": "a"}], "options": {"weights": {}}}, "weights"),
-        ({"items": [{"uid": "a"}], "options": {"weights": {"speed": 1}}}, "weights"),
-        ({"items": [{"uid": "a"}], "options": {"filter": {"select": "diverse"}}}, "`clusters`"),
-        ({"items": [{"uid": "a"}], "options": {"filter": {"accuracy_bounds": [0, 2]}}}, "bounds"),
-        (
-            {"items": [{"uid": "a"}], "options": {"filter": {"accuracy_bounds": [0.9, 0.1]}}},
-            "low, high",
-        ),
-        ({"items": [{"uid": "a"}], "step": -1}, "step"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else None,
 )

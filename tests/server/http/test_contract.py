@@ -25,18 +25,8 @@ from rewardfleet_server.video.settings import VideoSettings
 from ...conftest import DATA, client_of, table
 from ...gateways import LOOPBACK
 
-VIDEO = {"task_text": "close the drawer", "video_path": "missing.mp4"}
-CODE = {
-    "revision": "print(1)",
-    "tests": {"kind": "stdio", "cases": [{"stdout": "1"}]},
-    "limits": {"memory_mb": 64},
-}
 EPISODE = {"uid": "a", "success": True}
 MEMBER = {"run": "r", "step": 1, "group_size": 1, "item": {**EPISODE, "group": "g"}}
-ANSWER = {"response": "<think>a</think>", "ground_truth": "<think>a</think>", "step": 1}
-RUN_CODE = {"code": "print(1)", "language": "python", "memory_limit_MB": 64}
-IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
-CHAT = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE]}], "n": 1}
 
 
 @pytest.fixture(scope="module")
@@ -151,16 +141,7 @@ def test_no_type_stands_for_another(
     assert (refused.status_code, refused.json()["kind"]) == (422, "invalid")
 
 
-@pytest.mark.parametrize(
-    ("service", "item", "wrong"),
-    [
-        ("video", VIDEO, {"nframes": "16"}),
-        ("video", {"task_text": "a", "video_base64": "aGk="}, {"nframes": True}),
-        ("code", CODE, {"original_passed": 1}),
-        ("episode", EPISODE, {"steps": "1"}),
-        ("tools", ANSWER, {"step": "1"}),
-    ],
-)
+@pytest.mark.parametrize(("service", "item", "wrong"), table("wrong_items"))
 def test_items_of_a_batch_are_as_strict_as_single_ones(
     services: dict[str, httpx.Client], service: str, item: dict[str, Any], wrong: dict[str, Any]
 ):
