@@ -2,6 +2,7 @@
 
 import functools
 import io
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,32 +17,13 @@ os.environ.setdefault("SVT_LOG", "0")  # the AV1 encoder writes its settings to 
 
 FPS = 20
 
+_TABLES = json.loads((Path(__file__).parent / "data" / "encoders.json").read_text())
+
 #: Encoder and options by codec; small and fast, with several keyframes.
-ENCODERS: dict[str, tuple[str, dict[str, str]]] = {
-    "h264": ("libx264", {"preset": "veryfast", "bf": "2"}),
-    "hevc": ("libx265", {"preset": "veryfast", "x265-params": "log-level=none"}),
-    "vp8": ("libvpx", {"deadline": "realtime", "cpu-used": "8", "auto-alt-ref": "1"}),
-    "vp9": ("libvpx-vp9", {"deadline": "realtime", "cpu-used": "8"}),
-    "av1": ("libsvtav1", {"preset": "12", "svtav1-params": "lp=1"}),
-    "mpeg4": ("mpeg4", {"bf": "2"}),
-    "mjpeg": ("mjpeg", {}),
-}
+ENCODERS: dict[str, tuple[str, dict[str, str]]] = _TABLES["encoders"]
 
 #: Format and muxer options by container.
-CONTAINERS: dict[str, tuple[str, dict[str, str]]] = {
-    "mp4": ("mp4", {}),
-    "faststart": ("mp4", {"movflags": "faststart"}),
-    "fragmented": ("mp4", {"movflags": "frag_keyframe+empty_moov"}),
-    "sidx": (
-        "mp4",
-        {"movflags": "frag_keyframe+empty_moov+default_base_moof+global_sidx+skip_trailer"},
-    ),
-    "mov": ("mov", {}),
-    "mkv": ("matroska", {}),
-    "webm": ("webm", {}),
-    "live": ("webm", {"live": "1"}),
-    "avi": ("avi", {}),
-}
+CONTAINERS: dict[str, tuple[str, dict[str, str]]] = _TABLES["containers"]
 
 
 class _Pipe(io.RawIOBase):
@@ -148,13 +130,4 @@ def encode(
 
 
 #: The codecs of each container, as in the formats' standards.
-CODECS = {
-    "mp4": ("h264", "hevc", "vp9", "av1", "mpeg4"),
-    "faststart": ("h264", "av1"),
-    "fragmented": ("h264", "hevc", "vp9", "av1", "mpeg4"),
-    "sidx": ("h264",),
-    "mov": ("h264", "hevc", "mpeg4"),
-    "mkv": ("h264", "hevc", "vp9", "av1", "mpeg4"),
-    "webm": ("vp8", "vp9", "av1"),
-    "avi": ("h264", "mpeg4", "mjpeg"),
-}
+CODECS: dict[str, list[str]] = _TABLES["codecs"]

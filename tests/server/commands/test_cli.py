@@ -246,24 +246,10 @@ def run_without(modules: str, *arguments: str) -> subprocess.CompletedProcess[st
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status", "output"),
-    [
-        (["--help"], 0, "Usage: rewardfleet"),
-        (["--version"], 0, "rewardfleet "),
-        (["serve", "--help"], 0, SERVICES["video"].description[:40]),
-        (["score", "video", "/none.mp4", "task"], 2, "/none.mp4: No such file"),
-        (["serve", "video", "--help"], 2, "install the packages of the server: "),
-        (["references", "add", "x", "a.mp4", "t", "--success"], 2, "install the packages"),
-        (["judges"], 2, "install the packages of the server: "),
-        (["doctor"], 0, "extra   the client only: the server's package"),
-        (["doctor", "http://127.0.0.1:1"], 1, "failed  ? at http://127.0.0.1:1: unreachable"),
-        (["status", "http://127.0.0.1:1"], 1, "unreachable"),
-        (["load", "http://127.0.0.1:1"], 2, "there is no service at http://127.0.0.1:1"),
-        (["harbor", "--help"], 0, "Verify a Harbor task"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+    [*table("client_only"), ("serve --help", 0, SERVICES["video"].description[:40])],
 )
 def test_with_the_client_only_each_command_works_or_says_what_to_install(arguments, status, output):
-    done = run_without(SERVER_MODULES, *arguments)
+    done = run_without(SERVER_MODULES, *shlex.split(arguments))
     text = done.stdout + done.stderr
     assert (done.returncode, output in text, "Traceback" in text) == (status, True, False), text
     if "install the" in output:
