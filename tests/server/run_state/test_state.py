@@ -150,24 +150,6 @@ async def test_an_update_that_fails_changes_nothing(open_store: OpenStore):
 
 
 @pytest.mark.slow
-async def test_concurrent_calls_are_counted_once_each(open_store: OpenStore):
-    """Two replicas get every call three times."""
-    stores = [open_store(), open_store()]
-    outcomes = await asyncio.gather(
-        *(
-            store.apply_once(SCOPE, 1, str(number), add_one)
-            for store in stores
-            for _ in range(3)
-            for number in range(100)
-        )
-    )
-    assert await stores[0].read(SCOPE) == 100
-    counts = [outcome["count"] for outcome in outcomes]
-    assert sorted(counts) == sorted([*range(1, 101)] * 6)
-    assert all(counts[n : n + 100] == counts[:100] for n in range(100, 600, 100))
-
-
-@pytest.mark.slow
 async def test_processes_lose_no_transition_and_count_none_twice(
     settings: RunStateSettings, open_store: OpenStore
 ):
