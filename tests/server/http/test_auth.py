@@ -55,19 +55,10 @@ def test_health_needs_no_key_and_metrics_do_unless_opened(serve: Serve, key_file
     assert serve(api_key_file=key_file, open_metrics=True).get("/metrics").status_code == 200
 
 
-def test_a_changed_key_file_is_read_again(key_file: Path, monkeypatch):
-    monkeypatch.setattr("rewardfleet_server.http.auth._RELOAD_SECONDS", 0)
-    keys = ApiKeys(key_file)
-    keys.check("bearer first-key")
-    key_file.write_text("third-key\n")
-    keys.check("Bearer third-key")
-    with pytest.raises(Unauthorized):
-        keys.check("Bearer first-key")
-
-
 def test_a_replaced_key_file_of_equal_size_and_time_is_noticed(key_file: Path, monkeypatch):
     monkeypatch.setattr("rewardfleet_server.http.auth._RELOAD_SECONDS", 0)
     keys = ApiKeys(key_file)
+    keys.check("bearer first-key")
     before = key_file.stat()
     with key_file.open("r+b") as file:  # the same inode
         file.write(key_file.read_bytes().replace(b"first-key", b"other-key"))
