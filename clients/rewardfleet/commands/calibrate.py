@@ -8,7 +8,7 @@ from rewardfleet.evaluation import check_packages
 from rewardfleet.evaluation.fitting import calibrate
 from rewardfleet.evaluation.report import read_report, write_file
 
-from .options import number
+from .options import number, path_option
 
 _SHARE = click.FloatRange(0.001, 0.5)
 
@@ -20,14 +20,7 @@ _SHARE = click.FloatRange(0.001, 0.5)
     "video --calibration FILE` applies it.",
 )
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    metavar="FILE",
-    help="The calibration, as JSON.",
-)
+@path_option("-o", "FILE", "The calibration, as JSON.", "--output", required=True)
 @click.option(
     "--map",
     "kind",

@@ -27,7 +27,7 @@ from rewardfleet_command import INTERRUPTED
 
 from . import score
 from .index import printable
-from .options import CommandGroup, grouped, number
+from .options import CommandGroup, grouped, number, path_option
 from .score.scoring import Connection, Destination, Fields, Scoring, Selection
 
 #: The options of `rewardfleet score video` that this command has as well.
@@ -56,13 +56,12 @@ def command() -> None:
     "or a LeRobot data set with `next.success`. The same command goes on after an interruption.",
 )
 @click.argument("manifest")
-@click.option(
+@path_option(
     "-o",
+    "FOLDER",
+    "Gets report.html, report.json, verdicts.jsonl and the scores.",
     "--output",
-    type=click.Path(path_type=Path, file_okay=False),
     required=True,
-    metavar="FOLDER",
-    help="Gets report.html, report.json, verdicts.jsonl and the scores.",
 )
 @number(
     "--threshold",
@@ -71,11 +70,8 @@ def command() -> None:
     of=click.FloatRange(0, 1),
 )
 @click.option("--repeat", is_flag=True, help="Score each clip twice, and compare the answers.")
-@click.option(
-    "--compare",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="The output of an evaluation of another judge on the same clips.",
+@path_option(
+    "--compare", "FOLDER", "The output of an evaluation of another judge on the same clips."
 )
 @grouped(columns=Columns, connection=Connection, fields=Fields, options=_Evaluation)
 def video(manifest: str, options: _Evaluation, **scoring: Any) -> int:

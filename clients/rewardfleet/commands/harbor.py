@@ -22,7 +22,7 @@ from rewardfleet.wire.policy_text import MAX_CHARACTERS
 from rewardfleet.wire.tools_rows import fields_of_truth
 from rewardfleet.wire.urls import redact
 
-from .options import TIMEOUT, grouped, one_url
+from .options import TIMEOUT, grouped, one_url, path_option
 from .settings import api_key
 
 #: Where Harbor looks for the reward, in this order.
@@ -56,17 +56,15 @@ class ScoringService:
     "answer with --ground-truth, a video with --task.",
 )
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option(
+@path_option(
     "--tests",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="The tests of the program: those of a request, or the ground truth of a dataset.",
+    "FILE",
+    "The tests of the program: those of a request, or the ground truth of a dataset.",
 )
-@click.option(
+@path_option(
     "--ground-truth",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="The correct answer, for an answer that calls tools; or JSON with it as `ground_truth`.",
+    "FILE",
+    "The correct answer, for an answer that calls tools; or JSON with it as `ground_truth`.",
 )
 @click.option("--task", metavar="TEXT", help="The task that the video shows.")
 @click.option(
@@ -78,13 +76,12 @@ class ScoringService:
 )
 @one_url("Base URL of the fleet; or of a single service, as NAME=URL.")
 @TIMEOUT
-@click.option(
+@path_option(
     "--output-dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    "FOLDER",
+    "Where the reward is written.",
     default=Path("/logs/verifier"),
     show_default=True,
-    metavar="FOLDER",
-    help="Where the reward is written.",
 )
 @grouped(truth=ExpectedResult, service=ScoringService)
 def command(file: Path, truth: ExpectedResult, service: ScoringService, output_dir: Path) -> int:

@@ -13,7 +13,7 @@ from rewardfleet.score_log.deleting import delete_run
 from rewardfleet.score_log.inspect_logs import write_logs
 from rewardfleet.score_log.reading import Filters, open_log, query, select
 
-from .options import AS_JSON, CommandGroup, escaped, number, table
+from .options import AS_JSON, CommandGroup, escaped, number, path_option, table
 
 T = TypeVar("T")
 
@@ -21,8 +21,8 @@ _SHOWN = ("time", "service", "run", "step", "uid", "backend", "status", "score",
 #: Characters of a cell.
 _MAX_CELL = 60
 
-_FOLDERS = click.argument(
-    "folders", nargs=-1, required=True, metavar="FOLDER...", type=click.Path(path_type=Path)
+LOGS = click.argument(
+    "folders", nargs=-1, required=True, metavar="LOG...", type=click.Path(path_type=Path)
 )
 
 
@@ -50,7 +50,7 @@ def command() -> None:
 
 
 @command.command(name="list", help="List records of score logs and outputs, the newest first.")
-@_FOLDERS
+@LOGS
 @filters
 @click.option(
     "--limit", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="At most."
@@ -71,7 +71,7 @@ def list_records(folders: Sequence[Path], limit: int, as_json: bool, **given: An
 
 
 @command.command(help="Count records of score logs and outputs.")
-@_FOLDERS
+@LOGS
 @filters
 @click.option(
     "--by",
@@ -102,13 +102,12 @@ def count(folders: Sequence[Path], by: Sequence[str], **given: Any) -> None:
 
 
 @command.command(help="Export records of score logs and outputs, for other viewers.")
-@_FOLDERS
+@LOGS
 @filters
 @number("--limit", "N", "The newest ones, at most. All are in memory.", 1000, of=click.IntRange(1))
-@click.option(
-    "--inspect", "out", required=True, metavar="DIR", type=click.Path(path_type=Path),
-    help="Write logs of Inspect to this folder, for `inspect view`.",
-)  # fmt: skip
+@path_option(
+    "--inspect", "FOLDER", "Gets logs of Inspect, for `inspect view`.", "out", required=True
+)
 def export(folders: Sequence[Path], out: Path, limit: int, **given: Any) -> int:
     """Write logs of Inspect; return 1 if there is no record."""
     with open_log(folders) as connection:

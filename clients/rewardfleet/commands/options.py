@@ -7,6 +7,7 @@ import math
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -126,6 +127,21 @@ def number(
         metavar=metavar,
         help=help_text,
     )
+
+
+def path_option(
+    flag: str, metavar: str, help_text: str, *names: str, **more: Any
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Return an option that is the path of a file, or of a folder if `metavar` says so.
+
+    Args:
+        flag: E.g. `--labels`.
+        names: Its other spellings, or the name of its argument.
+        more: Arguments of `click.option`.
+    """
+    is_folder = metavar == "FOLDER"
+    kind = click.Path(path_type=Path, file_okay=not is_folder, dir_okay=is_folder)
+    return click.option(flag, *names, type=kind, metavar=metavar, help=help_text, **more)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> str:

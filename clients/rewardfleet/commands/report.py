@@ -14,8 +14,8 @@ from rewardfleet.wire.causes import SUCCESS_THRESHOLD
 from rewardfleet.wire.optional_imports import require
 from rewardfleet.wire.validation import read_lines
 
-from .log import filters
-from .options import escaped, table
+from .log import LOGS, filters
+from .options import escaped, path_option, table
 
 #: Rows of a table, parts of a run, and causes of a part that are shown.
 _MAX_ROWS, _MAX_PARTS, _MAX_CAUSES = 10, 10, 4
@@ -56,14 +56,11 @@ Log = Callable[..., list[tuple[Any, ...]]]
 
 
 @click.command(name="report")
-@click.argument(
-    "folders", nargs=-1, required=True, metavar="LOG...", type=click.Path(path_type=Path)
-)
-@click.option(
+@LOGS
+@path_option(
     "--labels",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Labels of `rewardfleet look`, for the false positives of the last seven days.",
+    "FILE",
+    "Labels of `rewardfleet look`, for the false positives of the last seven days.",
 )
 @filters
 def command(folders: Sequence[Path], labels: Path | None, **given: Any) -> int:

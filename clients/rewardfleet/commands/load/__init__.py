@@ -15,7 +15,7 @@ import click
 import numpy as np
 
 from rewardfleet.commands.index import services_at
-from rewardfleet.commands.options import AS_JSON, URLS, grouped, number, table
+from rewardfleet.commands.options import AS_JSON, URLS, grouped, number, path_option, table
 from rewardfleet.commands.settings import api_key
 
 from .generator import ALL, LoadGenerator, LoadPlan, LoadResults
@@ -37,11 +37,10 @@ _LATE_SECONDS = 0.005
 @URLS
 @number("--rate", "N", "Requests per second on average, to all services together.", 10.0)
 @number("--duration-s", "SECONDS", "How long requests are sent.", 30.0)
-@click.option(
+@path_option(
     "--requests",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Requests to send instead of generated ones, in turn: JSON lines with `service`, `body`, "
+    "FILE",
+    "Requests to send instead of generated ones, in turn: JSON lines with `service`, `body`, "
     "and optionally `path` and the right `score`.",
 )
 @number("--timeout-s", "SECONDS", "When a request is given up.", 60.0)

@@ -1,17 +1,16 @@
 """`rewardfleet score`: score a clip, or whole data sets."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from rewardfleet.bulk.requests import Columns
-from rewardfleet.commands.options import TIMEOUT, CommandGroup, grouped
+from rewardfleet.commands.options import TIMEOUT, CommandGroup, grouped, path_option
 from rewardfleet.services import SERVICES
 
 from . import replay
-from .scoring import Connection, Destination, Fields, Scoring, Selection, default_url
+from .scoring import START, Connection, Destination, Fields, Scoring, Selection, default_url
 
 
 @click.group(
@@ -26,15 +25,14 @@ def _column(name: str, what: str) -> Callable[[Any], Any]:
 
 
 #: Options of all services.
-_COMMON = [
+_COMMON: list[Callable[[Any], Any]] = [
     click.argument("inputs", nargs=-1, required=True, metavar="INPUT..."),
-    click.option(
+    path_option(
         "-o",
-        "--output",
-        type=click.Path(path_type=Path, file_okay=False),
-        metavar="FOLDER",
-        help="Where the scores are kept; the same command goes on with what is there.  "
+        "FOLDER",
+        "Where the scores are kept; the same command goes on with what is there.  "
         "[default: JSON lines to standard output]",
+        "--output",
     ),
     click.option(
         "--format",
@@ -43,12 +41,7 @@ _COMMON = [
         show_default=True,
         help="Format of the scores in FOLDER. Parquet needs pyarrow.",
     ),
-    click.option(
-        "--start",
-        metavar="OPTIONS",
-        help="Start the service for this command, with options of `rewardfleet serve`; '' for "
-        "none.",
-    ),
+    START,
     _column("id", "the id of a row, which the scores have as `uid`"),
     click.option(
         "--set",

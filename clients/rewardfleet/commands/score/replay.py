@@ -16,8 +16,8 @@ from rewardfleet.bulk.records import columns_of
 from rewardfleet.bulk.run import Run
 from rewardfleet.bulk.store import folder_store
 from rewardfleet.commands.local_service import local_service
-from rewardfleet.commands.log import filters
-from rewardfleet.commands.options import TIMEOUT, escaped, grouped, table
+from rewardfleet.commands.log import LOGS, filters
+from rewardfleet.commands.options import TIMEOUT, escaped, grouped, path_option, table
 from rewardfleet.score_log.reading import Filters, open_log
 from rewardfleet.score_log.replaying import (
     Comparison,
@@ -29,7 +29,7 @@ from rewardfleet.score_log.replaying import (
 )
 from rewardfleet.services import SERVICES
 
-from .scoring import Connection, Fields, progress_bar
+from .scoring import START, Connection, Fields, progress_bar
 
 #: How many changes are shown, and in how many characters a reason.
 _SHOWN, _SHOWN_CHARACTERS = 20, 60
@@ -63,23 +63,16 @@ class Limits:
     help="Score again what score logs have, with another judge, checker, rule or version, and "
     "show what changes.",
 )
-@click.argument(
-    "folders", nargs=-1, required=True, metavar="LOG...", type=click.Path(path_type=Path)
-)
-@click.option(
+@LOGS
+@path_option(
     "-o",
+    "FOLDER",
+    "Gets the new scores, and changes.jsonl; the same command goes on with what is there.",
     "--output",
     required=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="FOLDER",
-    help="Gets the new scores, and changes.jsonl; the same command goes on with what is there.",
 )
 @click.option("--url", multiple=True, metavar="URL", help="Of a fleet or of the service.")
-@click.option(
-    "--start",
-    metavar="OPTIONS",
-    help="Start the service for this command, with options of `rewardfleet serve`; '' for none.",
-)
+@START
 @click.option("--judge", metavar="JUDGE", help="Judge of the video service.")
 @click.option(
     "--set",

@@ -33,6 +33,12 @@ from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 
 #: How many items `--dry-run` shows, and how many characters of each.
 _SHOWN, _SHOWN_CHARACTERS = 3, 2000
+#: An option of all commands that score.
+START = click.option(
+    "--start",
+    metavar="OPTIONS",
+    help="Start the service for this command, with options of `rewardfleet serve`; '' for none.",
+)
 
 
 def default_url(service: str) -> str:
