@@ -17,6 +17,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    ProcessCollector,
+    generate_latest,
+)
 from pydantic import ValidationError
 
 from rewardfleet import __version__
@@ -37,7 +44,6 @@ from rewardfleet_server.observe.telemetry import new_request_id
 
 from . import timeouts
 from .line import MAX_REQUESTS, MAX_WAITING, Line
-from .metrics import METRICS_TYPE, GatewayMetrics
 from .proxy import (
     CallerDisconnected,
     Headers,
@@ -90,7 +96,15 @@ class Gateway:
         self._hosts = hosts
         self._max_waiting = max_waiting
         self._lines = {name: Line(replicas) for name, replicas in fleet.items()}
-        self._metrics = GatewayMetrics()
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        # By service, as services count by route. No status: the answer is that of a replica.
+        self._answered = Counter(
+            "rewardfleet_requests_total",
+            "Requests by service, and the status and kind of failures of the gateway itself.",
+            ("service", "route", "status", "kind"),
+            registry=self._registry,
+        )
         self._in_progress = self._patient = 0
         self._turn = 0
 
@@ -106,12 +120,13 @@ class Gateway:
         except CallerDisconnected:
             pass
         except RewardFleetError as error:
-            self._metrics.count(service, error)
+            status = str(error.status)
+            self._answered.labels(GATEWAY, f"/{service}", status, error.kind).inc()
             response = problem_response(error, _request_id(scope))
             response.headers[SERVICE_HEADER] = GATEWAY
             await response(scope, receive, send)
         else:
-            self._metrics.count(service)
+            self._answered.labels(GATEWAY, f"/{service}", "", "").inc()
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -147,7 +162,8 @@ class Gateway:
                 self._check_readiness()
                 content = {"status": "ready"}
             case b"/metrics":
-                media_type, content = METRICS_TYPE, self._metrics.exposition()
+                media_type = CONTENT_TYPE_LATEST.encode()
+                content = generate_latest(self._registry)
             case b"/healthz":
                 content = {"status": "ok"}
             case _:
