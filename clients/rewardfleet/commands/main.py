@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import click
 
 import rewardfleet
+from rewardfleet.services import Lazy
 from rewardfleet.wire.optional_imports import install_command
 from rewardfleet_command import INTERRUPTED
 
@@ -39,7 +40,10 @@ _COMMANDS = {
 
 @click.group(
     cls=LazyGroup,
-    commands_by_name=_COMMANDS,
+    commands_by_name={
+        name: (Lazy(f"{package}.{name}:command").load, what)
+        for name, (package, what) in _COMMANDS.items()
+    },
     help="Rewards for reinforcement learning over HTTP.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from rewardfleet.services import Lazy
-
 from .index import base_url, printable
 
 T = TypeVar("T")
@@ -51,11 +49,19 @@ class LazyGroup(CommandGroup):
     """A group whose commands are imported when they are named.
 
     Args:
-        commands_by_name: The package whose module of that name has the `command`, and what it does.
+        what: What the commands are, as the heading of their list.
+        commands_by_name: What returns each command, and what it does.
     """
 
-    def __init__(self, *, commands_by_name: Mapping[str, tuple[str, str]], **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        what: str = "Commands",
+        commands_by_name: Mapping[str, tuple[Callable[[], click.Command], str]],
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
+        self._what = what
         self._commands_by_name = commands_by_name
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
@@ -64,17 +70,15 @@ class LazyGroup(CommandGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._commands_by_name:
             return None
-        package, _ = self._commands_by_name[cmd_name]
         try:
-            found: click.Command = Lazy(f"{package}.{cmd_name}:command").load()
+            return self._commands_by_name[cmd_name][0]()
         except ImportError:
             if ctx.resilient_parsing:  # a shell completes: nobody reads what is missing
                 return None
             raise
-        return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
-        with formatter.section("Commands"):
+        with formatter.section(self._what):
             formatter.write_dl([(name, text) for name, (_, text) in self._commands_by_name.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
