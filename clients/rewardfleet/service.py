@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic_core import from_json, to_json
@@ -141,12 +142,13 @@ class ServiceClient:
         transport: ServiceTransport,
         policy: RewardPolicy,
         *,
-        coalesce_s: float = 0.0,  # noqa: ARG002 - for subclasses
+        coalesce_s: float = 0.0,
         run: str | None = None,
         log: "ClientLog | None" = None,
     ) -> None:
         self._transport = transport
         self.policy = policy
+        self._coalesce_s = coalesce_s
         self._run = run
         self._log = log
 
@@ -160,21 +162,12 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
 
     score_type: type[ScoreT]
 
-    def __init__(
-        self,
-        transport: ServiceTransport,
-        policy: RewardPolicy,
-        *,
-        coalesce_s: float = 0.0,
-        run: str | None = None,
-        log: "ClientLog | None" = None,
-    ) -> None:
-        super().__init__(transport, policy, run=run, log=log)
-        self._coalescer: Coalescer[RequestT, ScoreT | RewardFleetError] | None = None
-        if coalesce_s:
-            self._coalescer = Coalescer(
-                self._collected, window_s=coalesce_s, max_items=MAX_BATCH_ITEMS
-            )
+    @cached_property
+    def _coalescer(self) -> Coalescer[RequestT, ScoreT | RewardFleetError] | None:
+        """What collects single calls; None if nothing does."""
+        if not self._coalesce_s:
+            return None
+        return Coalescer(self._collected, window_s=self._coalesce_s, max_items=MAX_BATCH_ITEMS)
 
     def _media_bytes(self, request: RequestT) -> int:  # noqa: ARG002 - for subclasses
         """Return how many bytes of base64 an item has, roughly, so that few are encoded at once."""
