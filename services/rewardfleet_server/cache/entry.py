@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from rewardfleet_server.system.key_file import read_keys
 from rewardfleet_server.system.log_throttle import LogThrottle
 
 #: The kinds of entries, which are their first byte: with a checksum, or signed.
@@ -96,18 +97,14 @@ def read_signing_key(path: Path, api_key_file: Path | None) -> bytes:
     source = f"cache_signing_key_file {path}"
     try:
         signing_key = path.read_bytes().strip()
-        api_keys = _lines(api_key_file.read_bytes()) if api_key_file is not None else set()
+        api_keys = [] if api_key_file is None else read_keys(api_key_file, "--api-key-file")
     except OSError as error:
         raise ValueError(f"{source}: {error.strerror}") from None
     if not signing_key:
         raise ValueError(f"{source}: no key in it; `openssl rand -hex 32` makes one")
-    if (_lines(signing_key) | {signing_key}) & api_keys:
+    lines = {signing_key, *map(bytes.strip, signing_key.splitlines())}
+    if not lines.isdisjoint(key.encode() for key in api_keys):
         raise ValueError(f"{source}: an API key is in it, which callers know; use another key")
     if len(signing_key) < _SHORT_KEY:
         log.warning("%s: the key is short and may be guessed; use `openssl rand -hex 32`", source)
     return signing_key
-
-
-def _lines(content: bytes) -> set[bytes]:
-    stripped = (line.strip() for line in content.removeprefix(b"\xef\xbb\xbf").splitlines())
-    return {line for line in stripped if line and not line.startswith(b"#")}
