@@ -318,20 +318,15 @@ async def _encoded(scores: Sequence[Score], provenance: Mapping[str, JsonValue])
 
 
 def _decode_batch(request_type: type[RequestT], body: bytes) -> Sequence[RequestT | InvalidRequest]:
-    """Decode a batch. An invalid item is replaced by its error."""
-    with suppress(ValidationError):  # most batches are valid
-        return _batch_type(request_type).model_validate_json(body, strict=True).items
-    return [_item_or_error(request_type, item) for item in _json_items(body)]
-
-
-def _json_items(body: bytes) -> list[bytes]:
-    """Return the JSON of each item of a batch, so that an invalid item does not fail the others.
+    """Decode a batch. An invalid item is replaced by its error.
 
     Raises:
         InvalidRequest: The body is not JSON, or not a batch.
     """
+    with suppress(ValidationError):  # most batches are valid
+        return _batch_type(request_type).model_validate_json(body, strict=True).items
     items = validate_json(BatchRequest[Any], body).items
-    return [json.dumps(item).encode() for item in items]
+    return [_item_or_error(request_type, json.dumps(item).encode()) for item in items]
 
 
 @lru_cache

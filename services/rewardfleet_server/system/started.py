@@ -27,17 +27,12 @@ class Started(Generic[T]):
     def __init__(self, work: Awaitable[T]) -> None:
         self._steps = work.__await__()
         self._awaited: Any = None
-        self._result: T
         self.is_done = False  #: whether it had to wait for nothing
+        self.result: T  #: what it returned, if it is done
         try:
             self._awaited = self._steps.send(None)
         except StopIteration as end:
-            self.is_done, self._result = True, end.value
-
-    @property
-    def result(self) -> T:
-        """What it returned, if it is done."""
-        return self._result
+            self.is_done, self.result = True, end.value
 
     def __await__(self) -> Generator[Any, Any, T]:
         awaited, self._awaited = self._awaited, None
