@@ -1,9 +1,11 @@
 """The running mean and variance of the rewards of a training run."""
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
+from pydantic import ConfigDict, Field, FiniteFloat
 
 from .arrays import EPSILON, Floats, check
 
@@ -15,9 +17,12 @@ class RunningMeanStd:
     Source: Chan, Golub, LeVeque 1979 (parallel variance), as in Gymnasium's `RunningMeanStd`.
     """
 
-    count: int = 0  #: number of rewards, 0 or more
-    mean: float = 0.0  #: their mean
-    m2: float = 0.0  #: sum of their squared deviations from the mean, 0 or more
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
+
+    count: Annotated[int, Field(ge=0)] = 0  #: number of rewards
+    mean: FiniteFloat = 0.0  #: their mean
+    #: Sum of their squared deviations from the mean.
+    m2: Annotated[FiniteFloat, Field(ge=0)] = 0.0
 
     @property
     def variance(self) -> float:

@@ -2,8 +2,10 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
+from pydantic import ConfigDict, Field, FiniteFloat
 
 from .arrays import Floats
 from .kinds import Rewards
@@ -38,8 +40,10 @@ def spread_temperatures(n: int, base: float = 0.6, width: float = 0.3) -> Floats
 class TemperatureSchedule:
     """The temperatures of a run."""
 
-    base: float  #: the lowest temperature, above 0
-    width: float  #: the highest minus the lowest, 0 or more
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
+
+    base: Annotated[FiniteFloat, Field(gt=0)]  #: the lowest temperature
+    width: Annotated[FiniteFloat, Field(ge=0)]  #: the highest minus the lowest
 
     def after(self, signal: float) -> "TemperatureSchedule":
         """Return the schedule after a step: base and width x exp(0.3 signal), within the limits.

@@ -3,7 +3,7 @@
 import hashlib
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, TypeAdapter
+from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter
 
 from rewardfleet.episodes import Rewards, RunningMeanStd
 from rewardfleet.wire.episode import EpisodeBatchHeader
@@ -16,27 +16,17 @@ from rewardfleet_server.run_state.steps import Ranges, contains, including
 _STEPS = 8
 
 
-class _Moments(BaseModel):
-    """The fields of `RunningMeanStd`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    count: Annotated[int, Field(ge=0)] = 0
-    mean: FiniteFloat = 0.0
-    m2: Annotated[FiniteFloat, Field(ge=0)] = 0.0
-
-
 class _StatsState(BaseModel):
     """What is stored of a run."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    moments: _Moments
+    moments: RunningMeanStd
     #: Digests of the episodes counted in the last steps, in the order of these steps.
     seen: dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,16}$")], list[str]]
     deleted: Ranges  #: the steps before
 
-    def count(self, step: int, rewards: dict[str, float]) -> _Moments:
+    def count(self, step: int, rewards: dict[str, float]) -> RunningMeanStd:
         """Count the rewards of a step by the digests of their episodes; return the statistics.
 
         Raises:
@@ -49,8 +39,7 @@ class _StatsState(BaseModel):
             )
         before = set(self.seen.get(str(step), []))
         new = [reward for digest, reward in rewards.items() if digest not in before]
-        running = RunningMeanStd(**vars(self.moments)).updated(new)
-        self.moments = _Moments(**vars(running))
+        self.moments = self.moments.updated(new)
         self.seen[str(step)] = sorted(before | set(rewards))
         while len(self.seen) > _STEPS:
             oldest = next(iter(self.seen))
@@ -60,7 +49,7 @@ class _StatsState(BaseModel):
 
 
 #: What is stored of each run.
-SHAPE = Shape(TypeAdapter(_StatsState), TypeAdapter(_Moments))
+SHAPE = Shape(TypeAdapter(_StatsState), TypeAdapter(RunningMeanStd))
 
 
 async def count_rewards(
@@ -88,13 +77,14 @@ async def count_rewards(
         if counts
     }
 
-    def transition(state: _StatsState | None) -> tuple[_StatsState, _Moments]:
-        state = state or _StatsState(moments=_Moments(), seen={}, deleted=[])
+    def transition(state: _StatsState | None) -> tuple[_StatsState, RunningMeanStd]:
+        state = state or _StatsState(moments=RunningMeanStd(), seen={}, deleted=[])
         return state, state.count(step, counted)
 
     uid = _digest("\0".join(sorted(counted)))
     scope = Scope(header.run, "running_stats")
-    return RunningMeanStd(**vars(await store.apply_once(scope, step, uid, transition)))
+    running: RunningMeanStd = await store.apply_once(scope, step, uid, transition)
+    return running
 
 
 def _digest(text: str) -> str:

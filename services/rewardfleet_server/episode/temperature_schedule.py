@@ -1,8 +1,6 @@
 """`POST /temperatures`: a schedule, optionally adapted to the outcomes of a run's steps."""
 
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter
+from pydantic import TypeAdapter
 
 from rewardfleet.episodes import (
     TemperatureSchedule,
@@ -17,18 +15,8 @@ from rewardfleet.wire.episode import (
 )
 from rewardfleet_server.run_state import RunState, Scope, Shape
 
-
-class _TemperatureState(BaseModel):
-    """The fields of `TemperatureSchedule`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    base: Annotated[FiniteFloat, Field(gt=0)]
-    width: Annotated[FiniteFloat, Field(ge=0)]
-
-
 #: What is stored of each run.
-SHAPE = Shape(TypeAdapter(_TemperatureState), TypeAdapter(_TemperatureState))
+SHAPE = Shape(TypeAdapter(TemperatureSchedule), TypeAdapter(TemperatureSchedule))
 
 
 async def sample_temperatures(
@@ -56,16 +44,16 @@ async def _adapted(
     store: RunState, initial: TemperatureSchedule, adaptation: TemperatureAdaptation
 ) -> TemperatureSchedule:
     def transition(
-        state: _TemperatureState | None,
-    ) -> tuple[_TemperatureState, _TemperatureState]:
-        before = initial if state is None else TemperatureSchedule(state.base, state.width)
-        after = before.after(_signal(adaptation))
-        adapted = _TemperatureState(base=after.base, width=after.width)
+        state: TemperatureSchedule | None,
+    ) -> tuple[TemperatureSchedule, TemperatureSchedule]:
+        adapted = (state or initial).after(_signal(adaptation))
         return adapted, adapted
 
     scope = Scope(adaptation.run, "temperatures")
-    outcome = await store.apply_once(scope, adaptation.step, "schedule", transition)
-    return TemperatureSchedule(outcome.base, outcome.width)
+    adapted: TemperatureSchedule = await store.apply_once(
+        scope, adaptation.step, "schedule", transition
+    )
+    return adapted
 
 
 def _signal(adaptation: TemperatureAdaptation) -> float:
