@@ -1,7 +1,6 @@
 """Scoring one episode."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 from pydantic import JsonValue
@@ -27,8 +26,13 @@ class EpisodeScorer:
         async def compute(_: float | None) -> EpisodeScore:
             timing = Timing()
             with stage(timing, "backend"):
-                fields = _score(request)
-            return EpisodeScore.model_validate({**fields, "timing_ms": timing})
+                result = score_episodes([request])
+            if error := result.batch.reasons.get(0):
+                raise error
+            (encoded,) = encode.results(result, None)
+            # Filters apply to groups: a single episode with a score is always kept.
+            more = {"keep": encoded.score is not None, "drop_reason": None, "timing_ms": timing}
+            return EpisodeScore.model_validate(msgspec.to_builtins(encoded) | more)
 
         return ScoringPlan(encode.BACKEND, compute)
 
@@ -37,19 +41,3 @@ class EpisodeScorer:
 
     def check_ready(self) -> Mapping[str, str] | None:
         """Return None: the run-state store is opened before the service listens."""
-
-
-def _score(request: EpisodeRequest) -> dict[str, Any]:
-    """Score one episode with the default options; return the fields of its `EpisodeScore`.
-
-    Raises:
-        RewardFleetError: The episode is invalid for its kind, or the judge of its video failed.
-    """
-    result = score_episodes([request])
-    error = result.batch.reasons.get(0)
-    if error is not None:
-        raise error
-    (encoded,) = encode.results(result, None)
-    fields = msgspec.to_builtins(encoded)
-    # Filters apply to groups: `keep` is always true for a single episode with a score.
-    return {**fields, "keep": fields["score"] is not None, "drop_reason": None}
