@@ -151,7 +151,7 @@ class Service(Generic[RequestT, ScoreT]):
     scorer: Scorer[RequestT, ScoreT]
     request_type: type[RequestT]
     score_type: type[ScoreT]
-    lifespan: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    lifespan: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
     upload_replaces: Sequence[str] = ()
     takes_frames: bool = False
     bulk: BulkScorer[RequestT] | None = None

@@ -1,7 +1,6 @@
 """Assembly of the tools service."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing
 
 from rewardfleet.tool_use.families import read_families
 from rewardfleet.wire.tools import ToolsRequest, ToolsScore
@@ -33,19 +32,12 @@ def create_app(settings: ToolsSettings, store: RunState | None = None) -> Reward
     budgets, metrics = Budgets(state), BudgetMetrics()
     scorer = ToolsScorer(families, budgets)
 
-    @asynccontextmanager
-    async def lifespan() -> AsyncIterator[None]:
-        try:
-            yield
-        finally:
-            await state.aclose()
-
     service = Service(
         name="tools",
         scorer=scorer,
         request_type=ToolsRequest,
         score_type=ToolsScore,
-        lifespan=lifespan,
+        lifespan=lambda: aclosing(state),
         bulk=scorer,
         max_batch_fields=_MAX_BATCH_FIELDS,
         routes=lambda engine: [
