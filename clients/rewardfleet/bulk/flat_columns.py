@@ -1,6 +1,5 @@
 """Models as flat columns of tables, whose nested models have columns with a prefix."""
 
-import functools
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,22 +25,11 @@ def model_columns(model: type[BaseModel]) -> dict[str, str]:
 
 def _columns(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
     for name, each in model.model_fields.items():
-        nested = nested_models(model).get(name)
-        if nested is None:
-            yield name, _type_of(each.annotation)
+        plain = _plain(each.annotation)
+        if isinstance(plain, type) and issubclass(plain, BaseModel):
+            yield from ((f"{name}_{part}", kind) for part, kind in _columns(plain))
         else:
-            yield from ((f"{name}_{part}", kind) for part, kind in _columns(nested))
-
-
-@functools.cache
-def nested_models(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """Return the fields of a model that are models, whose fields become columns."""
-    found = {}
-    for name, each in model.model_fields.items():
-        kind = _plain(each.annotation)
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found[name] = kind
-    return found
+            yield name, _type_of(each.annotation)
 
 
 def _plain(annotation: Any) -> Any:

@@ -61,11 +61,7 @@ def records_of(line: bytes, columns: Iterable[str]) -> list[Record]:
 
 
 def columns_of(score_type: type[Score]) -> dict[str, str]:
-    """Return the columns of a table of scores, and their types.
-
-    The types are `float64`, `int64`, `string`, `bool`, `list<…>` of these, `map` (of text to
-    float64), and `json`, a text.
-    """
+    """Return the columns of a table of scores, and their types; see `model_columns`."""
     return _ITEM_COLUMNS | model_columns(score_type)
 
 

@@ -105,13 +105,6 @@ class _Built(NamedTuple):
         return len(self.request.video_base64 or b"") + sum(map(len, images))
 
 
-class _Size(NamedTuple):
-    """The size of a chunk."""
-
-    items: int
-    content: int  #: bytes of clips
-
-
 class Run:
     """Scores items with a service of a fleet.
 
@@ -143,21 +136,20 @@ class Run:
         Raises:
             Unauthorized: The service does not accept the API key.
         """
-        tasks: dict[asyncio.Task[list[ScoredItem]], _Size] = {}
+        tasks: dict[asyncio.Task[list[ScoredItem]], list[_Built]] = {}
         is_read = False
         try:
             while True:
                 while not is_read and (not tasks or may_read()):
-                    free = self._limit.now - sum(each.items for each in tasks.values())
-                    sent = sum(each.content for each in tasks.values())
+                    free = self._limit.now - sum(map(len, tasks.values()))
+                    sent = sum(each.size for chunk in tasks.values() for each in chunk)
                     if free < 1 or sent >= _MOST_BYTES:
                         break
                     size = min(free, self._limit.chunk, MAX_BATCH_ITEMS)
                     chunk = await self._read(items, size)
                     is_read = not chunk
                     if chunk:
-                        size_of = _Size(len(chunk), sum(each.size for each in chunk))
-                        tasks[asyncio.create_task(self._scored(chunk))] = size_of
+                        tasks[asyncio.create_task(self._scored(chunk))] = chunk
                 if not tasks:
                     return
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -8,10 +8,11 @@ import asyncio
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,16 @@ from typing import Any
 from .lerobot import write_rewards
 from .output import Output, Printer
 from .records import encode_scores
-from .run import ScoredItem
+from .requests import Item
+from .run import Run, ScoredItem
 from .summary import Summary
 
 #: Seconds in which the process ends once it has written what it has received.
 _END_SECONDS = 60.0
 #: Bytes of an answer; the first one names the rows that are scored already.
 _MAX_ANSWER = 2**28
+#: Bytes of scores that wait for an earlier item, beyond which no further items are read.
+_MAX_WAITING_BYTES = 64 * 2**20
 #: The process; what lies in the working directory must not be imported.
 _PROGRAM = """
 import sys
@@ -281,6 +285,48 @@ async def _answer(process: asyncio.subprocess.Process) -> tuple[str, Any]:
     if kind == "ValueError":
         raise ValueError(value)
     return kind, value
+
+
+async def score_items(
+    items: Iterator[Item],
+    run: Run,
+    opening: AbstractAsyncContextManager[FolderStore | StdoutStore],
+    lerobot: Path | None = None,
+) -> tuple[bool, Totals]:
+    """Score what is not kept yet.
+
+    Args:
+        run: Scores the items.
+        opening: Keeps the scores, or prints them.
+        lerobot: A data set to write a copy of, with the scores as rewards.
+
+    Returns:
+        Whether all items were scored before SIGINT or SIGTERM, and the totals.
+
+    Raises:
+        ValueError: The output belongs to something else.
+        OSError: It cannot be written.
+    """
+    async with opening as store:
+        left = (each for each in items if each.index not in store.kept)
+
+        def may_read() -> bool:
+            return store.waiting_bytes < _MAX_WAITING_BYTES
+
+        scoring = asyncio.ensure_future(run.score(left, store.add, may_read))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, scoring.cancel)
+        try:
+            await scoring
+        except asyncio.CancelledError:
+            for number in (
+                signal.SIGINT,
+                signal.SIGTERM,
+            ):  # a second one ends it without the totals
+                loop.remove_signal_handler(number)
+            return False, await store.finish(is_complete=False)
+        return True, await store.finish(is_complete=True, lerobot=lerobot)
 
 
 def main() -> None:

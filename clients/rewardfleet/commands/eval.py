@@ -28,7 +28,7 @@ from rewardfleet_command import INTERRUPTED
 from . import score
 from .index import printable
 from .options import CommandGroup, grouped, number, path_option
-from .score.scoring import Connection, Destination, Fields, Scoring, Selection
+from .score.scoring import Connection, Fields, Scoring
 
 #: The options of `rewardfleet score video` that this command has as well.
 _SCORING = {"url", "start", "task", "camera", "judge", "by_path", "set_field", "timeout"}
@@ -79,8 +79,9 @@ def video(manifest: str, options: _Evaluation, **scoring: Any) -> int:
     run = Scoring(
         "video",
         **scoring,
-        selection=Selection(limit=None, sample=None, retry_failed=True, dry_run=False),
-        destination=Destination(options.output / "scores", "jsonl"),
+        output=options.output / "scores",
+        format="jsonl",
+        retry_failed=True,
     )
     return _evaluate([manifest], run, options)
 
@@ -103,8 +104,7 @@ def _evaluate(inputs: Sequence[str], run: Scoring, options: _Evaluation) -> int:
     found = labeled_clips(sources, records, known)
     report = build_report(found, options.threshold, run.seconds if is_new else None)
     if options.repeat:
-        destination = Destination(options.output / "scores-again", "jsonl")
-        again = _scored(inputs, replace(run, destination=destination))
+        again = _scored(inputs, replace(run, output=options.output / "scores-again"))
         if again is None:
             return INTERRUPTED
         report["repeated"] = repeated(found.clips, again, report["threshold"])
@@ -119,9 +119,8 @@ def _scored(inputs: Sequence[str], run: Scoring) -> dict[int, Record] | None:
     """Score what is not scored yet; return all records by row, None if it was interrupted."""
     if run.run(inputs) == INTERRUPTED:
         return None
-    folder = run.destination.output
-    assert folder is not None  # noqa: S101 - see `video`
-    return {each["row"]: each for each in read_parts(folder)}
+    assert run.output is not None  # noqa: S101 - see `video`
+    return {each["row"]: each for each in read_parts(run.output)}
 
 
 def _comparison(report: Report, other: Path) -> Report:

@@ -10,7 +10,7 @@ from rewardfleet.commands.options import TIMEOUT, CommandGroup, grouped, path_op
 from rewardfleet.services import SERVICES
 
 from . import replay
-from .scoring import START, Connection, Destination, Fields, Scoring, Selection, default_url
+from .scoring import START, Connection, Fields, Scoring, default_url
 
 
 @click.group(
@@ -97,13 +97,7 @@ def _command_of(service: str) -> click.Command:
         f"{', '.join(variables)}; default: {default_url(service)}]",
     )
 
-    @grouped(
-        columns=Columns,
-        connection=Connection,
-        fields=Fields,
-        selection=Selection,
-        destination=Destination,
-    )
+    @grouped(columns=Columns, connection=Connection, fields=Fields)
     def run(inputs: Sequence[str], **options: Any) -> int:
         return Scoring(service, **options).run(inputs)
 

@@ -4,17 +4,15 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rewardfleet.bulk.job import score_items
 from rewardfleet.bulk.output import PART_ROWS, Output
 from rewardfleet.bulk.records import columns_of
 from rewardfleet.bulk.run import Run
-from rewardfleet.bulk.store import folder_store
+from rewardfleet.bulk.store import folder_store, score_items
 from rewardfleet.commands.local_service import local_service
 from rewardfleet.commands.log import LOGS, filters
 from rewardfleet.commands.options import TIMEOUT, escaped, grouped, path_option, table
@@ -47,15 +45,6 @@ def _share(_: click.Context, parameter: click.Parameter, value: str | None) -> f
     if not (value.endswith("%") and 0 <= share <= 1):
         raise click.BadParameter(f"give a share such as 0.5%, not {value!r}", param=parameter)
     return share
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The least scores of a reward of 1, and the share of rewards that may change."""
-
-    threshold_before: float | None
-    threshold: float | None
-    fail_if_changed: float | None
 
 
 @click.command(
@@ -98,14 +87,16 @@ class Limits:
 )
 @filters
 @TIMEOUT
-@grouped(used=Connection, changes=Fields, limits=Limits, selection=Filters)
+@grouped(used=Connection, changes=Fields, selection=Filters)
 def command(
     folders: Sequence[Path],
     output: Path,
     *,
     used: Connection,
     changes: Fields,
-    limits: Limits,
+    threshold: float | None,
+    threshold_before: float | None,
+    fail_if_changed: float | None,
     selection: Filters,
 ) -> int:
     """Score records again.
@@ -131,14 +122,14 @@ def command(
                     f"{builder.small:,} clips are not in the log: their small frames were scored",
                     err=True,
                 )
-    before = limits.threshold if limits.threshold_before is None else limits.threshold_before
-    found = compare(selected.records, before, limits.threshold)
+    before = threshold if threshold_before is None else threshold_before
+    found = compare(selected.records, before, threshold)
     with (output / "changes.jsonl").open("w") as file:
         file.writelines(json.dumps(line) + "\n" for line in found.lines)
     _show(found)
     if all(each.after is None for each in selected.records):
         return 2
-    most = 1.0 if limits.fail_if_changed is None else limits.fail_if_changed
+    most = 1.0 if fail_if_changed is None else fail_if_changed
     return int(found.share > most or found.missing > 0)
 
 

@@ -17,13 +17,12 @@ from typing import Any
 import click
 
 from rewardfleet.bulk.arrow import pyarrow
-from rewardfleet.bulk.job import score_items
 from rewardfleet.bulk.output import PART_ROWS
 from rewardfleet.bulk.records import columns_of
 from rewardfleet.bulk.requests import Columns, Item, RequestBuilder
 from rewardfleet.bulk.rows import Row, Source, open_sources
 from rewardfleet.bulk.run import MOST_IN_FLIGHT, Run
-from rewardfleet.bulk.store import Progress, StdoutStore, folder_store
+from rewardfleet.bulk.store import Progress, StdoutStore, folder_store, score_items
 from rewardfleet.client import RewardFleet
 from rewardfleet.commands.index import find_service, printable
 from rewardfleet.commands.local_service import local_service
@@ -97,37 +96,22 @@ class Fields:
         return changes if self.judge is None else {**changes, "backend": self.judge}
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which items are scored."""
-
-    limit: int | None
-    sample: int | None
-    retry_failed: bool
-    dry_run: bool
-
-
-@dataclass(frozen=True)
-class Destination:
-    """Where the scores go."""
-
-    output: Path | None
-    format: Any
-
-
 @dataclass
 class Scoring:
-    """One run of the command."""
+    """One run of the command; see its options."""
 
     service: str
     columns: Columns
     connection: Connection
     fields: Fields
-    selection: Selection
-    destination: Destination
-    seconds: float = field(
-        default=0.0, init=False
-    )  #: that scoring took, without starting a service
+    output: Path | None
+    format: Any
+    retry_failed: bool
+    limit: int | None = None
+    sample: int | None = None
+    dry_run: bool = False
+    #: That scoring took, without starting a service.
+    seconds: float = field(default=0.0, init=False)
 
     def run(self, inputs: Sequence[str]) -> int:
         """Score an input.
@@ -149,12 +133,12 @@ class Scoring:
         count = sum(source.count() for source in sources)
         if not count:
             raise ValueError(f"there are no rows in {', '.join(map(str, paths))}")
-        rows, expected = _selected(sources, count, self.selection)
+        rows, expected = self._selected(sources, count)
         items = builder.items(rows)
-        if self.selection.dry_run:
+        if self.dry_run:
             return _show(builder, items, expected)
         self._check_packages(sources)
-        is_single = self.destination.output is None and sources[0].is_clip and count == 1
+        is_single = self.output is None and sources[0].is_clip and count == 1
         with self._urls(paths) as urls:
             fleet, replicas = self.connection.fleet(self.service, urls)
             if is_single:
@@ -162,15 +146,24 @@ class Scoring:
             run = Run(fleet, builder, replicas)
             return self._score(run, builder, items, sources, expected)
 
+    def _selected(self, sources: Sequence[Source], count: int) -> tuple[Iterator[Row], int]:
+        """Return the rows that are scored, and how many there are."""
+        rows = itertools.chain.from_iterable(source.rows() for source in sources)
+        if self.sample is not None and self.sample < count:
+            chosen = set(random.Random(0).sample(range(count), self.sample))  # noqa: S311 - not a secret
+            rows = (row for number, row in enumerate(rows) if number in chosen)  # type: ignore[assignment] # an iterator, too
+            count = self.sample
+        return itertools.islice(rows, self.limit), min(count, self.limit or count)
+
     def _check_output(self, paths: Sequence[Path]) -> None:
         """Check that the output does not become part of the input.
 
         Raises:
             ValueError: It does.
         """
-        if self.destination.output is None:
+        if self.output is None:
             return
-        output = self.destination.output.resolve()
+        output = self.output.resolve()
         for path in paths:
             if path.is_dir() and path.resolve() in (output, *output.parents):
                 raise ValueError(f"-o: give a folder that is not in the input {path}")
@@ -181,9 +174,8 @@ class Scoring:
         Raises:
             ValueError: It is not.
         """
-        output = self.destination
         is_lerobot = any(each.is_lerobot for each in sources)
-        if output.output is not None and (output.format == "parquet" or is_lerobot):
+        if self.output is not None and (self.format == "parquet" or is_lerobot):
             pyarrow()
 
     @contextlib.contextmanager
@@ -213,7 +205,7 @@ class Scoring:
             columns = columns_of(SERVICES[self.service].client.score_type)
             opening: Any = contextlib.nullcontext(StdoutStore([*columns], show))
             lerobot = None
-            if self.destination.output is not None:
+            if self.output is not None:
                 opening = folder_store(self._opening(builder, stamps, columns), show)
                 if [each.is_lerobot for each in sources] == [True]:
                     lerobot = sources[0].path.parent.parent
@@ -223,7 +215,7 @@ class Scoring:
         for line in totals.lines:
             click.echo(printable(line, _SHOWN_CHARACTERS), err=True)
         if changed := [old for old, new in zip(stamps, sources, strict=True) if old != new.stamp()]:
-            other = "" if self.destination.output is None else ", with another -o"
+            other = "" if self.output is None else ", with another -o"
             for path, *_ in changed:
                 click.echo(f"{path} changed while it was read: score it again{other}", err=True)
             return 1
@@ -240,15 +232,15 @@ class Scoring:
             "columns": dataclasses.asdict(self.columns),
             "task": builder.task,
             "fields": builder.changes,
-            "sample": self.selection.sample,
+            "sample": self.sample,
         }
         return {
-            "folder": str(self.destination.output),
+            "folder": str(self.output),
             "columns": columns,
             "input_key": input_key,
-            "kind": self.destination.format,
+            "kind": self.format,
             "part_rows": PART_ROWS,
-            "retry_failed": self.selection.retry_failed,
+            "retry_failed": self.retry_failed,
         }
 
 
@@ -283,18 +275,6 @@ def _inputs_of(inputs: Sequence[str], task: str | None) -> tuple[list[Path], str
     if len(paths) == 2 and task is None and paths[0].is_file() and not paths[1].exists():
         return paths[:1], inputs[1]
     return paths, task
-
-
-def _selected(
-    sources: Sequence[Source], count: int, selection: Selection
-) -> tuple[Iterator[Row], int]:
-    """Return the rows that are scored, and how many there are."""
-    rows = itertools.chain.from_iterable(source.rows() for source in sources)
-    if selection.sample is not None and selection.sample < count:
-        chosen = set(random.Random(0).sample(range(count), selection.sample))  # noqa: S311 - not a secret
-        rows = (row for number, row in enumerate(rows) if number in chosen)  # type: ignore[assignment] # an iterator, too
-        count = selection.sample
-    return itertools.islice(rows, selection.limit), min(count, selection.limit or count)
 
 
 def _show(builder: RequestBuilder, items: Iterator[Item], count: int) -> int:
