@@ -41,14 +41,6 @@ class ExpectedResult:
     mode: Mode
 
 
-@dataclass(frozen=True)
-class ScoringService:
-    """Who scores it: a fleet, or `NAME=URL` of a single service."""
-
-    url: str
-    timeout: float
-
-
 @click.command(
     name="harbor",
     help="Verify a Harbor task, from its tests/test.sh: score FILE, which the agent wrote, and "
@@ -83,15 +75,15 @@ class ScoringService:
     default=Path("/logs/verifier"),
     show_default=True,
 )
-@grouped(truth=ExpectedResult, service=ScoringService)
-def command(file: Path, truth: ExpectedResult, service: ScoringService, output_dir: Path) -> int:
+@grouped(truth=ExpectedResult)
+def command(file: Path, truth: ExpectedResult, url: str, timeout: float, output_dir: Path) -> int:
     """Write the reward of a file; return 3 if it has no score."""
     output_dir.mkdir(parents=True, exist_ok=True)
     for name in REWARD_FILES:  # first of all: the agent may have written one
         (output_dir / name).unlink(missing_ok=True)
     if (truth.tests is None) + (truth.ground_truth is None) + (truth.task is None) != 2:
         raise click.UsageError("give one of --tests, --ground-truth and --task")
-    reward = _score(file, truth, service).score
+    reward = _score(file, truth, url, timeout).score
     if reward is None:
         print("rewardfleet: the judge abstained; no reward is written", file=sys.stderr)
         return 3
@@ -100,16 +92,16 @@ def command(file: Path, truth: ExpectedResult, service: ScoringService, output_d
     return 0
 
 
-def _score(file: Path, truth: ExpectedResult, service: ScoringService) -> Score:
-    name, separator, service_url = service.url.partition("=")
+def _score(file: Path, truth: ExpectedResult, url: str, timeout_s: float) -> Score:
+    name, separator, service_url = url.partition("=")
     is_named = separator and "/" not in name
     needed = "video" if truth.task is not None else "code" if truth.tests is not None else "tools"
     if is_named and name != needed:
         raise click.UsageError(
-            f"--url {redact(service.url)}: give URL, or {needed}=URL: that service scores FILE"
+            f"--url {redact(url)}: give URL, or {needed}=URL: that service scores FILE"
         )
-    urls: dict[str, Any] = {name: service_url} if is_named else {"url": service.url}
-    with RewardFleet(timeout_s=service.timeout, api_key=api_key(), **urls) as fleet:
+    urls: dict[str, Any] = {name: service_url} if is_named else {"url": url}
+    with RewardFleet(timeout_s=timeout_s, api_key=api_key(), **urls) as fleet:
         if truth.tests is not None:
             tests = as_tests(truth.tests.read_text())
             return fleet.code.score(_read_text(file), tests, mode=truth.mode)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import IO
 
 #: Seconds until a service is ready: a vision-language model takes minutes to load.
@@ -28,8 +29,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@contextlib.contextmanager
-def local_service(service: str, options: str) -> Iterator[str]:
+def local_service(service: str, options: str) -> AbstractContextManager[str]:
     """Run a service for the block, which gets its base URL.
 
     Args:
@@ -40,8 +40,7 @@ def local_service(service: str, options: str) -> Iterator[str]:
         ValueError: It does not start; the message has the end of its log.
     """
     arguments = ["serve", service, "--port", "0", *shlex.split(options)]
-    with running(arguments, _address_in) as url:
-        yield url
+    return running(arguments, _address_in)
 
 
 @contextlib.contextmanager

@@ -83,11 +83,8 @@ def command(folders: Sequence[Path], labels: Path | None, **given: Any) -> int:
             click.echo("no records", err=True)
             return 1
         for title, section in _SECTIONS.items():
-            lines = list(section(log))
-            if lines:
-                click.echo(f"\n{title}" if title else "\n".join(lines[:1]))
-                for line in lines[not title :]:
-                    click.echo(line)
+            if text := "\n".join(section(log)):
+                click.echo(f"\n{title}\n{text}" if title else text)
     return 0
 
 
