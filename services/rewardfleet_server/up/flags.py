@@ -1,25 +1,25 @@
 """The flags that say where a fleet listens and who may use it. It imports little, as the CLI."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from rewardfleet.commands.options import path_option
-
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
 
-_KEYS: tuple[Callable[[Any], Any], ...] = (
+_KEYS = (
     click.option(
         "--allow-unauthenticated",
         is_flag=True,
         default=None,
         help="Listen beyond loopback without API keys.",
     ),
-    path_option(
+    click.option(
         "--api-key-file",
-        "FILE",
-        "File of accepted API keys; required if --host is not a loopback address.",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="File of accepted API keys; required if --host is not a loopback address.",
     ),
 )
 

@@ -1,0 +1,123 @@
+"""`rewardfleet gateway`: one address for services that run elsewhere."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+import click
+
+from rewardfleet_server.http.allowed_hosts import AllowedHosts
+from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
+from rewardfleet_server.observe.logs import configure_logging
+from rewardfleet_server.serve import raise_descriptor_limit
+from rewardfleet_server.system.listener import bind, url_of
+
+from .discovery import follow
+from .flags import network_flags
+from .gateway import PAGES, Gateway
+from .line import most_waiting
+from .replicas import Replica
+
+log = logging.getLogger(__name__)
+
+#: Replicas for which open files are kept free.
+_REPLICAS = 64
+
+
+@click.command(
+    name="gateway",
+    help="Run one address for services that run elsewhere, e.g. in containers. The services check "
+    "API keys.",
+)
+@click.option(
+    "--service",
+    "services",
+    multiple=True,
+    metavar="NAME=URL",
+    help="Service, e.g. code=http://code:8080. Each address of the name is a replica. May be "
+    "repeated, also for one service.",
+)
+@network_flags("the gateway", has_keys=False)
+@click.option(
+    "--allowed-host",
+    multiple=True,
+    metavar="NAME",
+    help="Name by which callers may address the gateway (`Host`), besides loopback names; may be "
+    "repeated, and `*` is any.",
+)
+def command(
+    services: tuple[str, ...], host: str | None, port: int | None, allowed_host: tuple[str, ...]
+) -> int:
+    """Run a gateway until SIGTERM or Ctrl-C."""
+    urls, host = read_services(services), host or "127.0.0.1"
+    configure_logging("info")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    listener = bind(host, 18000 if port is None else port)
+    hosts = AllowedHosts(allowed_host, listens_on=host, has_keys=False)
+    return run_on_fast_loop(_run(listener, hosts, urls))
+
+
+def read_services(given: Sequence[str]) -> dict[str, list[str]]:
+    """Return the base URLs of services by name.
+
+    Args:
+        given: Each `NAME=http://HOST:PORT`; one name may have several.
+
+    Raises:
+        ValueError: One is not of this form, or there is none.
+    """
+    services: dict[str, list[str]] = {}
+    for each in given:
+        name, _, url = each.partition("=")
+        if not (name.isascii() and name.isidentifier()) or name in PAGES:
+            raise ValueError(
+                f"--service {each}: give NAME=http://HOST:PORT; a name has letters, digits and _, "
+                f"and is not {', '.join(PAGES[1:])}"
+            )
+        if not _is_base_url(url):
+            raise ValueError(f"--service {each}: give NAME=http://HOST:PORT")
+        services.setdefault(name, []).append(url)
+    if not services:
+        raise ValueError("give --service NAME=http://HOST:PORT, once or more")
+    return services
+
+
+def _is_base_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        (parts.hostname or "").encode("idna")  # as a lookup does
+        port = parts.port
+    except ValueError:  # e.g. a port above 65535, or an empty part of the name
+        return False
+    return text in {f"http://{parts.netloc}", f"http://{parts.netloc}/"} and (
+        bool(parts.hostname) and port != 0 and "@" not in text and not any(map(str.isspace, text))
+    )
+
+
+async def _run(
+    listener: socket.socket, hosts: AllowedHosts, services: Mapping[str, Sequence[str]]
+) -> int:
+    fleet: dict[str, list[Replica]] = {name: [] for name in services}
+    max_waiting = most_waiting(raise_descriptor_limit(), _REPLICAS)
+    # A service that has never had a replica may not be deployed, as `vlm` without GPUs.
+    gateway = Gateway(fleet, hosts, max_waiting=max_waiting, reports_all=False)
+    server = GracefulServer(gateway)
+    following = [
+        asyncio.create_task(follow(name, urls, fleet[name])) for name, urls in services.items()
+    ]
+    serving = asyncio.create_task(server.serve([listener]))
+    log.info("the gateway of %s listens on %s", ", ".join(fleet), url_of(listener))
+    try:
+        await asyncio.wait([serving, *following], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        server.should_exit = True
+        await serving
+        for each in following:
+            each.cancel()
+        results = await asyncio.gather(*following, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return server.status
