@@ -73,27 +73,6 @@ class _HttpCall(PendingCall):
     failed_urls: set[str] = field(default_factory=set)
 
 
-class _Parts:
-    """A body that is sent in pieces, so that a large one is never copied as a whole."""
-
-    def __init__(self, parts: list[Buffer]) -> None:
-        self._parts = parts
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        piece: list[Buffer] = []
-        size = 0
-        for part in self._parts:
-            for start in range(0, len(part), _PIECE_BYTES):
-                piece.append(part[start : start + _PIECE_BYTES])
-                size += len(piece[-1])
-                if size >= _PIECE_BYTES:
-                    yield b"".join(piece)
-                    piece.clear()
-                    size = 0
-        if piece:
-            yield b"".join(piece)
-
-
 class ServiceTransport:
     """One service at its replicas: requests out, models or typed errors back.
 
@@ -323,7 +302,7 @@ class ServiceTransport:
         headers[CALL_TIMEOUT_HEADER] = f"{self._timeout_s:g}"
         if fallback_rewards:
             headers[FALLBACK_REWARDS_HEADER] = str(fallback_rewards)
-        content: bytes | _Parts | None = None
+        content: bytes | AsyncIterator[bytes] | None = None
         if call.encoded is not None:
             headers["content-type"], parts = call.encoded
             if self._compress_frames and headers["content-type"] == FRAMES_TYPE:
@@ -332,7 +311,7 @@ class ServiceTransport:
             if call.item_count > 1 and size > MAX_BATCH_BYTES:
                 raise TooLarge(f"a batch may have {MAX_BATCH_BYTES} bytes")
             headers["content-length"] = str(size)
-            content = _Parts(parts) if len(parts) > 1 else bytes(parts[0])
+            content = _pieces(parts) if len(parts) > 1 else bytes(parts[0])
         return httpx.Request(
             call.method,
             _parsed(replica.url + call.path),
@@ -340,6 +319,22 @@ class ServiceTransport:
             content=content,
             extensions={"timeout": {"connect": _CONNECT_SECONDS}},
         )
+
+
+async def _pieces(parts: list[Buffer]) -> AsyncIterator[bytes]:
+    """Yield a body in pieces, so that a large one is never copied as a whole."""
+    piece: list[Buffer] = []
+    size = 0
+    for part in parts:
+        for start in range(0, len(part), _PIECE_BYTES):
+            piece.append(part[start : start + _PIECE_BYTES])
+            size += len(piece[-1])
+            if size >= _PIECE_BYTES:
+                yield b"".join(piece)
+                piece.clear()
+                size = 0
+    if piece:
+        yield b"".join(piece)
 
 
 async def receive(

@@ -60,9 +60,9 @@ class OpenEnvSocket:
         if not scope["path"].endswith("/ws"):
             return False
         timeout = (b"x-request-timeout", b"%d" % _HANDSHAKE_SECONDS)
-        request = _InnerRequest(self._app, scope, "/reset", b"{}", timeout)
-        await request.run(asyncio.Event())
-        return request.status == 200 or request.status >= 429
+        request = _inner(scope, "/reset", b"{}", timeout)
+        status, _ = await self._answered(request, b"{}", asyncio.Event())
+        return status == 200 or status >= 429
 
     async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one message after another."""
@@ -100,60 +100,57 @@ class OpenEnvSocket:
                 disconnected.set()
 
         incoming.add_done_callback(on_incoming)
-        request = _InnerRequest(self._app, scope, path, body.encode())
-        await request.run(disconnected)
-        answer = request.body.decode()
-        if request.status == 200:
+        content = body.encode()
+        status, answer = await self._answered(_inner(scope, path, content), content, disconnected)
+        if status == 200:
             return _answer("observation", answer)
         try:
             problem = json.loads(answer)
             kind, detail = problem["kind"], problem["detail"]
         except (ValueError, KeyError, TypeError):
-            kind, detail = "internal", f"HTTP {request.status}: {answer[:200]}"
+            kind, detail = "internal", f"HTTP {status}: {answer[:200]}"
         return _error(_CODES.get(kind, "EXECUTION_ERROR"), f"{kind}: {detail}")
 
+    async def _answered(
+        self, request: Message, content: bytes, disconnected: asyncio.Event
+    ) -> tuple[int, str]:
+        """Return the status and the body of a response of the application; 500 if there is none.
 
-class _InnerRequest:
-    """A request of the application on behalf of a message."""
-
-    def __init__(
-        self, app: App, scope: Message, path: str, body: bytes, *headers: tuple[bytes, bytes]
-    ) -> None:
-        self._app = app
-        self._content = body
-        given = [each for each in scope["headers"] if not _OF_HANDSHAKE.fullmatch(each[0])]
-        own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        full_path = scope["path"].removesuffix("/ws") + path
-        self._scope = {
-            **scope,
-            "type": "http",
-            "method": "POST",
-            "scheme": "http",
-            "path": full_path,
-            "raw_path": scope["raw_path"].removesuffix(b"/ws") + path.encode(),
-            "query_string": b"",
-            "headers": [*given, *own, *headers],
-        }
-        self.status = 500  #: the status of the response; 500 if there is none
-        self.body = b""
-
-    async def run(self, disconnected: asyncio.Event) -> None:
-        """Make the request; it is cancelled when `disconnected` is set."""
-        is_sent = False
+        The request is cancelled when `disconnected` is set.
+        """
+        status, body, is_sent = 500, b"", False
 
         async def receive() -> Message:
             nonlocal is_sent
             if not is_sent:
                 is_sent = True
-                return {"type": "http.request", "body": self._content, "more_body": False}
+                return {"type": "http.request", "body": content, "more_body": False}
             await disconnected.wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
-            self.status = message.get("status", self.status)
-            self.body += message.get("body", b"")
+            nonlocal status, body
+            status = message.get("status", status)
+            body += message.get("body", b"")
 
-        await self._app(self._scope, receive, send)
+        await self._app(request, receive, send)
+        return status, body.decode()
+
+
+def _inner(scope: Message, path: str, content: bytes, *headers: tuple[bytes, bytes]) -> Message:
+    """Return the scope of a request of the application on behalf of a message."""
+    given = [each for each in scope["headers"] if not _OF_HANDSHAKE.fullmatch(each[0])]
+    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+    return {
+        **scope,
+        "type": "http",
+        "method": "POST",
+        "scheme": "http",
+        "path": scope["path"].removesuffix("/ws") + path,
+        "raw_path": scope["raw_path"].removesuffix(b"/ws") + path.encode(),
+        "query_string": b"",
+        "headers": [*given, *own, *headers],
+    }
 
 
 async def _next_text(receive: Receive) -> str | None:
