@@ -134,7 +134,7 @@ class ReplicaProcess:
 
     def _add_line(self, line: str) -> None:
         self._last_lines.append(line)
-        self._log.emit(logging.makeLogRecord({"msg": line.replace("%", "%%"), "args": ()}))
+        self._log.emit(logging.makeLogRecord({"msg": line}))
         if self._is_shown:
             click.echo(f"{self.planned.name} | {line}", err=True)
 
