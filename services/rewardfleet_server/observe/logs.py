@@ -3,7 +3,6 @@
 import atexit
 import json
 import logging
-import logging.config
 import os
 import sys
 import threading
@@ -107,26 +106,11 @@ def configure_logging(level: str) -> None:
     # By default these are determined for every line, and they are not written.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # noqa: SLF001 - as its documentation says
-    terminal_format = {
-        "()": _TerminalFormatter,
-        "fmt": "%(asctime)s %(levelname)-7s %(message)s",
-    }
-    logging.config.dictConfig(
-        {
-            "version": 1,
-            "disable_existing_loggers": False,
-            "formatters": {"json": {"()": _JsonFormatter}, "terminal": terminal_format},
-            "filters": {"request": {"()": lambda: add_request_id}},
-            "handlers": {
-                "stderr": {
-                    "class": "logging.StreamHandler",
-                    "filters": ["request"],
-                    "formatter": "terminal" if sys.stderr.isatty() else "json",
-                    "stream": sys.stderr,
-                }
-            },
-            # The lines of serve.py have more information than uvicorn's own.
-            "loggers": {"uvicorn": {"level": "WARNING"}},
-            "root": {"level": level.upper(), "handlers": ["stderr"]},
-        }
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(add_request_id)
+    handler.setFormatter(_JsonFormatter())
+    if sys.stderr.isatty():
+        handler.setFormatter(_TerminalFormatter("%(asctime)s %(levelname)-7s %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # The lines of serve.py have more information than uvicorn's own.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
