@@ -135,7 +135,7 @@ class BodyReader:
         on_size: Callable[[int], None],
     ) -> DecodedT:
         given = media_type(headers)
-        arriving = _Arriving(request.receive, self._max_bytes, on_size)
+        arriving = _arriving(request.receive, self._max_bytes, on_size)
         if given == FORM_TYPE and route.decode_form is not None:
             return route.decode_form(await _read_form(request.headers, _sliced(arriving)))
         if given == FRAMES_TYPE and route.frames_of is not None:
@@ -178,47 +178,40 @@ class BodyReader:
             parser.close()
 
 
-class _Arriving:
-    """A body whose parts are limited as they arrive.
+async def _arriving(
+    receive: Receive, max_bytes: int, on_size: Callable[[int], None]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the parts of a body, limited as they arrive; see `BodyReader.read` for errors.
 
     Args:
         receive: Of ASGI.
         max_bytes: Limit on all parts together.
         on_size: Called with the number of bytes so far, whenever some have arrived.
     """
-
-    def __init__(self, receive: Receive, max_bytes: int, on_size: Callable[[int], None]) -> None:
-        self._receive = receive
-        self._max_bytes = max_bytes
-        self._on_size = on_size
-        self._now = asyncio.get_running_loop().time
-        self._limit = self._now() + _FIRST_SECONDS
-        self._size = 0
-        self.is_complete = False  #: whether there are no more parts
-
-    async def part(self) -> bytes:
-        """Return the next part; see `BodyReader.read` for errors."""
-        now = self._now()
-        remaining = self._limit + self._size / _MIN_BYTES_PER_SECOND - now
+    loop = asyncio.get_running_loop()
+    limit, size, is_complete = loop.time() + _FIRST_SECONDS, 0, False
+    while not is_complete:
+        now = loop.time()
+        remaining = limit + size / _MIN_BYTES_PER_SECOND - now
         until = now + min(_SILENCE_SECONDS, remaining)
         try:
-            message = await finish_by(until, self._receive())
+            message = await finish_by(until, receive())
         except DeadlinePassed:
             reason = (
                 f"no more of the body arrived within {_SILENCE_SECONDS:g} s"
                 if remaining > _SILENCE_SECONDS
-                else f"the body arrives too slowly: {self._size} bytes so far"
+                else f"the body arrives too slowly: {size} bytes so far"
             )
             raise DeadlineExceeded(reason) from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
-        chunk: bytes = message.get("body", b"")
-        self.is_complete = not message.get("more_body", False)
-        self._size += len(chunk)
-        if self._size > self._max_bytes:
-            raise _too_large(self._max_bytes)
-        self._on_size(self._size)
-        return chunk
+        part: bytes = message.get("body", b"")
+        is_complete = not message.get("more_body", False)
+        size += len(part)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        on_size(size)
+        yield part
 
 
 def _too_large(max_bytes: int) -> TooLarge:
@@ -245,12 +238,11 @@ def _decoder(route: Route[DecodedT]) -> Callable[[bytes], DecodedT]:
     return partial(validate_json, route.request_model)  # type: ignore[return-value] # the default
 
 
-async def _collect(arriving: _Arriving) -> bytes | MemoryFile:
+async def _collect(arriving: AsyncGenerator[bytes, None]) -> bytes | MemoryFile:
     """Return a body, a large one as a file in memory."""
     parts: list[bytes] = []
     size, file = 0, None
-    while not arriving.is_complete:
-        part = await arriving.part()
+    async for part in arriving:
         if file is not None:
             file.write(part)
             continue
@@ -262,7 +254,7 @@ async def _collect(arriving: _Arriving) -> bytes | MemoryFile:
     return b"".join(parts) if file is None else file
 
 
-async def _collect_in_place(arriving: _Arriving, announced: int) -> memoryview:
+async def _collect_in_place(arriving: AsyncGenerator[bytes, None], announced: int) -> memoryview:
     """Return a body of which, if its size was announced, a megabyte at most is copied again.
 
     The memory is numpy's, which is not zeroed, and in pages of 2 MB if it is large: a body of 60 MB
@@ -270,8 +262,7 @@ async def _collect_in_place(arriving: _Arriving, announced: int) -> memoryview:
     announced once a megabyte has arrived, as such a page counts whatever there is in it.
     """
     memory, size = np.empty(min(announced, _LARGE_BODY) or 1, np.uint8).data, 0
-    while not arriving.is_complete:
-        part = await arriving.part()
+    async for part in arriving:
         end = size + len(part)
         if end > len(memory):
             grown = np.empty(max(announced, 2 * end), np.uint8).data
@@ -289,9 +280,8 @@ def _in_memory_file(*parts: bytes) -> MemoryFile:
     return file
 
 
-async def _sliced(arriving: _Arriving) -> AsyncGenerator[bytes, None]:
-    while not arriving.is_complete:
-        part = await arriving.part()
+async def _sliced(arriving: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async for part in arriving:
         for start in range(0, len(part), _FORM_SLICE):
             yield part[start : start + _FORM_SLICE]
             await asyncio.sleep(0)
