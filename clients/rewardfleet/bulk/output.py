@@ -78,14 +78,9 @@ class Output:
         self._journal.close()
         os.close(self._lock)
 
-    @property
-    def before(self) -> int:
-        """All rows before this one are in parts."""
-        return self._next
-
-    def after(self) -> list[int]:
-        """Return the rows that are kept and in no part."""
-        return list(self._later)
+    def kept(self) -> tuple[int, list[int]]:
+        """Return the row before which all are in parts, and those that are kept and in no part."""
+        return self._next, list(self._later)
 
     @property
     def waiting_bytes(self) -> int:

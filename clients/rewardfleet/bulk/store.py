@@ -91,7 +91,7 @@ class Store:
                 again.append(record["row"])
             else:
                 self._count(record)
-        return Kept(kept.before, kept.after(), again)
+        return Kept(*kept.kept(), again)
 
     def add(self, line: bytes) -> None:
         """Keep what `encode_scores` has encoded.
