@@ -1,3 +1,5 @@
 """`rewardfleet gateway`: one address for services that run elsewhere."""
 
-from rewardfleet_server.up.command import command as command
+from rewardfleet_server.up.command import command
+
+__all__ = ["command"]
