@@ -3,7 +3,6 @@
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from rewardfleet.commands.explain import score_of
 from rewardfleet.commands.explain.code import parts_of
 from rewardfleet.commands.explain.story import story_of
 from rewardfleet.commands.explain.tools import calls_of
-from rewardfleet.commands.options import grouped
+from rewardfleet.commands.options import path_option
 from rewardfleet.commands.running_logs import copied
 from rewardfleet.wire.code import DatasetTests
 from rewardfleet.wire.errors import InvalidRequest
@@ -33,25 +32,6 @@ _MAX_CLIP_BYTES = 512 * 2**20
 _PORT = 18070
 
 
-@dataclass(frozen=True)
-class _Network:
-    """Where the page is, and who may see it."""
-
-    host: str | None
-    port: int | None
-    api_key_file: Path | None
-    allow_unauthenticated: bool | None
-
-
-@dataclass(frozen=True)
-class _Shown:
-    """What it shows besides the records."""
-
-    labels: Path
-    video_roots: tuple[Path, ...]
-    threshold: float
-
-
 @click.command(
     name="look",
     help="Show a page of what was scored: folders of --score-log, outputs of `rewardfleet score`, "
@@ -59,29 +39,26 @@ class _Shown:
 )
 @click.argument("sources", nargs=-1, required=True, metavar="FOLDER|URL...")
 @network_flags("the page", port=_PORT)
-@click.option(
+@path_option(
     "--score-log-key-file",
+    "FILE",
+    "With URLs: the key of their --score-log-key-file; the first line counts.",
     "key_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="With URLs: the key of their --score-log-key-file; the first line counts.",
 )
-@click.option(
+@path_option(
     "--labels",
-    type=click.Path(dir_okay=False, path_type=Path),
+    "FILE",
+    "File that labels are added to.",
     default=Path("labels.jsonl"),
     show_default=True,
-    metavar="FILE",
-    help="File that labels are added to.",
 )
-@click.option(
+@path_option(
     "--video-root",
+    "FOLDER",
+    "Folder of clips that requests name by path, or library of the judge `reference`, to show "
+    "their frames.  Can be repeated.",
     "video_roots",
     multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Folder of clips that requests name by path, or library of the judge `reference`, to "
-    "show their frames.  Can be repeated.",
 )
 @click.option(
     "--threshold",
@@ -91,15 +68,22 @@ class _Shown:
     metavar="SCORE",
     help="A judge says success from this score on.",
 )
-@grouped(network=_Network, shown=_Shown)
 def command(
-    sources: tuple[str, ...], key_file: Path | None, network: _Network, shown: _Shown
+    sources: tuple[str, ...],
+    key_file: Path | None,
+    labels: Path,
+    video_roots: tuple[Path, ...],
+    threshold: float,
+    host: str | None,
+    port: int | None,
+    api_key_file: Path | None,
+    allow_unauthenticated: bool | None,
 ) -> int:
     """Serve the page until it is interrupted."""
-    host, keys = network.host or "127.0.0.1", network.api_key_file
-    if not (is_loopback(host) or keys or network.allow_unauthenticated):
+    host = host or "127.0.0.1"
+    if not (is_loopback(host) or api_key_file or allow_unauthenticated):
         raise ValueError(f"--host {host}: give --api-key-file, or --allow-unauthenticated")
-    for folder in shown.video_roots:
+    for folder in video_roots:
         if not folder.is_dir():  # else it would be noticed with the first clip only
             raise ValueError(f"{folder}: no such folder of clips")
     require("look", "the page", "duckdb", "jinja2")
@@ -113,15 +97,15 @@ def command(
         records = Records(
             folders,
             copies,
-            decode=strips(shown.video_roots),
-            decode_reference=strips(shown.video_roots, of_references=True),
+            decode=strips(video_roots),
+            decode_reference=strips(video_roots, of_references=True),
             explain=explain,
         )
-        known = Labels(shown.labels, shown.threshold)
-        listener = bind(host, _PORT if network.port is None else network.port)
+        known = Labels(labels, threshold)
+        listener = bind(host, _PORT if port is None else port)
         listener.listen()  # so that who reads the next line can connect
         click.echo(f"{url_of(listener)}/  (Ctrl-C ends it)")
-        return serve_page(records, known, listener, keys)
+        return serve_page(records, known, listener, api_key_file)
 
 
 def strips(
