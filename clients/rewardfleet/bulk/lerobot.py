@@ -77,20 +77,14 @@ def _episodes_of_v3(root: Path, info: dict[str, Any]) -> Iterator[dict[str, Any]
     cameras = cameras_of(root)
     columns = ["episode_index", "tasks", "length"]  # there are statistics of all columns, too
     columns += [f"videos/{camera}/{name}" for camera in cameras for name in _PLACE]
-    for path in sorted((root / "meta" / "episodes").rglob("*.parquet")):
-        for episode in pyarrow().parquet.read_table(path, columns=columns).to_pylist():
-            clips = {
-                camera: {
-                    "path": info["video_path"].format(
-                        video_key=camera,
-                        chunk_index=episode[f"videos/{camera}/chunk_index"],
-                        file_index=episode[f"videos/{camera}/file_index"],
-                    ),
-                    "start_s": episode[f"videos/{camera}/from_timestamp"],
-                    "end_s": episode[f"videos/{camera}/to_timestamp"],
-                }
-                for camera in cameras
-            }
+    for file in sorted((root / "meta" / "episodes").rglob("*.parquet")):
+        for episode in pyarrow().parquet.read_table(file, columns=columns).to_pylist():
+            clips = {}
+            for camera in cameras:
+                place = {name: episode[f"videos/{camera}/{name}"] for name in _PLACE}
+                path = info["video_path"].format(video_key=camera, **place)
+                times = {"start_s": place["from_timestamp"], "end_s": place["to_timestamp"]}
+                clips[camera] = {"path": path, **times}
             yield _episode(episode["episode_index"], episode, clips)
 
 
