@@ -190,19 +190,13 @@ class EpisodeApi:
             with stage(timing, "backend"):
                 check_episode(request.item, request.options)
                 response = await self._groups.add_member(request, context.request_id)
-            statuses, scores, causes = {}, [], {}
-            if response["released"]:
-                result = response["result"]
-                statuses = {Status(result["status"]): 1}
-                scores = [] if result["score"] is None else [result["score"]]
-                causes = {} if result.get("cause") is None else {result["cause"]: 1}
-            fields = response["result"] if response["released"] else None
+            results = [response["result"]] if response["released"] else []
             return ScoredBatch(
                 msgspec.json.encode(response),
-                statuses,
-                np.array(scores, float),
-                causes,
-                None if fields is None else lambda: [(request.item, fields)],
+                Counter(Status(each["status"]) for each in results),
+                np.array([each["score"] for each in results if each["score"] is not None], float),
+                Counter(each["cause"] for each in results if each.get("cause") is not None),
+                (lambda: [(request.item, each) for each in results]) if results else None,
             )
 
         header = BatchHeader(request.run, request.step, request.options)
