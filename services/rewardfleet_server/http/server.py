@@ -110,9 +110,8 @@ class GracefulServer(uvicorn.Server):
         # keep the address for a minute.
         for listener in sockets or []:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-                unread_ms = _UNREAD_SECONDS * 1000
-                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
+            unread_ms = _UNREAD_SECONDS * 1000
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

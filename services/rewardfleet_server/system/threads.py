@@ -17,9 +17,7 @@ _NICE = 10
 
 def usable_cores() -> int:
     """Return how many cores this process may use: of its CPU set, and within its CPU quotas."""
-    has_set = hasattr(os, "sched_getaffinity")  # macOS has none
-    cores = len(os.sched_getaffinity(0)) if has_set else os.cpu_count() or 1
-    return max(1, int(min([cores, *cpu_quotas()])))
+    return max(1, int(min([len(os.sched_getaffinity(0)), *cpu_quotas()])))
 
 
 def run_in_thread(executor: Executor, work: Callable[[], T]) -> asyncio.Future[T]:
