@@ -219,8 +219,7 @@ def serve(entry: ServiceEntry, settings: ServerSettings) -> int:
     Raises:
         ValueError: The address cannot be bound, or the settings do not work on this machine.
     """
-    if not sys.stderr.isatty():
-        capture_native_output()
+    capture_native_output()
     configure_logging(settings.log_level)
     for warning in unknown_variable_warnings(each.load_settings() for each in SERVICES.values()):
         log.warning(warning)

@@ -94,13 +94,10 @@ class ApiKeys:
 def _password(credentials: str) -> str:
     """Return the password in the credentials of HTTP's basic authentication; "" without one."""
     try:
-        return (
-            base64.b64decode(credentials.strip(" \t"), validate=True)
-            .decode("latin-1")
-            .partition(":")[2]
-        )
+        decoded = base64.b64decode(credentials.strip(" \t"), validate=True)
     except ValueError:
         return ""
+    return decoded.decode("latin-1").partition(":")[2]
 
 
 def _digest(key: bytes) -> bytes:
