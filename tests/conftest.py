@@ -55,9 +55,9 @@ Serve = Callable[..., httpx.Client]
 
 
 def table(name: str) -> list[Any]:
-    """Return the inputs of a test, and what is expected: the lines of a file of tables."""
+    """Return the inputs of a test, and what is expected: the lines of a file but its comments."""
     lines = (DATA / "tables" / f"{name}.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in lines if not line.startswith("#")]
 
 
 # The same examples in each run, and no limit of time for one, which a busy machine exceeds.
@@ -144,12 +144,6 @@ def _logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands that run in this process leave its logging and standard error alone."""
     monkeypatch.setattr("rewardfleet_server.serve.configure_logging", lambda level: None)
     monkeypatch.setattr("rewardfleet_server.serve.capture_native_output", lambda: None)
-
-
-def data_rows(name: str) -> list[Any]:
-    """Return the values of a file of JSON lines in `tests/data`, without its comments."""
-    lines = (DATA / name).read_text().splitlines()
-    return [json.loads(line) for line in lines if not line.startswith("#")]
 
 
 @contextmanager

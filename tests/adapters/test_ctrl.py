@@ -19,7 +19,7 @@ from rewardfleet.adapters.ctrl import (
 )
 from rewardfleet_server.testing import wait_until
 
-from ..conftest import DATA, data_rows
+from ..conftest import DATA, table
 from .conftest import ECHO, SUM, TESTS, requests_to
 from .standin import CharTokenizer, batch_of
 
@@ -133,7 +133,7 @@ async def test_rewards_are_pass_rates_in_order(code_url: str):
     assert await fn.get_reward_all([], [], []) == []
 
 
-@pytest.mark.parametrize("case", data_rows("adapters/ctrl_rules.jsonl"))
+@pytest.mark.parametrize("case", table("ctrl_rules"))
 async def test_verdicts_and_programs_are_found_by_either_rule(code_url, case):
     for rules in ("service", "original"):
         fn = reward_fn(code_url, rules=rules)

@@ -35,7 +35,7 @@ from rewardfleet.adapters.ctrl.rows import without_nulls
 from rewardfleet.wire.code import CodeScore
 from rewardfleet_server.testing import serving
 
-from ..conftest import data_rows
+from ..conftest import table
 from .conftest import ECHO, SUM, TESTS
 from .standin import CharTokenizer, batch_of
 from .test_ctrl import CRITIQUE
@@ -47,7 +47,7 @@ CASES = [
     {"input": {"stdin": "7"}, "output": {"stdout": "7"}},
 ]
 DOUBLE = "def double(x):\n    return 2 * x"
-RECORDS = data_rows("adapters/ctrl_rows.jsonl")
+RECORDS = table("ctrl_rows")
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def score_of(*verdicts: dict) -> CodeScore:
     return CodeScore.model_validate(fields)
 
 
-@pytest.mark.parametrize("case", data_rows("adapters/hints.jsonl"))
+@pytest.mark.parametrize("case", table("hints"))
 def test_a_hint_says_what_happened(case: dict):
     hint = execution_feedback(score_of(*case["verdicts"]), case["tests"])
     for text in case["told"]:

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from rewardfleet.adapters.libero import SUITES, RewardModelConfig
 
-from ..conftest import DATA, data_rows
+from ..conftest import DATA, table
 from .libero_envs import ROOT
 
 EXAMPLES = ROOT / "examples" / "rlinf"
@@ -70,7 +70,7 @@ def test_nodes_of_omegaconf_are_read_and_what_is_not_needed_is_not_resolved():
     assert config.backend_kwargs == {"score_mode": "auto", "stop": ["a", "b"]}
 
 
-@pytest.mark.parametrize(("given", "message"), data_rows("adapters/libero_configs.jsonl"))
+@pytest.mark.parametrize(("given", "message"), table("libero_configs"))
 def test_an_unknown_key_or_a_wrong_value_is_named(given, message):
     with pytest.raises(ValueError, match=message):
         RewardModelConfig.of(given)

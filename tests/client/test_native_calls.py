@@ -11,7 +11,7 @@ from rewardfleet.text.messages import answer_text
 from rewardfleet.tool_use import parse_answer, score_answer
 from rewardfleet.wire.tools import ToolsOptions
 
-from ..conftest import data_rows
+from ..conftest import table
 
 THINK = "<think>x</think>"
 TRUTH = f'{THINK}\n<tool_call>\n{{"name": "search", "parameters": {{"q": "a"}}}}\n</tool_call>'
@@ -25,7 +25,7 @@ def native(name: Any = "search", arguments: Any = '{"q": "a"}') -> dict[str, Any
     return {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-@pytest.mark.parametrize("case", data_rows("client/native_calls.jsonl"))
+@pytest.mark.parametrize("case", table("native_calls"))
 def test_calls_follow_the_content_in_the_form_of_a_ground_truth(case: dict[str, Any]):
     """Calls of a turn with replies of tools count, and thoughts of a later turn stay its own."""
     assert answer_text(case["completion"]) == case["text"]

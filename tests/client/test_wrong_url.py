@@ -12,12 +12,12 @@ from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 
-from ..conftest import LONG_CLIP, data_rows
+from ..conftest import LONG_CLIP, table
 from .conftest import answering
 
 TASK = "put the bowl on the plate"
 REQUEST = video_request(TASK, b"a video file")
-SERVERS = data_rows("client/foreign_servers.jsonl")
+SERVERS = table("foreign_servers")
 NAMES_THE_SERVICE = "is the code service, not the video service; check the URL"
 
 

@@ -19,7 +19,7 @@ from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import ErrorKind
 from rewardfleet_server.testing import FakeJudge
 
-from ...conftest import data_rows, image_base64, served
+from ...conftest import image_base64, served, table
 from ...server.code.conftest import asserts, served_code, stdio
 from ...server.episode.conftest import served_episodes
 from ...server.tools.conftest import TRUTH, served_tools
@@ -40,7 +40,7 @@ def urls() -> Iterator[dict[str, str]]:
         yield {name: str(client.base_url) for name, client in clients.items()}
 
 
-@pytest.mark.parametrize("case", data_rows("client/stories.jsonl"), ids=lambda each: each["id"])
+@pytest.mark.parametrize("case", table("stories"), ids=lambda each: each["id"])
 def test_the_story_of_a_request(case: dict, urls: dict, capsys, tmp_path: Path):
     file = tmp_path / "request.json"
     file.write_text(json.dumps(case["request"]))

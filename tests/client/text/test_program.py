@@ -6,7 +6,7 @@ import pytest
 
 from rewardfleet.text.program import extract_program
 
-from ...conftest import DATA, data_rows
+from ...conftest import DATA, table
 from ...measure import CpuStopwatch
 
 #: Two complete programs.
@@ -24,7 +24,7 @@ def indented(text: str, by: str) -> str:
 
 #: Parts of texts that take long to read if the time is quadratic.
 REPEATED = json.loads((DATA / "client" / "repeated.json").read_text())
-CASES = data_rows("client/programs.jsonl")
+CASES = table("programs")
 CASES.append({"id": "ten-thousand", "text": fence("x = 1\n") * 9_999 + fence(P), "program": P})
 
 
