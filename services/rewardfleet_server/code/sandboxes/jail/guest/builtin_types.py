@@ -91,6 +91,7 @@ VALUES: dict[tuple[str, str], tuple[Callable[[Any], Iterable[Any]], Callable[...
         (module, name): (lambda value: [str(value)], partial(_constructed, module, name))
         for module, names in (
             ("pathlib", "PurePosixPath PureWindowsPath PosixPath"),
+            ("pathlib._local", "PurePosixPath PureWindowsPath PosixPath"),  # of Python 3.13
             ("uuid", "UUID"),
             (
                 "ipaddress",
