@@ -13,7 +13,6 @@ import gc
 import json
 import sys
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -29,7 +28,7 @@ sys.path[:0] = [str(ROOT / name) for name in ("clients", "services", "tests/engi
 
 from tiny_checkpoint import make_checkpoint, make_robometer  # noqa: E402 - the path above
 
-from rewardfleet_server.video.clip.frames import Clip, decode_video  # noqa: E402
+from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video  # noqa: E402
 from rewardfleet_server.video.judges import DeferredJudge  # noqa: E402
 from rewardfleet_server.video.judges.loading import find_judge  # noqa: E402
 from rewardfleet_server.video.judges.vlm.engine_robometer import RobometerModel  # noqa: E402
@@ -137,9 +136,7 @@ async def _measure(name: str, found: DeferredJudge, clips: list[Clip]) -> None:
 
 def _clip(number: int) -> Clip:
     videos = sorted((ROOT / "tests" / "data" / "libero" / "videos").glob("*.mp4"))
-    return decode_video(
-        str(videos[number % len(videos)]), count=16, max_pixels=200_704, stop=threading.Event()
-    )
+    return decode_video(str(videos[number % len(videos)]), DecodeSpec(16, 200_704))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import itertools
 import json
 import random
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from rewardfleet.wire.frames import Frames
 from rewardfleet.wire.video import VideoRequest
-from rewardfleet_server.video.clip.frames import decode_video
+from rewardfleet_server.video.clip.frames import DecodeSpec, decode_video
 
 ROOT = Path(__file__).parents[2]
 VIDEOS = ROOT / "tests" / "data" / "libero" / "videos"
@@ -113,7 +112,7 @@ def printing(number: int, first_line: str = "") -> Item:
 
 def frames() -> np.ndarray:
     """Return 16 frames of 256 x 256 of the clip, RGB."""
-    clip = decode_video(str(CLIP), count=NFRAMES, max_pixels=200_704, stop=threading.Event())
+    clip = decode_video(str(CLIP), DecodeSpec(NFRAMES, 200_704))
     return np.stack(clip.frames)
 
 

@@ -8,7 +8,6 @@ import base64
 import hashlib
 import itertools
 import statistics
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -33,7 +32,7 @@ from items import CLIP, NFRAMES, TASK, frames, random_frames, raw_frames
 from rewardfleet import RewardFleet
 from rewardfleet.wire.video import VideoRequest, sample_indices
 from rewardfleet_server.testing import FakeJudge
-from rewardfleet_server.video.clip.frames import decode_video
+from rewardfleet_server.video.clip.frames import DecodeSpec, decode_video
 
 RAW_ROUNDS = 8
 
@@ -42,8 +41,7 @@ def decoding() -> Iterator[Ratio]:
     """Compare decoding 16 of 308 frames of an mp4 with a sequential OpenCV loop."""
 
     def service() -> None:
-        stop = threading.Event()
-        clip = decode_video(str(CLIP), count=NFRAMES, max_pixels=200_704, stop=stop)
+        clip = decode_video(str(CLIP), DecodeSpec(NFRAMES, 200_704))
         assert len(clip.frames) == NFRAMES
 
     def baseline() -> None:

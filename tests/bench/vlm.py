@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -46,7 +45,7 @@ from harness import p99 as p99_of
 from items import NFRAMES, ROOT, VIDEOS
 
 from rewardfleet_server.system.threads import usable_cores
-from rewardfleet_server.video.clip.frames import Clip, decode_video, video_cost
+from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video, video_cost
 from rewardfleet_server.video.judges.vlm import VideoPart
 from rewardfleet_server.video.judges.vlm.checkpoint import read_config
 from rewardfleet_server.video.judges.vlm.families.qwen_geometry import QwenGeometry
@@ -281,7 +280,7 @@ def geometry_of(model: Path) -> QwenGeometry:
 
 
 def decoded(clip: Path) -> Clip:
-    return decode_video(str(clip), count=NFRAMES, max_pixels=MAX_PIXELS, stop=threading.Event())
+    return decode_video(str(clip), DecodeSpec(NFRAMES, MAX_PIXELS))
 
 
 def prepared(clip: Clip, geometry: QwenGeometry) -> VideoPart:

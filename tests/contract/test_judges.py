@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.testing import FakeJudge, serving
-from rewardfleet_server.video.clip.frames import Clip, decode_video
+from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video
 from rewardfleet_server.video.judges import ClipJudge, FileJudge, Judgment, reference
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.settings import all_built_in
@@ -73,9 +73,7 @@ async def judge(request: pytest.FixtureRequest) -> AsyncIterator[ClipJudge]:
 
 @pytest.fixture(scope="module")
 def clip() -> Clip:
-    import threading  # noqa: PLC0415
-
-    return decode_video(str(LONG_CLIP), count=8, max_pixels=65_536, stop=threading.Event())
+    return decode_video(str(LONG_CLIP), DecodeSpec(8, 65_536))
 
 
 def test_the_contract_covers_every_judge():

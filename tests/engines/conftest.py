@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import httpx
 import pytest
 
 from rewardfleet_server.testing import wait_until
-from rewardfleet_server.video.clip.frames import Clip, decode_video
+from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video
 
 VIDEOS = Path(__file__).parent.parent / "data" / "libero" / "videos"
 TASK = "put both the alphabet soup and the tomato sauce in the basket"
@@ -44,8 +43,7 @@ def videos() -> list[Path]:
 
 @pytest.fixture(scope="session")
 def clip(videos: list[Path]) -> Clip:
-    stop = threading.Event()
-    return decode_video(str(videos[0]), count=16, max_pixels=200_704, stop=stop)
+    return decode_video(str(videos[0]), DecodeSpec(16, 200_704))
 
 
 @pytest.fixture(scope="session")

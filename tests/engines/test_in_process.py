@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from rewardfleet import RewardFleet
 from rewardfleet.wire.errors import BackendFailed, InvalidRequest
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.clip.frames import Clip, decode_video
+from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video
 from rewardfleet_server.video.judges import DeferredJudge
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.vlm import (
@@ -132,7 +131,7 @@ def test_a_failing_conversation_does_not_fail_its_batch(checkpoint: Path, clip: 
 
 
 def _clip(path: Path, count: int, max_pixels: int = 200_704) -> Clip:
-    return decode_video(str(path), count=count, max_pixels=max_pixels, stop=threading.Event())
+    return decode_video(str(path), DecodeSpec(count, max_pixels))
 
 
 SIZES = [(256, 256), (128, 128), (100, 300), (480, 640)]

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from torch.nn import functional
 
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.clip.frames import Clip, decode_video
+from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video
 from rewardfleet_server.video.judges.vlm.engine_robometer import RobometerEngine, RobometerModel
 from rewardfleet_server.video.judges.vlm.families import robometer
 from rewardfleet_server.video.judges.vlm.families.robometer import (
@@ -63,7 +62,7 @@ def build(folder: Path, **more: object) -> robometer.DeferredJudge:
 
 
 def clip_of(path: Path, count: int, max_pixels: int = 200_704) -> Clip:
-    return decode_video(str(path), count=count, max_pixels=max_pixels, stop=threading.Event())
+    return decode_video(str(path), DecodeSpec(count, max_pixels))
 
 
 def expected_scores(folder: Path, clip: Clip, question: str) -> FrameScores:

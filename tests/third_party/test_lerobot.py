@@ -3,13 +3,12 @@
 import logging
 import re
 import sys
-import threading
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
 import pytest
 
-from rewardfleet_server.video.clip.frames import decode_video
+from rewardfleet_server.video.clip.frames import DecodeSpec, decode_video
 
 from ..conftest import DATA
 from ..server.processes import service_process
@@ -54,8 +53,7 @@ def batch() -> dict[str, Any]:
     import torch
 
     paths = [str(DATA / CLIP.format(each)) for each in (RIGHT, WRONG)]
-    stop = threading.Event()
-    clips = [decode_video(each, count=16, max_pixels=200_704, stop=stop) for each in paths]
+    clips = [decode_video(each, DecodeSpec(16, 200_704)) for each in paths]
     frames = torch.stack([torch.stack([*map(torch.tensor, clip.frames)]) for clip in clips])
     frames = frames.permute(0, 1, 4, 2, 3) / 255
     return {"observation.images.top": frames, "task": ["put the bowl on the stove"] * 2}

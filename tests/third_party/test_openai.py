@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import io
-import threading
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from PIL import Image
 
 from rewardfleet_server.http import app as http_app
 from rewardfleet_server.testing import FakeJudge
-from rewardfleet_server.video.clip.frames import decode_video
+from rewardfleet_server.video.clip.frames import DecodeSpec, decode_video
 
 from ..conftest import DATA, served
 from ..server.processes import service_process
@@ -27,7 +26,7 @@ def messages(clip: str, count: int, task: str = "put the bowl on the stove") -> 
     """Return a turn with frames of a clip, as docs/trainers/rlinf.md builds it."""
     parts: list[Any] = [{"type": "text", "text": f"Task: {task}\n\nReturn a score from 0 to 1."}]
     path = str(VIDEOS / f"libero_goal__put_the_bowl_on_the_stove__{clip}.mp4")
-    video = decode_video(path, count=max(count, 1), max_pixels=200_704, stop=threading.Event())
+    video = decode_video(path, DecodeSpec(max(count, 1), 200_704))
     for frame in video.frames[:count]:
         jpeg = io.BytesIO()
         Image.fromarray(frame).save(jpeg, "JPEG", quality=95)

@@ -34,10 +34,9 @@ from rewardfleet_server.system.threads import run_in_thread
 
 from .clip.decoding_limit import DecodingLimit, is_large
 from .clip.fetch import Fetcher
-from .clip.frames import Clip, Cost, Selection
+from .clip.frames import Clip, Cost, DecodeSpec, Selection
 from .clip.sources import (
     AnonymousSource,
-    DecodeSpec,
     FramesSource,
     ImagesSource,
     PathSource,
@@ -195,7 +194,7 @@ class VideoScorer:
         seen = Seen(sha256 if is_sent else None, strip=small_strip)
         return ScoringPlan(
             name,
-            lambda _: self._score(name, request, source, digest, cost=cost, seen=seen),
+            lambda _: self._score(name, request, source, sha256, cost=cost, seen=seen),
             policy,
             # Otherwise those that wait for memory would hold the permits of small ones.
             is_large=is_large(_frame_bytes(request) + cost.memory, cost.pixels),
@@ -279,7 +278,7 @@ class VideoScorer:
         name: str,
         request: VideoRequest,
         source: Source,
-        digest: str,
+        sha256: str,
         *,
         cost: Cost,
         seen: Seen,
@@ -287,13 +286,12 @@ class VideoScorer:
         judge, timing, stop = self._judges[name], Timing(), threading.Event()
         calibration = self._calibrations.get(name)
         spec = DecodeSpec(
-            digest,
             request.nframes,
             request.max_pixels,
-            stop,
-            cost.memory,
             self._select,
             _part_of(request),
+            cost.memory,
+            stop,
         )
         provenance: dict[str, JsonValue] = {}
         queue = stage(timing, "queue")  # for a decoder and memory
@@ -317,7 +315,7 @@ class VideoScorer:
                     )
                     if isinstance(judge, FileJudge):  # it reads the file and selects the frames
                         # If this is cancelled, the file ends with its thread's work.
-                        file = source.file(spec)
+                        file = source.file(spec, sha256)
                         path = await decode(file.__enter__)
                         stack.push(file)
                         judging = judge.judge_file(
@@ -328,7 +326,7 @@ class VideoScorer:
                             request.backend_kwargs,
                         )
                     else:
-                        clip = await decode(partial(source.clip, spec))
+                        clip = await decode(partial(source.clip, spec, sha256))
                         provenance["frames"] = _frame_metadata(clip)
                         seen.frames = clip.frames
                         if calibration is not None:

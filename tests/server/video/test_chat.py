@@ -5,7 +5,6 @@ import io
 import json
 import logging
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from rewardfleet_server.http import app as http_app
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.chat_api import TREND_DEAD_ZONE, task_of
-from rewardfleet_server.video.clip.frames import Clip, decode_video
+from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video
 from rewardfleet_server.video.judges import Judge, Judgment
 from rewardfleet_server.video.settings import VideoSettings
 
@@ -536,5 +535,5 @@ def test_real_rollouts_get_the_numbers_of_score_and_their_trends_point_the_right
 
 
 def _decoded(path: Path, count: int) -> list[np.ndarray]:
-    clip = decode_video(str(path), count=count, max_pixels=200_704, stop=threading.Event())
+    clip = decode_video(str(path), DecodeSpec(count, 200_704))
     return list(clip.frames)

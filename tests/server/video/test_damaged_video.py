@@ -8,7 +8,6 @@ import hashlib
 import io
 import random
 import statistics
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,13 @@ from rewardfleet.wire.errors import InvalidRequest, RewardFleetError, TooLarge
 from rewardfleet_server.system.anonymous_file import spool_bytes
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.clip.containers import check_container
-from rewardfleet_server.video.clip.frames import Clip, as_mp4, decode_images, decode_video
+from rewardfleet_server.video.clip.frames import (
+    Clip,
+    DecodeSpec,
+    as_mp4,
+    decode_images,
+    decode_video,
+)
 
 from ...conftest import LONG_CLIP, served
 from ...videos import CODECS, FPS, encode, encode_cached, scene
@@ -65,8 +70,7 @@ def decode(video: bytes) -> Clip:
     """Check and decode a file as the service does."""
     file = spool_bytes(video)
     check_container(file.fd, "video_base64", max_bytes=2**30)
-    stop = threading.Event()
-    return decode_video(file.path, count=FRAMES, max_pixels=200_704, stop=stop)
+    return decode_video(file.path, DecodeSpec(FRAMES, 200_704))
 
 
 def check_intact(video: bytes, *, frames: int = FRAMES, width: int = 96, height: int = 64) -> None:
@@ -556,8 +560,7 @@ def test_the_client_sends_the_checksum_of_what_it_sends():
 
 
 def decode_image(content: bytes) -> np.ndarray:
-    stop = threading.Event()
-    clip = decode_images([content], fps=None, count=1, max_pixels=200_704, stop=stop)
+    clip = decode_images([content], None, DecodeSpec(1, 200_704))
     return clip.frames[0]
 
 
@@ -642,10 +645,9 @@ def test_decoding_takes_at_most_a_quarter_longer_than_opencv():
         capture.release()
 
     def service() -> None:
-        stop = threading.Event()
         with LONG_CLIP.open("rb") as file:
             check_container(file.fileno(), "clip", max_bytes=2**30)
-        assert decode_video(str(LONG_CLIP), count=16, max_pixels=200_704, stop=stop).total == 308
+        assert decode_video(str(LONG_CLIP), DecodeSpec(16, 200_704)).total == 308
 
     def ratio() -> float:
         seconds: tuple[list[float], list[float]] = ([], [])

@@ -19,7 +19,7 @@ from pydantic import JsonValue
 from rewardfleet.wire.errors import InvalidRequest, TooLarge
 from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.video.clip.decoding_limit import DecodingLimit
-from rewardfleet_server.video.clip.frames import Clip, decode_video, video_cost
+from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video, video_cost
 from rewardfleet_server.video.judges import Judgment
 
 from ...conftest import DATA, served
@@ -38,16 +38,16 @@ ENCODERS = {
     "mjpeg": ("mjpeg", {}, "yuvj420p"),
 }
 PEAK = """
-import sys, threading
-from rewardfleet_server.video.clip.frames import decode_video, video_cost
+import sys
+from rewardfleet_server.video.clip.frames import DecodeSpec, decode_video, video_cost
 
 def status(name):
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) << 10
 
 def decode(path):
-    memory, stop = video_cost(path).memory, threading.Event()
-    decode_video(path, count=2, max_pixels=10_000, stop=stop, memory=memory)
+    memory = video_cost(path).memory
+    decode_video(path, DecodeSpec(2, 10_000, memory=memory))
     return memory
 
 decode(sys.argv[1])  # loads all libraries
@@ -95,11 +95,11 @@ def test_decoding_takes_at_most_the_memory_that_is_reserved(clips: dict[str, Pat
 
 
 def test_a_clip_that_takes_more_than_its_headers_say_is_refused(clips: dict[str, Path]):
-    path, stop = str(clips["h264"]), threading.Event()
+    path = str(clips["h264"])
     memory = video_cost(path).memory
-    assert decode_video(path, count=2, max_pixels=10_000, stop=stop, memory=memory).total == 24
+    assert decode_video(path, DecodeSpec(2, 10_000, memory=memory)).total == 24
     with pytest.raises(InvalidRequest, match="larger frames than its headers state"):
-        decode_video(path, count=2, max_pixels=10_000, stop=stop, memory=memory - 1)
+        decode_video(path, DecodeSpec(2, 10_000, memory=memory - 1))
 
 
 async def test_the_memory_of_a_decoder_is_free_when_it_is_closed():

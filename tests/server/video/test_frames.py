@@ -7,18 +7,17 @@ import numpy as np
 import pytest
 
 from rewardfleet.wire.video import sample_indices
-from rewardfleet_server.video.clip.frames import Clip, decode_images, decode_video
+from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_images, decode_video
 
 from ...conftest import LONG_CLIP
 
 
 def decode(path, *, count: int = 16, max_pixels: int = 200_704) -> Clip:
-    return decode_video(str(path), count=count, max_pixels=max_pixels, stop=threading.Event())
+    return decode_video(str(path), DecodeSpec(count, max_pixels))
 
 
 def decode_list(images: list[bytes], *, count: int, fps: float | None = None) -> Clip:
-    stop = threading.Event()
-    return decode_images(images, fps=fps, count=count, max_pixels=10_000, stop=stop)
+    return decode_images(images, fps, DecodeSpec(count, 10_000))
 
 
 @pytest.mark.parametrize("total", range(1, 21))
@@ -114,4 +113,4 @@ def test_decoding_ends_when_stop_is_set():
     stop = threading.Event()
     stop.set()
     with pytest.raises(TimeoutError):
-        decode_video(str(LONG_CLIP), count=16, max_pixels=200_704, stop=stop)
+        decode_video(str(LONG_CLIP), DecodeSpec(16, 200_704, stop=stop))

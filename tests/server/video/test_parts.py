@@ -1,7 +1,6 @@
 """Parts of video files: `start_s` and `end_s`."""
 
 import itertools
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.video.clip.frames import Clip, decode_video, video_cost
+from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video, video_cost
 from rewardfleet_server.video.clip.video_reader import TimeRange
 
 from ...conftest import LONG_CLIP, Serve, served
@@ -18,9 +17,8 @@ MakeVideo = Callable[..., Path]
 
 
 def decoded(path: Path, part: tuple[float, float] | None = None, count: int = 128) -> Clip:
-    stop = threading.Event()
     spec = TimeRange(*part) if part else None
-    return decode_video(str(path), count=count, max_pixels=200_704, stop=stop, part=spec)
+    return decode_video(str(path), DecodeSpec(count, 200_704, part=spec))
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 1), (0, 40), (7, 9), (13, 40), (39, 40), (12, 13)])

@@ -2,7 +2,6 @@
 
 import json
 import re
-import threading
 from pathlib import Path
 
 import httpx
@@ -15,7 +14,7 @@ from rewardfleet_server.commands import demo
 from rewardfleet_server.commands.demo import auroc
 from rewardfleet_server.commands.look import strips
 from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.clip.frames import decode_video
+from rewardfleet_server.video.clip.frames import DecodeSpec, decode_video
 from rewardfleet_server.video.references import library
 from rewardfleet_server.video.references.library import (
     SHIPPED,
@@ -138,7 +137,7 @@ def matcher() -> ReferenceMatcher:
 
 def frames_of(rollout: dict) -> list[np.ndarray]:
     path = str(LIBERO / rollout["file"])
-    clip = decode_video(path, count=16, max_pixels=65_536, stop=threading.Event())
+    clip = decode_video(path, DecodeSpec(16, 65_536))
     return list(clip.frames)
 
 

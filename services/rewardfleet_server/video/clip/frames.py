@@ -8,7 +8,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -77,28 +77,37 @@ def floor_indices(total: int, count: int) -> tuple[int, ...]:
     return tuple(np.linspace(0, total - 1, count, dtype=int).tolist())
 
 
-def decode_video(
-    path: str,
-    *,
-    count: int,
-    max_pixels: int,
-    stop: threading.Event,
-    memory: int | None = None,
-    select: Selection = sample_indices,
-    part: TimeRange | None = None,
-) -> Clip:
-    """Decode `count` evenly spread frames in one sequential pass. Blocks.
+@dataclass(frozen=True)
+class DecodeSpec:
+    """The frames to decode of a source.
+
+    Attributes:
+        count: Number of frames, evenly spread; all of them if the source has fewer.
+        max_pixels: The most pixels per frame; larger frames are scaled down.
+        select: Selects the frames.
+        part: The part of a video file that is decoded; None for all. What `Clip` says is then that
+            of the part.
+        memory: The most bytes that the decoder may take: that of `Source.cost`; None for any.
+        stop: Set when no caller waits any more; decoding ends at the next frame.
+    """
+
+    count: int
+    max_pixels: int
+    select: Selection = sample_indices
+    part: TimeRange | None = None
+    memory: int | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def check_wanted(self) -> None:
+        """Raise a TimeoutError if no caller waits any more."""
+        if self.stop.is_set():
+            raise TimeoutError
+
+
+def decode_video(path: str, spec: DecodeSpec) -> Clip:
+    """Decode frames of a video file in one sequential pass. Blocks.
 
     Seeking is four to six times slower on rollout clips, because frames depend on others.
-
-    Args:
-        path: The video file.
-        count: Number of frames; all of them if the video has fewer.
-        max_pixels: The most pixels per frame; larger frames are scaled down.
-        stop: Set when no caller waits any more; decoding ends at the next frame.
-        memory: The most bytes that the decoder may take: that of `video_cost`.
-        select: Selects the frames.
-        part: The part that is decoded; None for all. What `Clip` says is then that of the part.
 
     Raises:
         InvalidRequest: The file is not a video, has no frame in the part, does not decode
@@ -106,6 +115,7 @@ def decode_video(
         TooLarge: Its frames are too large or too many.
         TimeoutError: `stop` was set.
     """
+    part = spec.part
     with _opened(path, decodes=False) as video:
         expected = video.count_frames(part, MAX_SOURCE_FRAMES + 1)
     if part and not expected:
@@ -114,17 +124,18 @@ def decode_video(
     if expected > MAX_SOURCE_FRAMES:
         raise _too_many(expected)
     with _opened(path) as video:
-        if memory is not None and video.decoder_bytes > memory:
+        if spec.memory is not None and video.decoder_bytes > spec.memory:
             raise InvalidRequest("the video has larger frames than its headers state")
         fps = video.fps
-        frames, total = _one_pass(video, set(select(expected, count)), max_pixels, stop, part)
-    indices = select(total, count)
+        frames, total = _one_pass(video, spec, expected)
     if total != expected:  # packets show no frame
         with _opened(path) as video:
-            frames, _ = _one_pass(video, set(indices), max_pixels, stop, part)
+            frames, _ = _one_pass(video, spec, total)
     if len({frame.shape for frame in frames}) != 1:
         raise InvalidRequest("the video changes its frame size; send frames of one size")
-    return Clip(tuple(frames), indices, total, fps if 0 < fps <= 1000 else None, max_pixels)
+    indices = spec.select(total, spec.count)
+    known_fps = fps if 0 < fps <= 1000 else None
+    return Clip(tuple(frames), indices, total, known_fps, spec.max_pixels)
 
 
 class Cost(NamedTuple):
@@ -168,24 +179,12 @@ def images_cost(images: Sequence[bytes]) -> Cost:
     return Cost(12 * pixels, _IMAGE_WEIGHT * pixels * len(images))
 
 
-def decode_images(
-    images: Sequence[bytes],
-    *,
-    fps: float | None,
-    count: int,
-    max_pixels: int,
-    stop: threading.Event,
-    select: Selection = sample_indices,
-) -> Clip:
-    """Decode `count` evenly spread frames of a list of JPEG or PNG images. Blocks.
+def decode_images(images: Sequence[bytes], fps: float | None, spec: DecodeSpec) -> Clip:
+    """Decode frames of a list of JPEG or PNG images. Blocks.
 
     Args:
         images: One per frame, in order.
         fps: Frames per second, or None if unknown.
-        count: Number of frames; all of them if there are fewer images.
-        max_pixels: The most pixels per frame; larger frames are scaled down.
-        stop: Set when no caller waits any more; decoding ends at the next frame.
-        select: Selects the frames.
 
     Raises:
         InvalidRequest: One is not a JPEG or PNG image, is damaged, or has another size.
@@ -197,65 +196,51 @@ def decode_images(
         examples = " and ".join(f"{width}x{height}" for width, height in sorted(sizes)[:3])
         raise InvalidRequest(f"frames_base64 differ in size ({examples}); send frames of one size")
     _check_pixels(*sizes.pop())
-    indices = select(len(images), count)
+    indices = spec.select(len(images), spec.count)
     frames = []
     for index in indices:
-        if stop.is_set():
-            raise TimeoutError
-        frames.append(_scaled(_decode_image(images[index], index), max_pixels))
-    return Clip(tuple(frames), indices, len(images), fps, max_pixels)
+        spec.check_wanted()
+        frames.append(_scaled(_decode_image(images[index], index), spec.max_pixels))
+    return Clip(tuple(frames), indices, len(images), fps, spec.max_pixels)
 
 
 def select_frames(
-    frames: NDArray[np.uint8],
-    *,
-    is_planar: bool,
-    fps: float | None,
-    count: int,
-    max_pixels: int,
-    select: Selection = sample_indices,
+    frames: NDArray[np.uint8], fps: float | None, spec: DecodeSpec, *, is_planar: bool
 ) -> Clip:
-    """Select `count` evenly spread frames of raw ones; they are not copied unless they are scaled.
+    """Select frames of raw ones; they are not copied unless they are scaled.
 
     Args:
         frames: RGB, `[T, H, W, 3]`, or `[T, 3, H, W]` if `is_planar`.
-        is_planar: Whether each channel is a plane of its own.
         fps: Frames per second, or None if unknown.
-        count: Number of frames; all of them if there are fewer.
-        max_pixels: The most pixels per frame; larger frames are scaled down.
-        select: Selects the frames.
+        is_planar: Whether each channel is a plane of its own.
 
     Raises:
         TooLarge: They are too large.
     """
     height, width = frames.shape[2:] if is_planar else frames.shape[1:3]
     _check_pixels(width, height)
-    indices = select(len(frames), count)
+    indices = spec.select(len(frames), spec.count)
     selected = (
         cv2.merge(tuple(frames[index])) if is_planar else frames[index] for index in indices
     )
-    scaled = tuple(_scaled(frame.astype(np.uint8, copy=False), max_pixels) for frame in selected)
-    return Clip(scaled, indices, len(frames), fps, max_pixels)
+    scaled = tuple(
+        _scaled(frame.astype(np.uint8, copy=False), spec.max_pixels) for frame in selected
+    )
+    return Clip(scaled, indices, len(frames), fps, spec.max_pixels)
 
 
-def _one_pass(
-    video: VideoReader,
-    wanted: set[int],
-    max_pixels: int,
-    stop: threading.Event,
-    part: TimeRange | None,
-) -> tuple[list[Frame], int]:
-    """Decode the complete video, or a part; return the wanted frames and how many there are."""
+def _one_pass(video: VideoReader, spec: DecodeSpec, expected: int) -> tuple[list[Frame], int]:
+    """Decode the video, or the part; return the wanted ones of `expected` frames, and how many."""
+    wanted = set(spec.select(expected, spec.count))
     frames: list[Frame] = []
     total = 0
-    for frame in video.frames_in(part) if part else video.frames():
-        if stop.is_set():
-            raise TimeoutError
+    for frame in video.frames_in(spec.part) if spec.part else video.frames():
+        spec.check_wanted()
         if total >= MAX_SOURCE_FRAMES:
             raise _too_many(total + 1)
         _check_pixels(frame.width, frame.height)  # a stream may change its frame size
         if total in wanted:
-            frames.append(_scaled(video.rgb(frame), max_pixels))
+            frames.append(_scaled(video.rgb(frame), spec.max_pixels))
         total += 1
     if not total:
         raise InvalidRequest("the video has no frame that can be decoded")

@@ -19,14 +19,13 @@ import numpy as np
 
 from rewardfleet.wire.errors import Forbidden, InvalidRequest, NotFound
 from rewardfleet.wire.frames import Frames
-from rewardfleet.wire.video import sample_indices
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 from .containers import ACCEPTED, check_container
 from .frames import (
     Clip,
     Cost,
-    Selection,
+    DecodeSpec,
     as_mp4,
     decode_images,
     decode_video,
@@ -40,7 +39,6 @@ from .video_reader import TimeRange
 #: the resolution of its time stamp.
 _SETTLED_SECONDS = 2.0
 _MAX_DIGESTS = 4096
-_CHUNK = 1 << 20
 #: Images of this size are hashed in a tenth of a millisecond, so on the event loop.
 _MAX_INLINE_BYTES = 64 * 1024
 _LOCAL_FILE_SYSTEMS = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
@@ -50,29 +48,6 @@ _INTERNAL_ERRNOS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.E
 
 #: Device, inode, size and times of the last change; equal only for an unchanged file.
 _Identity = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class DecodeSpec:
-    """The frames to decode of a source.
-
-    Attributes:
-        digest: The result of `Source.digest`; the content must not have changed since.
-        count: Number of frames, evenly spread.
-        max_pixels: The most pixels per frame.
-        stop: Set when no caller waits any more.
-        memory: The memory of `Source.cost`.
-        select: Selects the frames.
-        part: The part of a video file that is decoded; None for all.
-    """
-
-    digest: str
-    count: int
-    max_pixels: int
-    stop: threading.Event
-    memory: int
-    select: Selection = sample_indices
-    part: TimeRange | None = None
 
 
 class Source(Protocol):
@@ -105,22 +80,25 @@ class Source(Protocol):
         """Return whether `clip` takes microseconds and no memory. This does not block."""
         return False
 
-    def clip(self, spec: DecodeSpec) -> Clip:
+    def clip(self, spec: DecodeSpec, sha256: str) -> Clip:
         """Decode frames.
+
+        Args:
+            sha256: The result of `sha256`; the content must not have changed since.
 
         Raises:
             RewardFleetError: See `frames.decode_video` and `frames.decode_images`.
-            InvalidRequest: The file changed after `digest`.
+            InvalidRequest: The file has changed.
             TimeoutError: `spec.stop` was set.
         """
 
     @contextlib.contextmanager
-    def file(self, spec: DecodeSpec) -> Iterator[str]:
+    def file(self, spec: DecodeSpec, sha256: str) -> Iterator[str]:
         """Give the path of a video file for the block; entering it raises the errors of `clip`.
 
         Here, it is a temporary file of the frames.
         """
-        with as_mp4(self.clip(spec)) as path:
+        with as_mp4(self.clip(spec, sha256)) as path:
             yield str(path)
 
 
@@ -178,7 +156,7 @@ class VideoFiles:
         with self.open_unread(path) as fd:
             status = os.fstat(fd)
             check_container(fd, f"video_path {path!r}", max_bytes=self._max_bytes)
-            digest = _sha256(fd)
+            digest = _sha256(_path_of(fd))
             self._store(path, status, digest)
             yield _path_of(fd), digest
 
@@ -267,25 +245,25 @@ class PathSource(Source):
         with self.files.open_unread(self.path) as fd:
             return video_cost(_path_of(fd), part)
 
-    def clip(self, spec: DecodeSpec) -> Clip:
-        with self._unchanged(spec) as path:
-            return _decoded(path, spec)
+    def clip(self, spec: DecodeSpec, sha256: str) -> Clip:
+        with self._unchanged(sha256) as path:
+            return decode_video(path, spec)
 
     @contextlib.contextmanager
-    def file(self, spec: DecodeSpec) -> Iterator[str]:
+    def file(self, spec: DecodeSpec, sha256: str) -> Iterator[str]:
         if spec.part is not None:
-            with super().file(spec) as part:
+            with super().file(spec, sha256) as part:
                 yield part
             return
-        with self._unchanged(spec) as path:
-            _decoded(path, replace(spec, count=1))  # the judge may not notice damage
+        with self._unchanged(sha256) as path:
+            decode_video(path, replace(spec, count=1))  # the judge may not notice damage
             # A path that other processes can open as well.
             yield os.readlink(path)
 
     @contextlib.contextmanager
-    def _unchanged(self, spec: DecodeSpec) -> Iterator[str]:
-        with self.files.open(self.path) as (path, digest):
-            if digest != spec.digest:
+    def _unchanged(self, sha256: str) -> Iterator[str]:
+        with self.files.open(self.path) as (path, found):
+            if found != sha256:
                 raise InvalidRequest(f"video_path {self.path!r} changed while it was being scored")
             yield path
 
@@ -306,21 +284,21 @@ class AnonymousSource(Source):
 
     def sha256(self) -> str:
         check_container(self.video.fd, self.label, max_bytes=self.max_bytes)
-        return _sha256(self.video.fd)
+        return _sha256(self.video.path)
 
     def cost(self, part: TimeRange | None) -> Cost:
         return video_cost(self.video.path, part)
 
-    def clip(self, spec: DecodeSpec) -> Clip:
-        return _decoded(self.video.path, spec)
+    def clip(self, spec: DecodeSpec, sha256: str) -> Clip:  # noqa: ARG002 - it cannot change
+        return decode_video(self.video.path, spec)
 
     @contextlib.contextmanager
-    def file(self, spec: DecodeSpec) -> Iterator[str]:
+    def file(self, spec: DecodeSpec, sha256: str) -> Iterator[str]:
         if spec.part is not None:
-            with super().file(spec) as part:
+            with super().file(spec, sha256) as part:
                 yield part
             return
-        _decoded(self.video.path, replace(spec, count=1))  # the judge may not notice damage
+        decode_video(self.video.path, replace(spec, count=1))  # the judge may not notice damage
         with tempfile.NamedTemporaryFile(prefix="rewardfleet-", suffix=".mp4") as file:
             shutil.copyfile(self.video.path, file.name)
             yield file.name
@@ -356,15 +334,8 @@ class ImagesSource(Source):
     def cost(self, part: TimeRange | None) -> Cost:  # noqa: ARG002 - of video files only
         return images_cost(self.images)
 
-    def clip(self, spec: DecodeSpec) -> Clip:
-        return decode_images(
-            self.images,
-            fps=self.fps,
-            count=spec.count,
-            max_pixels=spec.max_pixels,
-            stop=spec.stop,
-            select=spec.select,
-        )
+    def clip(self, spec: DecodeSpec, sha256: str) -> Clip:  # noqa: ARG002 - they cannot change
+        return decode_images(self.images, self.fps, spec)
 
 
 @dataclass(frozen=True)
@@ -399,28 +370,9 @@ class FramesSource(Source):
         _, height, width, _ = self.frames.shape
         return self.frames.order == "THWC" and height * width <= spec.max_pixels
 
-    def clip(self, spec: DecodeSpec) -> Clip:
+    def clip(self, spec: DecodeSpec, sha256: str) -> Clip:  # noqa: ARG002 - they cannot change
         frames = np.frombuffer(self.pixels, np.uint8).reshape(self.frames.shape)
-        return select_frames(
-            frames,
-            is_planar=self.frames.order == "TCHW",
-            fps=self.fps,
-            count=spec.count,
-            max_pixels=spec.max_pixels,
-            select=spec.select,
-        )
-
-
-def _decoded(path: str, spec: DecodeSpec) -> Clip:
-    return decode_video(
-        path,
-        count=spec.count,
-        max_pixels=spec.max_pixels,
-        stop=spec.stop,
-        memory=spec.memory,
-        select=spec.select,
-        part=spec.part,
-    )
+        return select_frames(frames, self.fps, spec, is_planar=self.frames.order == "TCHW")
 
 
 def _path_of(fd: int) -> str:
@@ -454,10 +406,6 @@ def _check_regular(status: os.stat_result, path: str) -> None:
         raise InvalidRequest(f"video_path {path!r} is not a regular file; {ACCEPTED}")
 
 
-def _sha256(fd: int) -> str:
-    digest = hashlib.sha256()
-    offset = 0
-    while chunk := os.pread(fd, _CHUNK, offset):
-        digest.update(chunk)
-        offset += len(chunk)
-    return digest.hexdigest()
+def _sha256(path: str) -> str:
+    with open(path, "rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,7 +10,7 @@ import cv2
 from rewardfleet.score_log.strip import MAX_FRAMES, MAX_SIDE, strip_of
 from rewardfleet.wire.errors import RewardFleetError
 
-from .frames import Frame, decode_video
+from .frames import DecodeSpec, Frame, decode_video
 from .sources import VideoFiles
 from .video_reader import TimeRange
 
@@ -68,7 +68,7 @@ def _strip_of_part(path: str, part: TimeRange | None) -> bytes | None:
     timer = threading.Timer(_SECONDS, stop.set)
     timer.start()
     try:
-        clip = decode_video(path, count=MAX_FRAMES, max_pixels=MAX_SIDE**2, stop=stop, part=part)
+        clip = decode_video(path, DecodeSpec(MAX_FRAMES, MAX_SIDE**2, part=part, stop=stop))
     finally:
         timer.cancel()
     return small_strip(clip.frames)

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-import threading
 from collections import Counter
 from functools import cache, partial
 from pathlib import Path, PurePath
@@ -22,7 +21,7 @@ from pydantic import (
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.validation import format_validation_error, read_lines
 from rewardfleet_server.video.clip.containers import check_container
-from rewardfleet_server.video.clip.frames import decode_video
+from rewardfleet_server.video.clip.frames import DecodeSpec, decode_video
 
 from .matcher import DecodedReference, Library, Reference, normalize_task
 from .thumbnail import shrink
@@ -191,9 +190,7 @@ def _decode(folder: Path, entry: ManifestEntry) -> DecodedReference:
     try:
         with path.open("rb") as file:
             check_container(file.fileno(), entry.file, max_bytes=_MAX_BYTES)
-        clip = decode_video(
-            str(path), count=_FRAMES, max_pixels=_MAX_PIXELS, stop=threading.Event()
-        )
+        clip = decode_video(str(path), DecodeSpec(_FRAMES, _MAX_PIXELS))
     except RewardFleetError as error:
         raise ValueError(f"{entry.file}: {error.detail}") from None
     if entry.success_frame is not None and entry.success_frame >= clip.total:
