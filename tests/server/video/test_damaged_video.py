@@ -150,6 +150,7 @@ def test_10_bits_and_full_color_are_decoded(container, codec, pix_fmt):
         ("avi", "mpeg4", {"variable_rate": True}),
         ("mp4", "h264", {"width": 97, "height": 65, "pix_fmt": "yuv444p"}),
         ("webm", "vp9", {"width": 97, "height": 65}),
+        ("webm", "vp9", {"pix_fmt": "yuva420p"}),
         ("mp4", "av1", {"width": 97, "height": 65}),
         ("mp4", "h264", {"frames": 1}),
         ("webm", "vp9", {"frames": 1}),

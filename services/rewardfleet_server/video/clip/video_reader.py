@@ -168,7 +168,10 @@ class VideoReader:
     def _decoder(self) -> VideoCodecContext:
         decoder = self._stream.codec_context
         eight_bits = decoder.format is not None and decoder.format.components[0].bits == 8
-        if decoder.name == "vp9" and eight_bits and _VP9_DECODER in codecs_available:
+        has_alpha = "alpha_mode" in self._stream.metadata  # which that decoder would decode
+        if (decoder.name, eight_bits, has_alpha) == ("vp9", True, False) and (
+            _VP9_DECODER in codecs_available
+        ):
             header = decoder.extradata
             decoder = cast("VideoCodecContext", CodecContext.create(_VP9_DECODER, "r"))
             decoder.extradata = header
@@ -228,7 +231,8 @@ class _Packets:
 
     read: int = 0  #: of the video stream
     times: list[int] = field(default_factory=list)  #: when each frame is shown
-    end: int = 0  #: when the last frame is no longer shown
+    last: int = 0  #: when the last frame is shown
+    end: int = 0  #: when it is no longer shown
     total: int = 0  #: of the durations of the frames
     #: Of all streams: when the others end, in seconds; the bytes; where they are in the file.
     other_end: float = 0.0
@@ -240,12 +244,14 @@ def _read_packets(container: InputContainer, stream: VideoStream, limit: int | N
     found = _Packets()
     for packet in container.demux():
         time, duration = packet.dts if packet.pts is None else packet.pts, packet.duration or 0
-        if not packet.size or time is None:
+        if not packet.size:
             continue
         if packet.is_corrupt:  # the demuxer found fewer bytes than the container states
             raise InvalidRequest("the video is truncated: a frame is incomplete")
         found.size += packet.size
         found.positions.add(packet.pos)
+        if time is None:  # before the start of a Matroska file, as a frame that is not shown
+            continue
         if packet.stream_index != stream.index:
             end = float((time + duration) * packet.time_base)
             found.other_end = max(found.other_end, end)
@@ -253,7 +259,8 @@ def _read_packets(container: InputContainer, stream: VideoStream, limit: int | N
         found.read += 1
         if not packet.is_discard:  # else outside of the part that an edit list shows
             found.times.append(time)
-            found.end = max(found.end, time + duration)
+            if not found.times[1:] or time > found.last:
+                found.last, found.end = time, time + duration
             found.total += duration
             if len(found.times) == limit:
                 break
@@ -282,11 +289,12 @@ def _check_packets(found: _Packets, container: InputContainer, stream: VideoStre
 def _check_duration(found: _Packets, stream: VideoStream, stated: float) -> None:
     """Check that frames are shown for as long as the file states, in seconds."""
     unit = float(stream.time_base or 1)
-    shown, first, last = len(found.times), min(found.times), max(found.times)
+    shown, first, last = len(found.times), min(found.times), found.last
     if stream.frames and stream.container.format.name == _MP4_FORMAT:
-        # Each frame states how long it lasts. An empty part before the first one may count.
-        least = unit * found.total
-        most = least + unit * max(first, 0)
+        # Each frame states when the next one is decoded. With B-frames and a variable rate, that is
+        # not how long it is shown. An empty part before the first one may count.
+        least, most = (unit * each for each in sorted((found.total, found.end - first)))
+        most += unit * max(first, 0)
         is_trimmed = stated < least / shown * (stream.frames - 0.5)
     else:
         least, most = 0.0, unit * max(found.end, last + (last - first) / max(shown - 1, 1))
@@ -335,6 +343,8 @@ def _damaged_frame(index: int) -> InvalidRequest:
 def _must_be_shown(packet: "Packet[VideoStream]", codec: str, first: int | None) -> bool:
     """Return whether a packet must become a frame. There are few exceptions."""
     if packet.is_discard:  # outside the part that an edit list shows
+        return False
+    if packet.pts is None and packet.dts is None:  # before the start of a Matroska file
         return False
     if packet.pts is not None and first is not None and packet.pts < first:
         # Frames before the first keyframe depend on frames that the file does not have, as in a
