@@ -36,7 +36,7 @@ def cause_of(response: httpx.Response) -> str | None:
 
 # Code
 
-LOOKS_INSIDE = "import inspect\nassert inspect.getsource(f)"
+LOOKS_INSIDE = "import gc\nassert gc.get_objects() and f"
 CODE = [
     ("print(1)", ONE, {}, None),
     ("print(2)", ONE, {}, "wrong_answer"),

@@ -91,7 +91,7 @@ def log(urls: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
                 await fleet.code.score_batch(
                     [code_request(each, TESTS, run="r", step=step) for each in programs[step:]]
                 )
-                inside = asserts("import inspect\nassert inspect.getsource(f)")
+                inside = asserts("import gc\nassert gc.get_objects() and f")
                 await fleet.code.score("def f(): 0", inside, run="r", step=step)
                 texts = [tools_request(each, TRUTH, step=step) for each in ("no", TRUTH)]
                 await fleet.tools.score_batch(texts)

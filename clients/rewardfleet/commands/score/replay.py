@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,15 @@ def _share(_: click.Context, parameter: click.Parameter, value: str | None) -> f
     return share
 
 
+@dataclass(frozen=True)
+class Limits:
+    """The least scores of a reward of 1, and the share of rewards that may change."""
+
+    threshold_before: float | None
+    threshold: float | None
+    fail_if_changed: float | None
+
+
 @click.command(
     name="replay",
     help="Score again what score logs have, with another judge, checker, rule or version, and "
@@ -87,16 +97,14 @@ def _share(_: click.Context, parameter: click.Parameter, value: str | None) -> f
 )
 @filters
 @TIMEOUT
-@grouped(used=Connection, changes=Fields, selection=Filters)
+@grouped(used=Connection, changes=Fields, limits=Limits, selection=Filters)
 def command(
     folders: Sequence[Path],
     output: Path,
     *,
     used: Connection,
     changes: Fields,
-    threshold: float | None,
-    threshold_before: float | None,
-    fail_if_changed: float | None,
+    limits: Limits,
     selection: Filters,
 ) -> int:
     """Score records again.
@@ -122,14 +130,14 @@ def command(
                     f"{builder.small:,} clips are not in the log: their small frames were scored",
                     err=True,
                 )
-    before = threshold if threshold_before is None else threshold_before
-    found = compare(selected.records, before, threshold)
+    before = limits.threshold if limits.threshold_before is None else limits.threshold_before
+    found = compare(selected.records, before, limits.threshold)
     with (output / "changes.jsonl").open("w") as file:
         file.writelines(json.dumps(line) + "\n" for line in found.lines)
     _show(found)
     if all(each.after is None for each in selected.records):
         return 2
-    most = 1.0 if fail_if_changed is None else fail_if_changed
+    most = 1.0 if limits.fail_if_changed is None else limits.fail_if_changed
     return int(found.share > most or found.missing > 0)
 
 
