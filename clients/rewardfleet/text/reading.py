@@ -252,10 +252,10 @@ class _Source:
         before = self._text[max(0, start - _MAX_LINE) : start].rpartition("\n")[2]
         before = before.replace("```", "")
         after = self._text[end : end + _MAX_LINE].partition("\n")[0] if "\n" not in mark[0] else ""
-        quotes = _QUOTE.findall(before)
-        rest = _QUOTE.findall(after)
-        if any(quotes.count(quote) % 2 and quote in rest for quote in "'\"`"):
-            return True
+        if any(quote in before and quote in after for quote in "'\"`"):
+            quotes, rest = _QUOTE.findall(before), _QUOTE.findall(after)
+            if any(quotes.count(quote) % 2 and quote in rest for quote in "'\"`"):
+                return True
         fences = self._places[0]
         is_comment = self.has_comments and _COMMENT.search(before) is not None
         if is_comment and not (fences and fences[-1] >= end):
