@@ -15,6 +15,7 @@ import ast
 import builtins
 import collections
 import contextlib
+import enum
 import functools
 import importlib
 import io
@@ -37,6 +38,7 @@ from .builtin_types import (
     BASES,
     COMMON_TYPES,
     MAPPINGS,
+    NAMESPACES,
     OTHERS,
     SEQUENCES,
     SETS,
@@ -358,6 +360,8 @@ class Side:
                 return import_numpy().frombuffer(bytes.fromhex(parts[1]), parts[0])[0]
             case "enum":
                 return self.classes[parts[0]][parts[1]]  # type: ignore[index] # it is an Enum
+            case "member":
+                return known_type(*parts[0][1:])[str(parts[1])]  # type: ignore[index] # an Enum
             case "class":
                 return self.classes[parts[0]]
             case "exception":
@@ -397,8 +401,16 @@ class Side:
             found = getattr(found, part)
         return found
 
-    def _subclass_instance(self, value: Any, handle: int, kind: str) -> Any:
-        """Return a value of a built-in type, whose other attributes are on the other side."""
+    def _subclass_instance(self, value: Any, handle: int, kind: str, path: Any) -> Any:
+        """Return a value of a built-in type, whose other attributes are on the other side.
+
+        Of a class of a library, it is a tuple with names, or the member of an enumeration.
+        """
+        known = object if path is None else known_type(*path[1:])
+        if issubclass(known, enum.Enum):
+            return known(value)
+        if issubclass(known, tuple) and hasattr(known, "_fields"):
+            return tuple.__new__(known, value)
         base: Any = type(value)
         if base not in BASES:
             raise TypeError(f"the program answered with a subclass of {base.__name__}")
@@ -448,7 +460,7 @@ class Side:
         self._shared[number] = value
         self._numbers[id(value)] = number
 
-    def _empty(self, tag: str, meta: Any) -> Any:
+    def _empty(self, tag: str, meta: Any) -> Any:  # noqa: PLR0911 - one for each kind
         match tag:
             case "deque":
                 return collections.deque(maxlen=meta)
@@ -467,6 +479,9 @@ class Side:
                 return import_numpy().zeros(meta[1], meta[0])
             case "numbers":
                 return array.array(str(meta))
+        if tag in NAMESPACES:
+            kind = NAMESPACES[tag]
+            return kind.__new__(kind)  # type: ignore[call-overload] # `type` is none of them
         return {**SEQUENCES, **SETS, **MAPPINGS, **OTHERS}[tag]()
 
     def _fill(self, value: Any, tag: str, content: Any) -> None:
@@ -484,7 +499,7 @@ class Side:
             value[:] = bytes.fromhex(content)
         elif tag == "numbers":
             value[:] = array.array(value.typecode, bytes.fromhex(content))
-        elif tag == "namespace":
+        elif tag in NAMESPACES:
             vars(value).clear()
             vars(value).update(
                 (str(self.decode(name)), self.decode(item)) for name, item in content

@@ -82,6 +82,10 @@ VALUES: dict[tuple[str, str], tuple[Callable[[Any], Iterable[Any]], Callable[...
         lambda value: [value.key],
         partial(_constructed, "zoneinfo", "ZoneInfo"),
     ),
+    ("statistics", "NormalDist"): (
+        lambda value: (value.mean, value.stdev),
+        partial(_constructed, "statistics", "NormalDist"),
+    ),
     ("xml.etree.ElementTree", "Element"): (
         lambda value: (value.tag, dict(value.attrib), value.text, value.tail, list(value)),
         _element_of_parts,
@@ -106,12 +110,18 @@ TIMEZONES = {None, dt.UTC}
 #: Mutable collections that are sent item by item, or pair by pair.
 SEQUENCES = {"list": list, "deque": collections.deque}
 SETS = {"set": set}
-#: Mutable objects that are sent with all of their content.
-OTHERS: dict[str, type] = {
-    "bytearray": bytearray,
-    "numbers": array.array,
-    "namespace": types.SimpleNamespace,
+#: Mutable objects whose content is their attributes.
+NAMESPACES: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        types.SimpleNamespace,
+        collections.UserDict,
+        collections.UserList,
+        collections.UserString,
+    )
 }
+#: Further mutable objects that are sent with all of their content.
+OTHERS: dict[str, type] = {"bytearray": bytearray, "numbers": array.array, **NAMESPACES}
 MAPPINGS: dict[str, type] = {
     "dict": dict,
     "OrderedDict": collections.OrderedDict,

@@ -15,6 +15,7 @@ from .builtin_types import (
     COMMON_TYPES,
     FUNCTIONS,
     MAPPINGS,
+    NAMESPACES,
     TIMEZONES,
     VALUES,
     attributes_of,
@@ -87,6 +88,8 @@ class Encoder:
             if isinstance(value, enum.Enum):
                 return ["enum", side.class_names[kind], value.name]
             return self._reference(value)
+        if isinstance(value, enum.Enum) and not isinstance(value, BASES) and import_path(kind):
+            return ["member", import_path(kind), value.name]
         if isinstance(value, type):
             if value in side.class_names:
                 return ["class", side.class_names[value]]
@@ -116,7 +119,8 @@ class Encoder:
                 if base not in {list, set, dict}
                 else copy_of(base, value)
             )
-            return ["subclass", self.encode(plain), side.export(value), kind.__name__]
+            path = import_path(kind)
+            return ["subclass", self.encode(plain), side.export(value), kind.__name__, path]
         return self._remote(value)
 
     def _remote(self, value: Any) -> list[Any]:
@@ -174,7 +178,7 @@ class Encoder:
             return [name, None, value.hex()]
         if name == "numbers":
             return [name, value.typecode, value.tobytes().hex()]
-        if name == "namespace":
+        if name in NAMESPACES:
             return [name, None, self._pairs(vars(value).items())]
         if name in MAPPINGS:
             meta = self.encode(value.default_factory) if name == "defaultdict" else None
