@@ -30,7 +30,8 @@ ONE = stdio(("", "1"))
 def cause_of(response: httpx.Response) -> str | None:
     assert response.status_code == 200, response.text
     found = response.json()
-    assert found["score"] is None or found["score"] < 1 or found["cause"] is None
+    is_paid = found["score"] is not None and found["score"] >= 1
+    assert not is_paid or found["cause"] in {None, "decided_by_program"}
     return found["cause"]
 
 
@@ -60,7 +61,7 @@ CODE = [
     ("def f(): return 'x' * 10**8", functional("f", ([], 1)), {}, "answer_too_large"),
     ("raise SystemExit", functional("f", ([], 1)), {}, "exited_early"),
     ("def f(): return 1", asserts(LOOKS_INSIDE, strict=True), {}, "decided_by_program"),
-    ("def f(): return 1", asserts(LOOKS_INSIDE), {}, None),
+    ("def f(): return 1", asserts(LOOKS_INSIDE), {}, "decided_by_program"),
     ("print(1)", ONE, {"critique": "It is right."}, "no_judgment"),
 ]
 

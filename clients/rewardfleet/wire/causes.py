@@ -73,8 +73,11 @@ class CodeCause(Cause):
     )
     DECIDED_BY_PROGRAM = (
         "decided_by_program",
-        "The test passed, but the program could decide it, and the tests are `strict`.",
-        "Write the test so that it compares plain values, or do not set `strict`.",
+        "All tests passed, or the first one that failed did, but the program could decide that.",
+        (
+            "Write the test so that it compares plain values. With `strict`, such a pass is a "
+            "wrong answer; without it, it counts."
+        ),
     )
     WRONG_ANSWER = (
         "wrong_answer",

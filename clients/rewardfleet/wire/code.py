@@ -498,8 +498,8 @@ class CodeScore(Score):
     cause: CodeCause | ErrorKind | str | None = Field(
         None,
         union_mode="left_to_right",
-        description="Why the score is below 1, or missing. Of an error, its kind. Newer services "
-        "may have further ones.",
+        description="Why the score is below 1, or missing; or that the program could decide on a "
+        "pass. Of an error, its kind. Newer services may have further ones.",
     )
     pass_rate: FiniteFloat | None = Field(
         None, ge=0, le=1, description="The share of tests passed, in [0, 1]."

@@ -1,4 +1,4 @@
-"""Why a program's score is below 1."""
+"""Why a program's score is below 1, or should be looked at."""
 
 from rewardfleet.wire.causes import CodeCause
 from rewardfleet.wire.code import CodeScore, Outcome
@@ -10,7 +10,7 @@ _PASSES = {Outcome.ACCEPTED, Outcome.LEFT_OUT}
 
 
 def cause_of(score: CodeScore, submission: Submission) -> CodeCause | None:
-    """Return why a score is below 1; None if all tests pass.
+    """Return why a score is below 1; None if all tests pass and the program decided on none.
 
     Args:
         score: A score with its verdicts and suspicions.
@@ -21,7 +21,8 @@ def cause_of(score: CodeScore, submission: Submission) -> CodeCause | None:
     failures = (n for n, each in enumerate(score.verdicts) if each.verdict not in _PASSES)
     index = next(failures, None)
     if index is None:
-        return None
+        is_forgeable = any(each.verdict_by == "jail" for each in score.verdicts)
+        return CodeCause.DECIDED_BY_PROGRAM if is_forgeable else None
     outcome = score.verdicts[index].verdict
     if outcome is Outcome.COMPILE_ERROR:
         return submission.cause_of_compile_error
