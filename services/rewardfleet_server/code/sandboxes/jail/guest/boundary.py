@@ -235,7 +235,7 @@ class Side:
                 self._forget()
             self._take_objects(message)
             result = self.do(message, roots)
-            encoder = Encoder(self, by_handle=bool(message.get("by_handle")))
+            encoder = Encoder(self, by_handle=message.get("by_handle", ()))
             reply = {"result": encoder.encode(result)}
             same = [number for number, root in enumerate(roots) if root is result]
             if same and type(result) in {tuple, frozenset, str, bytes}:  # what has no number
@@ -293,7 +293,7 @@ class Side:
         ]
         is_value = type(target) is str and target == "itself"
         if not is_value and any(is_proxy(each) and each._is_own for each in (target, *args)):
-            message["by_handle"] = True
+            message["by_handle"] = [*self.constructs]
         streams = {name: encoder.encode(stream) for name, stream in self.replaced_streams()}
         if streams:
             message["streams"] = streams

@@ -53,13 +53,13 @@ class Encoder:
 
     Args:
         side: The side that sends the message.
-        by_handle: Whether instances of subclasses of built-in types stay here if their own methods,
-            or what they hold, may change what the other side sees.
+        by_handle: Names of classes that the test constructs. Their instances stay here, if their
+            own methods, or what they hold, may change what the other side sees.
     """
 
-    def __init__(self, side: "Side", *, by_handle: bool = False) -> None:
+    def __init__(self, side: "Side", *, by_handle: Iterable[str] = ()) -> None:
         self._side = side
-        self._by_handle = by_handle
+        self._by_handle = frozenset(by_handle)
         self._queue: list[int] = []
         self._seen: set[int] = set()
 
@@ -109,7 +109,7 @@ class Encoder:
                 return found
         elif isinstance(value, BaseException):
             return ["error", side._encoded_exception(value, self)]
-        elif isinstance(value, BASES) and not (self._by_handle and keeps_identity(kind)):
+        elif isinstance(value, BASES) and not self._stays(kind):
             base = next(base for base in BASES if isinstance(value, base))
             proxy = getattr(value, "__dict__", {}).get("_proxy")
             if is_proxy(proxy) and base not in {list, dict, set, bytearray}:  # it did not change
@@ -122,6 +122,10 @@ class Encoder:
             path = import_path(kind)
             return ["subclass", self.encode(plain), side.export(value), kind.__name__, path]
         return self._remote(value)
+
+    def _stays(self, kind: type) -> bool:
+        names = {each.__name__ for each in kind.__mro__} if self._by_handle else set()
+        return not self._by_handle.isdisjoint(names) and keeps_identity(kind)
 
     def _remote(self, value: Any) -> list[Any]:
         kind = type(value)
