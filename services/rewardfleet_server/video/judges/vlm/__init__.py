@@ -81,8 +81,8 @@ class Completion:
     logprobs: Mapping[int, float] = field(default_factory=dict)
 
 
-class InferenceEngine(Protocol):
-    """Generates completions; concurrent conversations share batches.
+class Engine(Protocol):
+    """Runs a model.
 
     Attributes:
         provenance: What the completions depend on: library, version, precision.
@@ -94,6 +94,13 @@ class InferenceEngine(Protocol):
 
     @property
     def failure(self) -> str | None: ...
+
+    async def aclose(self) -> None:
+        """Free the memory, and end the processes that the engine started."""
+
+
+class InferenceEngine(Engine, Protocol):
+    """Generates completions; concurrent conversations share batches."""
 
     async def generate(
         self, conversation: Conversation, prompt: str, params: GenerationParams
@@ -109,6 +116,3 @@ class InferenceEngine(Protocol):
             BackendFailed: The model failed on this conversation.
             Unavailable: The engine died.
         """
-
-    async def aclose(self) -> None:
-        """Free the memory, and end the processes that the engine started."""

@@ -21,10 +21,10 @@ from rewardfleet_server.video.judges.options import PromptOptions, requested_pro
 from rewardfleet_server.video.judges.score_parser import ScoreMode
 from rewardfleet_server.video.prompts import Prompt
 
-from . import Completion, Conversation, GenerationParams, InferenceEngine
+from . import Completion, Conversation, Engine, GenerationParams, InferenceEngine
 from .checkpoint import Checkpoint
 from .prompt_layouts import PromptLayout
-from .readouts import Readout, TextSampling
+from .readouts import Readout
 
 T = TypeVar("T")
 
@@ -50,15 +50,6 @@ class VlmOptions(PromptOptions):
     curve: int | None = Field(None, ge=2, le=_MAX_CURVE_POINTS)
 
 
-def preparing_threads() -> ThreadPoolExecutor:
-    """Return the threads of a judge that prepare conversations and read completions."""
-    return ThreadPoolExecutor(
-        max(2, usable_cores() // 2),
-        thread_name_prefix="prepare",
-        initializer=lower_thread_priority,
-    )
-
-
 def scores(judgments: Sequence[Judgment]) -> list[float | None]:
     """Return the scores of judgments."""
     return [judgment.score for judgment in judgments]
@@ -71,7 +62,7 @@ class JudgeSpec:
     name: str
     #: Those that requests may choose from, by name; the first is the default.
     readouts: Mapping[str, Readout]
-    sampling: TextSampling  #: how free text is sampled
+    sampling: GenerationParams  #: how free text is sampled
     layout: PromptLayout  #: how a clip is laid out in a prompt
     prompt: Prompt | None = None  #: replaces the default readout's own prompt
     system: Prompt | None = None
@@ -105,18 +96,66 @@ class _Query:
         }
 
 
-class VlmJudge:
-    """Shows a clip to a vision-language model and reads a score from its completions.
+class ModelJudge:
+    """What judges with a model in this process share.
 
     Args:
-        engine: Generates completions of the checkpoint; it is closed with the judge's lifespan.
+        engine: Runs the checkpoint; it is closed with the judge's lifespan.
     """
 
-    def __init__(self, spec: JudgeSpec, checkpoint: Checkpoint, engine: InferenceEngine) -> None:
-        self._spec = spec
+    def __init__(self, checkpoint: Checkpoint, engine: Engine) -> None:
         self._checkpoint = checkpoint
         self._engine = engine
-        self._threads = preparing_threads()
+        self._threads = ThreadPoolExecutor(
+            max(2, usable_cores() // 2),
+            thread_name_prefix="prepare",
+            initializer=lower_thread_priority,
+        )
+
+    @property
+    def failure(self) -> str | None:
+        return self._engine.failure
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Use the model before the first request, as engines compile at first use.
+
+        Without it the first requests would wait for seconds, on a CPU for a quarter of a minute.
+        """
+        try:
+            await self._warm_up()
+            yield
+        finally:
+            await self._engine.aclose()
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _warm_up(self) -> None:
+        raise NotImplementedError
+
+    async def _prepared(
+        self, conversation: Conversation, params: GenerationParams
+    ) -> tuple[Conversation, str]:
+        """Return a conversation at the model's size, and its prompt, which fits the context."""
+
+        def prepare() -> tuple[Conversation, str]:
+            prompt = self._checkpoint.prompt(conversation)
+            self._checkpoint.check_length(conversation, prompt, params)
+            return self._checkpoint.geometry.prepare(conversation), prompt
+
+        return await self._in_thread(prepare)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await run_in_thread(self._threads, work)
+
+
+class VlmJudge(ModelJudge):
+    """Shows a clip to a vision-language model and reads a score from its completions."""
+
+    _engine: InferenceEngine
+
+    def __init__(self, spec: JudgeSpec, checkpoint: Checkpoint, engine: InferenceEngine) -> None:
+        super().__init__(checkpoint, engine)
+        self._spec = spec
         self.deterministic = spec.sampling.temperature == 0
 
     @property
@@ -139,10 +178,6 @@ class VlmJudge:
             **self._engine.provenance,
         }
 
-    @property
-    def failure(self) -> str | None:
-        return self._engine.failure
-
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
         self._query(VlmOptions.of(backend_kwargs))
 
@@ -164,21 +199,11 @@ class VlmJudge:
             judgment = with_curve(judgments[-1], [frame for frame, _ in prefixes], values)
         return replace(judgment, provenance=query.provenance)
 
-    @asynccontextmanager
-    async def lifespan(self) -> AsyncIterator[None]:
-        """Use each readout once before the first request, as engines compile at first use.
-
-        Without it the first requests would wait for seconds, on a CPU for a quarter of a minute.
-        """
-        try:
-            for readout in self._spec.readouts.values():
-                params = replace(readout.generation_params(self._spec.sampling, 1), max_tokens=1)
-                prompt = self._spec.layout.full_prompt(WARM_UP_CLIP, "Ready?", None)
-                await self._complete(prompt, params)
-            yield
-        finally:
-            await self._engine.aclose()
-            self._threads.shutdown(wait=False, cancel_futures=True)
+    async def _warm_up(self) -> None:
+        for readout in self._spec.readouts.values():
+            params = replace(readout.generation_params(self._spec.sampling, 1), max_tokens=1)
+            prompt = self._spec.layout.full_prompt(WARM_UP_CLIP, "Ready?", None)
+            await self._complete(prompt, params)
 
     def _query(self, options: VlmOptions) -> _Query:
         """Resolve a request's options against the spec.
@@ -238,16 +263,7 @@ class VlmJudge:
     async def _complete(
         self, conversation: Conversation, params: GenerationParams
     ) -> list[Completion]:
-        def prepare() -> tuple[Conversation, str]:
-            prompt = self._checkpoint.prompt(conversation)
-            self._checkpoint.check_length(conversation, prompt, params)
-            return self._checkpoint.geometry.prepare(conversation), prompt
-
-        prepared, prompt = await self._in_thread(prepare)
-        return await self._engine.generate(prepared, prompt, params)
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await run_in_thread(self._threads, work)
+        return await self._engine.generate(*await self._prepared(conversation, params), params)
 
 
 def with_curve(

@@ -14,7 +14,7 @@ e^-26, and a score made of it would round to 0 (measured by Large-Reward-Models)
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rewardfleet.text import read
@@ -28,16 +28,6 @@ from .checkpoint import Checkpoint
 
 #: Enough tokens for the longest number and the end token.
 _NUMBER_TOKENS = 8
-
-
-@dataclass(frozen=True)
-class TextSampling:
-    """Sampling parameters of free text, from the settings."""
-
-    temperature: float  #: 0 for greedy decoding
-    top_p: float  #: probability mass of nucleus sampling, in (0, 1]
-    max_tokens: int  #: the most tokens of a completion
-    top_k: int = 0  #: sample among that many tokens; 0 for all
 
 
 class Readout(Protocol):
@@ -54,7 +44,7 @@ class Readout(Protocol):
     @property
     def prompt(self) -> Prompt: ...
 
-    def generation_params(self, sampling: TextSampling, n: int) -> GenerationParams:
+    def generation_params(self, sampling: GenerationParams, n: int) -> GenerationParams:
         """Return what to generate; a readout without sampling ignores both arguments."""
 
     def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
@@ -79,15 +69,10 @@ class TextReadout:
     def name(self) -> str:
         return f"{'constrained' if self.numbers_only else 'text'} v{PARSER_VERSION}"
 
-    def generation_params(self, sampling: TextSampling, n: int) -> GenerationParams:
-        return GenerationParams(
-            max_tokens=_NUMBER_TOKENS if self.numbers_only else sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            n=n,
-            numbers_only=self.numbers_only,
-        )
+    def generation_params(self, sampling: GenerationParams, n: int) -> GenerationParams:
+        if self.numbers_only:
+            return replace(sampling, max_tokens=_NUMBER_TOKENS, n=n, numbers_only=True)
+        return replace(sampling, n=n)
 
     def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
         """Return the mean of the scores that can be read; abstain if fewer than half can."""
@@ -124,7 +109,7 @@ class LabelReadout:
     #: Name of a component with the log-probability of the label 1.0, or None.
     component: str | None = None
 
-    def generation_params(self, sampling: TextSampling, n: int) -> GenerationParams:
+    def generation_params(self, sampling: GenerationParams, n: int) -> GenerationParams:
         del sampling, n  # the probabilities are the same every time
         tokens = tuple(token for tokens in self.labels.values() for token in tokens)
         return GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0, labels=tokens)

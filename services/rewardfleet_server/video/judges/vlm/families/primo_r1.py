@@ -4,23 +4,15 @@ from pathlib import Path
 
 from pydantic import PositiveInt
 
-from rewardfleet_server.video.judges import DeferredJudge
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
-from rewardfleet_server.video.judges.vlm import factory
+from rewardfleet_server.video.judges.vlm import GenerationParams
 from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
 from rewardfleet_server.video.judges.vlm.prompt_layouts import FirstVideoLast
-from rewardfleet_server.video.judges.vlm.readouts import TextReadout, TextSampling
+from rewardfleet_server.video.judges.vlm.readouts import TextReadout
 from rewardfleet_server.video.judges.vlm.settings import GPU_SHARE, EitherEngineSettings
-from rewardfleet_server.video.prompts import Prompt, Template
-from rewardfleet_server.video.prompts.authors import (
-    one_text,
-    original_primo_prompts,
-    prompts_of,
-    read_texts,
-)
-from rewardfleet_server.video.settings import VideoSettings
+from rewardfleet_server.video.prompts import Prompt, Template, authors
 
-from .qwen import load_checkpoint
+from .qwen import builder
 
 _SYSTEM, _USER = Prompt.load("primo_system"), Prompt.load("primo_user")
 
@@ -40,19 +32,13 @@ class PrimoSettings(EitherEngineSettings):
     )
 
 
-def build(settings: PrimoSettings, service: VideoSettings) -> DeferredJudge:
-    """Build the judge `PRIMO-R1`; see `factory.build` for errors."""
-    checkpoint = load_checkpoint(settings, "PRIMO-R1", settings.max_tokens)
-    return factory.build(settings, service, checkpoint, judge_spec(settings))
-
-
 def judge_spec(settings: PrimoSettings) -> JudgeSpec:
     """Return how PRIMO-R1 is used as a judge; see `prompts_of` for errors."""
-    system, user = prompts_of(settings.prompts, authors_prompts, (_SYSTEM, _USER))
+    system, user = authors.prompts_of(settings.prompts, authors_prompts, (_SYSTEM, _USER))
     return JudgeSpec(
         name="PRIMO-R1",
         readouts={"text": TextReadout(user, strict_tags=True, component="progress")},
-        sampling=TextSampling(settings.temperature, settings.top_p, settings.max_tokens),
+        sampling=GenerationParams(settings.max_tokens, settings.temperature, settings.top_p),
         layout=FirstVideoLast(),
         prompt=Prompt.of(settings.user_prompt) if settings.user_prompt else None,
         system=Prompt.of(settings.system_prompt) if settings.system_prompt else system,
@@ -70,11 +56,11 @@ def authors_prompts(file: Path) -> tuple[Prompt, Prompt]:
         ValueError: The file does not assign these texts.
     """
     try:
-        texts = read_texts(file)
+        texts = authors.read_texts(file)
         if "PRIMO_R1_USER_PROMPT" in texts:
-            return original_primo_prompts(texts)
+            return authors.original_primo_prompts(texts)
         system, template, hint = (
-            one_text(texts, name)
+            authors.one_text(texts, name)
             for name in ("SYSTEM_PROMPT", "QUESTION_TEMPLATE", "TYPE_TEMPLATE[regression]")
         )
     except ValueError as error:
@@ -98,7 +84,7 @@ def _escaped(text: str) -> str:
 JUDGE = BuiltInJudge(
     "PRIMO-R1",
     PrimoSettings,
-    build,
+    builder("PRIMO-R1", lambda own, _: judge_spec(own)),
     "Reasons about the clip, then states the progress (arXiv 2603.15600).",
     {"text": "The number in <answer>, after a closed <think>."},
     ("--model-path", "LeonOverload/PRIMO-R1-7B"),

@@ -1,12 +1,18 @@
 """What the judges with a model of the Qwen-VL family share."""
 
+from collections.abc import Callable
+from typing import Any
+
+from rewardfleet_server.video.judges import DeferredJudge
+from rewardfleet_server.video.judges.vlm import GenerationParams, factory
 from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint, read_config
-from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
+from rewardfleet_server.video.judges.vlm.judge import JudgeSpec, VlmJudge
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo
-from rewardfleet_server.video.judges.vlm.readouts import TextSampling, readouts
+from rewardfleet_server.video.judges.vlm.readouts import readouts
 from rewardfleet_server.video.judges.vlm.settings import ModelSettings, QwenVlSettings
 from rewardfleet_server.video.prompts import PERCENTAGE, Prompt
 from rewardfleet_server.video.prompts.authors import original_prompt, prompts_of
+from rewardfleet_server.video.settings import VideoSettings
 
 from .qwen_geometry import read_geometry
 
@@ -22,13 +28,39 @@ READOUTS = {
 }
 
 
-def load_checkpoint(
-    own: ModelSettings,
+def builder(
     judge: str,
-    max_tokens: int,
-    *,
+    spec_of: Callable[[Any, Checkpoint], JudgeSpec],
+    sampling: GenerationParams | None = None,
     model_type: str | None = None,
-    max_pixels: int | None = None,
+    judge_type: type[VlmJudge] = VlmJudge,
+) -> Callable[[Any, VideoSettings], DeferredJudge]:
+    """Return what builds a judge from its settings; see `load_checkpoint` and `factory.build`.
+
+    Args:
+        judge: Its name.
+        spec_of: Returns how a checkpoint is used, by the judge's settings.
+        sampling: How it samples; None if its settings say it.
+        model_type: The type of its checkpoints; None for any of the family.
+    """
+
+    def build(settings: Any, service: VideoSettings) -> DeferredJudge:
+        checkpoint = load_checkpoint(
+            settings, judge, (sampling or settings).max_tokens, model_type=model_type
+        )
+        spec = spec_of(settings, checkpoint)
+        return factory.build(settings, service, checkpoint, spec, judge_type)
+
+    return build
+
+
+def builder_of_any(judge: str) -> Callable[[Any, VideoSettings], DeferredJudge]:
+    """Return what builds a judge that prompts any model of the family; see `builder`."""
+    return builder(judge, lambda own, checkpoint: judge_spec(judge, own, checkpoint))
+
+
+def load_checkpoint(
+    own: ModelSettings, judge: str, max_tokens: int, *, model_type: str | None = None
 ) -> Checkpoint:
     """Read a checkpoint of the family, without its weights.
 
@@ -36,7 +68,6 @@ def load_checkpoint(
         judge: The name of the judge.
         max_tokens: The most tokens of an answer.
         model_type: The type of its checkpoints; None for any of the family.
-        max_pixels: The most pixels of a frame of a video, whatever requests allow.
 
     Raises:
         ValueError: There is none, it is of another family, or its context is too short.
@@ -50,8 +81,7 @@ def load_checkpoint(
         raise ValueError(
             f"--model-path {path}: {found!r} is not {judge}, which is a {model_type!r}"
         )
-    geometry = read_geometry(path, config, own.frame_resize, max_pixels)
-    checkpoint = Checkpoint(path, config, geometry, own.max_model_len)
+    checkpoint = Checkpoint(path, config, read_geometry(config, own), own.max_model_len)
     checkpoint.check_max_tokens(max_tokens)
     return checkpoint
 
@@ -67,7 +97,7 @@ def judge_spec(judge: str, own: QwenVlSettings, checkpoint: Checkpoint) -> Judge
     return JudgeSpec(
         name=judge,
         readouts={own.readout: default, **all_readouts},
-        sampling=TextSampling(own.temperature, own.top_p, own.max_tokens),
+        sampling=GenerationParams(own.max_tokens, own.temperature, own.top_p),
         layout=AsVideo(),
         prompt=Prompt.of(own.prompt_template) if own.prompt_template else None,
     )

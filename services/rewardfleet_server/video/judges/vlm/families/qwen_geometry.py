@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -19,6 +19,7 @@ from PIL import Image
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.optional_imports import require
 from rewardfleet_server.video.judges.vlm import Conversation, Frames, ImagePart, VideoPart
+from rewardfleet_server.video.judges.vlm.settings import ModelSettings
 
 #: The fewest and the most tokens of a frame of a video, and of an image, in qwen-vl-utils 0.0.14.
 _VIDEO_TOKENS = (128, 768)
@@ -41,29 +42,6 @@ class QwenGeometry:
     temporal: int = 2  #: frames that one token covers
     #: The most pixels of a frame, whatever requests allow; None for no limit.
     max_pixels: int | None = None
-
-    @classmethod
-    def from_config(
-        cls, path: str, config: Mapping[str, Any], *, max_pixels: int | None = None
-    ) -> Self:
-        """Read the geometry from the `config.json` of the checkpoint at `path`.
-
-        Raises:
-            ValueError: It is not a model of the family.
-        """
-        vision = config.get("vision_config") or {}
-        if "spatial_merge_size" not in vision:
-            raise ValueError(
-                f"--model-path {path}: {config.get('model_type', 'this')!r} is not a "
-                "vision-language model of the Qwen-VL family (Qwen2.5-VL, Qwen3-VL and models "
-                "derived from them)"
-            )
-        return cls(
-            patch=vision.get("patch_size", 14),
-            merge=vision["spatial_merge_size"],
-            temporal=vision.get("temporal_patch_size", 2),
-            max_pixels=max_pixels,
-        )
 
     @property
     def name(self) -> str:
@@ -206,19 +184,24 @@ class QwenVlUtilsGeometry(QwenGeometry):
         return {"type": "text", "text": part}
 
 
-def read_geometry(
-    path: str, config: Mapping[str, Any], frame_resize: str, max_pixels: int | None
-) -> QwenGeometry:
-    """Return the geometry of a checkpoint.
-
-    Args:
-        path: The checkpoint, for messages.
-        frame_resize: Which of the two classes resizes frames.
-        max_pixels: The most pixels of a frame, whatever requests allow; None for no limit.
+def read_geometry(config: Mapping[str, Any], own: ModelSettings) -> QwenGeometry:
+    """Return the geometry of a checkpoint with this `config.json`, by the settings of its judge.
 
     Raises:
         ValueError: It is not a model of the family, or a package is missing.
     """
+    vision = config.get("vision_config") or {}
+    if "spatial_merge_size" not in vision:
+        raise ValueError(
+            f"--model-path {own.model_path}: {config.get('model_type', 'this')!r} is not a "
+            "vision-language model of the Qwen-VL family (Qwen2.5-VL, Qwen3-VL and models "
+            "derived from them)"
+        )
     classes = (QwenGeometry, QwenVlUtilsGeometry)
-    (geometry,) = (each for each in classes if each.frame_resize == frame_resize)
-    return geometry.from_config(path, config, max_pixels=max_pixels)
+    (geometry,) = (each for each in classes if each.frame_resize == own.frame_resize)
+    return geometry(
+        patch=vision.get("patch_size", 14),
+        merge=vision["spatial_merge_size"],
+        temporal=vision.get("temporal_patch_size", 2),
+        max_pixels=getattr(own, "frame_pixels", None),  # a setting of some judges
+    )

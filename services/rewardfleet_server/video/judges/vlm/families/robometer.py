@@ -1,7 +1,6 @@
 """The judge Robometer (arXiv 2603.02115), whose heads give every frame's progress and success."""
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -10,7 +9,6 @@ import numpy as np
 from pydantic import FilePath, JsonValue, PositiveInt
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.system.threads import run_in_thread
 from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment
 from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
@@ -18,19 +16,9 @@ from rewardfleet_server.video.judges.settings import BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Conversation, GenerationParams, ImagePart
 from rewardfleet_server.video.judges.vlm.checkpoint import read_config
 from rewardfleet_server.video.judges.vlm.factory import require_transformers
-from rewardfleet_server.video.judges.vlm.judge import (
-    WARM_UP_CLIP,
-    preparing_threads,
-    with_curve,
-)
+from rewardfleet_server.video.judges.vlm.judge import WARM_UP_CLIP, ModelJudge, with_curve
 from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, TransformersSettings
-from rewardfleet_server.video.prompts import Prompt
-from rewardfleet_server.video.prompts.authors import (
-    authors_prompt,
-    one_text,
-    prompts_of,
-    read_texts,
-)
+from rewardfleet_server.video.prompts import Prompt, authors
 from rewardfleet_server.video.settings import VideoSettings
 
 from .qwen_geometry import read_geometry
@@ -68,23 +56,22 @@ class FrameScores:
     success: tuple[float, ...]  #: probability that the task is done, one per frame
 
 
-class RobometerJudge:
+class RobometerJudge(ModelJudge):
     """Shows frames to Robometer and reads its heads.
 
     Args:
-        engine: Runs the checkpoint; it is closed with the judge's lifespan.
         prompt: The question before the frames.
     """
 
     deterministic = True
+    _checkpoint: RobometerCheckpoint
+    _engine: "RobometerEngine"
 
     def __init__(
         self, checkpoint: RobometerCheckpoint, engine: "RobometerEngine", prompt: Prompt
     ) -> None:
-        self._checkpoint = checkpoint
-        self._engine = engine
+        super().__init__(checkpoint, engine)
         self._prompt = prompt
-        self._threads = preparing_threads()
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
@@ -97,10 +84,6 @@ class RobometerJudge:
             **self._of_request(RobometerOptions()),
             **self._engine.provenance,
         }
-
-    @property
-    def failure(self) -> str | None:
-        return self._engine.failure
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
         self._of_request(RobometerOptions.of(backend_kwargs))
@@ -120,23 +103,13 @@ class RobometerJudge:
         )
         return with_curve(judgment, clip.indices, scores.progress)
 
-    @asynccontextmanager
-    async def lifespan(self) -> AsyncIterator[None]:
-        """Score a clip before the first request, which would otherwise wait for seconds."""
-        try:
-            await self._score(WARM_UP_CLIP, self._prompt.render("Ready?"))
-            yield
-        finally:
-            await self._engine.aclose()
-            self._threads.shutdown(wait=False, cancel_futures=True)
+    async def _warm_up(self) -> None:
+        await self._score(WARM_UP_CLIP, self._prompt.render("Ready?"))
 
     async def _score(self, clip: Clip, question: str) -> FrameScores:
-        def prepare() -> tuple[Conversation, str]:
-            conversation = _conversation(clip, question)
-            prompt = _checked_prompt(self._checkpoint, conversation)
-            return self._checkpoint.geometry.prepare(conversation), prompt
-
-        return await self._engine.score(*await run_in_thread(self._threads, prepare))
+        return await self._engine.score(
+            *await self._prepared(_conversation(clip, question), PARAMS)
+        )
 
     def _prompt_of(self, options: RobometerOptions) -> Prompt:
         return requested_prompt("prompt_template", options.prompt_template) or self._prompt
@@ -170,11 +143,12 @@ def build(settings: RobometerSettings, service: VideoSettings) -> DeferredJudge:
         ValueError: The checkpoint does not fit the settings, or transformers is not installed.
     """
     del service
-    prompt = prompts_of(settings.prompts, authors_text, _PROMPT)
+    prompt = authors.prompts_of(settings.prompts, authors_text, _PROMPT)
     checkpoint = load_checkpoint(settings)
     require_transformers(_NAME)
     try:
-        _checked_prompt(checkpoint, _conversation(_SMALLEST_CLIP, prompt.render("a task")))
+        conversation = _conversation(_SMALLEST_CLIP, prompt.render("a task"))
+        checkpoint.check_length(conversation, checkpoint.prompt(conversation), PARAMS)
     except InvalidRequest as error:
         raise ValueError(f"max_model_len {checkpoint.context}: {error.detail}") from None
 
@@ -194,26 +168,19 @@ def load_checkpoint(settings: RobometerSettings) -> RobometerCheckpoint:
     path = settings.model_path or ""
     config = read_config(path)
     layout = read_layout(path, config)
-    geometry = read_geometry(path, config, settings.frame_resize, settings.frame_pixels)
+    geometry = read_geometry(config, settings)
     return RobometerCheckpoint(path, config, layout, geometry, settings.max_model_len)
 
 
 def authors_text(file: Path) -> Prompt:
     """Read the prompt from the authors' `robometer/data/collators/rbm_heads.py`; see `one_text`."""
-    text = one_text(read_texts(file), "_process_progress_batch.prompt")
-    return authors_prompt(text, "robometer_authors")
+    text = authors.one_text(authors.read_texts(file), "_process_progress_batch.prompt")
+    return authors.authors_prompt(text, "robometer_authors")
 
 
 def _conversation(clip: Clip, question: str) -> Conversation:
     frames = (ImagePart(frame, f"frame-{index}") for index, frame in enumerate(clip.frames))
     return Conversation((question, *frames))
-
-
-def _checked_prompt(checkpoint: RobometerCheckpoint, conversation: Conversation) -> str:
-    """Return the prompt of a conversation that fits into the context."""
-    prompt = checkpoint.prompt(conversation)
-    checkpoint.check_length(conversation, prompt, PARAMS)
-    return prompt
 
 
 JUDGE = BuiltInJudge(

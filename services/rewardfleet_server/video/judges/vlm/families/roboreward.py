@@ -2,32 +2,24 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rewardfleet.wire.causes import VideoCause
-from rewardfleet_server.video.judges import DeferredJudge, Judgment
+from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.score_parser import ScoreMode
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
-from rewardfleet_server.video.judges.vlm import Completion, GenerationParams, factory
+from rewardfleet_server.video.judges.vlm import Completion, GenerationParams
 from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsOneVideo
-from rewardfleet_server.video.judges.vlm.readouts import TextSampling
 from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, EitherEngineSettings
-from rewardfleet_server.video.prompts import Prompt
-from rewardfleet_server.video.prompts.authors import (
-    authors_prompt,
-    one_text,
-    prompts_of,
-    read_fences,
-)
-from rewardfleet_server.video.settings import VideoSettings
+from rewardfleet_server.video.prompts import Prompt, authors
 
-from .qwen import QWEN3_VL, load_checkpoint
+from .qwen import QWEN3_VL, builder
 
 _NAME = "roboreward"
 _PROMPT = Prompt.load("roboreward")
-_SAMPLING = TextSampling(temperature=0.0, top_p=1.0, max_tokens=128)
+_SAMPLING = GenerationParams(max_tokens=128, temperature=0.0, top_p=1.0)
 
 _ANNOUNCED = re.compile(r"\bANSWER\s*:", re.IGNORECASE)
 #: A grade, also as `<4>` or in Markdown, and nothing else in its line that could be one.
@@ -40,22 +32,17 @@ class RoboRewardSettings(EitherEngineSettings):
     model_path: str | None = own("teetone/RoboReward-8B", CHECKPOINT)
 
 
-def build(settings: RoboRewardSettings, service: VideoSettings) -> DeferredJudge:
-    """Build the judge `roboreward`; see `factory.build` for errors."""
-    checkpoint = load_checkpoint(settings, _NAME, _SAMPLING.max_tokens, model_type=QWEN3_VL)
-    return factory.build(settings, service, checkpoint, judge_spec(settings))
-
-
 def judge_spec(settings: RoboRewardSettings) -> JudgeSpec:
     """Return how RoboReward is used as a judge; see `prompts_of` for errors."""
-    prompt = prompts_of(settings.prompts, authors_text, _PROMPT)
+    prompt = authors.prompts_of(settings.prompts, authors_text, _PROMPT)
     return JudgeSpec(_NAME, {"grade": GradeReadout(prompt)}, _SAMPLING, AsOneVideo())
 
 
 def authors_text(file: Path) -> Prompt:
     """Read the prompt from the checkpoint's README.md; see `one_text` for errors."""
     name = "a block of ```text"
-    return authors_prompt(one_text({name: read_fences(file)}, name), "roboreward_authors")
+    text = authors.one_text({name: authors.read_fences(file)}, name)
+    return authors.authors_prompt(text, "roboreward_authors")
 
 
 @dataclass(frozen=True)
@@ -65,8 +52,8 @@ class GradeReadout:
     prompt: Prompt
     name: str = "grade v1"
 
-    def generation_params(self, sampling: TextSampling, n: int) -> GenerationParams:
-        return GenerationParams(sampling.max_tokens, sampling.temperature, sampling.top_p, n=n)
+    def generation_params(self, sampling: GenerationParams, n: int) -> GenerationParams:
+        return replace(sampling, n=n)
 
     def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
         """Return the grade as a score; abstain unless exactly one grade is stated."""
@@ -86,7 +73,7 @@ class GradeReadout:
 JUDGE = BuiltInJudge(
     _NAME,
     RoboRewardSettings,
-    build,
+    builder(_NAME, lambda own, _: judge_spec(own), _SAMPLING, QWEN3_VL),
     "Grades the end of a clip from 1 to 5 (arXiv 2601.00675).",
     {"grade": "The grade after ANSWER: in the answer; the score is (grade - 1) / 4."},
 )

@@ -10,11 +10,11 @@ from pydantic import JsonValue
 
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.video.clip.frames import Clip
-from rewardfleet_server.video.judges import DeferredJudge, Judgment
+from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.options import JudgeOptions
 from rewardfleet_server.video.judges.score_parser import ScoreMode
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
-from rewardfleet_server.video.judges.vlm import Completion, GenerationParams, factory
+from rewardfleet_server.video.judges.vlm import Completion, GenerationParams
 from rewardfleet_server.video.judges.vlm.judge import (
     JudgeSpec,
     VlmJudge,
@@ -23,25 +23,18 @@ from rewardfleet_server.video.judges.vlm.judge import (
     with_curve,
 )
 from rewardfleet_server.video.judges.vlm.prompt_layouts import FirstPreviousCurrent
-from rewardfleet_server.video.judges.vlm.readouts import TextSampling, cause_of_abstention
+from rewardfleet_server.video.judges.vlm.readouts import cause_of_abstention
 from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, EitherEngineSettings
-from rewardfleet_server.video.prompts import Prompt
-from rewardfleet_server.video.prompts.authors import (
-    authors_prompt,
-    one_text,
-    prompts_of,
-    read_texts,
-)
-from rewardfleet_server.video.settings import VideoSettings
+from rewardfleet_server.video.prompts import Prompt, authors
 
-from .qwen import QWEN3_VL, load_checkpoint
+from .qwen import QWEN3_VL, builder
 
 _NAME = "sole-r1"
 _SYSTEM = Prompt.load("sole_system")
 #: The field of the question besides the task: the progress at the frame before, in percent.
 _FIELDS = ("previous_progress",)
 _QUESTION = Prompt.load("sole_question", more_fields=_FIELDS)
-_SAMPLING = TextSampling(temperature=1.0, top_p=0.9, max_tokens=200, top_k=50)
+_SAMPLING = GenerationParams(max_tokens=200, temperature=1.0, top_p=0.9, top_k=50)
 
 #: As the authors read it; the last bracket may be missing.
 _ANSWER = re.compile(r"<answer>(.*?)</answer", re.DOTALL)
@@ -54,15 +47,9 @@ class SoleSettings(EitherEngineSettings):
     model_path: str | None = own("Philip-MIT/SOLE-R1-8B", CHECKPOINT)
 
 
-def build(settings: SoleSettings, service: VideoSettings) -> DeferredJudge:
-    """Build the judge `sole-r1`; see `factory.build` for errors."""
-    checkpoint = load_checkpoint(settings, _NAME, _SAMPLING.max_tokens, model_type=QWEN3_VL)
-    return factory.build(settings, service, checkpoint, judge_spec(settings), SoleJudge)
-
-
 def judge_spec(settings: SoleSettings) -> JudgeSpec:
     """Return how SOLE-R1 is used as a judge; see `prompts_of` for errors."""
-    system, question = prompts_of(settings.prompts, authors_texts, (_SYSTEM, _QUESTION))
+    system, question = authors.prompts_of(settings.prompts, authors_texts, (_SYSTEM, _QUESTION))
     return JudgeSpec(
         name=_NAME,
         readouts={"progress": ProgressReadout(question)},
@@ -77,12 +64,12 @@ def authors_texts(file: Path) -> tuple[Prompt, Prompt]:
 
     It is `reward_server/src/reward_server/constants.py`.
     """
-    texts = read_texts(file)
-    system = one_text(texts, "SYSTEM_PROMPT_TEMPLATE")
-    question = one_text(texts, "USER_QUESTION_EXTERNAL_VIEW_TEMPLATE")
+    texts = authors.read_texts(file)
+    system = authors.one_text(texts, "SYSTEM_PROMPT_TEMPLATE")
+    question = authors.one_text(texts, "USER_QUESTION_EXTERNAL_VIEW_TEMPLATE")
     return (
         Prompt.of(system, "sole_system_authors"),
-        authors_prompt(question, "sole_question_authors", more_fields=_FIELDS),
+        authors.authors_prompt(question, "sole_question_authors", more_fields=_FIELDS),
     )
 
 
@@ -93,10 +80,8 @@ class ProgressReadout:
     prompt: Prompt
     name: str = "progress v1"
 
-    def generation_params(self, sampling: TextSampling, n: int) -> GenerationParams:
-        return GenerationParams(
-            sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k, n
-        )
+    def generation_params(self, sampling: GenerationParams, n: int) -> GenerationParams:
+        return replace(sampling, n=n)
 
     def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
         """Return the progress as the component `progress`, and above 0 as the score."""
@@ -162,7 +147,7 @@ class SoleJudge(VlmJudge):
 JUDGE = BuiltInJudge(
     _NAME,
     SoleSettings,
-    build,
+    builder(_NAME, lambda own, _: judge_spec(own), _SAMPLING, QWEN3_VL, SoleJudge),
     "Reasons about one frame after another (arXiv 2603.28730).",
     {"progress": "The percentage in <answer> at the last frame; 0 if it is negative."},
 )

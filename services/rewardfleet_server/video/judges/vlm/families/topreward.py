@@ -7,29 +7,22 @@ the next word is True is the value of the authors, who compare it between prefix
 from collections.abc import Sequence
 from pathlib import Path
 
-from rewardfleet_server.video.judges import DeferredJudge, Judgment
+from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
-from rewardfleet_server.video.judges.vlm import factory
+from rewardfleet_server.video.judges.vlm import GenerationParams
 from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
 from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
 from rewardfleet_server.video.judges.vlm.prompt_layouts import OneVideoToContinue
-from rewardfleet_server.video.judges.vlm.readouts import LabelReadout, TextSampling, label_tokens
+from rewardfleet_server.video.judges.vlm.readouts import LabelReadout, label_tokens
 from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, EitherEngineSettings
-from rewardfleet_server.video.prompts import Prompt
-from rewardfleet_server.video.prompts.authors import (
-    authors_prompt,
-    one_text,
-    prompts_of,
-    read_texts,
-)
-from rewardfleet_server.video.settings import VideoSettings
+from rewardfleet_server.video.prompts import Prompt, authors
 
-from .qwen import load_checkpoint
+from .qwen import builder
 
 _NAME = "topreward"
 #: The text that the model continues.
 PROMPT = Prompt.load("topreward")
-_SAMPLING = TextSampling(temperature=0.0, top_p=1.0, max_tokens=1)
+_SAMPLING = GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0)
 #: As words that follow a space: the bare ones are other tokens.
 _LABELS = {1.0: (" True",), 0.0: (" False",)}
 
@@ -40,19 +33,13 @@ class TopRewardSettings(EitherEngineSettings):
     model_path: str | None = own("Qwen/Qwen3-VL-8B-Instruct", CHECKPOINT)
 
 
-def build(settings: TopRewardSettings, service: VideoSettings) -> DeferredJudge:
-    """Build the judge `topreward`; see `factory.build` for errors."""
-    checkpoint = load_checkpoint(settings, _NAME, _SAMPLING.max_tokens)
-    return factory.build(settings, service, checkpoint, judge_spec(settings, checkpoint))
-
-
 def judge_spec(settings: TopRewardSettings, checkpoint: Checkpoint) -> JudgeSpec:
     """Return how a model is used as TOPReward.
 
     The score is P(True) / (P(True) + P(False)). The authors state no score of a single clip. See
     `prompts_of` and `label_tokens` for errors.
     """
-    prompt = prompts_of(settings.prompts, authors_text, PROMPT)
+    prompt = authors.prompts_of(settings.prompts, authors_text, PROMPT)
     labels = label_tokens(_LABELS, checkpoint)
     readout = LabelReadout("true_logprob v1", prompt, labels, component="true_logprob")
     return JudgeSpec(
@@ -79,20 +66,20 @@ def min_max(judgments: Sequence[Judgment]) -> list[float | None]:
 
 def authors_text(file: Path) -> Prompt:
     """Read the prompt from the authors' `topreward/clients/qwen.py`; see `one_text` for errors."""
-    texts = read_texts(file)
+    texts = authors.read_texts(file)
     # The client has a second text each, for a video that is described first, and for a turn of the
     # model.
     starts = [text for text in texts.get("prompt_text", []) if "{" not in text]
     ends = [text for text in texts.get("instruction_suffix", []) if text.endswith(" True")]
     chosen = {"prompt_text": starts, "instruction_suffix": ends}
-    text = one_text(chosen, "prompt_text") + one_text(chosen, "instruction_suffix")
-    return authors_prompt(text.removesuffix(" True"), "topreward_authors")
+    text = "".join(authors.one_text(chosen, name) for name in chosen)
+    return authors.authors_prompt(text.removesuffix(" True"), "topreward_authors")
 
 
 JUDGE = BuiltInJudge(
     _NAME,
     TopRewardSettings,
-    build,
+    builder(_NAME, judge_spec, _SAMPLING),
     "How likely any Qwen-VL finds that the task was done (arXiv 2602.19313).",
     {"true_logprob": "P(True) / (P(True) + P(False)) of the next word."},
 )

@@ -2,17 +2,14 @@
 
 from pydantic import PositiveInt
 
-from rewardfleet_server.video.judges import DeferredJudge
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
-from rewardfleet_server.video.judges.vlm import factory
 from rewardfleet_server.video.judges.vlm.settings import (
     CHECKPOINT,
     QwenVlSettings,
     TransformersSettings,
 )
-from rewardfleet_server.video.settings import VideoSettings
 
-from .qwen import READOUTS, judge_spec, load_checkpoint
+from .qwen import READOUTS, builder_of_any
 
 _NAME = "transformers"
 
@@ -28,18 +25,10 @@ class QwenTransformersSettings(TransformersSettings, QwenVlSettings):
     )
 
 
-def build(settings: QwenTransformersSettings, service: VideoSettings) -> DeferredJudge:
-    """Build the judge `transformers`; see `factory.build` for errors."""
-    checkpoint = load_checkpoint(
-        settings, _NAME, settings.max_tokens, max_pixels=settings.frame_pixels
-    )
-    return factory.build(settings, service, checkpoint, judge_spec(_NAME, settings, checkpoint))
-
-
 JUDGE = BuiltInJudge(
     _NAME,
     QwenTransformersSettings,
-    build,
+    builder_of_any(_NAME),
     "Asks any Qwen-VL (2.5, 3), on any device of transformers.",
     READOUTS,
 )
