@@ -13,13 +13,15 @@ Qwen-VL family, a geometry; `JUDGE` names them, by which the judge is found. Its
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from rewardfleet_server.video.clip.frames import Frame
+
+T_co = TypeVar("T_co", covariant=True)
 
 #: T frames of one size, RGB, `[T, H, W, 3]`, uint8.
 Frames = NDArray[np.uint8]
@@ -81,11 +83,11 @@ class Completion:
     logprobs: Mapping[int, float] = field(default_factory=dict)
 
 
-class Engine(Protocol):
-    """Runs a model.
+class InferenceEngine(Protocol[T_co]):
+    """Runs a model, which gives a result of type `T_co`; concurrent conversations share batches.
 
     Attributes:
-        provenance: What the completions depend on: library, version, precision.
+        provenance: What the results depend on: library, version, precision.
         failure: Why the engine can no longer work, or None.
     """
 
@@ -95,17 +97,10 @@ class Engine(Protocol):
     @property
     def failure(self) -> str | None: ...
 
-    async def aclose(self) -> None:
-        """Free the memory, and end the processes that the engine started."""
-
-
-class InferenceEngine(Engine, Protocol):
-    """Generates completions; concurrent conversations share batches."""
-
     async def generate(
         self, conversation: Conversation, prompt: str, params: GenerationParams
-    ) -> list[Completion]:
-        """Return `params.n` completions. Cancelling the call removes it from the batch.
+    ) -> T_co:
+        """Return the result, e.g. `params.n` completions. Cancelling removes it from the batch.
 
         Args:
             conversation: Its frames have the size that the model takes.
@@ -116,3 +111,10 @@ class InferenceEngine(Engine, Protocol):
             BackendFailed: The model failed on this conversation.
             Unavailable: The engine died.
         """
+
+    async def aclose(self) -> None:
+        """Free the memory, and end the processes that the engine started."""
+
+
+#: Generates `GenerationParams.n` completions.
+TextEngine = InferenceEngine[list[Completion]]

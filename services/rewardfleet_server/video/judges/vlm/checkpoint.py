@@ -97,15 +97,11 @@ class Checkpoint:
         processor.tokenizer.padding_side = "left"
         return processor
 
-    def token(self, text: str) -> int | None:
-        """Return the token id of `text`, or None if it takes several tokens."""
-        tokens = self.processor.tokenizer.encode(text, add_special_tokens=False)
-        return tokens[0] if len(tokens) == 1 else None
-
     def tokens(self, spellings: Sequence[str]) -> tuple[int, ...]:
         """Return the token ids of those spellings that are one token."""
-        tokens = (self.token(spelling) for spelling in spellings)
-        return tuple(dict.fromkeys(token for token in tokens if token is not None))
+        encode = self.processor.tokenizer.encode
+        found = [encode(spelling, add_special_tokens=False) for spelling in spellings]
+        return tuple(dict.fromkeys(tokens[0] for tokens in found if len(tokens) == 1))
 
     def prompt(self, conversation: Conversation) -> str:
         """Return a conversation in the model's chat template.

@@ -10,9 +10,8 @@ from pydantic import JsonValue
 from torch import nn
 from transformers import Qwen3VLConfig, Qwen3VLModel, Qwen3VLPreTrainedModel
 
-from . import Conversation
 from .engine_transformers import BatchingEngine, QueuedPrompt
-from .families.robometer import PARAMS, FrameScores
+from .families.robometer import FrameScores
 from .families.robometer_checkpoint import UNUSED_WEIGHTS, RobometerCheckpoint
 
 
@@ -54,25 +53,13 @@ class RobometerModel(Qwen3VLPreTrainedModel):  # type: ignore[misc] # no types i
 
 
 class RobometerEngine(BatchingEngine[FrameScores]):
-    """A Robometer in this process. Parameters and errors: see `BatchingEngine`."""
+    """A Robometer in this process, which scores all frames. Otherwise see `BatchingEngine`."""
 
     _checkpoint: RobometerCheckpoint
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
         return {**super().provenance, "bins": self._checkpoint.layout.bins}
-
-    async def score(self, conversation: Conversation, prompt: str) -> FrameScores:
-        """Return the scores of all frames. Cancelling the call removes it from the batch.
-
-        Args:
-            conversation: Its frames have the size that the model takes.
-            prompt: See `RobometerCheckpoint.prompt`.
-
-        Raises:
-            BackendFailed: The model failed on this conversation.
-        """
-        return await self._submit(conversation, prompt, PARAMS)
 
     def _load(self) -> Any:
         layout = self._checkpoint.layout

@@ -101,7 +101,9 @@ class BatchingEngine(Generic[T]):
         """Return the result of each conversation. Runs in a thread."""
         raise NotImplementedError
 
-    async def _submit(self, conversation: Conversation, prompt: str, params: GenerationParams) -> T:
+    async def generate(
+        self, conversation: Conversation, prompt: str, params: GenerationParams
+    ) -> T:
         """Put a conversation into a batch and wait for its result."""
         job = QueuedPrompt[T](
             conversation, prompt, params, asyncio.get_running_loop().create_future()
@@ -214,11 +216,6 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
             tokenizer.eos_token_id,
         )
 
-    async def generate(
-        self, conversation: Conversation, prompt: str, params: GenerationParams
-    ) -> list[Completion]:
-        return await self._submit(conversation, prompt, params)
-
     def _load(self) -> Any:
         return AutoModelForImageTextToText.from_pretrained(self._checkpoint.path, dtype="auto")
 
@@ -244,19 +241,13 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
     ) -> list[list[Completion]]:
         params = batch[0].params
         start = inputs["input_ids"].shape[1]
-        sampling = (
-            {
-                "do_sample": True,
-                "temperature": params.temperature,
-                "top_p": params.top_p,
-                "top_k": params.top_k,
-            }
-            if params.temperature > 0
-            else {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-        )
+        is_sampled = params.temperature > 0
         tokens = self._model.generate(
             **inputs,
-            **sampling,
+            do_sample=is_sampled,
+            temperature=params.temperature if is_sampled else None,
+            top_p=params.top_p if is_sampled else None,
+            top_k=params.top_k if is_sampled else None,
             # Not the checkpoint's own: its penalties do not apply to the other engines either.
             generation_config=GenerationConfig(
                 eos_token_id=sorted(self._end_tokens), pad_token_id=min(self._end_tokens)
@@ -275,10 +266,8 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
         return [completions[first : first + params.n] for first in starts]
 
     def _allowed(self, start: int) -> Any:
-        def allowed(_: int, tokens: torch.Tensor) -> list[int]:
-            return self._numbers.get(tuple(tokens[start:].tolist()), list(self._end_tokens))
-
-        return allowed
+        ends = list(self._end_tokens)
+        return lambda _, tokens: self._numbers.get(tuple(tokens[start:].tolist()), ends)
 
 
 class _AllCancelled(StoppingCriteria):  # type: ignore[misc] # transformers has no types here

@@ -12,7 +12,7 @@ from rewardfleet_server.video.judges import DeferredJudge
 from rewardfleet_server.video.judges.settings import ENGINES
 from rewardfleet_server.video.settings import VideoSettings, check_gpu_count
 
-from . import InferenceEngine
+from . import TextEngine
 from .checkpoint import Checkpoint
 from .judge import JudgeSpec, VlmJudge
 from .settings import ModelSettings, TransformersSettings, VllmSettings
@@ -28,7 +28,7 @@ def build(
     service: VideoSettings,
     checkpoint: Checkpoint,
     spec: JudgeSpec,
-    judge_type: Callable[[JudgeSpec, Checkpoint, InferenceEngine], VlmJudge] = VlmJudge,
+    judge_type: Callable[[JudgeSpec, Checkpoint, TextEngine], VlmJudge] = VlmJudge,
 ) -> DeferredJudge:
     """Check a model, and return a judge that will run it on its engine.
 
@@ -43,20 +43,11 @@ def build(
         # With the judge's name, as several judges have the setting.
         shares[f"{spec.name}.gpu_memory_utilization"] = own.gpu_memory_utilization
     else:
-        require_transformers(spec.name)
+        require("transformers", f"the judge {spec.name}", *ENGINES["transformers"])
     return DeferredJudge(lambda: judge_type(spec, checkpoint, _engine(own, checkpoint)), shares)
 
 
-def require_transformers(judge: str) -> None:
-    """Check that the packages of the engine transformers are installed.
-
-    Raises:
-        ValueError: They are not.
-    """
-    require("transformers", f"the judge {judge}", *ENGINES["transformers"])
-
-
-def _engine(own: ModelSettings, checkpoint: Checkpoint) -> InferenceEngine:
+def _engine(own: ModelSettings, checkpoint: Checkpoint) -> TextEngine:
     """Load the model; the modules of engines take seconds to import."""
     if isinstance(own, VllmSettings) and own.runs_on == "vllm":
         from .engine_vllm import VllmEngine  # noqa: PLC0415 - as above

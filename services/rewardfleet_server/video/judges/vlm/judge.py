@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from pydantic import Field, JsonValue
@@ -21,11 +21,12 @@ from rewardfleet_server.video.judges.options import PromptOptions, requested_pro
 from rewardfleet_server.video.judges.score_parser import ScoreMode
 from rewardfleet_server.video.prompts import Prompt
 
-from . import Completion, Conversation, Engine, GenerationParams, InferenceEngine
+from . import Completion, Conversation, GenerationParams, InferenceEngine, TextEngine
 from .checkpoint import Checkpoint
 from .prompt_layouts import PromptLayout
 from .readouts import Readout
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 #: Completions of one request: samples times points of the curve.
@@ -96,14 +97,14 @@ class _Query:
         }
 
 
-class ModelJudge:
-    """What judges with a model in this process share.
+class ModelJudge(Generic[T]):
+    """What judges with a model in this process share, whose engine gives results of type `T`.
 
     Args:
         engine: Runs the checkpoint; it is closed with the judge's lifespan.
     """
 
-    def __init__(self, checkpoint: Checkpoint, engine: Engine) -> None:
+    def __init__(self, checkpoint: Checkpoint, engine: InferenceEngine[T]) -> None:
         self._checkpoint = checkpoint
         self._engine = engine
         self._threads = ThreadPoolExecutor(
@@ -132,28 +133,23 @@ class ModelJudge:
     async def _warm_up(self) -> None:
         raise NotImplementedError
 
-    async def _prepared(
-        self, conversation: Conversation, params: GenerationParams
-    ) -> tuple[Conversation, str]:
-        """Return a conversation at the model's size, and its prompt, which fits the context."""
-
+    async def _run(self, conversation: Conversation, params: GenerationParams) -> T:
         def prepare() -> tuple[Conversation, str]:
             prompt = self._checkpoint.prompt(conversation)
             self._checkpoint.check_length(conversation, prompt, params)
             return self._checkpoint.geometry.prepare(conversation), prompt
 
-        return await self._in_thread(prepare)
+        prepared, prompt = await self._in_thread(prepare)
+        return await self._engine.generate(prepared, prompt, params)
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, work: Callable[[], S]) -> S:
         return await run_in_thread(self._threads, work)
 
 
-class VlmJudge(ModelJudge):
+class VlmJudge(ModelJudge[list[Completion]]):
     """Shows a clip to a vision-language model and reads a score from its completions."""
 
-    _engine: InferenceEngine
-
-    def __init__(self, spec: JudgeSpec, checkpoint: Checkpoint, engine: InferenceEngine) -> None:
+    def __init__(self, spec: JudgeSpec, checkpoint: Checkpoint, engine: TextEngine) -> None:
         super().__init__(checkpoint, engine)
         self._spec = spec
         self.deterministic = spec.sampling.temperature == 0
@@ -203,7 +199,7 @@ class VlmJudge(ModelJudge):
         for readout in self._spec.readouts.values():
             params = replace(readout.generation_params(self._spec.sampling, 1), max_tokens=1)
             prompt = self._spec.layout.full_prompt(WARM_UP_CLIP, "Ready?", None)
-            await self._complete(prompt, params)
+            await self._run(prompt, params)
 
     def _query(self, options: VlmOptions) -> _Query:
         """Resolve a request's options against the spec.
@@ -256,14 +252,9 @@ class VlmJudge(ModelJudge):
         return [*(other.result() for other in others), last]
 
     async def _judge(self, conversation: Conversation, query: _Query) -> Judgment:
-        completions = await self._complete(conversation, query.params)
+        completions = await self._run(conversation, query.params)
         # Parsing a long chain of thought takes milliseconds.
         return await self._in_thread(lambda: query.readout.read(completions, query.mode))
-
-    async def _complete(
-        self, conversation: Conversation, params: GenerationParams
-    ) -> list[Completion]:
-        return await self._engine.generate(*await self._prepared(conversation, params), params)
 
 
 def with_curve(

@@ -9,13 +9,13 @@ import numpy as np
 from pydantic import FilePath, JsonValue, PositiveInt
 
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.optional_imports import require
 from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment
 from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
-from rewardfleet_server.video.judges.settings import BuiltInJudge, own
+from rewardfleet_server.video.judges.settings import ENGINES, BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Conversation, GenerationParams, ImagePart
 from rewardfleet_server.video.judges.vlm.checkpoint import read_config
-from rewardfleet_server.video.judges.vlm.factory import require_transformers
 from rewardfleet_server.video.judges.vlm.judge import WARM_UP_CLIP, ModelJudge, with_curve
 from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, TransformersSettings
 from rewardfleet_server.video.prompts import Prompt, authors
@@ -32,7 +32,7 @@ _PROMPT = Prompt.load("robometer")
 #: Increased when scores are read differently from the same outputs.
 _READOUT_VERSION = 1
 #: Nothing is generated: the engine and the check of the context have no use for other values.
-PARAMS = GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0)
+_PARAMS = GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0)
 _SMALLEST_CLIP = Clip((np.zeros((28, 28, 3), np.uint8),), (0,), 1, None, 784)
 
 
@@ -56,7 +56,7 @@ class FrameScores:
     success: tuple[float, ...]  #: probability that the task is done, one per frame
 
 
-class RobometerJudge(ModelJudge):
+class RobometerJudge(ModelJudge[FrameScores]):
     """Shows frames to Robometer and reads its heads.
 
     Args:
@@ -65,7 +65,6 @@ class RobometerJudge(ModelJudge):
 
     deterministic = True
     _checkpoint: RobometerCheckpoint
-    _engine: "RobometerEngine"
 
     def __init__(
         self, checkpoint: RobometerCheckpoint, engine: "RobometerEngine", prompt: Prompt
@@ -107,9 +106,7 @@ class RobometerJudge(ModelJudge):
         await self._score(WARM_UP_CLIP, self._prompt.render("Ready?"))
 
     async def _score(self, clip: Clip, question: str) -> FrameScores:
-        return await self._engine.score(
-            *await self._prepared(_conversation(clip, question), PARAMS)
-        )
+        return await self._run(_conversation(clip, question), _PARAMS)
 
     def _prompt_of(self, options: RobometerOptions) -> Prompt:
         return requested_prompt("prompt_template", options.prompt_template) or self._prompt
@@ -145,10 +142,10 @@ def build(settings: RobometerSettings, service: VideoSettings) -> DeferredJudge:
     del service
     prompt = authors.prompts_of(settings.prompts, authors_text, _PROMPT)
     checkpoint = load_checkpoint(settings)
-    require_transformers(_NAME)
+    require("transformers", f"the judge {_NAME}", *ENGINES["transformers"])
     try:
         conversation = _conversation(_SMALLEST_CLIP, prompt.render("a task"))
-        checkpoint.check_length(conversation, checkpoint.prompt(conversation), PARAMS)
+        checkpoint.check_length(conversation, checkpoint.prompt(conversation), _PARAMS)
     except InvalidRequest as error:
         raise ValueError(f"max_model_len {checkpoint.context}: {error.detail}") from None
 
