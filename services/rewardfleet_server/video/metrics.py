@@ -31,7 +31,7 @@ class JudgeMetrics(Collector):
             labels=labels,
         )
         for name, judge in self._judges.items():
-            restarts.add_metric((name,), judge.process.restarts)
-            abandoned.add_metric((name,), judge.process.abandoned)
+            restarts.add_metric((name,), judge.restarts)
+            abandoned.add_metric((name,), judge.abandoned)
         yield restarts
         yield abandoned

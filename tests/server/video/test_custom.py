@@ -113,8 +113,8 @@ def calls(module: str, tmp_path: Path):
 
 def load_and_close(settings: VideoSettings) -> None:
     for judge in load_judges(settings).values():
-        judge.process._child.kill()
-        judge.process._child.wait()
+        judge._child.kill()
+        judge._child.wait()
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from rewardfleet.wire.errors import BackendFailed, Problem, RewardFleetError, TooLarge, Unavailable
 from rewardfleet_server.system.child_process import describe_end
 
+from . import child
 from .child import LENGTH, MAX_ANSWER_BYTES, MAX_BYTES
 
 log = logging.getLogger(__name__)
@@ -162,7 +163,7 @@ class JudgeProcess:
         return answer
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def lifespan(self) -> AsyncIterator[None]:
         """Connect to the process and restart it whenever it ends; kill it at the end."""
         reader = await self._connect()
         self._problem = None
@@ -309,13 +310,7 @@ class _JudgeChild:
         self.exited.set_running_or_notify_cancel()  # it cannot be cancelled
         self.connection, theirs = socket.socketpair()
         with theirs:
-            command = [
-                sys.executable,
-                "-u",
-                "-P",
-                "-m",
-                "rewardfleet_server.video.custom_judge.child",
-            ]
+            command = [sys.executable, "-u", "-P", "-m", child.__name__]
             self._process = subprocess.Popen(  # noqa: S603 - our own module
                 [*command, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,

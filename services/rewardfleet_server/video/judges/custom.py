@@ -7,8 +7,7 @@ a plain function, which runs in a thread, or an `async def`. All of it runs in a
 """
 
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -89,7 +88,7 @@ def _factory_arguments(name: str, settings: VideoSettings) -> dict[str, JsonValu
     return {**values, **{key: _ORIGINAL_DEFAULTS[key] for key in defaults}, **own}
 
 
-class CustomJudge:
+class CustomJudge(JudgeProcess):
     """Calls `score_video` in a process of its own.
 
     Its scores are not cached, because it is unknown what they depend on.
@@ -101,23 +100,11 @@ class CustomJudge:
     deterministic = False
 
     def __init__(self, order: JudgeOrder) -> None:
-        self._factory = order.factory
         try:
-            self.process = JudgeProcess(order)
+            super().__init__(order)
         except JudgeNotStarted as error:
             raise ValueError(f"--custom-backend-factory {order.factory}: {error}") from error
-
-    @property
-    def provenance(self) -> Mapping[str, JsonValue]:
-        return {"judge": "custom", "factory": self._factory}
-
-    @property
-    def failure(self) -> str | None:
-        return self.process.failure
-
-    @property
-    def outage(self) -> str | None:
-        return self.process.outage
+        self.provenance: Mapping[str, JsonValue] = {"judge": "custom", "factory": order.factory}
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
         """Accept any option: they are passed to `score_video`."""
@@ -130,10 +117,5 @@ class CustomJudge:
         max_pixels: int,
         backend_kwargs: Mapping[str, JsonValue],
     ) -> Judgment:
-        answer = await self.process.call(task_text, path, nframes, max_pixels, dict(backend_kwargs))
+        answer = await self.call(task_text, path, nframes, max_pixels, dict(backend_kwargs))
         return Judgment(answer.score, answer.text)
-
-    @asynccontextmanager
-    async def lifespan(self) -> AsyncIterator[None]:
-        async with self.process.running():
-            yield
