@@ -7,9 +7,7 @@ import os
 import shutil
 import stat
 import tempfile
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,11 +111,10 @@ class VideoFiles:
     def __init__(self, roots: Sequence[Path], *, max_bytes: int) -> None:
         self._roots = [os.path.realpath(root) for root in roots]
         self._max_bytes = max_bytes
-        # By path: the file's identity, and its digest; the least recently stored comes first.
-        self._digests: OrderedDict[str, tuple[_Identity, str]] = OrderedDict()
+        # By path: the file's identity, and its digest.
+        self._digests: dict[str, tuple[_Identity, str]] = {}
         self._local_devices = _local_devices()
         self._all_local = all(os.stat(root).st_dev in self._local_devices for root in self._roots)
-        self._lock = threading.Lock()
 
     def cached_digest(self, path: str) -> str | None:
         """Return the stored digest of a file if the file has not changed, else None.
@@ -127,8 +124,7 @@ class VideoFiles:
         """
         if not self._all_local:
             return None
-        with self._lock:
-            stored = self._digests.get(path)
+        stored = self._digests.get(path)
         if stored is None or stored[0][0] not in self._local_devices:
             return None
         identity, digest = stored
@@ -198,11 +194,9 @@ class VideoFiles:
         """Store a digest, unless the file changed too recently."""
         if time.time() - max(status.st_mtime, status.st_ctime) < _SETTLED_SECONDS:
             return
-        with self._lock:
-            self._digests[path] = (_identity(status), digest)
-            self._digests.move_to_end(path)
-            if len(self._digests) > _MAX_DIGESTS:
-                self._digests.popitem(last=False)
+        if len(self._digests) >= _MAX_DIGESTS:
+            self._digests.clear()
+        self._digests[path] = _identity(status), digest
 
 
 def _local_devices() -> frozenset[int]:

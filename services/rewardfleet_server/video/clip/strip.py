@@ -1,7 +1,6 @@
 """The small pictures of the score log."""
 
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ def small_strip(frames: Sequence[Frame]) -> bytes | None:
 
 
 class FileStrips:
-    """Strips of files. The last ones are kept, as a page asks for the same one again.
+    """Strips of files. Some are kept, as a page asks for the same one again.
 
     Args:
         files: What may be read.
@@ -34,8 +33,7 @@ class FileStrips:
 
     def __init__(self, files: VideoFiles) -> None:
         self._files = files
-        self._kept: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
-        self._lock = threading.Lock()
+        self._kept: dict[tuple[Any, ...], bytes] = {}
 
     def strip_of(self, request: Mapping[str, Any]) -> bytes | None:
         """Return frames of a clip; None if it cannot be read here.
@@ -48,18 +46,13 @@ class FileStrips:
         try:
             with self._files.open(request["video_path"]) as (path, sha256):
                 key = (sha256, start, end)
-                with self._lock:
-                    if key in self._kept:
-                        self._kept.move_to_end(key)
-                        return self._kept[key]
-                strip = _strip_of_part(path, part)
+                strip = self._kept.get(key) or _strip_of_part(path, part)
         except (RewardFleetError, TimeoutError):
             return None
         if strip is not None:
-            with self._lock:
-                self._kept[key] = strip
-                if len(self._kept) > _MAX_KEPT:
-                    self._kept.popitem(last=False)
+            if len(self._kept) >= _MAX_KEPT:
+                self._kept.clear()
+            self._kept[key] = strip
         return strip
 
 
