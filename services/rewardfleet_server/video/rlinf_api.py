@@ -6,6 +6,7 @@ only route that does. docs/trainers/rlinf.md has the migration.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from prometheus_client import Counter
@@ -46,10 +47,7 @@ class RlinfApi:
 
     def routes(self, engine: Engine[VideoRequest, VideoScore]) -> Sequence[Route[Any]]:
         """Return the route, also at the path without `/score`."""
-
-        async def score(request: VideoRequest, context: RequestContext) -> RlinfScore:
-            return await self._score(engine, request, context)
-
+        score = partial(self._score, engine)
         return [
             Route(path, summary, RlinfRequest, RlinfScore, score, _decode)
             for path, summary in (

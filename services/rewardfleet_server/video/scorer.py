@@ -180,16 +180,9 @@ class VideoScorer:
         policy: CachePolicy[VideoScore] | None = None
         if judge.deterministic:
             # Everything that the judgment depends on.
-            size = (request.nframes, request.max_pixels)
-            judged = (
-                name,
-                self._fingerprints[name],
-                digest,
-                request.task_text,
-                *size,
-                *(part or ()),
-            )
-            policy = CachePolicy((_digest([*judged, request.backend_kwargs]),))
+            asked = (digest, request.task_text, request.nframes, request.max_pixels, *(part or ()))
+            judged = [name, self._fingerprints[name], *asked, request.backend_kwargs]
+            policy = CachePolicy((_digest(judged),))
         is_sent = request.video_path is None and request.video_url is None
         seen = Seen(sha256 if is_sent else None, strip=small_strip)
         return ScoringPlan(

@@ -316,9 +316,8 @@ def prepare_engine_environment() -> None:
     """Set the environment variables of vLLM, for this process and those that vLLM starts."""
     os.environ[_ENGINE_MARKER] = "1"
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no usage reports
-    os.environ.setdefault(
-        "VLLM_WORKER_MULTIPROC_METHOD", "spawn"
-    )  # forking a process with threads may deadlock
+    # Forking a process with threads may deadlock.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 
 def started_by_service() -> bool:

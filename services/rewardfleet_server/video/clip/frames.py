@@ -349,26 +349,22 @@ def sampled_fps(clip: Clip) -> float:
 
 @contextmanager
 def as_mp4(clip: Clip) -> Iterator[Path]:
-    """Write a clip's frames to a temporary mp4 file (MPEG-4 part 2) for the block. Blocks."""
-    with tempfile.NamedTemporaryFile(prefix="rewardfleet-", suffix=".mp4") as file:
-        _write_mp4(file.name, clip)
-        yield Path(file.name)
-
-
-def _write_mp4(path: str, clip: Clip) -> None:
-    """Write an mp4 file.
+    """Write a clip's frames to a temporary mp4 file (MPEG-4 part 2) for the block. Blocks.
 
     Raises:
         OSError: It cannot be written, e.g. because the disk is full.
     """
     height, width = clip.frames[0].shape[:2]
-    with av.open(path, "w", format="mp4") as file:
-        rate = Fraction(sampled_fps(clip)).limit_denominator(1000)
-        stream = file.add_stream("mpeg4", rate=rate, options=_HIGH_QUALITY)
-        stream.width, stream.height = width - width % 2 or 2, height - height % 2 or 2  # even sides
-        stream.pix_fmt = "yuv420p"
-        for index, frame in enumerate(clip.frames):
-            picture = VideoFrame.from_ndarray(frame, format="rgb24")
-            picture.pts, picture.time_base = index, 1 / rate
-            file.mux(stream.encode(picture))
-        file.mux(stream.encode(None))
+    rate = Fraction(sampled_fps(clip)).limit_denominator(1000)
+    with tempfile.NamedTemporaryFile(prefix="rewardfleet-", suffix=".mp4") as file:
+        with av.open(file.name, "w", format="mp4") as mp4:
+            stream = mp4.add_stream("mpeg4", rate=rate, options=_HIGH_QUALITY)
+            # Sides must be even.
+            stream.width, stream.height = width - width % 2 or 2, height - height % 2 or 2
+            stream.pix_fmt = "yuv420p"
+            for index, frame in enumerate(clip.frames):
+                picture = VideoFrame.from_ndarray(frame, format="rgb24")
+                picture.pts, picture.time_base = index, 1 / rate
+                mp4.mux(stream.encode(picture))
+            mp4.mux(stream.encode(None))
+        yield Path(file.name)

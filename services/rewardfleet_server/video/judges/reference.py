@@ -53,15 +53,11 @@ class ReferenceJudge:
     def __init__(self, library: Library) -> None:
         self._matcher = ReferenceMatcher(library)
         self._threads = ThreadPoolExecutor(usable_cores(), thread_name_prefix="compare")
-        self._provenance: dict[str, JsonValue] = {
+        self.provenance: Mapping[str, JsonValue] = {
             "judge": f"reference v{_VERSION}",
             "library": library.fingerprint,
             "references": len(library.references),
         }
-
-    @property
-    def provenance(self) -> Mapping[str, JsonValue]:
-        return self._provenance
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
         if backend_kwargs:

@@ -108,15 +108,14 @@ def original_primo_prompts(texts: Texts) -> tuple[Prompt, Prompt]:
     Raises:
         ValueError: It does not assign one of them, or the second does not name the task.
     """
-    system, user = (
-        one_text(texts, "PRIMO_R1_SYSTEM_PROMPT"),
-        one_text(texts, "PRIMO_R1_USER_PROMPT"),
-    )
-    system = system.replace("{", "{{").replace("}", "}}")  # the server does not format this one
-    return (
-        Prompt.of(system, "primo_system_original"),
-        _naming_the_task(Prompt.of(user, "primo_user_original")),
-    )
+    system = escaped(one_text(texts, "PRIMO_R1_SYSTEM_PROMPT"))  # the server does not format it
+    user = Prompt.of(one_text(texts, "PRIMO_R1_USER_PROMPT"), "primo_user_original")
+    return Prompt.of(system, "primo_system_original"), _naming_the_task(user)
+
+
+def escaped(text: str) -> str:
+    """Return a text as a template, in which braces are doubled."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _naming_the_task(prompt: Prompt) -> Prompt:
@@ -164,7 +163,7 @@ def _text(node: ast.expr) -> str | None:
 def _f_string_part(node: ast.expr) -> str | None:
     match node:
         case ast.Constant(value=str(text)):
-            return text.replace("{", "{{").replace("}", "}}")
+            return escaped(text)
         case ast.FormattedValue(
             value=ast.Name(id=name) | ast.Attribute(attr=name), conversion=-1, format_spec=None
         ):

@@ -87,7 +87,8 @@ def load_library(folder: Path) -> Library:
             raise ValueError(f"{line}: {entry.file} has changed: its sha256 is {sha256}")
         hashed = entry.model_copy(update={"sha256": sha256})
         digest.update(hashed.model_dump_json().encode())
-        references.append(_reference(folder, entry))
+        labels = entry.task_text, entry.success, entry.success_frame
+        references.append(Reference(entry.file, *labels, cache(partial(_decode, folder, entry))))
         if folder != SHIPPED:
             references[-1].decode()  # raises an error if it is damaged
     return Library(tuple(references), digest.hexdigest())
@@ -173,16 +174,6 @@ def _sha256(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise ValueError(f"{path.name} of the library cannot be read: {error.strerror}") from error
-
-
-def _reference(folder: Path, entry: ManifestEntry) -> Reference:
-    return Reference(
-        entry.file,
-        entry.task_text,
-        entry.success,
-        entry.success_frame,
-        cache(partial(_decode, folder, entry)),
-    )
 
 
 def _decode(folder: Path, entry: ManifestEntry) -> DecodedReference:

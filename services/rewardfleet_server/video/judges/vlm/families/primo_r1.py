@@ -71,14 +71,10 @@ def authors_prompts(file: Path) -> tuple[Prompt, Prompt]:
         ) from error
     question = _USER.template.partition("\n\n")[0].removeprefix("QUESTION:\n")
     before, _, after = template.replace("{question_type}", "regression").partition("{Question}")
-    user = f"{_escaped(before)}{question}{_escaped(after + hint)}"
-    return Prompt.of(_escaped(system), "primo_system_authors"), Prompt.of(
+    user = f"{authors.escaped(before)}{question}{authors.escaped(after + hint)}"
+    return Prompt.of(authors.escaped(system), "primo_system_authors"), Prompt.of(
         user, "primo_user_authors"
     )
-
-
-def _escaped(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
 
 
 JUDGE = BuiltInJudge(
