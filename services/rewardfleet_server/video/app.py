@@ -1,26 +1,19 @@
 """Assembly of the video service."""
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator, Mapping
 
 from rewardfleet.wire.video import (
     FILE_REPLACES,
     VideoHealth,
     VideoRequest,
     VideoScore,
-    sample_indices,
 )
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.http.trainers import TrainerApi
-from rewardfleet_server.system.threads import lower_thread_priority, usable_cores
 
 from .chat_api import ChatApi
-from .clip.fetch import Fetcher
-from .clip.frames import floor_indices
-from .clip.sources import VideoFiles
 from .judges import Judge
 from .judges.calibration import JudgeCalibration
 from .judges.drift import DriftMetrics
@@ -71,51 +64,18 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
         log.info("--profile %s: %s", settings.profile, settings.profile_summary())
     calibration = None
     if settings.calibration is not None:
-        calibration = JudgeCalibration.read(settings.calibration)
+        calibration = JudgeCalibration(settings.calibration)
     judges = judges or load_judges(settings)
-    default = next(iter(judges))
-    readers = ThreadPoolExecutor(2, thread_name_prefix="read", initializer=lower_thread_priority)
-    decode_threads = max(2, usable_cores())
-    decoders = ThreadPoolExecutor(
-        2 * decode_threads,  # for small and for large clips; the system shares the cores
-        thread_name_prefix="decode",
-        initializer=lower_thread_priority,
-    )
-    max_bytes = settings.max_body_mb * 2**20
     refusals = Refusals()
     abstention = settings.abstention if isinstance(settings.abstention, float) else None
     rlinf = RlinfApi(abstention, refusals, judges)
-    fetcher = Fetcher(settings.video_url_host, max_bytes=max_bytes)
-
-    @asynccontextmanager
-    async def lifespan() -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            stack.callback(readers.shutdown, wait=False, cancel_futures=True)
-            stack.callback(decoders.shutdown, wait=False, cancel_futures=True)
-            stack.push_async_callback(fetcher.aclose)
-            for judge in judges.values():
-                await stack.enter_async_context(judge.lifespan())
-            yield
-
-    scorer = VideoScorer(
-        judges,
-        default=default,
-        files=VideoFiles(settings.video_root, max_bytes=max_bytes),
-        fetcher=fetcher,
-        readers=readers,
-        decoders=decoders,
-        max_decoders=decode_threads,
-        max_video_bytes=max_bytes,
-        refusals=refusals,
-        select=floor_indices if settings.profile else sample_indices,
-        calibration=calibration,
-    )
+    scorer = VideoScorer(settings, judges, refusals, calibration)
     service = Service(
         name="video",
         scorer=scorer,
         request_type=VideoRequest,
         score_type=VideoScore,
-        lifespan=lifespan,
+        lifespan=scorer.lifespan,
         upload_replaces=FILE_REPLACES,
         takes_frames=True,
         field_schemas={"backend": {"enum": [*scorer.accepted_names, "", None]}},
@@ -126,10 +86,10 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
         ],
         collectors=(JudgeMetrics(judges), rlinf.replaced, DriftMetrics(scorer.drift_watches)),
         health=lambda: VideoHealth(
-            status="ok", default_backend=default, loaded_backends=sorted(judges)
+            status="ok", default_backend=scorer.judge_names[0], loaded_backends=sorted(judges)
         ),
         failure=lambda: next((judge.failure for judge in judges.values() if judge.failure), None),
-        overview={"judge": ", ".join(judges), "workers": f"{decode_threads} decode threads"},
+        overview={"judge": ", ".join(judges), "workers": f"{scorer.decode_threads} decode threads"},
         warnings=[*_warnings(settings, calibration)],
         abstention_fails=settings.abstention == "error",
         label_fraction=settings.label_fraction,

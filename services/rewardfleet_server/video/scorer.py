@@ -5,9 +5,9 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Executor
-from contextlib import AsyncExitStack, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -30,11 +30,11 @@ from rewardfleet_server.observe.score_log import Seen
 from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.scorer import CachePolicy, ScoringPlan
 from rewardfleet_server.system.anonymous_file import AnonymousFile, spool_bytes
-from rewardfleet_server.system.threads import run_in_thread
+from rewardfleet_server.system.threads import lower_thread_priority, run_in_thread, usable_cores
 
 from .clip.decoding_limit import DecodingLimit, is_large
 from .clip.fetch import Fetcher
-from .clip.frames import Clip, Cost, DecodeSpec, Selection
+from .clip.frames import Clip, Cost, DecodeSpec, Selection, floor_indices
 from .clip.sources import (
     AnonymousSource,
     FramesSource,
@@ -50,6 +50,7 @@ from .judges.calibration import JudgeCalibration
 from .judges.drift import DriftWatch
 from .judges.settings import ALIASES
 from .refusals import Refusals
+from .settings import VideoSettings
 
 T = TypeVar("T")
 
@@ -73,16 +74,8 @@ class VideoScorer:
     """Scores requests with one of the loaded judges.
 
     Args:
-        judges: The loaded judges, by name.
-        default: Name of the judge for requests that name none.
-        files: Opens `video_path`.
-        fetcher: Fetches `video_url`.
-        readers: Threads that read and hash files; separate, so that this never waits for decoding.
-        decoders: Threads that decode clips.
-        max_decoders: Small clips, and large ones, that are decoded at a time.
-        max_video_bytes: The largest video accepted, from any source.
+        judges: The loaded judges by name, the default one first.
         refusals: Reports why requests are refused.
-        select: Selects the frames of a clip.
         calibration: Of one of the judges.
 
     Raises:
@@ -91,36 +84,33 @@ class VideoScorer:
 
     def __init__(
         self,
+        settings: VideoSettings,
         judges: Mapping[str, Judge],
-        *,
-        default: str,
-        files: VideoFiles,
-        fetcher: Fetcher,
-        readers: Executor,
-        decoders: Executor,
-        max_decoders: int,
-        max_video_bytes: int,
         refusals: Refusals,
-        select: Selection = sample_indices,
-        calibration: JudgeCalibration | None = None,
+        calibration: JudgeCalibration | None,
     ) -> None:
         self._judges = judges
-        self._default = default
-        self._files = files
-        self._fetcher = fetcher
-        self._readers = readers
-        self._decoders = decoders
-        self._decoding = DecodingLimit(max_decoders)
+        self._default = next(iter(judges))
+        self._max_video_bytes = settings.max_body_mb * 2**20  # from any source
+        self._files = VideoFiles(settings.video_root, max_bytes=self._max_video_bytes)
+        self._fetcher = Fetcher(settings.video_url_host, max_bytes=self._max_video_bytes)
+        # Reading and hashing files never waits for decoding.
+        self._readers = ThreadPoolExecutor(2, "read", lower_thread_priority)
+        self.decode_threads = max(2, usable_cores())  #: for small clips, and for large ones
+        # The system shares the cores.
+        self._decoders = ThreadPoolExecutor(
+            2 * self.decode_threads, "decode", lower_thread_priority
+        )
+        self._decoding = DecodingLimit(self.decode_threads)
         self._costs: dict[tuple[str, TimeRange | None], Cost] = {}
         self._loaded_names = {name: name for name in judges}
         for same in ALIASES.items():
             for loaded in judges:
                 if loaded in same:
                     self._loaded_names = dict.fromkeys(same, loaded) | self._loaded_names
-        self._max_video_bytes = max_video_bytes
         self._refusals = refusals
-        self._select = select
-        selection = {} if select is sample_indices else {"frame_selection": "floor"}
+        self._select: Selection = floor_indices if settings.profile else sample_indices
+        selection = {"frame_selection": "floor"} if settings.profile else {}
         self._provenance = {
             name: {"service": f"rewardfleet {__version__}", **judge.provenance, **selection}
             for name, judge in judges.items()
@@ -131,6 +121,17 @@ class VideoScorer:
         self._fingerprints = {
             name: _digest(provenance) for name, provenance in self._provenance.items()
         }
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Warm the judges up; at the end, release their resources, threads and connections."""
+        async with AsyncExitStack() as stack:
+            stack.callback(self._readers.shutdown, wait=False, cancel_futures=True)
+            stack.callback(self._decoders.shutdown, wait=False, cancel_futures=True)
+            stack.push_async_callback(self._fetcher.aclose)
+            for judge in self._judges.values():
+                await stack.enter_async_context(judge.lifespan())
+            yield
 
     async def plan(
         self, request: VideoRequest, upload: AnonymousFile | None = None
@@ -197,7 +198,7 @@ class VideoScorer:
     @property
     def judge_names(self) -> list[str]:
         """The names of the loaded judges, the default one first."""
-        return [self._default, *(name for name in self._judges if name != self._default)]
+        return [*self._judges]
 
     @property
     def drift_watches(self) -> dict[str, DriftWatch]:
