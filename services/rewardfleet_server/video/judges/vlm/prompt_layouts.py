@@ -4,7 +4,6 @@ import math
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import cv2
 import numpy as np
@@ -20,7 +19,7 @@ _SQUARE, _GAP = 384, 5
 _COMPOSITE_SIZE = (1176, 392)
 
 
-class PromptLayout(Protocol):
+class PromptLayout:
     """Makes conversations of a clip and a question.
 
     The name of the class is part of cache keys, see `JudgeSpec.digest`.
@@ -28,23 +27,40 @@ class PromptLayout(Protocol):
 
     def full_prompt(self, clip: Clip, question: str, system: str | None) -> Conversation:
         """Show the complete clip, then ask the question."""
+        return self._prefix(clip, len(clip.frames), question, system)
 
     def prefix_prompts(
         self, clip: Clip, count: int, question: str, system: str | None
     ) -> list[tuple[int, Conversation]]:
         """Show at most `count` prefixes of the clip, evenly spread; the last is the complete clip.
 
+        Here, they are not parts of one another: each is a clip of its own.
+
         Returns:
             For each prefix the source's index of its last frame, and the conversation.
         """
+        return [
+            (clip.indices[length - 1], self._prefix(clip, length, question, system))
+            for length in even_lengths(len(clip.frames), count)
+        ]
+
+    def _prefix(self, clip: Clip, length: int, question: str, system: str | None) -> Conversation:
+        raise NotImplementedError
 
 
-class AsVideo:
-    """The clip as one video."""
+class AsOneVideo(PromptLayout):
+    """The clip as one video, and each of its prefixes as a video of its own.
 
-    def full_prompt(self, clip: Clip, question: str, system: str | None) -> Conversation:
-        video = _video(clip, 0, len(clip.frames), uuid.uuid4().hex)
-        return Conversation((video, question), system)
+    The prompts of `AsVideo` share an engine's cache, but have marks between their short videos,
+    which change the probabilities. Published models see what their authors show.
+    """
+
+    def _prefix(self, clip: Clip, length: int, question: str, system: str | None) -> Conversation:
+        return Conversation((_video(clip, 0, length, uuid.uuid4().hex), question), system)
+
+
+class AsVideo(AsOneVideo):
+    """The clip as one video, and its prefixes as parts of one another."""
 
     def prefix_prompts(
         self, clip: Clip, count: int, question: str, system: str | None
@@ -65,35 +81,6 @@ class AsVideo:
         ]
 
 
-class _SeparatePrefixes:
-    """A layout whose prefixes are not parts of one another: each is a clip of its own."""
-
-    def full_prompt(self, clip: Clip, question: str, system: str | None) -> Conversation:
-        return self._prefix(clip, len(clip.frames), question, system)
-
-    def prefix_prompts(
-        self, clip: Clip, count: int, question: str, system: str | None
-    ) -> list[tuple[int, Conversation]]:
-        return [
-            (clip.indices[length - 1], self._prefix(clip, length, question, system))
-            for length in even_lengths(len(clip.frames), count)
-        ]
-
-    def _prefix(self, clip: Clip, length: int, question: str, system: str | None) -> Conversation:
-        raise NotImplementedError
-
-
-class AsOneVideo(_SeparatePrefixes):
-    """The clip as one video, and each of its prefixes as a video of its own.
-
-    The prompts of `AsVideo` share an engine's cache, but have marks between their short videos,
-    which change the probabilities. Published models see what their authors show.
-    """
-
-    def _prefix(self, clip: Clip, length: int, question: str, system: str | None) -> Conversation:
-        return Conversation((_video(clip, 0, length, uuid.uuid4().hex), question), system)
-
-
 class OneVideoToContinue(AsOneVideo):
     """The clip as one video, and a text that the model continues: the layout of TOPReward."""
 
@@ -101,7 +88,7 @@ class OneVideoToContinue(AsOneVideo):
         return replace(super()._prefix(clip, length, question, system), is_open=True)
 
 
-class FirstVideoLast(_SeparatePrefixes):
+class FirstVideoLast(PromptLayout):
     """The first frame, the clip as a video, and the last frame: the layout of PRIMO-R1."""
 
     def _prefix(self, clip: Clip, length: int, question: str, system: str | None) -> Conversation:
@@ -111,7 +98,7 @@ class FirstVideoLast(_SeparatePrefixes):
         return Conversation((first, _video(clip, 0, length, name), last, question), system)
 
 
-class FirstPreviousCurrent(_SeparatePrefixes):
+class FirstPreviousCurrent(PromptLayout):
     """An image of the first, the previous and the current frame: the layout of SOLE-R1.
 
     As its authors do, each frame is fitted into a black square of 384x384, the squares are joined
