@@ -9,7 +9,6 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from rewardfleet.wire.errors import InvalidRequest, TooLarge
@@ -27,27 +26,27 @@ _MAX_SAMPLES = 1 << 20
 _MAX_READS = 200_000
 
 
-class _TruncatedError(Exception):
-    """A part of the file ends after the file."""
-
-
-class _DamagedError(Exception):
-    """The parts of the file contradict each other."""
-
-
 class _File:
     """An open file. Reads are limited: it may consist of millions of parts."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, fd: int, label: str) -> None:
+        self._fd, self._label = fd, label
         self.size = os.fstat(fd).st_size
         self._reads = 0
 
     def read(self, position: int, length: int) -> bytes:
         self._reads += 1
         if self._reads > _MAX_READS:
-            raise _DamagedError("it has too many parts")
+            raise self.damaged("it has too many parts")
         return os.pread(self._fd, length, position)
+
+    def damaged(self, reason: str) -> InvalidRequest:
+        """Return the error of a file whose parts contradict each other."""
+        return InvalidRequest(f"{self._label} is damaged and cannot be decoded: {reason}")
+
+    def truncated(self, reason: str) -> InvalidRequest:
+        """Return the error of a file of which a part ends after the file."""
+        return InvalidRequest(f"{self._label} is truncated: {reason}")
 
 
 class _Part(NamedTuple):
@@ -68,7 +67,7 @@ def check_container(fd: int, label: str, *, max_bytes: int) -> None:
         InvalidRequest: It is empty, truncated, or not of a known container format.
         TooLarge: It has more than `max_bytes`, or too many samples.
     """
-    file = _File(fd)
+    file = _File(fd, label)
     if file.size > max_bytes:
         raise TooLarge(
             f"{label} has {file.size / 2**20:.1f} MiB; at most {max_bytes / 2**20:g} MiB per "
@@ -77,31 +76,19 @@ def check_container(fd: int, label: str, *, max_bytes: int) -> None:
     head = file.read(0, 16)
     if not head:
         raise InvalidRequest(f"{label} is empty; {ACCEPTED}")
-    with _reported(label):
-        if head[4:8] in _FIRST_BOXES:
-            _check_mp4(file)
-        elif head[:4] == b"RIFF" and head[8:12] == b"AVI ":
-            _check_avi(file)
-        elif head[:4] == _EBML:
-            _check_matroska(file)
-        else:
-            raise InvalidRequest(f"{label} is not a video; {ACCEPTED}")
-
-
-@contextmanager
-def _reported(label: str) -> Iterator[None]:
-    """Report what is wrong with a file to the caller."""
-    try:
-        yield
-    except _TruncatedError as error:
-        raise InvalidRequest(f"{label} is truncated: {error}") from None
-    except _DamagedError as error:
-        raise InvalidRequest(f"{label} is damaged and cannot be decoded: {error}") from None
+    if head[4:8] in _FIRST_BOXES:
+        _check_mp4(file)
+    elif head[:4] == b"RIFF" and head[8:12] == b"AVI ":
+        _check_avi(file)
+    elif head[:4] == _EBML:
+        _check_matroska(file)
+    else:
+        raise InvalidRequest(f"{label} is not a video; {ACCEPTED}")
 
 
 def _part(file: _File, name: bytes, content: int, end: int) -> _Part:
     if end > file.size:
-        raise _TruncatedError(f"it claims {end} bytes and has {file.size}")
+        raise file.truncated(f"it claims {end} bytes and has {file.size}")
     return _Part(name, content, end)
 
 
@@ -120,16 +107,16 @@ def _check_mp4(file: _File) -> None:
         if box.name in {b"moov", b"moof"}:
             length = box.end - box.content
             if length > _MAX_HEADER_BYTES:
-                raise _DamagedError("its header is too long")
+                raise file.damaged("its header is too long")
             counts = _SAMPLE_COUNTS.findall(file.read(box.content, length))
             samples += sum(int.from_bytes(count, "big") for count in counts)
             if samples > _MAX_SAMPLES:
                 raise TooLarge(f"{samples} samples; at most {_MAX_SAMPLES} are accepted")
     if b"moov" not in names:
-        raise _DamagedError("it has no index (the box moov)")
+        raise file.damaged("it has no index (the box moov)")
     # Without an index, a file that is cut between two fragments looks complete.
     if b"moof" in names and b"mfra" not in names and names.count(b"sidx") != 1:
-        raise _DamagedError(
+        raise file.damaged(
             "it has fragments and no index of them (the boxes mfra or sidx), so it may be cut; "
             "convert it to an mp4 file without fragments"
         )
@@ -144,8 +131,8 @@ class Mp4Header(NamedTuple):
 
 def read_mp4_header(path: str) -> Mp4Header:
     """Read the header of a complete mp4 file; `check_container` has the errors."""
-    with open(path, "rb") as content, _reported("the video"):
-        file = _File(content.fileno())
+    with open(path, "rb") as content:
+        file = _File(content.fileno(), "the video")
         boxes = list(_boxes(file))
         moov = next(box for box in boxes if box.name == b"moov")
         mvhd = file.read(moov.content, moov.end - moov.content).partition(b"mvhd")[2]
@@ -198,7 +185,7 @@ _ELEMENTS = {
 
 def _check_matroska(file: _File) -> None:
     if not _segment(file).end:
-        raise _DamagedError(
+        raise file.damaged(
             "it is a live recording that does not state its length, so it may be cut; convert it "
             "to an mp4, mkv or webm file with a length"
         )
@@ -210,15 +197,15 @@ def count_blocks(path: str) -> int:
     Raises:
         InvalidRequest: An element is damaged.
     """
-    with open(path, "rb") as content, _reported("the video"):
-        file = _File(content.fileno())
+    with open(path, "rb") as content:
+        file = _File(content.fileno(), "the video")
         return sum(part.name in _BLOCKS for part in _elements(file, _segment(file)))
 
 
 def _segment(file: _File) -> _Part:
     segment = _element(file, _element(file, 0).end)
     if segment.name != _SEGMENT:
-        raise _DamagedError("it has no segment")
+        raise file.damaged("it has no segment")
     return segment
 
 
@@ -230,7 +217,7 @@ def _elements(file: _File, segment: _Part) -> Iterator[_Part]:
         is_sized = part.end > 0 or part.name == _CLUSTER
         is_too_long = part.name in _NUMBERS and part.end - part.content > 8
         if part.name not in _ELEMENTS or not is_sized or is_too_long:
-            raise _DamagedError("an element is not known")
+            raise file.damaged("an element is not known")
         _check_crc(file, part)
         yield part
         position = part.content if part.name == _CLUSTER else part.end
@@ -248,7 +235,7 @@ def _check_crc(file: _File, part: _Part) -> None:
         content = file.read(position, min(_CHUNK, part.end - position))
         checksum = zlib.crc32(content, checksum)
     if checksum != int.from_bytes(head[2:], "little"):
-        raise _DamagedError("a checksum (CRC-32) is wrong")
+        raise file.damaged("a checksum (CRC-32) is wrong")
 
 
 def _element(file: _File, position: int) -> _Part:
@@ -256,21 +243,21 @@ def _element(file: _File, position: int) -> _Part:
     head = file.read(position, 12)
     width = 9 - head[0].bit_length() if head else 0
     if width > 4:
-        raise _DamagedError("an element is not known")
-    length, size = _vint(head[width:])
+        raise file.damaged("an element is not known")
+    length, size = _vint(file, head[width:])
     content = position + width + size
     if length == (1 << 7 * size) - 1:
         return _Part(head[:width], content, 0)
     return _part(file, head[:width], content, content + length)
 
 
-def _vint(head: bytes) -> tuple[int, int]:
+def _vint(file: _File, head: bytes) -> tuple[int, int]:
     """Return an EBML number of variable length, and its length."""
     width = 9 - head[0].bit_length() if head else 1
     if width > 8:
-        raise _DamagedError("an element has no valid length")
+        raise file.damaged("an element has no valid length")
     if len(head) < width:
-        raise _TruncatedError("an element is incomplete")
+        raise file.truncated("an element is incomplete")
     return int.from_bytes(head[:width], "big") & (1 << 7 * width) - 1, width
 
 
