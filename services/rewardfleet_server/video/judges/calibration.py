@@ -5,7 +5,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 from pydantic import JsonValue, ValidationError
 
@@ -25,18 +24,20 @@ _MAX_SHOWN = 80
 class JudgeCalibration:
     """A calibration file, applied to the judge that it is of.
 
-    Args:
-        content: Of the file.
-
     Raises:
         ValueError: It is no calibration.
     """
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ValueError(f"--calibration {path}: it has more than {_MAX_BYTES} bytes")
         try:
             self._calibration = Calibration.model_validate_json(content)
         except ValidationError as error:
-            raise ValueError(format_validation_error(error, Calibration)) from None
+            reason = format_validation_error(error, Calibration)
+            raise ValueError(f"--calibration {path}: {reason}") from None
         self._binding = self._calibration.binding
         self._digest = hashlib.sha256(content).hexdigest()
         distribution = self._calibration.distribution
@@ -46,22 +47,6 @@ class JudgeCalibration:
             if distribution is None
             else DriftWatch(distribution, self._calibration.threshold.confidence)
         )
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a file.
-
-        Raises:
-            ValueError: It is no calibration.
-        """
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise ValueError(f"--calibration {path}: it has more than {_MAX_BYTES} bytes")
-        try:
-            return cls(content)
-        except ValueError as error:
-            raise ValueError(f"--calibration {path}: {error}") from None
 
     @property
     def backend(self) -> str:

@@ -202,9 +202,11 @@ class ReferenceMatcher:
         distance = share_unlike(make_thumbnails(frames[:1]), task.scene)
         components = {"scene_distance": distance}
         if distance > _OTHER_SCENE:
-            return Judgment(
-                None, _other_scene(distance), components, cause=VideoCause.UNKNOWN_SCENE
+            text = (
+                f"{distance:.0%} of the first frame is as in no frame of this task's references, "
+                f"where {_OTHER_SCENE:.0%} are accepted: another camera, scene or light."
             )
+            return Judgment(None, text, components, cause=VideoCause.UNKNOWN_SCENE)
         judgment = task.compare(frames)
         return replace(judgment, components={**judgment.components, **components})
 
@@ -361,13 +363,6 @@ def _movement(clip: Sequence[Frame], last: Thumbnails) -> Levels:
     if count == 0:
         return np.zeros((SIDE, SIDE), np.uint8)
     return np.asarray(change(last, make_thumbnails(clip[-1 - count : -1])).max(axis=0))
-
-
-def _other_scene(distance: float) -> str:
-    return (
-        f"{distance:.0%} of the first frame is as in no frame of this task's references, where "
-        f"{_OTHER_SCENE:.0%} are accepted: another camera, scene or light."
-    )
 
 
 def _ends_of_other_tasks(
