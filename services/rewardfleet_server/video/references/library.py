@@ -6,17 +6,9 @@ import re
 from collections import Counter
 from functools import cache, partial
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.validation import format_validation_error, read_lines
@@ -39,35 +31,27 @@ _MAX_PIXELS = 1_605_632
 _MAX_BYTES = 2**30
 
 
-def _check_file(file: str) -> str:
-    path = PurePath(file)
-    if path.is_absolute() or ".." in path.parts or "\0" in file:
-        raise ValueError("a file must be inside the library")
-    return file
-
-
-def _check_task(task_text: str) -> str:
-    if not normalize_task(task_text):
-        raise ValueError("a task's text must contain a word")
-    return task_text
-
-
 class ManifestEntry(BaseModel):
     """One line of the manifest."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     #: Path of the video file, relative to the library.
-    file: Annotated[str, AfterValidator(_check_file)] = Field(min_length=1)
+    file: str = Field(min_length=1)
     #: The task; case and punctuation do not matter.
-    task_text: Annotated[str, AfterValidator(_check_task)]
+    task_text: str
     success: bool  #: whether the task was done at the end of the clip
     #: Index of the first frame that shows the success; it improves the judge.
     success_frame: NonNegativeInt | None = None
     sha256: str | None = None  #: of the file, in hex; a changed file is refused
 
     @model_validator(mode="after")
-    def _only_a_success_has_a_success_frame(self) -> Self:
+    def _is_consistent(self) -> Self:
+        path = PurePath(self.file)
+        if path.is_absolute() or ".." in path.parts or "\0" in self.file:
+            raise ValueError("a file must be inside the library")
+        if not normalize_task(self.task_text):
+            raise ValueError("a task's text must contain a word")
         if self.success_frame is not None and not self.success:
             raise ValueError("success_frame goes with success: true only")
         return self

@@ -228,26 +228,6 @@ class ReferenceMatcher:
 
 
 @dataclass(frozen=True)
-class _Evidence:
-    """How the end of a clip compares with the reference frames, in gray levels."""
-
-    nearest: float  #: the difference to the nearest finished frame
-    other: float  #: the difference to the nearest other frame
-    #: What no finished frame explains, if each pixel is taken from the one that explains it best:
-    #: the robot may have retreated as in one of them while the object is as in another.
-    unexplained: float
-
-    @property
-    def probability(self) -> float:
-        logit = (
-            _INTERCEPT
-            + _PER_LOG_RATIO * math.log((self.other + _NOISE) / (self.nearest + _NOISE))
-            + _PER_LOG_UNEXPLAINED * math.log(self.unexplained + _FAINT)
-        )
-        return 1 / (1 + math.exp(-logit))
-
-
-@dataclass(frozen=True)
 class _Task:
     """The reference frames of one task, and which of them are finished."""
 
@@ -287,11 +267,13 @@ class _Task:
     def compare(self, frames: Sequence[Frame]) -> Judgment:
         maps = self._difference_maps(frames)
         differences = _max_difference(maps)
-        evidence = self._evidence(maps, differences)
-        probability = evidence.probability
+        # What no finished frame explains, if each pixel is taken from the one that explains it
+        # best: the robot may have retreated as in one of them while the object is as in another.
+        unexplained = float(_max_difference(maps[self.finished].min(axis=0, keepdims=True))[0])
+        probability = self._probability(differences, unexplained)
         components = {"success": probability, "progress": self._progress(differences)}
         nearest = self._nearest(differences)
-        text = self._text(nearest, evidence.unexplained)
+        text = self._text(nearest, unexplained)
         return Judgment(probability, text, components, references=nearest)
 
     def _difference_maps(self, clip: Sequence[Frame]) -> DifferenceMaps:
@@ -317,13 +299,15 @@ class _Task:
                 cv2.blur(each, (3, 3), dst=blurred)
         return maps
 
-    def _evidence(self, maps: DifferenceMaps, differences: NDArray[np.float32]) -> "_Evidence":
-        unexplained = _max_difference(maps[self.finished].min(axis=0, keepdims=True))[0]
-        return _Evidence(
-            float(differences[self.finished].min()),
-            float(differences[~self.finished].min(initial=_NO_OTHER)),
-            float(unexplained),
+    def _probability(self, differences: NDArray[np.float32], unexplained: float) -> float:
+        nearest = float(differences[self.finished].min())
+        other = float(differences[~self.finished].min(initial=_NO_OTHER))
+        logit = (
+            _INTERCEPT
+            + _PER_LOG_RATIO * math.log((other + _NOISE) / (nearest + _NOISE))
+            + _PER_LOG_UNEXPLAINED * math.log(unexplained + _FAINT)
         )
+        return 1 / (1 + math.exp(-logit))
 
     def _progress(self, differences: NDArray[np.float32]) -> float:
         """Return the mean progress of the frames, where near ones weigh more."""
@@ -384,22 +368,15 @@ def _ends_of_other_tasks(
         beside = [
             r for r in others if share_unlike(Thumbnails.of(r.pixels[:1]), starts) <= _OTHER_SCENE
         ]
-        if all(
-            _distance(Thumbnails.of(reference.last.pixels), known) >= _SIMILAR_END
-            for reference in beside
-        ):
-            ends += [reference.last for reference in beside]
+        last = [reference.last for reference in beside]
+        maps = (difference(Thumbnails.of(frame.pixels), known) for frame in last)
+        if all(_max_difference(np.asarray(m, np.float32)).min() >= _SIMILAR_END for m in maps):
+            ends += last
     return ends
 
 
 def _thumbnails(parts: Iterable[Levels]) -> Thumbnails:
     return Thumbnails.of(np.concatenate(list(parts)))
-
-
-def _distance(one: Thumbnails, others: Thumbnails) -> float:
-    """Return the difference to the nearest of the others, in gray levels."""
-    maps = np.asarray(difference(one, others), np.float32)
-    return float(_max_difference(maps).min())
 
 
 def normalize_task(task_text: str) -> str:
