@@ -78,7 +78,7 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
         lifespan=scorer.lifespan,
         upload_replaces=FILE_REPLACES,
         takes_frames=True,
-        field_schemas={"backend": {"enum": [*scorer.accepted_names, "", None]}},
+        field_schemas={"backend": {"enum": [*sorted(scorer.loaded_names), "", None]}},
         routes=lambda engine: [
             *ChatApi(engine, scorer).routes(),
             *TrainerApi(engine, VideoRequest).routes(),

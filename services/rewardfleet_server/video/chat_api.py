@@ -116,7 +116,7 @@ class ChatApi:
 
     def _judge(self, model: str | None) -> str | None:
         """Return the judge that `model` names, or None for the default one."""
-        judge = None if model is None else self._scorer.loaded_name(model)
+        judge = None if model is None else self._scorer.loaded_names.get(model)
         if model is None or judge is not None:
             return judge
         shown = model[:_MAX_SHOWN]

@@ -103,11 +103,12 @@ class VideoScorer:
         )
         self._decoding = DecodingLimit(self.decode_threads)
         self._costs: dict[tuple[str, TimeRange | None], Cost] = {}
-        self._loaded_names = {name: name for name in judges}
+        #: The names under which judges are loaded, by their names and aliases.
+        self.loaded_names = {name: name for name in judges}
         for same in ALIASES.items():
             for loaded in judges:
                 if loaded in same:
-                    self._loaded_names = dict.fromkeys(same, loaded) | self._loaded_names
+                    self.loaded_names = dict.fromkeys(same, loaded) | self.loaded_names
         self._refusals = refusals
         self._select: Selection = floor_indices if settings.profile else sample_indices
         selection = {"frame_selection": "floor"} if settings.profile else {}
@@ -144,7 +145,7 @@ class VideoScorer:
             RewardFleetError: See `VideoFiles.open` and `Fetcher.fetch`.
         """
         requested = request.backend or self._default
-        name = self.loaded_name(requested)
+        name = self.loaded_names.get(requested)
         if name is None:
             loaded = ", ".join(sorted(self._judges))
             shown = requested[:60]
@@ -206,15 +207,6 @@ class VideoScorer:
         watches = {name: each.drift for name, each in self._calibrations.items()}
         return {name: each for name, each in watches.items() if each is not None}
 
-    def loaded_name(self, name: str) -> str | None:
-        """Return the name under which a judge is loaded, or None; `name` may be an alias."""
-        return self._loaded_names.get(name)
-
-    @property
-    def accepted_names(self) -> list[str]:
-        """The names of the loaded judges, and their aliases."""
-        return sorted(self._loaded_names)
-
     def provenance(self, backend: str) -> dict[str, JsonValue]:
         """Return the provenance that all judgments of `backend` share."""
         return dict(self._provenance[backend])
@@ -227,7 +219,7 @@ class VideoScorer:
 
     def _calibrate(self, calibration: JudgeCalibration) -> None:
         """Apply a calibration to its judge."""
-        name = self.loaded_name(calibration.backend)
+        name = self.loaded_names.get(calibration.backend)
         if name is None:
             loaded = ", ".join(sorted(self._judges))
             raise ValueError(
