@@ -13,8 +13,6 @@ from rewardfleet.wire.optional_imports import require
 
 from . import Conversation, GenerationParams, ImagePart, VideoPart
 
-#: Tokens of a short question and of two small frames.
-_MIN_PROMPT_TOKENS = 64
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FINGERPRINTED_FILES = (".safetensors", ".bin", ".json", ".jinja", ".txt")
 
@@ -132,18 +130,6 @@ class Checkpoint:
     def _special_tokens(self) -> re.Pattern[str]:
         added = self.processor.tokenizer.added_tokens_decoder.values()
         return re.compile("|".join(re.escape(str(token)) for token in added))
-
-    def check_max_tokens(self, max_tokens: int) -> None:
-        """Check that the context has room for a prompt besides the longest answer.
-
-        Raises:
-            ValueError: It has not.
-        """
-        if max_tokens + _MIN_PROMPT_TOKENS > self.context:
-            raise ValueError(
-                f"max_model_len {self.context} leaves no room for an answer of {max_tokens} "
-                "tokens, a question and the frames"
-            )
 
     def check_length(
         self, conversation: Conversation, prompt: str, params: GenerationParams

@@ -19,6 +19,9 @@ from .qwen_geometry import read_geometry
 #: The `model_type` of checkpoints that published models were trained from.
 QWEN3_VL = "qwen3_vl"
 
+#: Tokens of a short question and of two small frames.
+_MIN_PROMPT_TOKENS = 64
+
 #: The readouts of any model of the family, see `readouts.py`.
 READOUTS = {
     "text": "The number or the verdict that the answer states.",
@@ -82,7 +85,11 @@ def load_checkpoint(
             f"--model-path {path}: {found!r} is not {judge}, which is a {model_type!r}"
         )
     checkpoint = Checkpoint(path, config, read_geometry(config, own), own.max_model_len)
-    checkpoint.check_max_tokens(max_tokens)
+    if max_tokens + _MIN_PROMPT_TOKENS > checkpoint.context:
+        raise ValueError(
+            f"max_model_len {checkpoint.context} leaves no room for an answer of {max_tokens} "
+            "tokens, a question and the frames"
+        )
     return checkpoint
 
 

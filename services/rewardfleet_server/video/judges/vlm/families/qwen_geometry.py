@@ -27,14 +27,12 @@ _IMAGE_TOKENS = (4, 16384)
 #: The most that the longer side may be of the shorter one, in qwen-vl-utils 0.0.14.
 _MAX_RATIO = 200
 
-_PLACEHOLDERS = re.compile(r"<\|(?:image|video)_pad\|>")
-
 
 @dataclass(frozen=True)
 class QwenGeometry:
     """The geometry of a checkpoint; resizes each frame once, with torch."""
 
-    placeholders: ClassVar[re.Pattern[str]] = _PLACEHOLDERS
+    placeholders: ClassVar[re.Pattern[str]] = re.compile(r"<\|(?:image|video)_pad\|>")
     frame_resize: ClassVar[str] = "single"
 
     patch: int  #: pixels per side of a patch
@@ -164,24 +162,16 @@ class QwenVlUtilsGeometry(QwenGeometry):
         return replace(conversation, parts=tuple(parts))
 
     def _message_part(self, part: ImagePart | VideoPart | str) -> dict[str, Any]:
+        if isinstance(part, str):
+            return {"type": "text", "text": part}
+        height, width = self._size_of(part)
+        size = {"resized_height": height, "resized_width": width}
         if isinstance(part, ImagePart):
             image = {"type": "image", "image": Image.fromarray(part.frame)}
-            if self.max_pixels is None:
-                return image
-            size = self.image_size(*part.frame.shape[:2])
-            return {**image, "resized_height": size[0], "resized_width": size[1]}
-        if isinstance(part, VideoPart):
-            height, width = part.frames[0].shape[:2]
-            size = self.video_size(height, width, part.max_pixels)
-            return {
-                "type": "video",
-                "video": [Image.fromarray(frame) for frame in part.frames],
-                # Given no size for a list of frames, the library rounds to twice the side of a
-                # token, and fails if its minimum is above what the caller allows.
-                "resized_height": size[0],
-                "resized_width": size[1],
-            }
-        return {"type": "text", "text": part}
+            return image if self.max_pixels is None else {**image, **size}
+        # Given no size for a list of frames, the library rounds to twice the side of a token, and
+        # fails if its minimum is above what the caller allows.
+        return {"type": "video", "video": [*map(Image.fromarray, part.frames)], **size}
 
 
 def read_geometry(config: Mapping[str, Any], own: ModelSettings) -> QwenGeometry:
