@@ -224,4 +224,4 @@ async def test_judges_are_closed_if_another_one_fails_at_startup(judge: Judge):
     if isinstance(judge, ReferenceJudge):
         assert judge._threads._shutdown
     else:
-        assert judge._endpoint.is_closed
+        assert judge._endpoint._http.is_closed

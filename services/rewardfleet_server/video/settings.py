@@ -152,16 +152,12 @@ class VideoSettings(CacheSettings):
         return selected
 
     @model_validator(mode="after")
-    def _keeps_what_is_to_be_labeled(self) -> Self:
+    def _is_consistent(self) -> Self:
         if self.label_fraction and self.score_log is None:
             raise ValueError(
                 f"label_fraction {self.label_fraction:g} marks scores in the score log: give "
                 "--score-log FOLDER as well"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _selects_one_judge(self) -> Self:
         selected = self._selected_by_flags()
         if not self.backend and not self.custom_backend_factory and len(selected) > 1:
             choices = " and ".join(f"{flag} selects {name}" for flag, name in selected.items())

@@ -142,16 +142,10 @@ class Fetcher:
         addresses = [ipaddress.ip_address(entry[4][0]) for entry in found]
         if not addresses or not all(map(self._allowed, addresses)):
             raise Forbidden(f"video_url: the host {host} has an address that is not public")
+        target = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}".encode()
         return self._http.build_request(
             "GET",
-            httpx.URL(
-                scheme="https",
-                host=str(addresses[0]),
-                port=port,
-                raw_path=(
-                    f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
-                ).encode(),
-            ),
+            httpx.URL(scheme="https", host=str(addresses[0]), port=port, raw_path=target),
             headers={"host": parts.netloc, "accept-encoding": "identity"},
             extensions={"sni_hostname": host},
         )

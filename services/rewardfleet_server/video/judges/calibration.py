@@ -12,13 +12,13 @@ from rewardfleet.wire.calibration import Calibration, bound_fields, bound_proven
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import format_validation_error
 from rewardfleet.wire.video import VideoRequest
+from rewardfleet_server.settings import shown_value
 from rewardfleet_server.video.clip.frames import Clip
 
 from . import Judgment
 from .drift import DriftWatch
 
 _MAX_BYTES = 16 * 2**20
-_MAX_SHOWN = 80
 
 
 class JudgeCalibration:
@@ -78,8 +78,8 @@ class JudgeCalibration:
             if wanted.get(name) != found.get(name):
                 raise ValueError(
                     f"--calibration is of another judge: its {name} is "
-                    f"{_shown(wanted.get(name))}, that of {self.backend} is "
-                    f"{_shown(found.get(name))}; calibrate this one, or serve that one"
+                    f"{shown_value(wanted.get(name))}, that of {self.backend} is "
+                    f"{shown_value(found.get(name))}; calibrate this one, or serve that one"
                 )
 
     def check_request(self, request: VideoRequest) -> None:
@@ -92,8 +92,8 @@ class JudgeCalibration:
             wanted = getattr(self._binding, name)
             if value != wanted:
                 raise InvalidRequest(
-                    f"{name}: the calibration of this service is for {_shown(wanted)}, not for "
-                    f"{_shown(value)}"
+                    f"{name}: the calibration of this service is for {shown_value(wanted)}, not for "
+                    f"{shown_value(value)}"
                 )
 
     def check_camera(self, clip: Clip) -> None:
@@ -123,8 +123,3 @@ class JudgeCalibration:
             return judgment
         score = self._calibration.map.value(raw, task_text)
         return replace(judgment, score=score, components={**judgment.components, "raw_score": raw})
-
-
-def _shown(value: JsonValue) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

@@ -84,11 +84,6 @@ class ChatEndpoint:
             trust_env=False,
         )
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the connections are closed."""
-        return self._http.is_closed
-
     async def outage(self) -> str | None:
         """Return why the endpoint cannot be used now, or None.
 
