@@ -62,9 +62,7 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
     """
     if settings.profile:
         log.info("--profile %s: %s", settings.profile, settings.profile_summary())
-    calibration = None
-    if settings.calibration is not None:
-        calibration = JudgeCalibration(settings.calibration)
+    calibration = JudgeCalibration(settings.calibration) if settings.calibration else None
     judges = judges or load_judges(settings)
     refusals = Refusals()
     abstention = settings.abstention if isinstance(settings.abstention, float) else None

@@ -47,7 +47,7 @@ def labels(rng: Rng, count: int) -> list[dict[str, Any]]:
 
 
 def alarms_of(watch: DriftWatch) -> int:
-    return sum(task.alarms for task in watch.tasks)
+    return sum(task.alarms for task in watch.tasks.values())
 
 
 def learning(rng: Rng, clock: Days, days: float) -> Iterator[tuple[str, bool]]:
@@ -148,13 +148,13 @@ def test_a_drift_of_one_task_is_that_of_the_task_and_ends():
     watch = DriftWatch(distribution_of(labels(rng, 40)), 0.95, clock)
 
     def alarms(constant: str, days: float) -> set[str]:
-        start, before = clock.now, {task.label: task.alarms for task in watch.tasks}
+        start, before = clock.now, {task.label: task.alarms for task in watch.tasks.values()}
         for number in range(int(days * 6 * PER_DAY)):
             clock.now = start + number / PER_DAY / 6
             task = ("t 0", "t 1", "t 2", "t 3", "t 4", "new")[number % 6]
             raw = raw_score(rng, bool(rng.random() < 0.5))
             watch.add(0.5 if task == constant else raw, task)
-        return {task.label for task in watch.tasks if task.alarms > before[task.label]}
+        return {task.label for task in watch.tasks.values() if task.alarms > before[task.label]}
 
     assert alarms("", 0.5) == set()
     assert alarms("t 1", 0.5) == {"t 1"}
@@ -168,7 +168,7 @@ def test_tasks_with_few_labels_and_hostile_names_have_bounded_labels():
     names = {"T 0": "other", "T 1": 'a"\n} \\ 1', "T 2": "x" * 500}
     named = [{**each, "task": names.get(each["task"], each["task"])} for each in clips]
     watch = DriftWatch(distribution_of(named), 0.95)
-    shown = [task.label for task in watch.tasks]
+    shown = [task.label for task in watch.tasks.values()]
     assert {'a" } \\ 1', "t 4", "other"} < set(shown)
     assert len(set(shown)) == len(shown) == 5 and all(len(each) <= 80 for each in shown)
 

@@ -336,26 +336,20 @@ _HIGH_QUALITY = {"qmin": "2", "qmax": "2"}
 UNKNOWN_FPS = 20.0
 
 
-def sampled_fps(clip: Clip) -> float:
-    """Return the frames per second at which a clip's sampled frames play in real time.
-
-    For every tenth frame of a video of 20 frames per second it is 2.
-    """
-    fps = clip.fps or UNKNOWN_FPS
-    if len(clip.indices) < 2:
-        return fps
-    return fps * (len(clip.indices) - 1) / (clip.indices[-1] - clip.indices[0])
-
-
 @contextmanager
 def as_mp4(clip: Clip) -> Iterator[Path]:
     """Write a clip's frames to a temporary mp4 file (MPEG-4 part 2) for the block. Blocks.
+
+    They play in real time: every tenth frame of a video of 20 frames per second at 2 of them.
 
     Raises:
         OSError: It cannot be written, e.g. because the disk is full.
     """
     height, width = clip.frames[0].shape[:2]
-    rate = Fraction(sampled_fps(clip)).limit_denominator(1000)
+    fps = clip.fps or UNKNOWN_FPS
+    if len(clip.indices) > 1:
+        fps = fps * (len(clip.indices) - 1) / (clip.indices[-1] - clip.indices[0])
+    rate = Fraction(fps).limit_denominator(1000)
     with tempfile.NamedTemporaryFile(prefix="rewardfleet-", suffix=".mp4") as file:
         with av.open(file.name, "w", format="mp4") as mp4:
             stream = mp4.add_stream("mpeg4", rate=rate, options=_HIGH_QUALITY)

@@ -159,12 +159,15 @@ class VideoFiles:
     @contextlib.contextmanager
     def open_unread(self, path: str) -> Iterator[int]:
         """Open the file that a caller names, and do not read it. See `open`."""
-        with _opened(self._resolve(path), path) as fd:
+        fd = _open(self._resolve(path), path)
+        try:
             # Symlinks may have changed since the path was resolved: check the open file itself.
             if not self._is_inside(os.readlink(_path_of(fd))):
                 raise self._outside(path)
             _check_regular(os.fstat(fd), path)
             yield fd
+        finally:
+            os.close(fd)
 
     def _resolve(self, path: str) -> str:
         if "\0" in path:
@@ -373,12 +376,11 @@ def _path_of(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
 
 
-@contextlib.contextmanager
-def _opened(real: str, path: str) -> Iterator[int]:
+def _open(real: str, path: str) -> int:
     try:
         # Checked before opening, because opening a device or a FIFO can have side effects.
         _check_regular(os.lstat(real), path)
-        fd = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise NotFound(f"video_path {path!r} does not exist") from None
     except PermissionError:
@@ -387,10 +389,6 @@ def _opened(real: str, path: str) -> Iterator[int]:
         if error.errno in _INTERNAL_ERRNOS:
             raise
         raise InvalidRequest(f"video_path {path!r} cannot be opened: {error.strerror}") from None
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _check_regular(status: os.stat_result, path: str) -> None:

@@ -39,6 +39,7 @@ class JudgeCalibration:
             reason = format_validation_error(error, Calibration)
             raise ValueError(f"--calibration {path}: {reason}") from None
         self._binding = self._calibration.binding
+        self.backend = self._binding.backend  #: the name of the judge that it is of
         self._digest = hashlib.sha256(content).hexdigest()
         distribution = self._calibration.distribution
         #: Compares scores with those of the labels; None if the file does not have these.
@@ -47,11 +48,6 @@ class JudgeCalibration:
             if distribution is None
             else DriftWatch(distribution, self._calibration.threshold.confidence)
         )
-
-    @property
-    def backend(self) -> str:
-        """The name of the judge that it is of."""
-        return self._binding.backend
 
     @property
     def provenance(self) -> dict[str, JsonValue]:
@@ -92,8 +88,8 @@ class JudgeCalibration:
             wanted = getattr(self._binding, name)
             if value != wanted:
                 raise InvalidRequest(
-                    f"{name}: the calibration of this service is for {shown_value(wanted)}, not for "
-                    f"{shown_value(value)}"
+                    f"{name}: the calibration of this service is for {shown_value(wanted)}, not "
+                    f"for {shown_value(value)}"
                 )
 
     def check_camera(self, clip: Clip) -> None:

@@ -87,22 +87,18 @@ class DriftWatch:
         sets = _sets(len(distribution.edges) + 1)
         error = (1 - confidence) / (2 * len(sets) * len(counts))
         weight = 1 / (len(sets) * len(_BETS) * len(counts))
-        self._tasks = {
+        #: The tasks with a metric of their own, by key; the other ones are last.
+        self.tasks = {
             key: _TaskWatch(_label(key), sets, _limits(each, sets, error), weight, now)
             for key, each in counts.items()
         }
 
     def add(self, raw: float | None, task_text: str) -> None:
         """Count a raw score, or None for an abstention. It takes a microsecond or two."""
-        watch = self._tasks.get(task_key(task_text)) or self._tasks[""]
+        watch = self.tasks.get(task_key(task_text)) or self.tasks[""]
         most = watch.add(self._place(raw))
         if most is not None:
             self._throttle("%s", self._warning(watch, most))
-
-    @property
-    def tasks(self) -> Iterable["_TaskWatch"]:
-        """The tasks with a metric of their own, the other ones last."""
-        return self._tasks.values()
 
     def _warning(self, watch: "_TaskWatch", most: int) -> str:
         bins = np.flatnonzero(watch.sets[most])
@@ -196,7 +192,7 @@ class DriftMetrics(Collector):
             labels=("backend", "task"),
         )
         for backend, watch in self._watches.items():
-            for task in watch.tasks:
+            for task in watch.tasks.values():
                 evidence.add_metric((backend, task.label), task.evidence)
                 alarms.add_metric((backend, task.label), task.alarms)
                 for status, count in task.results.items():

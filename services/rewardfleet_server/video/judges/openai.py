@@ -106,13 +106,10 @@ class OpenAIJudge:
             else {"temperature": 0, "max_tokens": 1}
         )
         self.deterministic = self._sampling["temperature"] == 0
-
-    @property
-    def provenance(self) -> Mapping[str, JsonValue]:
-        return {
+        self.provenance: Mapping[str, JsonValue] = {
             "judge": "openai",
-            "url": self._endpoint.url,
-            "model": self._endpoint.model,
+            "url": endpoint.url,
+            "model": endpoint.model,
             "readout": f"{self._readout} v{PARSER_VERSION}",
             "prompt": {**self._prompt.provenance},
             "media": self._media,

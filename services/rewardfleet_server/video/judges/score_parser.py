@@ -69,7 +69,8 @@ def parse_score(text: str, *, mode: ScoreMode = "auto", truncated: bool = False)
     turn = read(text).last
     if turn.cut:
         return ParsedScore(None, "The text ends within its thoughts.")
-    output = _fold(turn.answer)
+    # Lower case, ASCII digits and signs, and plain line breaks.
+    output = "".join(map(_fold_char, turn.answer.translate(_SIGNS))).lower()
     answers = _answers(output)
     if answers is None:
         return ParsedScore(None, "The <answer> tags are not closed, or not paired.")
@@ -95,11 +96,6 @@ _CATEGORIES = {
     "Cc": " ",
     "Zs": " ",
 }
-
-
-def _fold(text: str) -> str:
-    """Convert to lower case, ASCII digits and signs, and plain line breaks."""
-    return "".join(map(_fold_char, text.translate(_SIGNS))).lower()
 
 
 @lru_cache(maxsize=4096)

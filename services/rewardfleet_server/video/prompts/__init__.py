@@ -17,6 +17,9 @@ from pydantic import AfterValidator
 #: original LIBERO reward server.
 FIELDS = ("task", "task_instruction")
 
+#: Names of fields.
+Fields = tuple[str, ...]
+
 _MAX_TEMPLATE = 20_000
 #: How often a template may name the task; this limits the length of the prompt.
 _MAX_FIELDS = 4
@@ -29,16 +32,11 @@ class Prompt:
     template: str  #: text with `{task}`; literal braces are doubled
     name: str = "custom"  #: the name of its file; `custom` for a template from settings or requests
     version: int = 0  #: increased with every change of the file's text
-    more_fields: tuple[str, ...] = ()  #: names of the further fields
+    more_fields: Fields = ()  #: names of the further fields
 
     @classmethod
     def of(
-        cls,
-        template: str,
-        name: str = "custom",
-        version: int = 0,
-        *,
-        more_fields: tuple[str, ...] = (),
+        cls, template: str, name: str = "custom", version: int = 0, *, more_fields: Fields = ()
     ) -> Self:
         """Make a prompt of a template, which may contain `FIELDS` and `more_fields` only.
 
@@ -64,7 +62,7 @@ class Prompt:
         return cls(template, name, version, more_fields)
 
     @classmethod
-    def load(cls, name: str, *, more_fields: tuple[str, ...] = ()) -> Self:
+    def load(cls, name: str, *, more_fields: Fields = ()) -> Self:
         """Read one of the prompts that come with the service, by the name of its file."""
         text = resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
         content = tomllib.loads(text)

@@ -79,7 +79,7 @@ class BatchingEngine(Generic[T]):
                 f"--model-path {checkpoint.path} on the device {device}: {error}"
             ) from error
         self._model.register_forward_pre_hook(self._count)
-        self._failure: str | None = None
+        self.failure: str | None = None
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
@@ -88,10 +88,6 @@ class BatchingEngine(Generic[T]):
             "dtype": str(self._model.dtype).removeprefix("torch."),
             "device": self._model.device.type,
         }
-
-    @property
-    def failure(self) -> str | None:
-        return self._failure
 
     def _load(self) -> Any:
         """Load the model, on the CPU."""
@@ -159,7 +155,7 @@ class BatchingEngine(Generic[T]):
         except Exception as error:
             log.exception("a batch of %d failed", len(batch))
             if isinstance(error, _FATAL_ERRORS) and not isinstance(error, torch.OutOfMemoryError):
-                self._failure = f"the device failed: {type(error).__name__}"
+                self.failure = f"the device failed: {type(error).__name__}"
             elif len(batch) > 1:  # one conversation may have failed all
                 return [outcome for job in batch for outcome in self._outcomes([job])]
             failed = f"the model failed: {type(error).__name__}: {error}"[:_MAX_REASON]
