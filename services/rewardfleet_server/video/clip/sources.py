@@ -90,14 +90,17 @@ class Source(Protocol):
             TimeoutError: `spec.stop` was set.
         """
 
-    @contextlib.contextmanager
-    def file(self, spec: DecodeSpec, sha256: str) -> Iterator[str]:
-        """Give the path of a video file for the block; entering it raises the errors of `clip`.
+    def file(self, spec: DecodeSpec, sha256: str) -> contextlib.AbstractContextManager[str]:
+        """Give the path of a video file for the block; entering it raises the errors of `clip`."""
+        return (self._whole_file if spec.part is None else self._file_of_frames)(spec, sha256)
 
-        Here, it is a temporary file of the frames.
-        """
+    @contextlib.contextmanager
+    def _file_of_frames(self, spec: DecodeSpec, sha256: str) -> Iterator[str]:
         with as_mp4(self.clip(spec, sha256)) as path:
             yield str(path)
+
+    def _whole_file(self, spec: DecodeSpec, sha256: str) -> contextlib.AbstractContextManager[str]:
+        return self._file_of_frames(spec, sha256)
 
 
 class VideoFiles:
@@ -247,11 +250,7 @@ class PathSource(Source):
             return decode_video(path, spec)
 
     @contextlib.contextmanager
-    def file(self, spec: DecodeSpec, sha256: str) -> Iterator[str]:
-        if spec.part is not None:
-            with super().file(spec, sha256) as part:
-                yield part
-            return
+    def _whole_file(self, spec: DecodeSpec, sha256: str) -> Iterator[str]:
         with self._unchanged(sha256) as path:
             decode_video(path, replace(spec, count=1))  # the judge may not notice damage
             # A path that other processes can open as well.
@@ -290,11 +289,7 @@ class AnonymousSource(Source):
         return decode_video(self.video.path, spec)
 
     @contextlib.contextmanager
-    def file(self, spec: DecodeSpec, sha256: str) -> Iterator[str]:
-        if spec.part is not None:
-            with super().file(spec, sha256) as part:
-                yield part
-            return
+    def _whole_file(self, spec: DecodeSpec, sha256: str) -> Iterator[str]:  # noqa: ARG002
         decode_video(self.video.path, replace(spec, count=1))  # the judge may not notice damage
         with tempfile.NamedTemporaryFile(prefix="rewardfleet-", suffix=".mp4") as file:
             shutil.copyfile(self.video.path, file.name)
