@@ -20,6 +20,7 @@ from rewardfleet_server.video.judges.vlm.families import sole_r1, topreward
 from rewardfleet_server.video.judges.vlm.judge import VlmJudge
 from rewardfleet_server.video.settings import VideoSettings
 
+from ..conftest import table
 from .conftest import IN_PROCESS, TASK, RunningService, serving_video
 
 # vLLM's engine works in one event loop only.
@@ -197,17 +198,7 @@ async def test_provenance_is_json_and_deterministic_judges_repeat_their_judgment
     assert first == await judges.topreward.judge(TASK, clip, {})
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "detail"),
-    [
-        ("roboreward", {"readout": "text"}, "unknown to roboreward; it has: grade"),
-        ("topreward", {"readout": "grade"}, "it has: true_logprob"),
-        ("topreward", {"n": 2}, "n above 1 needs"),
-        ("roboreward", {"n": 2}, "n above 1 needs"),
-        ("sole", {"curve": 3}, "curve"),
-        ("sole", {"no_such_option": 1}, "no_such_option"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "detail"), table("options_of_published"))
 async def test_options_that_cannot_be_honored_are_named(
     judges: Judges, name: str, options: dict, detail: str
 ):

@@ -15,7 +15,7 @@ from rewardfleet_server.video import settings as settings_module
 from rewardfleet_server.video.judges.loading import load_judges
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import LONG_CLIP, image_base64, served_with
+from ...conftest import LONG_CLIP, image_base64, served_with, table
 
 TASK = "put the bowl on the plate"
 
@@ -250,17 +250,7 @@ def visible_gpus(monkeypatch: pytest.MonkeyPatch):
     return set_variable
 
 
-@pytest.mark.parametrize(
-    ("before", "gpu_ids", "seen"),
-    [
-        (None, None, None),
-        ("4,5", None, "4,5"),
-        (None, "1", "1"),
-        (None, "1,0", "1,0"),
-        ("4,5,6", "2,0", "6,4"),
-        ("GPU-a,MIG-b", "1", "MIG-b"),
-    ],
-)
+@pytest.mark.parametrize(("before", "gpu_ids", "seen"), table("visible_gpus"))
 def test_gpus_are_selected_before_the_factory_is_called(
     custom, calls, visible_gpus, *, before, gpu_ids, seen
 ):
@@ -306,17 +296,7 @@ def test_the_command_finds_a_factory_in_the_working_directory(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("factory", "message"),
-    [
-        ("none", "none"),
-        ("build_nothing", "no score_video"),
-        ("not_a_function", "not callable"),
-        ("build_broken", "RuntimeError: no GPU"),
-        ("build_exiting", "SystemExit: no license"),
-        ("build_dying", "its process ended with status 3 before it was ready"),
-    ],
-)
+@pytest.mark.parametrize(("factory", "message"), table("failing_factories"))
 def test_a_factory_that_fails_ends_the_command(module, capsys, factory, message):
     command = ["serve", "video", "--port=0", "--backend=mine", "--custom-backend-factory"]
     assert main([*command, f"{module}:{factory}"]) == 2

@@ -10,35 +10,12 @@ import pytest
 
 from rewardfleet.wire.errors import RewardFleetError
 
-from ...conftest import DATA
+from ...conftest import DATA, table
 from .test_damaged_video import decode
 
 FOLDER = DATA / "mp4"
 #: Each file, and the frames that it shows.
-FRAMES = {
-    "android.mp4": 24,
-    "android_b.mp4": 24,
-    "ffmpeg_cut.mp4": 32,
-    "ffmpeg_cut_hevc.mp4": 27,
-    "ffmpeg_cut_ms.mp4": 19,
-    "ffmpeg_cut_open.mp4": 22,
-    "ffmpeg_frag.mp4": 20,
-    "ffmpeg_gaps.mp4": 40,
-    "ffmpeg_late.mp4": 50,
-    "ffmpeg_vfr.mp4": 40,
-    "ffmpeg_vfr_hevc.mp4": 40,
-    "ffmpeg_vp9.mp4": 20,
-    "gst_frag.mp4": 12,
-    "gst_hevc.mov": 12,
-    "gst_mp4mux.mp4": 12,
-    "gst_qtmux.mov": 12,
-    "imageio.mp4": 20,
-    "ios.mov": 24,
-    "ios_trim.mov": 16,
-    "lerobot_av1.mp4": 12,
-    "moviepy.mp4": 20,
-    "opencv.mp4": 20,
-}
+FRAMES = dict(table("frames_of_writers"))
 #: One in so many changes is tried.
 STEP = 50
 _PARENTS = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf", b"mfra"}

@@ -34,7 +34,7 @@ from rewardfleet_server.video.clip.frames import (
     decode_video,
 )
 
-from ...conftest import LONG_CLIP, served
+from ...conftest import LONG_CLIP, served, table
 from ...videos import CODECS, FPS, encode, encode_cached, scene
 
 TASK = "put the bowl on the plate"
@@ -139,36 +139,7 @@ def test_10_bits_and_full_color_are_decoded(container, codec, pix_fmt):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("container", "codec", "options"),
-    [
-        ("mp4", "h264", {"audio": True}),
-        ("fragmented", "h264", {"audio": True}),
-        ("mkv", "h264", {"audio": True}),
-        ("webm", "vp9", {"audio": True}),
-        ("mp4", "h264", {"variable_rate": True}),
-        ("mkv", "h264", {"variable_rate": True}),
-        ("avi", "h264", {"variable_rate": True}),
-        ("avi", "mpeg4", {"variable_rate": True}),
-        ("mp4", "h264", {"width": 97, "height": 65, "pix_fmt": "yuv444p"}),
-        ("webm", "vp9", {"width": 97, "height": 65}),
-        ("webm", "vp9", {"pix_fmt": "yuva420p"}),
-        ("mp4", "av1", {"width": 97, "height": 65}),
-        ("mp4", "h264", {"frames": 1}),
-        ("webm", "vp9", {"frames": 1}),
-        ("mp4", "av1", {"frames": 1}),
-        ("fragmented", "h264", {"frames": 2}),
-        ("mp4", "av1", {"gop": 2, "codec_options": {"crf": "30"}}),  # as LeRobot's datasets
-        ("mp4", "h264", {"codec_options": {"x264-params": "open-gop=1:bframes=3"}}),
-        ("mp4", "h264", {"codec_options": {"x264-params": "intra-refresh=1"}}),
-        ("mp4", "h264", {"codec_options": {"x264-params": "slices=4"}}),
-        ("mp4", "h264", {"codec_options": {"x264-params": "tff=1"}}),
-        ("mp4", "h264", {"codec_options": {"x264-params": "cabac=0"}}),
-        ("mp4", "hevc", {"codec_options": {"x265-params": "log-level=none:hash=1"}}),
-        ("mp4", "hevc", {"codec_options": {"x265-params": "log-level=none:open-gop=1"}}),
-        ("fragmented", "h264", {"muxer_options": {"movflags": "dash+frag_keyframe"}}),
-        ("mkv", "h264", {"muxer_options": {"cues_to_front": "1"}}),
-        ("mkv", "h264", {"muxer_options": {"cluster_time_limit": "300"}}),
-        ("webm", "vp9", {"muxer_options": {"cluster_time_limit": "300"}}),
-    ],
+    table("unusual_videos"),
     ids=str,
 )
 def test_unusual_intact_files_are_decoded(container, codec, options):
@@ -192,14 +163,7 @@ def remuxed(video: bytes, *, first_keyframe: int) -> bytes:
 
 @pytest.mark.parametrize(
     ("codec", "options"),
-    [
-        ("h264", {}),
-        ("hevc", {}),
-        ("vp9", {}),
-        ("mpeg4", {}),
-        # Frames shown before the first keyframe depend on frames that were cut off.
-        ("hevc", {"x265-params": "log-level=none:open-gop=1:bframes=3:b-adapt=0"}),
-    ],
+    table("cut_videos"),
     ids=str,
 )
 def test_a_file_cut_without_encoding_is_decoded(codec, options):

@@ -17,7 +17,7 @@ from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges.drift import BLOCK, DriftWatch
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import served
+from ...conftest import served, table
 
 Rng = np.random.Generator
 TASKS = 5
@@ -225,15 +225,7 @@ def test_a_calibration_without_a_distribution_is_named_and_applied(
     assert str(path) in warning
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"edges": [0.5, 0.5]}, "increasing"),
-        ({"edges": [0.1, 0.5]}, "a count for each bin"),
-        ({"tasks": {"a": {"failures": [1, 2, -3], "successes": [1, 2, 3]}}}, "failures"),
-        ({"format": "rewardfleet calibration 3"}, "format"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), table("damaged_distributions"))
 def test_a_damaged_distribution_stops_the_service(write_calibration, change, words):
     counts = {"failures": [1, 2, 3], "successes": [1, 2, 3]}
     given = {"edges": [0.5], "overall": counts, "tasks": {}}

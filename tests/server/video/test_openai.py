@@ -24,7 +24,7 @@ from rewardfleet_server.video.judges.chat_endpoint import Token
 from rewardfleet_server.video.judges.openai import yes_interval
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import client_of, image_base64
+from ...conftest import client_of, image_base64, table
 from ...measure import Stopwatch
 
 pytestmark = pytest.mark.slow  # retries wait
@@ -181,17 +181,7 @@ def test_numbers_are_parsed_by_the_score_mode(post_score, endpoint):
 # Probability
 
 
-@pytest.mark.parametrize(
-    ("tokens", "score"),
-    [
-        ({"yes": 0.9, "no": 0.1}, 0.9),
-        ({"Yes": 0.5, " yes": 0.2, "YES": 0.1, "no": 0.2}, 0.8),
-        ({"yes": 0.09, "no": 0.01, "maybe": 0.9}, 0.9),
-        ({"yes": 1e-10, "no": 3e-10, "the": 0.9}, 0.25),
-        ({"yes": 0.98, "the": 0.01, "a": 0.005}, 0.9975),
-        ({"no": 0.98, "the": 0.01, "a": 0.005}, 0.0025),
-    ],
-)
+@pytest.mark.parametrize(("tokens", "score"), table("yes_probabilities"))
 def test_the_probability_is_that_of_yes_against_no(endpoint, tokens, score):
     endpoint.answers = [tokens]
     with serving_judge(endpoint, set=["readout=probability"]) as post_score:

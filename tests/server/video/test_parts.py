@@ -11,7 +11,7 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video, video_cost
 from rewardfleet_server.video.clip.video_reader import TimeRange
 
-from ...conftest import LONG_CLIP, Serve, served
+from ...conftest import LONG_CLIP, Serve, served, table
 
 MakeVideo = Callable[..., Path]
 
@@ -61,15 +61,7 @@ def test_parts_of_one_file_have_scores_of_their_own(serve: Serve, make_video: Ma
     assert list(totals.values()) == [40, 20, 10, 10]
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"start_s": 2.0, "end_s": 2.0}, "end_s: give a time after start_s"),
-        ({"start_s": -1.0}, "start_s"),
-        ({"end_s": 1e9}, "end_s"),
-        ({"start_s": 50.0}, "no frame from 50 s"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "message"), table("invalid_parts"))
 def test_what_is_no_part_is_refused(
     serve: Serve, make_video: MakeVideo, fields: dict[str, float], message: str
 ):

@@ -38,6 +38,8 @@ from rewardfleet_server.video.judges.vlm.readouts import LabelReadout
 from rewardfleet_server.video.prompts.authors import prompts_of
 from rewardfleet_server.video.settings import VideoSettings
 
+from ...conftest import table
+
 #: The part of a checkpoint's config.json that is read before loading.
 CONFIG = {
     "model_type": "qwen3_vl",
@@ -55,33 +57,7 @@ def clip(count: int, *, height: int = 32, width: int = 32) -> Clip:
 # roboreward
 
 
-@pytest.mark.parametrize(
-    ("text", "grade"),
-    [
-        ("ANSWER: 1", 1),
-        ("ANSWER: 5", 5),
-        ("The bowl is on the plate.\nanswer :4\n", 4),
-        ("**ANSWER: 3**", 3),
-        ("**ANSWER:** 4", 4),
-        ("ANSWER: <4>", 4),
-        ("ANSWER: 4 - near completion", 4),
-        ("ANSWER: 2\nANSWER: 2", 2),
-        ("ANSWER: 2\nANSWER: 3", None),
-        ("ANSWER: 2 or\nANSWER: none", None),
-        ("ANSWER: 4 or 5", None),
-        ("ANSWER: 4.5", None),
-        ("ANSWER: 4/5", None),
-        ("ANSWER: 45", None),
-        ("ANSWER: 0", None),
-        ("ANSWER: 6", None),
-        ("ANSWER: -1", None),
-        ("ANSWER: \u0664", None),
-        ("ANSWER: <score>", None),
-        ("5", None),
-        ("I would say 3.", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "grade"), table("roboreward_answers"))
 def test_roboreward_states_exactly_one_grade_or_abstains(text: str, grade: int | None):
     readout = roboreward.judge_spec(roboreward.RoboRewardSettings()).readouts["grade"]
     judgment = readout.read([Completion(text, truncated=False)], "auto")
@@ -126,16 +102,7 @@ def test_a_true_without_any_probability_has_no_component():
     assert judgment.score == 0 and "true_logprob" not in judgment.components
 
 
-@pytest.mark.parametrize(
-    ("logs", "values"),
-    [
-        ([-26.0, -16.0, -6.0], [0.0, 0.5, 1.0]),
-        ([-6.0, None, -16.0], [1.0, None, 0.0]),
-        ([-6.0, -6.0], [None, None]),
-        ([-6.0], [None]),
-        ([None], [None]),
-    ],
-)
+@pytest.mark.parametrize(("logs", "values"), table("topreward_curves"))
 def test_the_curve_of_topreward_is_scaled_over_the_prefixes(logs: list, values: list):
     judgments = [Judgment(0.5, "", {} if log is None else {"true_logprob": log}) for log in logs]
     assert topreward.min_max(judgments) == values
@@ -153,23 +120,7 @@ def test_the_model_of_topreward_continues_the_text():
 # sole-r1
 
 
-@pytest.mark.parametrize(
-    ("text", "progress"),
-    [
-        ("<think>a</think><answer>40%</answer>", 0.4),
-        ("<think>a</think><answer> -12 % </answer>", -0.12),
-        ("<answer>+7</answer>", 0.07),
-        ("<answer>7</answer", 0.07),
-        ("<answer>250%</answer>", 1.0),
-        ("<answer>-250</answer>", -1.0),
-        ("<answer>4.5%</answer>", None),
-        ("<answer>about 40</answer>", None),
-        ("<answer>4_0</answer>", None),
-        ("<answer></answer>", None),
-        ("<answer>40%", None),
-        ("40%", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "progress"), table("sole_answers"))
 def test_the_answer_of_sole_is_a_whole_number_of_percent(text: str, progress: float | None):
     readout = sole_r1.judge_spec(sole_r1.SoleSettings()).readouts["progress"]
     judgment = readout.read([Completion(text, truncated=False)], "auto")
@@ -414,15 +365,6 @@ def test_the_prompts_of_sole_are_read_from_the_authors_file(tmp_path: Path):
     assert question == "One view of lift. It was at -5%. And now?"
 
 
-#: What is not the prompt of robometer: without a task, with another field, and two of them.
-ROBOMETER = [
-    "prompt = 'no task'",
-    "prompt = f'{s.name}'",
-    "prompt = f'{s.task} {s.name}'",
-    "prompt = f'{s.task}'; prompt = f'{s.task}?'",
-]
-
-
 @pytest.mark.parametrize(
     "read",
     [
@@ -433,27 +375,13 @@ ROBOMETER = [
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "def (",
-        "```text\nx\n```",  # no task
-        "```text\na {instruction}\n```\n```text\nb {instruction}\n```",
-        "```text\na {instruction} {other}\n```",
-        "```text\na {instruction.__class__}\n```",
-        "SYSTEM_PROMPT_TEMPLATE = open('/etc/passwd').read()",
-        "def f(instruction):\n    instruction_suffix = f'{instruction!r} True'",
-        "def f(x):\n    prompt_text = 'a'\n    instruction_suffix = f'{x.other} True'",
+        *table("files_without_prompts"),
         CLIENT.replace("Answer: True", "Answer:"),
         SOLE.replace("{prev_progress}", ""),
         "A = " + "+".join(["'x'"] * 50_000),
         "A = " + "+".join(["'x'"] * 980),
         "A = " + "-" * 100_000 + "1",
-        "A = '\0'",
         README,
-        "SYSTEM_PROMPT = 'x'",
-        *(
-            f"class C:\n    def _process_progress_batch(self):\n        {each}"
-            for each in ROBOMETER
-        ),
     ],
     ids=range(21),
 )
@@ -468,19 +396,7 @@ def test_files_without_the_prompts_are_rejected_by_name(tmp_path: Path, read: An
 
 
 @pytest.mark.parametrize("judge", ["roboreward", "topreward", "sole-r1"])
-@pytest.mark.parametrize(
-    ("given", "config", "message"),
-    [
-        (
-            {"set": ["readout=text"]},
-            {},
-            "readout=text: no such setting of .*; those with it: openai, ",
-        ),
-        ({"max_model_len": 60}, {}, "max_model_len 60 leaves no room for an answer of"),
-        ({"max_model_len": 100_000}, {}, "takes at most 32768 tokens"),
-        ({}, {"vision_config": {}}, "not a vision-language model of the Qwen-VL family"),
-    ],
-)
+@pytest.mark.parametrize(("given", "config", "message"), table("settings_of_published"))
 def test_settings_that_cannot_work_are_rejected(
     tmp_path: Path, judge: str, given: dict, config: dict, message: str
 ):

@@ -24,7 +24,7 @@ from rewardfleet_server.video.references.library import (
 from rewardfleet_server.video.references.matcher import ReferenceMatcher
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import DATA, client_of
+from ...conftest import DATA, client_of, table
 
 LIBERO = DATA / "libero"
 DEMO = Path(demo.__file__).parent / "rollouts"
@@ -217,14 +217,7 @@ def test_the_score_modes_of_the_original_server_are_accepted(client, mode):
     assert client.post("/score", json={**request, **kwargs}).json()["status"] == "ok"
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "detail"),
-    [
-        ({"score_mode": "sideways"}, "'auto', 'percentage' or 'unit' (got 'sideways')"),
-        ({"score_mode": 7}, "'auto', 'percentage' or 'unit' (got 7)"),
-        ({"prompt_template": "x"}, "unknown field 'prompt_template'; accepted: score_mode"),
-    ],
-)
+@pytest.mark.parametrize(("kwargs", "detail"), table("reference_options"))
 def test_unknown_options_are_named(client, kwargs, detail):
     request = {"task_text": "x", "video_path": ROLLOUTS[0]["file"], "backend_kwargs": kwargs}
     answer = client.post("/score", json=request)
@@ -287,24 +280,7 @@ def test_a_changed_library_has_another_fingerprint(tmp_path: Path):
     assert load_library(tmp_path).fingerprint != before
 
 
-@pytest.mark.parametrize(
-    ("manifest", "message"),
-    [
-        (None, "manifest.jsonl"),
-        ("", "no line"),
-        ("{", "line 1"),
-        ('{"task_text": "a", "success": true}', "'file' is missing"),
-        ('{"file": "../a.mp4", "task_text": "a", "success": true}', "inside the library"),
-        ('{"file": "/etc/passwd", "task_text": "a", "success": true}', "inside the library"),
-        ('{"file": "a.mp4", "task_text": "!", "success": true}', "contain a word"),
-        ('{"file": "a.mp4", "task_text": "a", "success": "yes"}', "success"),
-        ('{"file": "a.mp4", "task_text": "a", "success": false, "success_frame": 3}', "goes with"),
-        ('{"file": "a.mp4", "task_text": "a", "success": true, "color": 1}', "color"),
-        ('{"file": "none.mp4", "task_text": "a", "success": true}', "cannot be read"),
-        ('{"file": "text.mp4", "task_text": "a", "success": true}', "not a video"),
-        ('{"file": "text.mp4", "task_text": "a", "success": true, "sha256": "0"}', "has changed"),
-    ],
-)
+@pytest.mark.parametrize(("manifest", "message"), table("damaged_libraries"))
 def test_a_damaged_library_is_rejected_with_the_reason(tmp_path: Path, manifest, message):
     (tmp_path / "text.mp4").write_text("this is not a video")
     if manifest is not None:

@@ -36,7 +36,7 @@ from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO
 from rewardfleet_server.video.prompts.authors import original_prompt
 from rewardfleet_server.video.settings import VideoSettings, select_gpus
 
-from ...conftest import Serve, client_of
+from ...conftest import Serve, client_of, table
 from ..http.test_requests import metric
 from .test_abstention import original_request
 from .test_bad_input import check_problem
@@ -339,14 +339,7 @@ def test_judges_ask_with_the_prompts_of_that_file(tmp_path: Path):
     assert primo.system is not None and primo.system.name == "primo_system_original"
 
 
-@pytest.mark.parametrize(
-    ("user", "reason"),
-    [
-        ("How far?", "has no field"),
-        ("{task} {other}", "{other} is not accepted"),
-        ("{", "Single '{'"),
-    ],
-)
+@pytest.mark.parametrize(("user", "reason"), table("unusable_prompts"))
 def test_prompts_that_cannot_be_used_are_refused(tmp_path: Path, user: str, reason: str):
     with pytest.raises(ValueError, match="libero_reward_server.py") as error:
         authors_prompts(write_server(tmp_path, user))

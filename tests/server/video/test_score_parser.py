@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rewardfleet_server.video.judges.score_parser import parse_score
 
-from ...conftest import DATA
+from ...conftest import DATA, table
 from ...measure import CpuStopwatch
 
 MODES = ("auto", "percentage", "unit")
@@ -35,20 +35,7 @@ def test_the_table_has_no_duplicates():
     assert len({row["text"] for row in TABLE}) == len(TABLE) > 300
 
 
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        ("85", None),
-        ("Final answer: 8", None),  # or 85
-        ("<think>40% then step 4", None),
-        ("<think>x</think><answer>8", None),
-        ("<answer>85</answer", None),
-        ("<think><answer>85</answer>", None),
-        ("<answer>80</answer> or <answer>9", None),
-        ("<answer>85</answer>", 0.85),
-        ("<think>x</think><answer>85</answer> The bowl is", 0.85),
-    ],
-)
+@pytest.mark.parametrize(("text", "score"), table("truncated_answers"))
 def test_only_a_closed_answer_counts_in_a_truncated_text(text, score):
     assert parse_score(text, mode="percentage", truncated=True).score == score
 

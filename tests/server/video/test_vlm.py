@@ -26,7 +26,7 @@ from rewardfleet_server.video.judges.vlm.settings import ModelSettings
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import served
+from ...conftest import served, table
 from ...measure import CpuStopwatch
 
 #: The part of a checkpoint's config.json that is read before loading.
@@ -50,16 +50,7 @@ def settings(**given: object) -> VideoSettings:
 
 
 @pytest.mark.parametrize("judge", ["qwen2_5_vl_vllm", "PRIMO-R1", "primo_r1_vllm", "transformers"])
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "no such folder, and not a hub name"),
-        ("", "no config.json"),
-        ("{", "config.json is damaged"),
-        ("{}", "'this' is not a vision-language model"),
-        ('{"model_type": "llama"}', "'llama' is not a vision-language model of the Qwen-VL family"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), table("other_models"))
 def test_a_folder_without_a_model_of_the_family_is_rejected(
     tmp_path: Path, judge: str, content: str | None, message: str
 ):
@@ -72,19 +63,7 @@ def test_a_folder_without_a_model_of_the_family_is_rejected(
         find_judge(judge, settings(backend=[judge], model_path=str(folder)))
 
 
-@pytest.mark.parametrize(
-    ("judge", "given", "message"),
-    [
-        ("qwen2_5_vl_vllm", {"max_model_len": 100_000}, "takes at most 32768 tokens"),
-        ("qwen2_5_vl_vllm", {"max_model_len": 100}, "leaves no room for an answer of 64 tokens"),
-        ("PRIMO-R1", {"max_model_len": 4096}, "leaves no room for an answer of 4096 tokens"),
-        ("PRIMO-R1", {"set": ["readout=rubric"]}, "readout=rubric: no such setting of PRIMO-R1"),
-        ("PRIMO-R1", {"set": ["user_prompt={"]}, "PRIMO-R1.user_prompt"),
-        ("qwen2_5_vl_vllm", {"set": ["prompt_template=how {well}?"]}, "{well} is not accepted"),
-        ("transformers", {"set": ["prompt_template={task.__class__}"]}, "is not accepted"),
-        ("openai", {"set": ["url=http://h/v1", "model=m", "readout=rubric"]}, "rubric: .* 'text'"),
-    ],
-)
+@pytest.mark.parametrize(("judge", "given", "message"), table("settings_of_vlms"))
 def test_settings_that_cannot_work_are_rejected(
     tmp_path: Path, judge: str, given: dict, message: str
 ):
@@ -153,21 +132,11 @@ def test_the_settings_may_shorten_the_context(tmp_path: Path):
 # Sizes
 
 
-@pytest.mark.parametrize(
-    ("size", "max_pixels", "expected"),
-    [
-        ((256, 256), 200_704, (336, 336)),  # LIBERO: up to the minimum
-        ((448, 448), 200_704, (448, 448)),
-        ((1080, 1920), 200_704, (336, 588)),
-        ((256, 256), 50_176, (224, 224)),  # the caller allows less than the minimum
-        ((256, 256), 784, (28, 28)),
-        ((2, 300), 200_704, (28, 3892)),
-    ],
-)
+@pytest.mark.parametrize(("size", "max_pixels", "expected"), table("qwen_sizes"))
 def test_frames_are_resized_like_in_qwen_vl_utils(
     size: tuple[int, int], max_pixels: int, expected: tuple[int, int]
 ):
-    assert QwenGeometry(patch=14, merge=2).video_size(*size, max_pixels) == expected
+    assert QwenGeometry(patch=14, merge=2).video_size(*size, max_pixels) == tuple(expected)
 
 
 def test_frames_that_are_too_narrow_are_rejected():
@@ -259,20 +228,7 @@ def test_too_few_samples_with_a_score_abstain():
     assert TextReadout(PERCENTAGE).read(completions, "percentage").score is None
 
 
-@pytest.mark.parametrize(
-    ("text", "truncated", "score"),
-    [
-        ("<think><planning>p</planning> 40 % so far</think>\n<answer>85</answer>", False, 0.85),
-        ("<think>a</think><answer>1</answer>", False, 0.01),
-        ("<think>a</think><answer>100%</answer>", False, 1.0),
-        ("<think>40% then step 4", True, None),
-        ("<think>a</think>85", False, None),  # no answer
-        ("<answer>85</answer>", False, None),  # no thinking
-        ("85", False, None),
-        ("<think>is it <answer>85</answer>?", True, None),
-        ("<think>a</think><answer>85", True, None),
-    ],
-)
+@pytest.mark.parametrize(("text", "truncated", "score"), table("primo_answers"))
 def test_the_output_of_primo_is_parsed_strictly(text: str, truncated: bool, score: float | None):
     readout = primo_r1.judge_spec(PrimoSettings()).readouts["text"]
     judgment = readout.read([Completion(text, truncated=truncated)], "percentage")
@@ -325,18 +281,7 @@ def test_the_authors_prompts_are_parsed_and_not_executed(tmp_path: Path):
 # Curves
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([0.1, 0.2, 0.9], 1.0),
-        ([0.9, 0.2, 0.1], -1.0),
-        ([0.5, 0.5, 0.5], None),
-        ([0.5], None),
-        ([], None),
-        ([1, 3, 2, 4], 0.8),
-        ([0, 0, 1, 1], 0.894427191),
-    ],
-)
+@pytest.mark.parametrize(("values", "expected"), table("rank_correlations"))
 def test_value_order_correlation_is_spearmans_rank_correlation(
     values: list[float], expected: float | None
 ):
