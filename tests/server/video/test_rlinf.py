@@ -16,7 +16,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from rewardfleet import RewardFleet
 from rewardfleet.commands.main import main
@@ -40,6 +39,7 @@ from ...conftest import Serve, client_of, table
 from ..http.test_requests import metric
 from .test_abstention import original_request
 from .test_bad_input import check_problem
+from .test_openai import Endpoint
 
 RECORDED = json.loads(
     (Path(__file__).parents[2] / "third_party/recorded/rlinf_rlaif.json").read_text()
@@ -360,20 +360,10 @@ def test_answers_that_the_prompts_ask_for_have_the_scores_of_the_original():
 
 def test_the_route_answers_a_model_s_text_as_the_original(make_video: MakeVideo, tmp_path: Path):
     """Where the original has 0.0 for a text without a number, `--abstention 0` has it as well."""
-    texts = iter([text for text, _ in RECORDED["scores"]])
-    endpoint = FastAPI()
-
-    @endpoint.get("/v1/models")
-    async def models() -> dict[str, object]:
-        return {"data": []}
-
-    @endpoint.post("/v1/chat/completions")
-    async def complete() -> dict[str, object]:
-        message = {"role": "assistant", "content": next(texts)}
-        return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
-
+    endpoint = Endpoint()
+    endpoint.answers = [text for text, _ in RECORDED["scores"]]
     body = original_request(make_video(8))
-    with serving(endpoint) as url:
+    with serving(endpoint.app) as url:
         settings = VideoSettings(
             **PROFILE, openai_url=f"{url}/v1", openai_model="m", abstention=0, video_root=[tmp_path]
         )
