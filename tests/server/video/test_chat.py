@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from pydantic import JsonValue
 
 from rewardfleet_server.commands.demo import auroc
 from rewardfleet_server.http import app as http_app
@@ -23,10 +22,10 @@ from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.chat_api import TREND_DEAD_ZONE, task_of
 from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video
-from rewardfleet_server.video.judges import Judge, Judgment
+from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import DATA, client_of, table
+from ...conftest import DATA, Serve, client_of, table
 from ...gateways import fleet_of
 from ...measure import Stopwatch
 from ..test_engine import item_metrics
@@ -76,6 +75,12 @@ def trend_payload(*levels: int, n: int = 5, **fields: object) -> dict[str, Any]:
     return payload([gray(level) for level in levels], prompt, **fields)
 
 
+def item_of(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the item of `/score` with the frames of a request."""
+    urls = [part["image_url"]["url"] for part in body["messages"][0]["content"][:-1]]
+    return {"task_text": TASK, "frames_base64": [url.partition(",")[2] for url in urls]}
+
+
 def content_of(answer: httpx.Response) -> str:
     assert answer.status_code == 200, answer.text
     content = answer.json()["choices"][0]["message"]["content"]
@@ -102,46 +107,25 @@ def read_number(text: str) -> float | None:
 class LevelJudge(FakeJudge):
     """The score of a clip is the mean gray level of its last frame, as a share of 255."""
 
-    async def judge(
-        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
-    ) -> Judgment:
-        await super().judge(task_text, clip, backend_kwargs)
+    async def judge(self, task_text: str, clip: Clip, options: Mapping) -> Judgment:
+        await super().judge(task_text, clip, options)
         return Judgment(float(clip.frames[-1].mean()) / 255, "the level")
 
 
 class ProgressJudge(LevelJudge):
     """Its score is 0 until the end; the level is its progress."""
 
-    async def judge(
-        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
-    ) -> Judgment:
-        level = await super().judge(task_text, clip, backend_kwargs)
+    async def judge(self, task_text: str, clip: Clip, options: Mapping) -> Judgment:
+        level = await super().judge(task_text, clip, options)
         assert level.score is not None
         return Judgment(0.0, "", {"progress": level.score})
-
-
-Chat = Callable[..., httpx.Client]
-
-
-@pytest.fixture
-def chat(request: pytest.FixtureRequest) -> Chat:
-    """Serve judges by name, the first as the default; one judge is called `fake`."""
-
-    def start(judge: Judge | Mapping[str, Judge], **settings: object) -> httpx.Client:
-        judges = judge if isinstance(judge, Mapping) else {"fake": judge}
-        context = client_of(create_app(VideoSettings(**settings), judges))
-        client = context.__enter__()
-        request.addfinalizer(lambda: context.__exit__(None, None, None))
-        return client
-
-    return start
 
 
 # The answer
 
 
-def test_the_score_of_a_clip_is_a_plain_number(chat: Chat):
-    client = chat(LevelJudge())
+def test_the_score_of_a_clip_is_a_plain_number(serve: Serve):
+    client = serve(LevelJudge())
     answer = client.post(PATH, json=score_payload(0, 100, 255)).json()
     assert answer["choices"] == [
         {
@@ -167,51 +151,41 @@ def test_the_score_of_a_clip_is_a_plain_number(chat: Chat):
     assert score["provenance"]["frames"]["total"] == 3
 
 
-def test_a_tiny_score_is_not_written_in_scientific_notation(chat: Chat):
+def test_a_tiny_score_is_not_written_in_scientific_notation(serve: Serve):
     """Of 9.9e-05, a reader of plain numbers would take 9.9."""
-    content = content_of(chat(FakeJudge(9.9e-5)).post(PATH, json=score_payload(1)))
+    content = content_of(serve(FakeJudge(9.9e-5)).post(PATH, json=score_payload(1)))
     assert content == "0.000099"
     assert read_number(content) == pytest.approx(9.9e-5)
 
 
-@pytest.mark.slow
+STEP = TREND_DEAD_ZONE * 255
+
+
 @pytest.mark.parametrize("judge", [LevelJudge, ProgressJudge])
-@pytest.mark.parametrize(
-    ("levels", "label"),
-    [((0, 255), "positive"), ((255, 0), "negative"), ((100, 100), "unclear"), ((90,), "unclear")],
-)
 def test_the_trend_is_the_change_from_the_first_to_the_last_frame(
-    chat: Chat, judge: type[FakeJudge], levels: tuple[int, ...], label: str
+    serve: Serve, judge: type[FakeJudge]
 ):
-    answer = chat(judge()).post(PATH, json=trend_payload(*levels, n=len(levels)))
-    assert json.loads(content_of(answer)) == {"trend": label}
-    assert len(answer.json()["scores"]) == 2
+    """Unless it is within the dead zone."""
+    client = serve(judge())
+    for change, label in ((0, "unclear"), (0.8, "unclear"), (1.2, "positive"), (-1.2, "negative")):
+        request = trend_payload(100, 100 + round(change * STEP), n=2)
+        answer = client.post(PATH, json=request)
+        assert json.loads(content_of(answer)) == {"trend": label}
+        assert len(answer.json()["scores"]) == 2
+    assert read_trend(content_of(client.post(PATH, json=trend_payload(90, n=1)))) == "unclear"
 
 
-def test_a_change_within_the_dead_zone_is_unclear(chat: Chat):
-    client = chat(LevelJudge())
-    step = TREND_DEAD_ZONE * 255
-    for change, label in (
-        (0.8, "unclear"),
-        (1.2, "positive"),
-        (-0.8, "unclear"),
-        (-1.2, "negative"),
-    ):
-        request = trend_payload(100, 100 + round(change * step), n=2)
-        assert read_trend(content_of(client.post(PATH, json=request))) == label
-
-
-def test_a_trend_looks_at_single_frames_and_shares_them_with_later_windows(chat: Chat):
+def test_a_trend_looks_at_single_frames_and_shares_them_with_later_windows(serve: Serve):
     judge = LevelJudge()
-    client = chat(judge)
+    client = serve(judge)
     for first in range(0, 60, 10):
         levels = range(first, first + 50, 10)  # windows of five frames, one step apart
         client.post(PATH, json=trend_payload(*levels, n=5))
     assert judge.seen == [(0,)] * 10  # ten frames in six windows
 
 
-def test_the_frames_of_the_second_camera_are_not_judged(chat: Chat):
-    client = chat(LevelJudge())
+def test_the_frames_of_the_second_camera_are_not_judged(serve: Serve):
+    client = serve(LevelJudge())
     rising, falling = (0, 100, 200), (200, 100, 0)
     for n in (3, 5):  # the prompt says 5, whatever the length of the window
         request = trend_payload(*rising, *falling, n=n)
@@ -224,15 +198,15 @@ def test_the_frames_of_the_second_camera_are_not_judged(chat: Chat):
     assert "even number of frames" in answer.json()["error"]["message"]
 
 
-def test_cameras_may_differ_in_size(chat: Chat):
+def test_cameras_may_differ_in_size(serve: Serve):
     frames = [gray(0), gray(255), gray(9, size=16), gray(8, size=16)]
     request = payload(frames, TREND_PROMPT.format(task=TASK, n=2))
-    assert read_trend(content_of(chat(LevelJudge()).post(PATH, json=request))) == "positive"
+    assert read_trend(content_of(serve(LevelJudge()).post(PATH, json=request))) == "positive"
 
 
 @pytest.mark.parametrize("request_body", [score_payload(1), trend_payload(1, 2, n=2)])
-def test_an_abstention_is_neither_a_number_nor_a_label(chat: Chat, request_body: dict[str, Any]):
-    answer = chat(FakeJudge(None)).post(PATH, json=request_body)
+def test_an_abstention_is_neither_a_number_nor_a_label(serve: Serve, request_body: dict[str, Any]):
+    answer = serve(FakeJudge(None)).post(PATH, json=request_body)
     content = content_of(answer)
     assert read_trend(content) is None
     assert read_number(content) is None
@@ -245,17 +219,8 @@ def test_an_abstention_is_neither_a_number_nor_a_label(chat: Chat, request_body:
 @pytest.mark.parametrize(
     ("prompt", "task"),
     [
-        (SCORE_PROMPT, TASK),
         (TREND_PROMPT.replace("{n}", "5"), TASK),
-        ("Task: {task}", TASK),
-        ("  Task:{task} \nRate it.", TASK),
-        ("{task}", TASK),
-        ("  {task}\n", TASK),
-        ("You are performing the task: {task} and so on", None),
-        (
-            TREND_PROMPT.replace("{n}", "5").replace("{task}", "open it. then {task}"),
-            f"open it. then {TASK}",
-        ),
+        *table("tasks_in_prompts"),
     ],
 )
 def test_the_task_is_read_from_the_prompt(prompt: str, task: str | None):
@@ -266,10 +231,17 @@ def test_the_task_is_read_from_the_prompt(prompt: str, task: str | None):
 # Judges and models
 
 
+@pytest.fixture
+def two_judges() -> Iterator[httpx.Client]:
+    judges = {"low": FakeJudge(0.25), "PRIMO-R1": FakeJudge(0.75)}
+    with client_of(create_app(VideoSettings(), judges)) as client:
+        yield client
+
+
 def test_the_model_selects_a_loaded_judge_and_other_names_the_default(
-    chat: Chat, caplog: pytest.LogCaptureFixture
+    two_judges: httpx.Client, caplog: pytest.LogCaptureFixture
 ):
-    client = chat({"low": FakeJudge(0.25), "PRIMO-R1": FakeJudge(0.75)})
+    client = two_judges
     models = client.get("/v1/models").json()
     assert models["object"] == "list"
     assert [each["id"] for each in models["data"]] == ["low", "PRIMO-R1"]
@@ -291,10 +263,10 @@ def test_the_model_selects_a_loaded_judge_and_other_names_the_default(
 
 
 def test_warnings_about_unknown_models_are_limited(
-    chat: Chat, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("rewardfleet_server.video.chat_api._MAX_UNKNOWN_MODELS", 3)
-    client = chat(FakeJudge())
+    client = serve(FakeJudge())
     for number in range(6):
         model = f"{number}\n" + "x" * 10_000
         assert client.post(PATH, json=score_payload(1, model=model)).status_code == 200
@@ -305,8 +277,8 @@ def test_warnings_about_unknown_models_are_limited(
 # Requests
 
 
-def test_sampling_parameters_system_prompts_and_unknown_fields_are_ignored(chat: Chat):
-    client = chat(LevelJudge())
+def test_sampling_parameters_system_prompts_and_unknown_fields_are_ignored(serve: Serve):
+    client = serve(LevelJudge())
     expected = content_of(client.post(PATH, json=score_payload(40)))
     fields = {"top_p": 0.1, "seed": 3, "stop": ["x"], "logprobs": True, "n": 1, "stream": False}
     request = score_payload(40, **fields, user="me", extra_body={"a": [1]})
@@ -399,10 +371,12 @@ def test_reading_a_prompt_takes_linear_time(refusing: httpx.Client):
 # Failures, keys and metrics
 
 
-def test_failures_have_the_usual_statuses_and_headers_in_openais_format(chat: Chat, tmp_path: Path):
+def test_failures_have_the_usual_statuses_and_headers_in_openais_format(
+    serve: Serve, tmp_path: Path
+):
     keys = tmp_path / "keys"
     keys.write_text("secret\n")
-    client = chat(FakeJudge(), api_key_file=keys, max_body_mb=1)
+    client = serve(FakeJudge(), api_key_file=keys, max_body_mb=1)
     for answer in (client.post(PATH, json=score_payload(1)), client.get("/v1/models")):
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
         assert answer.json()["error"]["type"] == "authentication_error"
@@ -412,7 +386,7 @@ def test_failures_have_the_usual_statuses_and_headers_in_openais_format(chat: Ch
     answer = client.post(PATH, json=score_payload(1, user="x" * 2**20))
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
     check_problem(client.post("/score", json={}), "invalid")  # other routes have their own format
-    failing = chat(FakeJudge(error=RuntimeError("broken")))
+    failing = serve(FakeJudge(error=RuntimeError("broken")))
     for body in (score_payload(1), trend_payload(1, 2, n=2)):
         answer = failing.post(PATH, json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (502, "backend_failed")
@@ -421,10 +395,12 @@ def test_failures_have_the_usual_statuses_and_headers_in_openais_format(chat: Ch
 
 
 @pytest.mark.slow
-def test_a_service_at_capacity_says_when_to_try_again(chat: Chat, monkeypatch: pytest.MonkeyPatch):
+def test_a_service_at_capacity_says_when_to_try_again(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(http_app, "_MAX_WAITING", 1)
     limits = {"max_in_flight": 1, "max_queue_depth": 1}
-    client = chat(FakeJudge(wait_s=1, deterministic=False), **limits)
+    client = serve(FakeJudge(wait_s=1, deterministic=False), **limits)
     with ThreadPoolExecutor(6) as pool:
         requests = [trend_payload(level, level + 1, n=2) for level in range(6)]
         answers = list(pool.map(lambda body: client.post(PATH, json=body), requests))
@@ -438,29 +414,25 @@ def test_a_service_at_capacity_says_when_to_try_again(chat: Chat, monkeypatch: p
 
 @pytest.mark.parametrize("score", [0.5, None])
 def test_a_chat_request_is_counted_and_cached_like_an_item_of_score(
-    chat: Chat, score: float | None
+    serve: Serve, score: float | None
 ):
     chat_body = score_payload(1, 2)
-    urls = [part["image_url"]["url"] for part in chat_body["messages"][0]["content"][:-1]]
-    frames = [url.partition(",")[2] for url in urls]
-    bodies = {PATH: chat_body, "/score": {"task_text": TASK, "frames_base64": frames}}
+    bodies = {PATH: chat_body, "/score": item_of(chat_body)}
     found = []
     for path, body in bodies.items():
-        client = chat(FakeJudge(score))
+        client = serve(FakeJudge(score))
         for _ in range(2):
             assert client.post(path, json=body).status_code == 200
         found.append(item_metrics(client))
     assert found[0] == found[1]
 
 
-def test_a_score_is_shared_with_the_other_routes(chat: Chat):
+def test_a_score_is_shared_with_the_other_routes(serve: Serve):
     judge = LevelJudge()
-    client = chat(judge)
+    client = serve(judge)
     body = score_payload(1, 2)
     content_of(client.post(PATH, json=body))
-    urls = [part["image_url"]["url"] for part in body["messages"][0]["content"][:-1]]
-    item = {"task_text": TASK, "frames_base64": [url.partition(",")[2] for url in urls]}
-    assert client.post("/score", json=item).json()["cached"]
+    assert client.post("/score", json=item_of(body)).json()["cached"]
     assert len(judge.seen) == 1
 
 
@@ -499,9 +471,7 @@ def test_real_rollouts_get_the_numbers_of_score_and_their_trends_point_the_right
             body = payload(frames, SCORE_PROMPT.format(task=rollout["task_text"]))
             number = read_number(content_of(client.post(PATH, json=body)))
             assert number is not None
-            urls = [part["image_url"]["url"] for part in body["messages"][0]["content"][:-1]]
-            encoded = [url.partition(",")[2] for url in urls]
-            item = {"task_text": rollout["task_text"], "frames_base64": encoded}
+            item = {**item_of(body), "task_text": rollout["task_text"]}
             score = client.post("/score", json=item).json()["score"]
             assert number == pytest.approx(score, abs=1e-6)
             numbers[rollout["success"]].append(number)
