@@ -1,9 +1,4 @@
-"""`--abstention`: what a judge's abstention is, for clients that know it and for those that do not.
-
-The original client of RLinf-RLAIF posts `task_text`, `video_path`, `nframes` and `max_pixels`. It
-takes the simulator's own success instead of anything but a 200 with a numeric `score`, or raises if
-`fail_on_request_error` is set.
-"""
+"""`--abstention`: what clients get where a judge abstains, in its modes `null` and `error`."""
 
 import asyncio
 import base64
@@ -34,43 +29,6 @@ def original_request(path: Path, **fields: object) -> dict[str, object]:
     """Build the request of the original client for an episode of 16 sampled frames."""
     body = {"task_text": "t", "video_path": str(path), "nframes": 16, "max_pixels": 256 * 28 * 28}
     return {**body, **fields}
-
-
-def original_score(
-    client: httpx.Client, body: dict[str, object], fallback: float, *, fail: bool = False
-) -> float:
-    """Return what the original client makes of the service's answer."""
-    answer = client.post("/score", json=body)
-    if answer.status_code != 200:
-        if fail:
-            raise RuntimeError(answer.text[:300])
-        return fallback
-    score = answer.json()["score"]
-    try:
-        return float(score)
-    except TypeError:
-        if fail:
-            raise RuntimeError(f"score={score}") from None
-        return fallback
-
-
-def test_the_original_client_gets_scores(serve: Serve, make_video: MakeVideo):
-    client = serve(FakeJudge(0.75))
-    body = original_request(make_video(20))
-    assert original_score(client, body, fallback=0.0, fail=True) == 0.75
-    body = original_request(make_video(20), backend="fake", backend_kwargs={})
-    assert original_score(client, body, fallback=0.0, fail=True) == 0.75
-
-
-@pytest.mark.parametrize("abstention", ["null", "error"])
-def test_the_original_client_takes_an_abstention_for_a_failure_in_both_modes(
-    serve: Serve, make_video: MakeVideo, abstention: str
-):
-    client = serve(FakeJudge(None), abstention=abstention)
-    body = original_request(make_video(20))
-    assert original_score(client, body, fallback=1.0) == 1.0  # the simulator's own success
-    with pytest.raises(RuntimeError, match="score=None" if abstention == "null" else "abstained"):
-        original_score(client, body, fallback=1.0, fail=True)
 
 
 @pytest.fixture

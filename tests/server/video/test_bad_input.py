@@ -9,9 +9,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 
-import cv2
 import httpx
-import numpy as np
 import pytest
 
 from rewardfleet.wire.errors import STATUS, ErrorKind
@@ -116,18 +114,15 @@ def test_a_video_without_frames_is_invalid(client, make_video):
 
 
 @pytest.mark.slow
-def test_an_8k_video_is_too_large(client, tmp_path):
-    path = tmp_path / "8k.mp4"
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 20.0, (7680, 4320))
-    writer.write(np.zeros((4320, 7680, 3), np.uint8))
-    writer.release()
+def test_an_8k_video_is_too_large(client, make_video):
+    path = make_video(1, width=7680, height=4320)
     check_problem(post_path(client, path), "too_large", "7680x4320", "4096x2304")
 
 
-def test_a_video_of_too_many_frames_is_too_large(serve, make_video, monkeypatch):
-    client = serve()
-    monkeypatch.setattr("rewardfleet_server.video.clip.frames.MAX_SOURCE_FRAMES", 30)
-    check_problem(post_path(client, make_video(31)), "too_large", "31 frames", "at most 30")
+@pytest.mark.slow
+def test_a_video_of_too_many_frames_is_too_large(client, make_video):
+    path = make_video(20_001, width=16, height=16)
+    check_problem(post_path(client, path), "too_large", "20001 frames", "at most 20000")
 
 
 def test_a_video_with_fewer_frames_than_it_states_is_invalid(client, make_video):
@@ -321,10 +316,8 @@ def post_raw(client: httpx.Client, content: bytes, **headers: str) -> httpx.Resp
         b'"text"',
         b"\xff\xfe",
         b'{"task_text": "\\ud800", "video_path": "valid.mp4"}',
-        b'{"task_text": "x", "frames_base64": ["AA=="], "fps": NaN}',
         b'{"task_text": "x", "frames_base64": ["AA=="], "backend_kwargs": {"t": NaN}}',
         b'{"task_text": "x", "frames_base64": ["AA=="], "backend_kwargs": {"t": Infinity}}',
-        b'{"task_text": "x", "video_path": "valid.mp4", "nframes": 1e999}',
         b"[" * 100_000 + b"]" * 100_000,
         b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
         b'{"backend_kwargs": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}",

@@ -247,14 +247,6 @@ async def test_the_client_sends_frames_in_single_requests_and_batches(client, ju
     assert len(judge.seen) == 7
 
 
-def test_one_request_has_all_items_of_a_batch(client):
-    clips = [clip(seed=seed) for seed in range(3)]
-    requests = [video_request(TASK, each) for each in clips]
-    with blocking.RewardFleet(video=str(client.base_url)) as fleet:
-        fleet.video.score_batch(requests)
-    assert 'batch_duration_seconds_count{service="video"} 1.0' in client.get("/metrics").text
-
-
 @pytest.mark.parametrize("options", [{}, {"compress_frames": True}], ids=["plain", "zstd"])
 async def test_a_batch_may_have_frames_and_large_files(client, make_video, options):
     file = make_video(8).read_bytes() + b"\0\x20\0\0free" + bytes(2**21 - 8)
