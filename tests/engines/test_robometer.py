@@ -28,6 +28,7 @@ from rewardfleet_server.video.judges.vlm.families.robometer import (
 from rewardfleet_server.video.judges.vlm.families.robometer_checkpoint import ADDED_TOKENS
 from rewardfleet_server.video.settings import VideoSettings
 
+from ..conftest import DATA
 from .conftest import TASK, VIDEOS
 
 QUESTION = "How much of the task is done? " + TASK
@@ -206,24 +207,9 @@ def test_options_that_cannot_work_are_rejected(
 
 def test_the_published_size_has_the_published_number_of_parameters():
     """Of robometer/Robometer-4B: 10 bins, five more tokens, and the weights that are not used."""
-    config = transformers.Qwen3VLConfig(
-        text_config={
-            "vocab_size": 151_669 + len(ADDED_TOKENS),
-            "hidden_size": 2560,
-            "intermediate_size": 9728,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-        },
-        vision_config={
-            "depth": 24,
-            "hidden_size": 1024,
-            "intermediate_size": 4096,
-            "out_hidden_size": 2560,
-            "deepstack_visual_indexes": [5, 11, 17],
-        },
-    )
+    sizes = json.loads((DATA / "engines" / "full_size.json").read_text())["Qwen3-VL-4B"]
+    text = {**sizes["text"], "vocab_size": 151_669 + len(ADDED_TOKENS)}
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=sizes["vision"])
     with torch.device("meta"):
         model = RobometerModel(config, bins=10)
     unused_head = sum(weight.numel() for weight in model.success_head.parameters())

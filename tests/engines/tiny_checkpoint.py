@@ -33,20 +33,10 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_TEMPLATE = (
-    "{% set pictures = namespace(count=0) %}{% for m in messages %}"
-    "{% if loop.first and m['role'] != 'system' %}"
-    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
-    "<|im_start|>{{ m['role'] }}\n"
-    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
-    "{% if c['type'] == 'image' or 'image' in c or 'image_url' in c %}"
-    "{% set pictures.count = pictures.count + 1 %}"
-    "{% if add_vision_id %}Picture {{ pictures.count }}: {% endif %}"
-    "<|vision_start|><|image_pad|><|vision_end|>"
-    "{% elif c['type'] == 'video' or 'video' in c %}<|vision_start|><|video_pad|><|vision_end|>"
-    "{% elif 'text' in c %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+_DATA = Path(__file__).parents[1] / "data" / "engines"
+_TEMPLATE = (_DATA / "chat_template.jinja").read_text()
+#: The configurations of the tiny models, without what depends on the tokenizer.
+_CONFIGS = _DATA / "tiny_configs.json"
 #: Minimum and maximum pixels of a frame in the processors of the published checkpoints.
 _PIXELS = {"shortest_edge": 3136, "longest_edge": 12_845_056}
 
@@ -166,39 +156,21 @@ def _ids(tokenizer: Any) -> dict[str, int]:
     return {key: tokenizer.convert_tokens_to_ids(name) for key, name in names.items()}
 
 
-def _text_config(tokenizer: Any, context: int, **more: Any) -> dict[str, Any]:
-    return {
+def _config(kind: str, tokenizer: Any, context: int) -> dict[str, Any]:
+    """Return the configuration of a tiny model with the tokens of a tokenizer."""
+    config: dict[str, Any] = json.loads(_CONFIGS.read_text())[kind]
+    config["text_config"] |= {
         "vocab_size": (len(tokenizer) + 63) // 64 * 64,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
         "max_position_embeddings": context,
         "bos_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
-        **more,
     }
+    return {**config, "tie_word_embeddings": False, **_ids(tokenizer)}
 
 
 def _qwen2_5(tokenizer: Any, context: int) -> tuple[Any, Any]:
-    rope = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 1e6}
-    config = hf.Qwen2_5_VLConfig(
-        text_config=_text_config(tokenizer, context, rope_parameters=rope),
-        vision_config={
-            "depth": 2,
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_heads": 2,
-            "out_hidden_size": 128,
-            "fullatt_block_indexes": [1],
-            "window_size": 112,
-            "tokens_per_second": 2,
-        },
-        tie_word_embeddings=False,
-        **_ids(tokenizer),
-    )
+    config = hf.Qwen2_5_VLConfig(**_config("qwen2_5_vl", tokenizer, context))
     processor = hf.Qwen2_5_VLProcessor(
         image_processor=hf.Qwen2VLImageProcessor(size=_PIXELS),
         video_processor=hf.Qwen2VLVideoProcessor(size=_PIXELS, do_sample_frames=False),
@@ -209,29 +181,7 @@ def _qwen2_5(tokenizer: Any, context: int) -> tuple[Any, Any]:
 
 
 def _qwen3(tokenizer: Any, context: int) -> tuple[Any, Any]:
-    rope = {
-        "rope_type": "default",
-        "mrope_section": [6, 5, 5],
-        "mrope_interleaved": True,
-        "rope_theta": 5e6,
-    }
-    config = hf.Qwen3VLConfig(
-        text_config=_text_config(tokenizer, context, head_dim=32, rope_parameters=rope),
-        vision_config={
-            "depth": 3,
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_heads": 2,
-            "out_hidden_size": 128,
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "num_position_embeddings": 256,
-            "deepstack_visual_indexes": [0, 1],
-        },
-        tie_word_embeddings=False,
-        **_ids(tokenizer),
-    )
+    config = hf.Qwen3VLConfig(**_config("qwen3_vl", tokenizer, context))
     half = [0.5] * 3
     processor = hf.Qwen3VLProcessor(
         image_processor=hf.Qwen2VLImageProcessor(
