@@ -309,15 +309,8 @@ def post_raw(client: httpx.Client, content: bytes, **headers: str) -> httpx.Resp
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"{",
-        b"null",
-        b"[]",
-        b'"text"',
+        *map(str.encode, table("invalid_json")),
         b"\xff\xfe",
-        b'{"task_text": "\\ud800", "video_path": "valid.mp4"}',
-        b'{"task_text": "x", "frames_base64": ["AA=="], "backend_kwargs": {"t": NaN}}',
-        b'{"task_text": "x", "frames_base64": ["AA=="], "backend_kwargs": {"t": Infinity}}',
         b"[" * 100_000 + b"]" * 100_000,
         b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
         b'{"backend_kwargs": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}",

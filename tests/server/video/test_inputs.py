@@ -16,14 +16,7 @@ import httpx
 import pytest
 import trustme
 
-from rewardfleet.wire.errors import (
-    BackendFailed,
-    DeadlineExceeded,
-    Forbidden,
-    InvalidRequest,
-    NotFound,
-    TooLarge,
-)
+from rewardfleet.wire.errors import BackendFailed, DeadlineExceeded, RewardFleetError
 from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.video.clip import fetch
 from rewardfleet_server.video.clip.fetch import Fetcher, is_public
@@ -298,21 +291,12 @@ async def test_a_video_is_fetched_from_the_address_that_was_checked(fetched_site
     assert host == f"site.example:{server.server_address[1]}"
 
 
-@pytest.mark.parametrize(
-    ("path", "error"),
-    [
-        ("/missing", NotFound),
-        ("/broken", BackendFailed),
-        ("/large", TooLarge),
-        ("/loop", BackendFailed),
-        ("/internal", Forbidden),
-        ("/http", InvalidRequest),
-    ],
-)
-async def test_failures_of_a_fetch_are_typed(fetched_site, path, error):
+@pytest.mark.parametrize(("path", "kind"), table("failing_fetches"))
+async def test_failures_of_a_fetch_are_typed(fetched_site, path, kind):
     _, fetch_path = fetched_site
-    with pytest.raises(error):
+    with pytest.raises(RewardFleetError) as failure:
         await fetch_path(path)
+    assert failure.value.kind == kind
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ from rewardfleet_server.video.judges.vlm.readouts import LabelReadout
 from rewardfleet_server.video.prompts.authors import prompts_of
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import table
+from ...conftest import DATA, table
 
 #: The part of a checkpoint's config.json that is read before loading.
 CONFIG = {
@@ -82,24 +82,20 @@ def test_roboreward_is_decoded_greedily():
 
 
 def test_the_score_of_topreward_is_the_share_of_true_and_keeps_the_log_probability():
-    readout = LabelReadout(
-        "true_logprob v1", topreward.PROMPT, {1.0: (7,), 0.0: (8,)}, "true_logprob"
-    )
-    (completion,) = [Completion(" True", truncated=True, logprobs={7: -20.0, 8: -22.0})]
-    judgment = readout.read([completion], "auto")
+    labels = {1.0: (7,), 0.0: (8,)}
+    readout = LabelReadout("true_logprob v1", topreward.PROMPT, labels, "true_logprob")
+
+    def read(true: float, false: float) -> Judgment:
+        completion = Completion(" True", truncated=True, logprobs={7: true, 8: false})
+        return readout.read([completion], "auto")
+
+    judgment = read(-20.0, -22.0)
     assert judgment.score == pytest.approx(1 / (1 + np.exp(-2)))
     assert judgment.components["true_logprob"] == -20.0
+    judgment = read(-np.inf, -1.0)
+    assert judgment.score == 0 and "true_logprob" not in judgment.components
     params = readout.generation_params(topreward._SAMPLING, 1)
     assert (params.max_tokens, params.labels) == (1, (7, 8))
-
-
-def test_a_true_without_any_probability_has_no_component():
-    readout = LabelReadout(
-        "true_logprob v1", topreward.PROMPT, {1.0: (7,), 0.0: (8,)}, "true_logprob"
-    )
-    completion = Completion("", truncated=True, logprobs={7: -np.inf, 8: -1.0})
-    judgment = readout.read([completion], "auto")
-    assert judgment.score == 0 and "true_logprob" not in judgment.components
 
 
 @pytest.mark.parametrize(("logs", "values"), table("topreward_curves"))
@@ -297,25 +293,11 @@ def test_scores_of_sole_are_not_cached():
 
 # The authors' prompts
 
-README = """
-# Model
-
-```python
-print("x")
-```
-
-```text
-Grade {it} now. ANSWER: <score>
-
-Task: <INSERT TASK HERE>
-```
-"""
+AUTHORS = DATA / "video" / "authors"
 
 
-def test_the_prompt_of_roboreward_is_read_from_the_authors_file(tmp_path: Path):
-    file = tmp_path / "README.md"
-    file.write_text(README.replace("{it}", "it"))
-    settings = roboreward.RoboRewardSettings(prompts=file)
+def test_the_prompt_of_roboreward_is_read_from_the_authors_file():
+    settings = roboreward.RoboRewardSettings(prompts=AUTHORS / "roboreward.md")
     prompt = roboreward.judge_spec(settings).readouts["grade"].prompt
     assert prompt.render("lift").startswith("Grade it")
     assert prompt.render("lift").endswith("Task: lift") and prompt.name == "roboreward_authors"
@@ -323,43 +305,17 @@ def test_the_prompt_of_roboreward_is_read_from_the_authors_file(tmp_path: Path):
 
 def test_many_unclosed_blocks_are_read_in_linear_time(tmp_path: Path):
     file = tmp_path / "README.md"
-    file.write_text("```text\n" * 50_000 + README.replace("{it}", "it"))
+    file.write_text("```text\n" * 50_000 + (AUTHORS / "roboreward.md").read_text())
     assert roboreward.authors_text(file).render("lift").startswith("Grade it")
 
 
-CLIENT = """
-class Client:
-    def parts(self, instruction, description):
-        if description is not None:
-            prompt_text = f"{description} The video shows: "
-        else:
-            prompt_text = "The video shows: "
-        if self.template:
-            instruction_suffix = f"{instruction} True or not? Answer:"
-        else:
-            instruction_suffix = f"{instruction} True or not? Answer: True"
-"""
-
-
-def test_the_prompt_of_topreward_is_read_from_the_authors_file(tmp_path: Path):
-    file = tmp_path / "qwen.py"
-    file.write_text(CLIENT)
-    rendered = topreward.authors_text(file).render("lift {it}")
+def test_the_prompt_of_topreward_is_read_from_the_authors_file():
+    rendered = topreward.authors_text(AUTHORS / "topreward.txt").render("lift {it}")
     assert rendered == "The video shows: lift {it} True or not? Answer:"
 
 
-SOLE = """
-SYSTEM_PROMPT_TEMPLATE = ("Think. " + "Answer." + " Done.")
-USER_QUESTION_TEMPLATE = "Two views of {task_description} at {prev_progress}%."
-USER_QUESTION_EXTERNAL_VIEW_TEMPLATE = "One view of {task_description}. " + \\
-    "It was at {prev_progress}%. And now?"
-"""
-
-
-def test_the_prompts_of_sole_are_read_from_the_authors_file(tmp_path: Path):
-    file = tmp_path / "constants.py"
-    file.write_text(SOLE)
-    spec = sole_r1.judge_spec(sole_r1.SoleSettings(prompts=file))
+def test_the_prompts_of_sole_are_read_from_the_authors_file():
+    spec = sole_r1.judge_spec(sole_r1.SoleSettings(prompts=AUTHORS / "sole.txt"))
     assert spec.system is not None and spec.system.render("t") == "Think. Answer. Done."
     question = spec.readouts["progress"].prompt.render("lift", previous_progress="-5")
     assert question == "One view of lift. It was at -5%. And now?"
@@ -376,12 +332,9 @@ def test_the_prompts_of_sole_are_read_from_the_authors_file(tmp_path: Path):
     "text",
     [
         *table("files_without_prompts"),
-        CLIENT.replace("Answer: True", "Answer:"),
-        SOLE.replace("{prev_progress}", ""),
         "A = " + "+".join(["'x'"] * 50_000),
         "A = " + "+".join(["'x'"] * 980),
         "A = " + "-" * 100_000 + "1",
-        README,
     ],
     ids=range(21),
 )

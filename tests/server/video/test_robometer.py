@@ -11,24 +11,14 @@ from rewardfleet_server.video.judges.vlm.families.robometer import authors_text
 from rewardfleet_server.video.judges.vlm.families.robometer_checkpoint import read_layout
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import table
+from ...conftest import DATA, table
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen3_vl",
     "vision_config": {"patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2},
     "text_config": {"max_position_embeddings": 32768, "hidden_size": 8},
 }
-YAML = """\
-model:
-  base_model_id: Qwen/Qwen3-VL-4B-Instruct
-  use_multi_image: true
-  use_per_frame_progress_token: true  # a comment
-data:
-  max_frames: 8
-loss:
-  progress_loss_type: 'discrete'
-  progress_discrete_bins: 10
-"""
+YAML = (DATA / "video" / "robometer.yaml").read_text()
 EMBEDDING = "model.language_model.embed_tokens.weight"
 
 

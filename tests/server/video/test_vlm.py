@@ -26,7 +26,7 @@ from rewardfleet_server.video.judges.vlm.settings import ModelSettings
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import served, table
+from ...conftest import DATA, served, table
 from ...measure import CpuStopwatch
 
 #: The part of a checkpoint's config.json that is read before loading.
@@ -254,22 +254,8 @@ def test_primo_has_the_sampling_of_its_authors():
 # The authors' prompts
 
 
-AUTHORS = """
-import os
-SYSTEM_PROMPT = ("Keep to {this} " "format.")
-QUESTION_TEMPLATE = (
-    "QUESTION:\\n{Question}\\n\\nQUESTION TYPE:\\n{question_type}\\n\\n"
-    "Answer as `{question_type}`."
-)
-TYPE_TEMPLATE = {"regression": " Give a number.", "boolean": " Yes or no."}
-UNREADABLE = os.environ
-"""
-
-
-def test_the_authors_prompts_are_parsed_and_not_executed(tmp_path: Path):
-    file = tmp_path / "primo_prompts.py"
-    file.write_text(AUTHORS.replace("UNREADABLE = os.environ", "raise SystemExit"))
-    spec = primo_r1.judge_spec(PrimoSettings(prompts=file))
+def test_the_authors_prompts_are_parsed_and_not_executed():
+    spec = primo_r1.judge_spec(PrimoSettings(prompts=DATA / "video" / "authors" / "primo.txt"))
     assert spec.system is not None and spec.system.render("t") == "Keep to {this} format."
     user = spec.readouts["text"].prompt
     assert user.render("stack the bowls").startswith("QUESTION:\nThe first picture is")
