@@ -26,6 +26,8 @@ from rewardfleet_server.video.judges.loading import load_judges
 from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import image_base64, served_with
+from ..http.test_requests import metric
+from ..up.test_supervisor import is_running
 
 #: Calls that a judge without coroutines works on at the same time.
 THREADS = min(32, (os.cpu_count() or 1) + 4)
@@ -160,30 +162,20 @@ def at_work(
         yield calls
 
 
-def metric(client: httpx.Client, name: str) -> float:
-    for line in client.get("/metrics").text.splitlines():
-        if line.startswith(f"rewardfleet_{name} "):
-            return float(line.rpartition(" ")[2])
-    raise AssertionError(name)
-
-
 def restarts(client: httpx.Client) -> float:
-    return metric(client, 'judge_restarts_total{backend="mine"}')
+    return metric(client, 'rewardfleet_judge_restarts_total{backend="mine"}')
 
 
 def abandoned(client: httpx.Client) -> float:
-    return metric(client, 'judge_abandoned_calls{backend="mine"}')
+    return metric(client, 'rewardfleet_judge_abandoned_calls{backend="mine"}')
+
+
+def in_flight(client: httpx.Client) -> float:
+    return metric(client, 'rewardfleet_in_flight_items{service="video"}')
 
 
 def is_ready(client: httpx.Client) -> bool:
     return client.get("/readyz").status_code == 200
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends during the read
-        return False
 
 
 def test_the_factory_runs_once_in_another_process_and_calls_run_in_its_threads(client, folder):
@@ -249,14 +241,14 @@ def test_the_calls_of_a_judge_that_dies_are_failures_and_it_is_started_again(
     first, second = folder.starts
     assert post(client).json()["model_output"] == str(second)
     assert restarts(client) == 1
-    assert not is_alive(first)
+    assert not is_running(first)
 
 
 def test_processes_that_a_judge_started_end_with_it(client):
     helper = int(post(client, "start").json()["model_output"])
-    assert is_alive(helper)
+    assert is_running(helper)
     post(client, "end")
-    wait_until(lambda: not is_alive(helper))
+    wait_until(lambda: not is_running(helper))
     wait_until(lambda: is_ready(client))
 
 
@@ -283,7 +275,7 @@ def test_a_judge_whose_restart_hangs_is_killed_and_started_again(folder, monkeyp
         post(client, "end")
         reason = "it was not ready within 5 s"
         wait_until(lambda: reason in client.get("/readyz").json().get("detail", ""))
-        assert not is_alive(folder.starts[1])
+        assert not is_running(folder.starts[1])
         (folder.path / "hanging").unlink()
         wait_until(lambda: is_ready(client))
         assert post(client).status_code == 200
@@ -315,7 +307,7 @@ def test_a_judge_whose_threads_all_hang_is_killed_and_started_again(
     wait_until(lambda: is_ready(client))
     assert post(client).status_code == 200
     assert (restarts(client), abandoned(client)) == (1, 0)
-    assert not is_alive(folder.starts[0])
+    assert not is_running(folder.starts[0])
 
 
 @pytest.mark.slow
@@ -393,7 +385,7 @@ async def test_its_process_ends_if_another_judge_fails_at_startup(folder):
         async with app.service.lifespan():
             raise AssertionError("it has started")
     # It is killed, and at most 2 s are spent on waiting for its end.
-    await asyncio.to_thread(wait_until, lambda: not is_alive(folder.starts[0]))
+    await asyncio.to_thread(wait_until, lambda: not is_running(folder.starts[0]))
 
 
 def test_nothing_is_started_if_another_judge_cannot_work_with_the_settings(folder):
@@ -433,13 +425,13 @@ def start(folder: Folder) -> Iterator[Callable[..., tuple[subprocess.Popen[str],
 def test_a_service_with_a_hung_judge_exits_after_its_shutdown_timeout(start, folder):
     process, client = start("--set=shutdown_timeout_s=1")
     with client, at_work(folder, client, "hang", THREADS + 2) as calls:
-        wait_until(lambda: metric(client, 'in_flight_items{service="video"}') == THREADS + 2)
+        wait_until(lambda: in_flight(client) == THREADS + 2)
         begun = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert {call.result().status_code for call in calls} == {503}
         assert process.wait(60) == 0
         assert time.monotonic() - begun >= 1
-    wait_until(lambda: not is_alive(folder.starts[0]))
+    wait_until(lambda: not is_running(folder.starts[0]))
     assert all(json.loads(line) for line in process.stderr), "the log is JSON"
 
 
@@ -451,9 +443,9 @@ def test_the_judge_ends_with_a_service_that_is_killed(start, folder, task):
         call = pool.submit(post, client, task)
         wait_until(lambda: len(folder.calls) == 1)
         [judge] = folder.starts
-        assert is_alive(judge)
+        assert is_running(judge)
         process.kill()
-        wait_until(lambda: not is_alive(judge))
+        wait_until(lambda: not is_running(judge))
         assert isinstance(call.exception(), httpx.TransportError)
 
 
@@ -488,7 +480,7 @@ def test_a_service_whose_own_threads_hang_exits_after_its_shutdown_timeout():
                 body = {"task_text": "go", "frames_base64": [image_base64()]}
                 with ThreadPoolExecutor(1) as pool:
                     call = pool.submit(client.post, "/score", json=body)
-                    wait_until(lambda: metric(client, 'in_flight_items{service="video"}') == 1)
+                    wait_until(lambda: in_flight(client) == 1)
                     begun = time.monotonic()
                     process.send_signal(signal.SIGTERM)
                     assert call.result().status_code == 503

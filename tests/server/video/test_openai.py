@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import cv2
 import httpx
@@ -88,7 +88,8 @@ def post_score(endpoint: Endpoint, tmp_path) -> Iterator:
 
 @contextmanager
 def serving_judge(endpoint: Endpoint | str, **settings: object):
-    with _url_of(endpoint) as url:
+    is_url = isinstance(endpoint, str)
+    with nullcontext(endpoint) if is_url else serving(endpoint.app) as url:
         settings = {"backend": ["openai"], "openai_url": f"{url}/v1", **settings}
         settings = VideoSettings(openai_model="judge-7b", **settings)
         with client_of(create_app(settings)) as client:
@@ -99,15 +100,6 @@ def serving_judge(endpoint: Endpoint | str, **settings: object):
                 return client.post("/score", json=body)
 
             yield post_score
-
-
-@contextmanager
-def _url_of(endpoint: Endpoint | str) -> Iterator[str]:
-    if isinstance(endpoint, str):
-        yield endpoint
-    else:
-        with serving(endpoint.app) as url:
-            yield url
 
 
 def test_the_text_is_parsed_as_a_percentage(post_score, endpoint):

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -45,6 +46,15 @@ def results(client: httpx.Client) -> list[dict[str, object]]:
     return client.post("/score/batch", json={"items": items}).json()["results"]
 
 
+def scores_of(results: list[dict[str, Any]], **fields: bool) -> list[float]:
+    """Return the scores of the rollouts that have these fields."""
+    return [
+        result["score"]
+        for result, rollout in zip(results, ROLLOUTS, strict=True)
+        if fields.items() <= rollout.items()
+    ]
+
+
 def test_no_rollout_of_the_tests_is_in_the_library():
     shipped = {path.name for path in SHIPPED.glob("*.mp4")}
     assert shipped and not shipped & {Path(rollout["file"]).name for rollout in ROLLOUTS}
@@ -82,14 +92,7 @@ def test_the_library_is_small_and_states_its_license():
 @pytest.mark.slow
 def test_successes_are_distinguished_from_failures(results):
     """At least 0.95 AUROC and at most 10% false positives at the default threshold."""
-    successes = [
-        result["score"] for result, rollout in zip(results, ROLLOUTS, strict=True)
-        if rollout["success"]
-    ]  # fmt: skip
-    failures = [
-        result["score"] for result, rollout in zip(results, ROLLOUTS, strict=True)
-        if not rollout["success"]
-    ]  # fmt: skip
+    successes, failures = scores_of(results, success=True), scores_of(results, success=False)
     assert (len(successes), len(failures)) == (14, 24)
     assert auroc(successes, failures) >= 0.95
     assert sum(score >= 0.5 for score in failures) / len(failures) <= 0.10
@@ -125,7 +128,7 @@ def test_a_success_of_another_task_in_the_same_scene_is_a_failure(client):
 
 @pytest.mark.slow
 def test_near_misses_are_failures(results):
-    scores = [r["score"] for r, each in zip(results, ROLLOUTS, strict=True) if each["near_miss"]]
+    scores = scores_of(results, near_miss=True)
     assert len(scores) == 14
     assert sum(score >= 0.5 for score in scores) == 0
 

@@ -42,10 +42,6 @@ def clip(count: int) -> Clip:
     return Clip(frames, tuple(range(0, 10 * count, 10)), 10 * count, 20.0, 784)
 
 
-def settings(**given: object) -> VideoSettings:
-    return VideoSettings(**given)
-
-
 # Checks before anything is loaded
 
 
@@ -60,7 +56,7 @@ def test_a_folder_without_a_model_of_the_family_is_rejected(
     if content:
         (folder / "config.json").write_text(content)
     with pytest.raises(ValueError, match=message):
-        find_judge(judge, settings(backend=[judge], model_path=str(folder)))
+        find_judge(judge, VideoSettings(backend=[judge], model_path=str(folder)))
 
 
 @pytest.mark.parametrize(("judge", "given", "message"), table("settings_of_vlms"))
@@ -70,13 +66,13 @@ def test_settings_that_cannot_work_are_rejected(
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     path = {} if judge == "openai" else {"model_path": str(tmp_path)}
     with pytest.raises(ValueError, match=message):
-        find_judge(judge, settings(backend=[judge], **path, **given))
+        find_judge(judge, VideoSettings(backend=[judge], **path, **given))
 
 
 @pytest.mark.parametrize("ids", ["zero", "0,0", "", "0;1", "-1", "0,"])
 def test_gpu_ids_are_distinct_numbers(ids: str):
     with pytest.raises(ValueError, match="give numbers, each once, like 0 or 0,1"):
-        settings(gpu_ids=ids)
+        VideoSettings(gpu_ids=ids)
 
 
 def test_all_judges_are_checked_before_any_is_loaded(
@@ -88,10 +84,10 @@ def test_all_judges_are_checked_before_any_is_loaded(
     monkeypatch.setattr(loading, "find_judge", lambda name, _: _FOUND[name]())
     monkeypatch.setitem(_FOUND, "first", lambda: DeferredJudge(load))
     with pytest.raises(ValueError, match="nosuch"):
-        create_app(settings(backend=["first", "nosuch"]))
+        create_app(VideoSettings(backend=["first", "nosuch"]))
 
 
-_FOUND: dict = {"nosuch": lambda: find_judge("nosuch", settings())}
+_FOUND: dict = {"nosuch": lambda: find_judge("nosuch", VideoSettings())}
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
@@ -106,8 +102,8 @@ def test_models_that_need_more_memory_than_the_gpus_have_are_rejected(
     }
     monkeypatch.setattr(loading, "find_judge", lambda name, _: deferred[name])
     monkeypatch.setattr(loading, "gpu_count", lambda: gpus)
-    assert set(loading.load_judges(settings(backend=["second", "same-as-second"])))
-    both = settings(backend=["first", "second"])
+    assert set(loading.load_judges(VideoSettings(backend=["second", "same-as-second"])))
+    both = VideoSettings(backend=["first", "second"])
     if gpus:
         message = "2 models .*_utilization 0.8 and second.gpu_memory_utilization 0.9 are more"
         with pytest.raises(ValueError, match=message):
@@ -119,7 +115,7 @@ def test_models_that_need_more_memory_than_the_gpus_have_are_rejected(
 @pytest.mark.parametrize("judge", ["qwen2_5_vl_vllm", "PRIMO-R1"])
 def test_a_judge_without_a_checkpoint_names_the_flag(judge: str):
     with pytest.raises(ValueError, match=f"the judge {judge} needs --"):
-        find_judge(judge, settings())
+        find_judge(judge, VideoSettings())
 
 
 def test_the_settings_may_shorten_the_context(tmp_path: Path):
