@@ -220,23 +220,20 @@ async def test_sole_asks_about_each_frame_with_the_progress_before():
 
 async def test_an_unreadable_answer_leaves_the_progress_of_the_next_question():
     engine = ScriptedEngine(*answers("30", "thirty", "40"))
-    judgment = await sole_judge(engine).judge("t", clip(4), {})
+    await sole_judge(engine).judge("t", clip(4), {})
     assert "previous moment is 30%." in engine.questions[2]
-    assert judgment.score == 0.4 and judgment.components["unreadable_answers"] == 1
-    assert judgment.curve is not None and judgment.curve.values == [0.0, 0.3, None, 0.4]
 
 
-async def test_an_unreadable_last_answer_abstains():
-    engine = ScriptedEngine(*answers("30", "?"))
-    judgment = await sole_judge(engine).judge("t", clip(3), {})
-    assert judgment.score is None and "progress" not in judgment.components
-    assert judgment.components["unreadable_answers"] == 1
-    assert judgment.curve is not None and judgment.curve.values == [0.0, 0.3, None]
-
-
-async def test_a_negative_progress_scores_0():
-    judgment = await sole_judge(ScriptedEngine(*answers("-30"))).judge("t", clip(2), {})
-    assert judgment.score == 0.0 and judgment.components["progress"] == -0.3
+@pytest.mark.parametrize(("numbers", "progress", "unreadable", "curve"), table("sole_clips"))
+async def test_the_last_answer_is_the_score_if_it_can_be_read(
+    numbers: list[str], progress: float | None, unreadable: int, curve: list
+):
+    engine = ScriptedEngine(*answers(*numbers))
+    judgment = await sole_judge(engine).judge("t", clip(len(numbers) + 1), {})
+    assert judgment.score == (None if progress is None else max(progress, 0))
+    assert judgment.components.get("progress") == progress
+    assert judgment.components["unreadable_answers"] == unreadable
+    assert judgment.curve is not None and judgment.curve.values == curve
 
 
 async def test_a_single_frame_abstains():
