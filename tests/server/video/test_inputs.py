@@ -153,20 +153,9 @@ def test_urls_that_are_not_allowed(url, detail):
     assert detail in answer.json()["detail"]
 
 
-PUBLIC = """
-    93.184.216.34 2606:2800:220:1:248:1893:25c8:1946 ::ffff:93.184.216.34
-"""
-NOT_PUBLIC = """
-    10.0.0.1 172.16.3.4 192.168.1.1 100.64.0.1 127.1.2.3 169.254.169.254 0.0.0.0 224.0.0.1
-    255.255.255.255 :: fe80::1 fc00::1 ff02::1 ::ffff:10.0.0.1 64:ff9b::a00:1 64:ff9b:1::a00:1
-    2002:a00:1:: ::127.0.0.1 ::93.184.216.34 ::ffff:0:127.0.0.1 fec0::1 192.0.0.9 192.88.99.1
-    198.18.0.1 203.0.113.1 2001::1 2001:20::1 2001:db8::1 3fff::1 5f00::1 100::1 4000::1
-"""
-
-
-@pytest.mark.parametrize("address", [*PUBLIC.split(), *NOT_PUBLIC.split()])
-def test_which_addresses_are_public(address):
-    assert is_public(ip_address(address)) is (address in PUBLIC.split())
+@pytest.mark.parametrize(("address", "expected"), table("public_addresses"))
+def test_which_addresses_are_public(address, expected):
+    assert is_public(ip_address(address)) is expected
 
 
 def test_a_full_disk_is_a_failure_that_may_pass(serve, monkeypatch: pytest.MonkeyPatch):

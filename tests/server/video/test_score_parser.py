@@ -64,12 +64,7 @@ VERDICTS = (
     r"|fail\w*|unsuccess\w*|incomplete|unfinished|unaccomplished|finish\w*|done)\b"
 )
 
-PIECES = r"""1 0 85 0.85 0,85 140 -5 % / - to of between and 60-70% 3/5 ٨ ½ ² <think> </think>
-    <answer> </answer> [[ ]] \boxed{ } { " ' ` ``` ** __ ( ) <|im_end|> score: final answer overall
-    percentage (0-100) step task robot it is was the a not no yes success failed complete completed
-    done unsuccessful true false certain that about ~ > nan inf cannot tell but because . , ; : ? !
-    = ◁ ▷"""
-FRAGMENTS = st.sampled_from([*PIECES.split(), "\ud800", "\x00", "\u200b"])
+FRAGMENTS = st.sampled_from(table("score_fragments"))
 TEXTS = st.one_of(
     st.text(),
     st.text(st.characters(categories=["Nd", "No", "Nl", "Po", "Sm", "Cf", "Cs", "Cc", "Zs"])),
@@ -111,13 +106,7 @@ def test_an_unclosed_think_tag_gives_no_score(text, mode):
 
 
 @pytest.mark.serial
-@pytest.mark.parametrize(
-    "piece",
-    r"""1|1 |a|a b |'|<|<a|<think>|<answer>|<answer>1</answer>|[[|[[1]] |\boxed{|```|{|score: |-1|
-1-|1.|1,|1/|1 to |60-70% |between |fail to |max|scale of 0 to |(0-|0-100 scale |cannot |: |   |
-...|# - |85% complete. |success, |yes. |not |½|٨|=|?""".replace("\n", "").split("|"),
-    ids=ascii,
-)
+@pytest.mark.parametrize("piece", table("repeated_pieces"), ids=ascii)
 @pytest.mark.slow
 def test_the_time_is_linear_in_the_length(piece):
     """100 kB of anything takes under half a second; with backtracking it would take minutes."""
