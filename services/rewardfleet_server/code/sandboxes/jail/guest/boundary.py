@@ -50,7 +50,7 @@ from .builtin_types import (
     set_attributes,
 )
 from .encoder import Encoder, Variable, has_own_name
-from .proxies import OF_TESTS, OPERATIONS, CallableProxy, Proxy, is_proxy, stops
+from .proxies import OF_TESTS, OPERATIONS, READERS, CallableProxy, Proxy, is_proxy, stops
 from .scripts import TestScript
 
 _LENGTH = struct.Struct("!Q")
@@ -642,7 +642,7 @@ class TestSide(Side):
 
     def __init__(self, link: int) -> None:
         super().__init__(link)
-        Proxy.tests = self
+        READERS.append(self)
         #: The generators of random numbers that tests seed.
         self.generators = random_numbers.Generators()
         self._original = {name: getattr(place, name) for name, place in _STREAMS}
