@@ -112,7 +112,7 @@ def test_killed_writers_lose_a_second_at_most_and_no_file_is_unreadable(tmp_path
     # The next process rewrites what the killed ones have left.
     log = ScoreLog(tmp_path)
     log.add(lambda: [scored(run="c")])
-    wait_until(lambda: len(open_segments(tmp_path)) == 1, 60)
+    wait_until(lambda: len(open_segments(tmp_path)) == 1, 150)
     log.close()
     assert {"a", "b", "c"} == {each["run"] for each in read(tmp_path)}
 
