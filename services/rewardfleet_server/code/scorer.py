@@ -25,7 +25,6 @@ from .running.packages import missing_module
 from .running.submission import Submission, SubmissionRun, why_no_program
 from .sandboxes import Job, RunLimits, Sandbox
 from .settings import MAX_OUTPUT_KB, CodeSettings
-from .tests.chance import chance_in
 from .tests.completion import complete
 from .tests.preflight import Preflight
 from .tests.prepared import PreparedTests, prepare
@@ -97,7 +96,7 @@ class CodeScorer:
         if submission.critique_invalid or submission.no_program:  # scored without running it
             return ScoringPlan(self._name, compute, overdue=overdue)
         full_timeout_s = 2 * self._max_seconds
-        if chance := await _chance_in(submission.program):
+        if chance := await self._parser.chance(submission.program):
             compute = partial(_uncached, compute, chance)
             return ScoringPlan(self._name, compute, full_timeout_s=full_timeout_s, overdue=overdue)
         policy = await self._cache_policy(request, prepared, digest, submission)
@@ -179,7 +178,7 @@ class CodeScorer:
         run_solution = self._run_until_failure if checks_solution else None
         await self._preflight.check_solution(tests, limits, run_solution)
         tests, left_out = await self._counted(tests, limits)
-        tests = await self._preflight.never_repeated(tests, limits, self._run_on_all)
+        tests = await self._preflight.repeated_as_needed(tests, limits, self._run_on_all)
         checker = await self._checkers.prepare(tests)
         if submission.critique_invalid:
             return CodeScore(
@@ -403,12 +402,6 @@ def _too_little_time(seconds: float, budget: float) -> DeadlineExceeded:
     )
     error.retryable = True
     return error
-
-
-async def _chance_in(program: str) -> str:
-    if len(program) <= _SHORT_PROGRAM:
-        return chance_in(program)
-    return await asyncio.to_thread(chance_in, program)
 
 
 async def _uncached(

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from queue import PriorityQueue
 from typing import Literal, TypeVar, cast
@@ -18,6 +19,7 @@ from rewardfleet_server.system.child_process import MemoryFile, TaskLost, TaskPr
 
 from .normal_form import LARGEST
 from .normal_form.introspection import Uses
+from .tests.chance import MENTIONS, chance_in
 from .text_tasks import TASKS, encode_form, form_digest, run_task
 
 T = TypeVar("T")
@@ -85,6 +87,21 @@ class TextParser:
             return form_digest(program, None), False
         except TaskTooLarge:
             return form_digest(program, None), True
+
+    async def chance(self, program: str) -> str:
+        """Return `chance_in`; of a program that takes too long, a word that may be one."""
+        mentioned = MENTIONS.search(program)
+        if mentioned is None:
+            return ""
+        ms = len(program) / _FORM_SPEED
+        if ms <= _FORM_NOW_MS:
+            return await self._now(ms, lambda: chance_in(program))
+        if len(program) <= LARGEST:
+            with suppress(TimeoutError, TaskLost, TaskTooLarge):
+                async with asyncio.timeout(_FORM_S):
+                    content = program.encode(errors="surrogatepass")
+                    return await self._lane(ms).run("chance", content, ms, cpu_s=_FORM_CPU_S)
+        return mentioned[0]
 
     def close(self) -> None:
         """End the processes."""

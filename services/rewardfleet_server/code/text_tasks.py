@@ -14,6 +14,7 @@ from rewardfleet.text.program import extract_program
 
 from .normal_form import normal_form
 from .normal_form.introspection import Uses
+from .tests.chance import chance_in
 
 
 def form_digest(program: str, tests: Uses | None) -> str:
@@ -48,10 +49,13 @@ TASKS: dict[str, Callable[[str], str]] = {
     "program": _program,
     "judgment": lambda text: overall_judgment(text) or "",
     "form": _form_digest,
+    "chance": chance_in,
 }
 
 
-def run_task(task: Literal["program", "judgment", "form"], source: int, result: int) -> None:
+def run_task(
+    task: Literal["program", "judgment", "form", "chance"], source: int, result: int
+) -> None:
     """Do a task in the child process.
 
     Args:

@@ -29,7 +29,7 @@ _WITHOUT_ARGUMENT = {
 }  # fmt: skip
 _SEEDED = {"random", "numpy.random"}
 #: A program without one of these words has none of them.
-_WORDS = re.compile(r"random|secrets|urandom|uuid|time\b|datetime|date\b")
+MENTIONS = re.compile(r"random|secrets|urandom|uuid|time\b|datetime|date\b")
 #: Names under which modules are usual, also where nothing imports them.
 _USUAL = {"np": "numpy", **{each.partition(".")[0]: each.partition(".")[0] for each in _SOURCES}}
 
@@ -42,7 +42,7 @@ def chance_in(*sources: str) -> str:
     Args:
         sources: Source code, in which syntax errors hide what is used.
     """
-    if not any(map(_WORDS.search, sources)):
+    if not any(map(MENTIONS.search, sources)):
         return ""
     found: list[str] = []
     is_seeded = False

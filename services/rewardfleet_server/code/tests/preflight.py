@@ -86,7 +86,7 @@ class Preflight:
             key = f"solution {limits} {tests.digest}"
             await self._checked.get(key, lambda: self._try(tests, limits, run))
 
-    async def never_repeated(
+    async def repeated_as_needed(
         self, tests: PreparedTests, limits: RunLimits, run: Run
     ) -> PreparedTests:
         """Return tests that are repeated only if the solution of the row needs it.
@@ -101,6 +101,7 @@ class Preflight:
 
         async def failing() -> Mapping[int, str]:
             done = await run(tests.solution or "", once, limits)
+            _check_alive(done)
             passed = [each.verdict is Outcome.ACCEPTED for each in done.verdicts]
             rest = range(len(passed), len(tests.asserts))
             return dict.fromkeys([*(n for n, held in enumerate(passed) if not held), *rest], "")
@@ -157,8 +158,7 @@ class Preflight:
 
     async def _try(self, tests: PreparedTests, limits: RunLimits, run: Run) -> Mapping[int, str]:
         done = await run(tests.solution or "", tests, limits)
-        if any(SANDBOX_DIED in each for each in done.suspicions):
-            raise Unavailable("tests.row: the jail of the row's solution died", retry_after=1)
+        _check_alive(done)
         for number, verdict in zip(done.numbers, done.verdicts, strict=False):
             if verdict.verdict is not Outcome.ACCEPTED:
                 reason = self._reason(verdict)
@@ -180,6 +180,11 @@ class Preflight:
     def _missing(self, module: str) -> str:
         how = how_to_add(self._settings, module)
         return f"{module!r}, which programs cannot import; to add it: {how}"
+
+
+def _check_alive(run: SubmissionRun) -> None:
+    if any(SANDBOX_DIED in each for each in run.suspicions):
+        raise Unavailable("tests.row: the jail of the row's solution died", retry_after=1)
 
 
 def _left_out(

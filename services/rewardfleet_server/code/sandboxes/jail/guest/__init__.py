@@ -20,6 +20,7 @@ MODULES = (
     "proxies",
     "scripts",
     "encoder",
+    "permissions",
     "boundary",
     "program",
     "tester",

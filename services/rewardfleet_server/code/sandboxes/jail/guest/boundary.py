@@ -18,7 +18,6 @@ import contextlib
 import enum
 import functools
 import importlib
-import io
 import json
 import re
 import socket
@@ -26,7 +25,6 @@ import struct
 import sys
 import threading
 import traceback
-import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, NoReturn
@@ -46,10 +44,12 @@ from .builtin_types import (
     base_of,
     import_numpy,
     import_path,
+    known_type,
     new_arguments,
     set_attributes,
 )
 from .encoder import Encoder, Variable, has_own_name
+from .permissions import is_accessible, is_own, is_usable
 from .proxies import OF_TESTS, OPERATIONS, READERS, CallableProxy, Proxy, is_proxy, stops
 from .scripts import TestScript
 
@@ -62,23 +62,6 @@ _MAX_SHARED = 50_000
 _MAX_FRAMES = 10
 #: Types of numbers, texts and times, as numpy writes them.
 _NUMBERS = re.compile(r"[<>|=][biufcSUMm]\d{1,6}(?:\[\w{1,8}\])?")
-#: What a program may use of a generator of a test.
-_OF_GENERATORS = {"send", "throw", "close"}
-#: What a program may read of a function of a test, e.g. in a decorator.
-_OF_FUNCTIONS = {"__annotations__", "__doc__", "__module__", "__name__", "__qualname__"}
-#: What a program may use of a stream of a test.
-_OF_STREAMS = {
-    "read", "readline", "readlines", "write", "writelines", "flush", "isatty", "fileno", "encoding",
-    "errors", "closed", "readable", "writable", "seekable", "seek", "tell", "truncate", "close",
-    "getvalue", "newlines", "line_buffering", "name", "mode", "buffer",
-}  # fmt: skip
-
-#: Names that a program may read of objects of a test.
-_READABLE: dict[type, AbstractSet[str]] = {
-    types.FunctionType: _OF_FUNCTIONS,
-    types.GeneratorType: _OF_GENERATORS,
-    io.IOBase: _OF_STREAMS,
-}
 #: Modules whose exceptions are the same on both sides.
 _WITH_EXCEPTIONS = {
     "_csv", "_queue", "asyncio.exceptions", "binascii", "builtins", "configparser",
@@ -86,11 +69,6 @@ _WITH_EXCEPTIONS = {
     "numpy.exceptions", "numpy.linalg", "queue", "re", "sqlite3", "statistics", "struct",
     "urllib.error", "xml.etree.ElementTree", "zlib", "zoneinfo",
 }  # fmt: skip
-#: Functions of a test that a program may call.
-_CALLABLES = (
-    types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.GeneratorType,
-    functools.partial,
-)  # fmt: skip
 
 
 class Gone(BaseException):
@@ -228,14 +206,13 @@ class Side:
 
     def answer(self, message: dict[str, Any]) -> None:
         """Do what a request asks for, and send the reply."""
-        encoder = Encoder(self)
+        encoder = Encoder(self, by_handle=message.get("by_handle", ()))
         roots: list[Any] = []
         try:
             if message.get("forget"):
                 self._forget()
             self._take_objects(message)
             result = self.do(message, roots)
-            encoder = Encoder(self, by_handle=message.get("by_handle", ()))
             reply = {"result": encoder.encode(result)}
             same = [number for number, root in enumerate(roots) if root is result]
             if same and type(result) in {tuple, frozenset, str, bytes}:  # what has no number
@@ -684,14 +661,14 @@ class TestSide(Side):
         Raises:
             PermissionError: It may not call this.
         """
-        used = [value for raw, value in zip(args, values, strict=True) if _is_own(raw)]
+        used = [value for raw, value in zip(args, values, strict=True) if is_own(raw)]
         if target[0] != "op":
-            used = [self.decode(target)] if _is_own(target) else []
-        allowed = bool(used) and _is_usable(used[0])
+            used = [self.decode(target)] if is_own(target) else []
+        allowed = bool(used) and is_usable(used[0])
         if target[0] != "op":
             pass
         elif target[1] in {"getattr", "setattr", "delattr", "dir"}:
-            allowed = allowed and _is_own(args[0]) and _is_accessible(target[1], values)
+            allowed = allowed and is_own(args[0]) and is_accessible(target[1], values)
         elif target[1] in OF_TESTS:
             allowed = False
         if not allowed:
@@ -734,27 +711,6 @@ def _is_known(module: str, path: str) -> bool:
     )
 
 
-def _is_own(data: Any) -> bool:
-    """Return whether encoded data is an object of the side that decodes it."""
-    return isinstance(data, list) and data[:1] == ["yours"]
-
-
-def _is_accessible(operation: str, args: tuple[Any, ...]) -> bool:
-    """Return whether a program may use an attribute of an object of a test."""
-    owner, name = args[0], args[1] if len(args) > 1 else ""
-    if _is_mock(owner):  # not its own interface, by which it would answer the test
-        is_own = str(name).startswith("_") or name == "method_calls" or hasattr(type(owner), name)
-        return operation != "delattr" and not is_own
-    if not isinstance(name, str) or (name.startswith("_") and name not in _OF_FUNCTIONS):
-        return False
-    for kind, readable in _READABLE.items():
-        if isinstance(owner, kind):
-            return operation == "getattr" and name in readable
-    if type(owner).__module__ != "program":
-        return False
-    return operation in {"getattr", "dir"} or not callable(getattr(type(owner), name, None))
-
-
 @contextlib.contextmanager
 def _replaced(streams: dict[str, Any]) -> Iterator[None]:
     """Use streams of the other side."""
@@ -776,31 +732,8 @@ def _known_exception(path: str) -> type[BaseException]:
     return found if is_exception else Exception  # type: ignore[return-value] # it was checked
 
 
-def _is_usable(value: Any) -> bool:
-    """Return whether a program may call or use an object of a test."""
-    kind = type(value)
-    if kind.__module__ == "program" or (kind is type and value.__module__ == "program"):
-        return True
-    if isinstance(value, (*_CALLABLES, io.IOBase)) or _is_mock(value):
-        return True
-    return hasattr(kind, "__next__") and kind.__module__ in {"builtins", "itertools"}
-
-
-def _is_mock(value: Any) -> bool:
-    mock: Any = sys.modules.get("unittest.mock")
-    return mock is not None and isinstance(value, mock.NonCallableMock)
-
-
 def _text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:  # whatever the program's own class raises
         return ""
-
-
-def known_type(module: str, path: str) -> type:
-    """Return a class of a module that is imported already; `object` if it is none."""
-    found: Any = sys.modules.get(str(module))
-    for part in str(path).split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) else object

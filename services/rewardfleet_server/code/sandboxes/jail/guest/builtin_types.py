@@ -164,6 +164,16 @@ def import_path(value: Any) -> list[Any] | None:
     return ["import", module, name] if imported is value else None
 
 
+def known_type(module: str, path: str) -> type:
+    """Return a class of a module that is imported already; `object` if it is none."""
+    found: Any = sys.modules.get(str(module))
+    if getattr(found, "__spec__", None) is None:  # the program, or this package
+        return object
+    for part in str(path).split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else object
+
+
 def import_numpy() -> Any:
     """Return the module, which is there if one of its values crossed."""
     return importlib.import_module("numpy")

@@ -88,12 +88,17 @@ class TestScript:
             UnsupportedTest: A test cannot be called.
         """
         self.prepare()
-        names, kinds = set[str](), set[type]()
+        names, kinds, own = set[str](), set[type](), {*_defined(tree)}
         for node in ast.walk(tree):
             kinds.add(type(node))
             names.add(getattr(node, "id", "") or getattr(node, "attr", ""))
+            if isinstance(getattr(node, "ctx", None), ast.Store):
+                own.add(getattr(node, "id", ""))
+            elif isinstance(node, ast.arg):
+                own.add(node.arg)
         compare_sizes(names)
         asks = bool(kinds & {ast.Is, ast.IsNot} or names & {"type", *_ASKING, "__class__"})
+        asks &= not own & {"type", *_ASKING}  # they are its own
         if _is_one_assert(tree):  # as most tests are
             exec(compiled(tree, filename, counts=False, asks=asks), self._namespace)
             self.checks += 1

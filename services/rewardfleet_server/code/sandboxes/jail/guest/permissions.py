@@ -1,0 +1,69 @@
+"""What a program may use of the objects of a test."""
+
+import functools
+import io
+import sys
+import types
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+#: What a program may use of a generator of a test.
+_OF_GENERATORS = {"send", "throw", "close"}
+#: What a program may read of a function of a test, e.g. in a decorator.
+_OF_FUNCTIONS = {"__annotations__", "__doc__", "__module__", "__name__", "__qualname__"}
+#: What a program may use of a stream of a test.
+_OF_STREAMS = {
+    "read", "readline", "readlines", "write", "writelines", "flush", "isatty", "fileno", "encoding",
+    "errors", "closed", "readable", "writable", "seekable", "seek", "tell", "truncate", "close",
+    "getvalue", "newlines", "line_buffering", "name", "mode", "buffer",
+}  # fmt: skip
+
+#: Names that a program may read of objects of a test.
+_READABLE: dict[type, AbstractSet[str]] = {
+    types.FunctionType: _OF_FUNCTIONS,
+    types.GeneratorType: _OF_GENERATORS,
+    io.IOBase: _OF_STREAMS,
+}
+#: Functions of a test that a program may call.
+_CALLABLES = (
+    types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.GeneratorType,
+    functools.partial,
+)  # fmt: skip
+
+
+def is_own(data: Any) -> bool:
+    """Return whether encoded data is an object of the side that decodes it."""
+    return isinstance(data, list) and data[:1] == ["yours"]
+
+
+def is_accessible(operation: str, args: tuple[Any, ...]) -> bool:
+    """Return whether a program may use an attribute of an object of a test."""
+    owner, name = args[0], args[1] if len(args) > 1 else ""
+    if not isinstance(name, str):
+        return False
+    if _is_mock(owner):  # not its own interface, by which it would answer the test
+        is_free = not (name.startswith("_") or name == "method_calls" or hasattr(type(owner), name))
+        return operation != "delattr" and is_free
+    if name.startswith("_") and name not in _OF_FUNCTIONS:
+        return False
+    for kind, readable in _READABLE.items():
+        if isinstance(owner, kind):
+            return operation == "getattr" and name in readable
+    if type(owner).__module__ != "program":
+        return False
+    return operation in {"getattr", "dir"} or not callable(getattr(type(owner), name, None))
+
+
+def is_usable(value: Any) -> bool:
+    """Return whether a program may call or use an object of a test."""
+    kind = type(value)
+    if kind.__module__ == "program" or (kind is type and value.__module__ == "program"):
+        return True
+    if isinstance(value, (*_CALLABLES, io.IOBase)) or _is_mock(value):
+        return True
+    return hasattr(kind, "__next__") and kind.__module__ in {"builtins", "itertools"}
+
+
+def _is_mock(value: Any) -> bool:
+    mock: Any = sys.modules.get("unittest.mock")
+    return mock is not None and isinstance(value, mock.NonCallableMock)
