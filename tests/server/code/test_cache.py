@@ -252,6 +252,9 @@ DRAWS: list[tuple[str, str, str]] = [
     ("from os import urandom as u\nprint(len(u(1)) == 1)", "", "the program uses os.urandom"),
     ("from datetime import datetime\nprint(datetime.now() != 1)", "", "datetime.datetime.now"),
     ("import numpy as np\nprint(np.random.default_rng() != 1)", "", "numpy.random.default_rng"),
+    ("import os\nprint(os.getpid() != 1)", "", "os.getpid"),
+    ("import time\nprint(time.strftime('%Y') != 1)", "", "time.strftime"),
+    ("print(__import__('random').random() < 2)", "", "random.random"),
     ("import time\ntime.sleep(0)\nprint(True)", "", ""),
     ("import random\nprint(random.Random(3).random() < 2)", "", ""),
     ("class A:\n  def f(self): return self.time.time\nprint(True)", "", ""),
@@ -276,7 +279,7 @@ def test_what_is_drawn_by_chance_is_not_cached(
 @pytest.mark.slow
 def test_verdicts_of_a_submission_out_of_time_are_stored_briefly_in_both_modes():
     """Its skipped tests are not failures, as the program is right."""
-    busy = "import resource\nwhile resource.getrusage(0)[0] < 0.4: pass\nprint(1)"
+    busy = "import time\nused = getattr(time, 'process_time')\nwhile used() < 0.4: pass\nprint(1)"
     with served_code(max_submission_s=0.7, cache_mb=16) as service:
         for mode, key in (("all_pass", "k:first"), ("pass_rate", "k:all")):
             score = service.score(busy, stdio(*[("", "1")] * 4), mode=mode)

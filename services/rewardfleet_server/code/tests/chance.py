@@ -14,7 +14,9 @@ _SOURCES = {
     "numpy.random": "beta binomial choice exponential gamma integers normal permutation poisson "
     "rand randint randn random random_sample sample shuffle standard_normal uniform",
     "secrets": "choice randbelow randbits token_bytes token_hex token_urlsafe SystemRandom",
-    "os": "urandom getrandom",
+    "os": "urandom getrandom getpid getppid times",
+    "resource": "getrusage",
+    "threading": "get_ident get_native_id",
     "uuid": "uuid1 uuid4",
     "time": "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns process_time "
     "process_time_ns thread_time",
@@ -22,14 +24,16 @@ _SOURCES = {
     "datetime.date": "today",
 }
 _PATHS = {f"{module}.{name}" for module, names in _SOURCES.items() for name in names.split()}
-#: What does so without an argument.
+#: What does so without this argument, by its number.
 _WITHOUT_ARGUMENT = {
-    "random.Random", "numpy.random.default_rng", "numpy.random.RandomState", "time.localtime",
-    "time.gmtime", "time.ctime",
+    "random.Random": 1, "numpy.random.default_rng": 1, "numpy.random.RandomState": 1,
+    "time.localtime": 1, "time.gmtime": 1, "time.ctime": 1, "time.asctime": 1, "time.strftime": 2,
 }  # fmt: skip
 _SEEDED = {"random", "numpy.random"}
 #: A program without one of these words has none of them.
-MENTIONS = re.compile(r"random|secrets|urandom|uuid|time\b|datetime|date\b")
+MENTIONS = re.compile(
+    r"random|secrets|urandom|uuid|times?\b|datetime|date\b|getp?pid|getrusage|get_ident|get_native_id"
+)
 #: Names under which modules are usual, also where nothing imports them.
 _USUAL = {"np": "numpy", **{each.partition(".")[0]: each.partition(".")[0] for each in _SOURCES}}
 
@@ -76,9 +80,9 @@ def _found(nodes: list[ast.AST]) -> Iterator[str]:
                 star = _SOURCES.get(module, "").split() if "*" in own else ()
                 names |= own | {name: f"{module}.{name}" for name in star}
     for node in nodes:
-        if isinstance(node, ast.Call) and not (node.args or node.keywords):
+        if isinstance(node, ast.Call):
             path = _path(node.func, names)
-            if path in _WITHOUT_ARGUMENT:
+            if len(node.args) + len(node.keywords) < _WITHOUT_ARGUMENT.get(path, 0):
                 yield path
         elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
             path = _path(node, names)
@@ -91,6 +95,11 @@ def _path(node: ast.AST, names: dict[str, str]) -> str:
     match node:
         case ast.Name(id=name):
             return names.get(name, "")
+        case ast.Call(
+            func=ast.Name(id="__import__" | "import_module") | ast.Attribute(attr="import_module"),
+            args=[ast.Constant(value=str(module)), *_],
+        ):
+            return module
         case ast.Attribute(value=owner, attr=attribute):
             path = _path(owner, names)
             return path and f"{path}.{attribute}"

@@ -18,6 +18,7 @@ MODULES = (
     "arrays",
     "builtin_types",
     "proxies",
+    "exceptions",
     "scripts",
     "encoder",
     "permissions",

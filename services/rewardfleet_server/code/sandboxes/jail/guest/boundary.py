@@ -24,7 +24,6 @@ import socket
 import struct
 import sys
 import threading
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, NoReturn
@@ -43,14 +42,14 @@ from .builtin_types import (
     VALUES,
     base_of,
     import_numpy,
-    import_path,
     known_type,
     new_arguments,
     set_attributes,
 )
 from .encoder import Encoder, Variable, has_own_name
+from .exceptions import Exceptions, fails_a_test
 from .permissions import is_accessible, is_own, is_usable
-from .proxies import OF_TESTS, OPERATIONS, READERS, CallableProxy, Proxy, is_proxy, stops
+from .proxies import ANONYMOUS, OF_TESTS, OPERATIONS, READERS, CallableProxy, Proxy, is_proxy, stops
 from .scripts import TestScript
 
 _LENGTH = struct.Struct("!Q")
@@ -58,17 +57,8 @@ _MAX_MESSAGE_BYTES = 256 * 2**20
 #: Objects that both sides remember, at most. Then both forget which of them are the same.
 _MAX_SHARED = 50_000
 
-#: Frames of the program that an exception names.
-_MAX_FRAMES = 10
 #: Types of numbers, texts and times, as numpy writes them.
 _NUMBERS = re.compile(r"[<>|=][biufcSUMm]\d{1,6}(?:\[\w{1,8}\])?")
-#: Modules whose exceptions are the same on both sides.
-_WITH_EXCEPTIONS = {
-    "_csv", "_queue", "asyncio.exceptions", "binascii", "builtins", "configparser",
-    "concurrent.futures._base", "dataclasses", "decimal", "graphlib", "json.decoder",
-    "numpy.exceptions", "numpy.linalg", "queue", "re", "sqlite3", "statistics", "struct",
-    "urllib.error", "xml.etree.ElementTree", "zlib", "zoneinfo",
-}  # fmt: skip
 
 
 class Gone(BaseException):
@@ -79,7 +69,7 @@ class ValueTooLarge(MemoryError):
     """A message is too large."""
 
 
-class Side:
+class Side(Exceptions):
     """One side of the boundary. Each request waits for its reply, and may be nested in another.
 
     Args:
@@ -112,7 +102,7 @@ class Side:
         self._exported: list[Any] = []
         self._handles: dict[int, int] = {}
         self._exceptions: dict[tuple[str, ...], type[BaseException]] = {}
-        self._subclasses: dict[type, type] = {}
+        self._subclasses: dict[tuple[type, str], type] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -180,7 +170,7 @@ class Side:
         reply = self.exchange(message)
         self._take_objects(reply)
         if "raised" in reply:
-            error = self._exception(reply["raised"])
+            error = self.exception(reply["raised"])
             if self.is_trusted and isinstance(error, self._ends_of_loops()) and not may_stop:
                 raise RuntimeError(f"the program raised {type(error).__name__}") from error
             raise error
@@ -220,17 +210,17 @@ class Side:
         except Gone:
             raise
         except BaseException as error:
-            if self.is_trusted and isinstance(error, AssertionError):
+            if self.is_trusted and fails_a_test(error):
                 self.decided_by.add("a failed assert that the program caught")
             encoder = Encoder(self)
-            reply = {"raised": self._encoded_exception(error, encoder)}
+            reply = {"raised": self.encoded_exception(error, encoder)}
         try:
             for root in roots:  # arguments may have been changed
                 encoder.encode(root)
             reply["objects"] = encoder.objects()
             self.send(reply)
         except (MemoryError, RecursionError) as error:
-            self.send({"raised": self._encoded_exception(error, Encoder(self))})
+            self.send({"raised": self.encoded_exception(error, Encoder(self))})
 
     def do(self, message: dict[str, Any], roots: list[Any]) -> Any:
         """Return the result of a request; add the values that it may change to `roots`."""
@@ -328,7 +318,7 @@ class Side:
             case "value":
                 return VALUES[parts[0], parts[1]][1](*map(self.decode, parts[2:]))
             case "error":
-                return self._exception(parts[0])
+                return self.exception(parts[0])
             case "atom":
                 return ATOMS[ATOM_NAMES[parts[0]]][1](*parts[1])
             case "scalar":
@@ -342,7 +332,7 @@ class Side:
             case "class":
                 return self.classes[parts[0]]
             case "exception":
-                return self._exception_class(parts[0])
+                return self.exception_class(*parts)
             case "import":
                 return self.imported(*parts)
             case "subclass":
@@ -364,7 +354,7 @@ class Side:
         """
         proxy = object.__new__(CallableProxy if is_callable else Proxy)
         kind = str(kind).encode(errors="replace").decode() or "?"  # half of a surrogate pair
-        fields = {"_side": self, "_handle": int(handle), "_kind": kind, "_name": ""}
+        fields = {"_side": self, "_handle": int(handle), "_kind": kind, "_name": ANONYMOUS}
         fields |= {"_owner": None} if is_callable else {}
         fields |= {"_is_own": False, "_items": None, "_base": base and known_type(*base[1:])}
         for name, value in fields.items():
@@ -391,7 +381,7 @@ class Side:
         base: Any = type(value)
         if base not in BASES:
             raise TypeError(f"the program answered with a subclass of {base.__name__}")
-        if base not in self._subclasses:
+        if (base, kind) not in self._subclasses:
             attributes = {
                 "__getattr__": lambda own, name: getattr(vars(own)["_proxy"], name),
                 "__str__": lambda own: str(vars(own)["_proxy"]),
@@ -400,8 +390,8 @@ class Side:
             }
             if base is dict:
                 attributes["__missing__"] = lambda own, key: vars(own)["_proxy"][key]
-            self._subclasses[base] = type(kind, (base,), attributes)
-        instance = base.__new__(self._subclasses[base], *new_arguments(value))
+            self._subclasses[base, kind] = type(kind, (base,), attributes)
+        instance = base.__new__(self._subclasses[base, kind], *new_arguments(value))
         if base in {list, set, bytearray, dict}:
             base.__init__(instance, value)
         instance.__dict__["_proxy"] = self.proxy(handle, kind, False)
@@ -494,66 +484,6 @@ class Side:
                 kind = next(kind for kind in (list, dict, set) if isinstance(value, kind))
                 self._fill(value, kind.__name__, content[1])
 
-    # Exceptions
-
-    def _encoded_exception(self, error: BaseException, encoder: Encoder) -> list[Any]:
-        names = self._exception_names(type(error))
-        if self.is_trusted:  # a program gets no object by an error
-            args = tuple(each for each in error.args if type(each) in {str, int, float, bool})
-            return [names, encoder.encode(args), _text(error), [], "", None, None]
-        attributes = [[name, encoder.encode(value)] for name, value in vars(error).items()]
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if frame.filename == "program.py"]
-        place = "".join(traceback.format_list(own[-_MAX_FRAMES:]))
-        rest = [encoder._remote(error), None]
-        if error.__cause__ is not None:
-            rest[1] = self._encoded_exception(error.__cause__, encoder)
-        return [names, encoder.encode(tuple(error.args)), _text(error), attributes, place, *rest]
-
-    def _exception_names(self, kind: type) -> list[str]:
-        """Return the names of a class and its bases, the last one as both sides can import it."""
-        names: list[str] = []
-        for each in kind.__mro__:
-            found = import_path(each)
-            if found is not None:
-                return [*names, ".".join(found[1:])]
-            names.append(each.__name__)
-        return [*names, "builtins.Exception"]
-
-    def _exception_class(self, names: Iterable[str]) -> type[BaseException]:
-        """Return the class with this name, and bases of these names; the last one is built in."""
-        key = tuple(map(str, names))
-        if len(key) == 1:
-            return _known_exception(key[0])
-        own = self.classes.get(key[0])
-        if own is not None and issubclass(own, BaseException):
-            return own
-        if key not in self._exceptions:
-            methods = {
-                "__str__": lambda error: vars(error)["_text"],
-                "__getattr__": lambda error, name: getattr(vars(error)["_object"], name),
-            }
-            self._exceptions[key] = type(key[0], (self._exception_class(key[1:]),), methods)
-        return self._exceptions[key]
-
-    def _exception(self, data: list[Any]) -> BaseException:
-        kind, args = self._exception_class(data[0]), self.decode(data[1])
-        error = kind.__new__(kind, *args)
-        error.args = args
-        if isinstance(error, (SystemExit, StopIteration)):
-            BaseException.__setattr__(
-                error,
-                "code" if isinstance(error, SystemExit) else "value",
-                args[0] if args else None,
-            )
-        attributes = {str(name): self.decode(value) for name, value in data[3]}
-        vars(error).update(attributes, _text=str(data[2]), _object=self.decode(data[5]))
-        if data[6] is not None:
-            error.__cause__ = self._exception(data[6])
-        if data[4]:
-            error.add_note(f"In the program:\n{data[4]}")
-        return error
-
 
 #: What a test may replace, to give input to a program and to see its output.
 _STREAMS = (("stdin", sys), ("stdout", sys), ("stderr", sys), ("input", builtins))
@@ -578,6 +508,14 @@ class ProgramSide(Side):
             if isinstance(value, type) and value.__module__ == self._namespace["__name__"]:
                 self.classes[name] = value
                 self.class_names[value] = name
+
+    def exception_class(self, names: Iterable[str], *proxy: Any) -> type[BaseException]:
+        """Return a class of the program, if it has one with this name and these bases."""
+        own = self._namespace.get(next(iter(names)))
+        if isinstance(own, type) and issubclass(own, BaseException):
+            is_named = self.exception_names(own) == [*names]
+            return own if is_named else super().exception_class(names, *proxy)
+        return super().exception_class(names, *proxy)
 
     def serve(self) -> None:
         """Report what the program defined, and answer requests until the tests end."""
@@ -653,6 +591,7 @@ class TestSide(Side):
         value = self.decode(data)
         if type(value) is CallableProxy:
             object.__setattr__(value, "_is_own", name in self.constructs)
+            object.__setattr__(value, "_name", "")
         return value
 
     def check_access(self, target: list[Any], args: list[Any], values: tuple[Any, ...]) -> None:
@@ -722,18 +661,3 @@ def _replaced(streams: dict[str, Any]) -> Iterator[None]:
     finally:
         for name, (place, stream) in before.items():
             setattr(place, name, stream)
-
-
-def _known_exception(path: str) -> type[BaseException]:
-    """Return an exception of a module that is imported already. Nothing is imported for it."""
-    module, _, name = path.rpartition(".")
-    found = getattr(sys.modules.get(module), name, None) if module in _WITH_EXCEPTIONS else None
-    is_exception = isinstance(found, type) and issubclass(found, BaseException)
-    return found if is_exception else Exception  # type: ignore[return-value] # it was checked
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # whatever the program's own class raises
-        return ""

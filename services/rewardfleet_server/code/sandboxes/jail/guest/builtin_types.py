@@ -16,8 +16,13 @@ from functools import partial
 from typing import Any
 
 
-def _parts_of_time(value: Any) -> tuple[Any, ...]:
-    return (value.replace(tzinfo=None, fold=0), value.tzinfo, value.fold)
+def _parts_of_time(value: Any) -> tuple[Any, ...] | None:
+    zone, offset = value.tzinfo, value.utcoffset()
+    if type(zone).__module__ not in {"datetime", "zoneinfo"}:  # of the program
+        if offset is None:
+            return None
+        zone = dt.timezone(offset, value.tzname() or "")
+    return (value.replace(tzinfo=None, fold=0), zone, value.fold)
 
 
 def _time_of_parts(value: Any, zone: Any, fold: int) -> Any:
@@ -63,8 +68,9 @@ ATOMS: dict[type, tuple[Callable[[Any], list[Any]], Callable[..., Any]]] = {
 }
 ATOM_NAMES = {kind.__name__: kind for kind in ATOMS}
 #: Further values, by the module and the name of their type: the parts of one, which are encoded as
-#: values, and the value of parts. Constructing one runs no code of a program.
-VALUES: dict[tuple[str, str], tuple[Callable[[Any], Iterable[Any]], Callable[..., Any]]] = {
+#: values, or None if it stays where it is; and the value of parts. Constructing one runs no code of
+#: a program.
+VALUES: dict[tuple[str, str], tuple[Callable[[Any], Iterable[Any] | None], Callable[..., Any]]] = {
     ("builtins", "slice"): (lambda value: (value.start, value.stop, value.step), slice),
     ("builtins", "mappingproxy"): (lambda value: [dict(value)], types.MappingProxyType),
     ("builtins", "dict_keys"): (lambda value: [dict.fromkeys(value)], lambda keys: keys.keys()),
@@ -74,7 +80,10 @@ VALUES: dict[tuple[str, str], tuple[Callable[[Any], Iterable[Any]], Callable[...
         lambda values: values.values(),
     ),
     ("builtins", "memoryview"): (lambda value: [bytes(value)], memoryview),
-    ("collections", "ChainMap"): (lambda value: value.maps, collections.ChainMap),
+    ("collections", "ChainMap"): (
+        lambda value: value.maps if {*map(type, value.maps)} == {dict} else None,
+        collections.ChainMap,
+    ),
     ("datetime", "datetime"): (_parts_of_time, _time_of_parts),
     ("datetime", "time"): (_parts_of_time, _time_of_parts),
     ("datetime", "timezone"): (lambda value: value.__getinitargs__(), dt.timezone),
@@ -144,7 +153,20 @@ COMMON_TYPES = {
         fractions.Fraction,
     )
 }  # fmt: skip
+COMMON_TYPES |= {
+    ("types", name): getattr(types, name)
+    for name in ("BuiltinFunctionType", "FunctionType", "GeneratorType", "MethodType", "NoneType")
+}
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type, types.MethodDescriptorType)
+
+
+#: Names by which the module `types` has built-in types that have no other one. An event loop would
+#: take the proxy of a coroutine for one.
+_UNNAMED = {
+    kind.__name__: name
+    for name, kind in reversed(vars(types).items())
+    if isinstance(kind, type) and kind.__module__ == "builtins" and name != "CoroutineType"
+}
 
 
 def import_path(value: Any) -> list[Any] | None:
@@ -161,6 +183,9 @@ def import_path(value: Any) -> list[Any] | None:
     imported: Any = sys.modules[module]
     for part in name.split("."):
         imported = getattr(imported, part, None)
+    if imported is not value and module == "builtins":  # e.g. the type of generators
+        module, name = "types", _UNNAMED.get(name, "")
+        imported = getattr(types, name, None)
     return ["import", module, name] if imported is value else None
 
 
@@ -257,4 +282,5 @@ def keeps_identity(kind: type) -> bool:
     own = itertools.takewhile(lambda each: each is not base, kind.__mro__)
     changed = {name for each in own for name in vars(each)} - _OF_ANY_SUBCLASS
     is_mutable = issubclass(kind, (list, dict, set, bytearray))
-    return is_mutable or issubclass(kind, enum.Enum) or not changed.isdisjoint(dir(base))
+    operators = {name for name in changed if name.startswith("__")}
+    return is_mutable or issubclass(kind, enum.Enum) or bool(changed & ({*dir(base)} | operators))

@@ -84,6 +84,8 @@ class Encoder:
             return [kind.__name__, *map(self.encode, value)]
         if kind in ATOMS and getattr(value, "tzinfo", None) in TIMEZONES:
             return ["atom", kind.__name__, ATOMS[kind][0](value)]
+        if kind in NAMESPACES.values() and any(map(callable, vars(value).values())):
+            return self.remote(value)  # its functions are methods, which may decide
         if kind in COLLECTIONS or kind in side.class_names:
             if isinstance(value, enum.Enum):
                 return ["enum", side.class_names[kind], value.name]
@@ -94,9 +96,11 @@ class Encoder:
             if value in side.class_names:
                 return ["class", side.class_names[value]]
             if issubclass(value, BaseException):
-                return ["exception", side._exception_names(value)]
-        if (kind.__module__, kind.__name__) in VALUES:
-            parts = VALUES[kind.__module__, kind.__name__][0](value)
+                names = side.exception_names(value)
+                is_own = side.is_trusted or len(names) == 1
+                return ["exception", names, *([] if is_own else [self.remote(value)])]
+        parts_of, _ = VALUES.get((kind.__module__, kind.__name__), (None, None))
+        if parts_of is not None and (parts := parts_of(value)) is not None:
             return ["value", kind.__module__, kind.__name__, *map(self.encode, parts)]
         if kind.__module__ == "numpy" and "numpy" in sys.modules:
             if kind.__name__ == "ndarray" and not value.dtype.hasobject:
@@ -108,7 +112,7 @@ class Encoder:
             if found is not None and (self._side.is_trusted or tuple(found[1:]) in COMMON_TYPES):
                 return found
         elif isinstance(value, BaseException):
-            return ["error", side._encoded_exception(value, self)]
+            return ["error", side.encoded_exception(value, self)]
         elif isinstance(value, BASES) and not self._stays(kind):
             base = next(base for base in BASES if isinstance(value, base))
             proxy = getattr(value, "__dict__", {}).get("_proxy")
@@ -121,13 +125,14 @@ class Encoder:
             )
             path = import_path(kind)
             return ["subclass", self.encode(plain), side.export(value), kind.__name__, path]
-        return self._remote(value)
+        return self.remote(value)
 
     def _stays(self, kind: type) -> bool:
         names = {each.__name__ for each in kind.__mro__} if self._by_handle else set()
         return not self._by_handle.isdisjoint(names) and keeps_identity(kind)
 
-    def _remote(self, value: Any) -> list[Any]:
+    def remote(self, value: Any) -> list[Any]:
+        """Return the handle of an object that stays on this side."""
         kind = type(value)
         known = (each for each in kind.__mro__ if each is not object and import_path(each))
         base = next(map(import_path, known), None)
@@ -139,7 +144,7 @@ class Encoder:
         if isinstance(value, (*FUNCTIONS, types.ModuleType)):
             found = import_path(value)
             if found is not None:
-                return found if has_own_name(variable.name, *found[1:]) else self._remote(value)
+                return found if has_own_name(variable.name, *found[1:]) else self.remote(value)
         return self.encode(value)
 
     def objects(self) -> dict[int, Any]:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 #: Names of the standard library, by module.
 _STANDARD: dict[str, Iterable[str]] = {
+    "typing": typing.__all__,  # first, as some of its names are also those of classes below
     "math": dir(math),
     "collections": collections.__all__,
     "copy": copy.__all__,
@@ -31,7 +32,6 @@ _STANDARD: dict[str, Iterable[str]] = {
     "string": set(string.__all__) - {"Formatter", "Template"},
     "io": ("StringIO", "BytesIO"),
     "statistics": ("stdev", "pstdev", "pvariance", "fmean"),
-    "typing": typing.__all__,
 }
 #: The table: where a name comes from, as module and attribute.
 STANDARD_NAMES: dict[str, tuple[str, str]] = {

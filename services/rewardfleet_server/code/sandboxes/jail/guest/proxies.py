@@ -5,6 +5,7 @@ import copy
 import functools
 import importlib
 import inspect
+import itertools
 import math
 import operator
 import pickle
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 #: Special attributes that a test may read of an object of the program. Others could replace what
 #: the test's own operations do, e.g. `__array_interface__`.
 _READABLE = {
-    "__annotations__", "__code__", "__defaults__", "__dict__", "__doc__", "__func__",
-    "__kwdefaults__", "__module__", "__name__", "__qualname__", "__self__", "__wrapped__",
+    "__abstractmethods__", "__annotations__", "__bases__", "__code__", "__dataclass_fields__",
+    "__dataclass_params__", "__defaults__", "__dict__", "__doc__", "__func__",
+    "__isabstractmethod__", "__kwdefaults__", "__match_args__", "__members__", "__module__",
+    "__mro__", "__name__", "__qualname__", "__self__", "__slots__", "__wrapped__",
 }  # fmt: skip
 #: Methods by which an object of the program decides a question, like those of built-in types; and
 #: the factory of a dictionary, which may answer differently each time.
@@ -54,6 +57,10 @@ _STOPPING = {"send", "throw", "__next__"}
 _GENERATORS = {"generator", "async_generator", "coroutine"}
 
 
+#: The name of a function that the other side has answered with. It may decide a question.
+ANONYMOUS = "?"
+
+
 class Proxy:
     """An object of the other side. Its operations take place there.
 
@@ -69,7 +76,7 @@ class Proxy:
     _kind: str
     _name: str
     _is_own: bool
-    _items: Iterator[Any] | None
+    _items: "_Items | None"
     _base: type | None
 
     @property  # type: ignore[misc] # `object` has no property
@@ -91,7 +98,7 @@ class Proxy:
             object.__setattr__(found, "_name", name)
             object.__setattr__(found, "_owner", self)
         if self._is_own:
-            return _owned(found)
+            return owned(found)
         return _same_as_before(self, ("getattr", name), found)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -125,7 +132,7 @@ class Proxy:
         return type(self._kind, (), {})()
 
     def _as_own(self, value: Any) -> Any:
-        return _owned(value) if self._is_own else value
+        return owned(value) if self._is_own else value
 
     def __instancecheck__(self, value: Any) -> bool:
         self._side.decided_by.add(self._kind)
@@ -142,7 +149,7 @@ READERS: list["Side"] = []
 
 def unpickled(content: bytes) -> Any:
     """Let the other side read a pickle that it made."""
-    return _owned(READERS[-1].call("loads", content))
+    return owned(READERS[-1].call("loads", content))
 
 
 def is_same(first: Any, second: Any) -> bool:
@@ -167,14 +174,29 @@ def kind_of(value: Any) -> Any:
 
 def is_instance(value: Any, kinds: Any) -> bool:
     """Return whether an object is an instance of a class, also if it is on the other side."""
+    return _is_of("isinstance", isinstance, value, kinds)
+
+
+def is_subclass(value: Any, kinds: Any) -> bool:
+    """Return whether a class derives from another one, also if it is on the other side."""
+    return _is_of("issubclass", issubclass, value, kinds)
+
+
+def _is_of(name: str, function: Callable[..., bool], value: Any, kinds: Any) -> bool:
     if not is_proxy(value):
-        return isinstance(value, kinds)
+        return function(value, kinds)
+    # A class of a library is asked about the object's own one, which no `__class__` hides.
     return any(
-        value._side.call("isinstance", value, kind)
+        value._side.call("of_library", name, value, kind)
         if import_path(kind)
-        else isinstance(value, kind)
+        else function(value, kind)
         for kind in (kinds if type(kinds) is tuple else [kinds])
     )
+
+
+def id_of(value: Any) -> int:
+    """Return the identity of an object, also if it is on the other side."""
+    return ~value._handle if is_proxy(value) else id(value)
 
 
 def has_attribute(value: Any, name: str) -> bool:
@@ -199,7 +221,9 @@ class CallableProxy(Proxy):
             self._side.decided_by.add(self._kind)
         result = self._side.call(self, *args, **kwargs)
         if self._is_own:
-            result = _owned(result)
+            result = owned(result)
+        if self._name is ANONYMOUS and args and type(result) is bool:
+            self._side.decided_by.add(self._kind)
         owner = self._owner
         if owner is None or owner._kind == SOLUTION or self._name in self._side.entry_names:
             return result
@@ -242,6 +266,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in _OPERATORS.split()},
     **{name: getattr(builtins, name) for name in _FUNCTIONS_OF_OBJECTS.split()},
     **{name: getattr(math, name) for name in _FUNCTIONS_OF_NUMBERS.split()},
+    "of_library": lambda name, value, kind: issubclass(
+        type(value) if name == "isinstance" else value, kind
+    ),
     "library": lambda module, name, *args, **named: getattr(importlib.import_module(module), name)(
         *args, **named
     ),
@@ -256,7 +283,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "exit": lambda context, kind, error: type(context).__exit__(context, kind, error, None),
 }
 #: Operations that only tests may ask for.
-OF_TESTS = {"hasattr", "itself", "library", "copy", "deepcopy", "dumps", "loads"}
+OF_TESTS = {"hasattr", "of_library", "itself", "library", "copy", "deepcopy", "dumps", "loads"}
 #: Operations that ask an object for a value, and do not tell it what is expected.
 _ANSWERING = {"str", "repr", "len", "getitem", "int", "float", "index", "abs", "neg", "bytes"}
 #: Operations by which an object decides a comparison.
@@ -274,7 +301,7 @@ _NOT_METHODS = OF_TESTS | {
 }  # fmt: skip
 
 
-def _owned(value: Any) -> Any:
+def owned(value: Any) -> Any:
     """Return what an object of the test's own has computed, as another one."""
     if isinstance(value, Proxy):
         object.__setattr__(value, "_is_own", True)
@@ -284,7 +311,7 @@ def _owned(value: Any) -> Any:
 def _method(name: str) -> Callable[..., Any]:
     def method(self: Proxy, *args: Any) -> Any:
         side = self._side
-        if name in {"eq", "ne"} and self._base is type:  # a class, which equals no other
+        if name in {"eq", "ne"} and self._base is type and self._is_own:  # it equals no other
             return is_same(self, args[0]) is (name == "eq")
         is_operand = name in _BINARY and not isinstance(args[0], Proxy)
         if side.is_trusted and not self._is_own:
@@ -309,7 +336,7 @@ def _method(name: str) -> Callable[..., Any]:
         side.uses.add((self._handle, name))
         if {(self._handle, "len"), (self._handle, "iter")} <= side.uses:
             side.decided_by.add(self._kind)
-        return _owned(result) if self._is_own else result
+        return owned(result) if self._is_own else result
 
     return method
 
@@ -369,9 +396,9 @@ def _operation_of_value(proxy: Proxy, name: str, *args: Any) -> Any:
     """Do an operation on an object that is used as a value: it is iterated once, if at all."""
     if name in {"iter", "next"}:
         if proxy._items is None:
-            object.__setattr__(proxy, "_items", _items(proxy))
+            object.__setattr__(proxy, "_items", _Items(proxy))
         items: Any = proxy._items
-        return items if name == "iter" else next(items)
+        return iter(items) if name == "iter" else next(items.source)
     if name == "bool":
         proxy._side.decided_by.add(proxy._kind)
         return True
@@ -387,16 +414,40 @@ def _operation_of_value(proxy: Proxy, name: str, *args: Any) -> Any:
     )
 
 
+class _Items:
+    """The items of an object of the program, which is iterated once, whatever it is asked."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.source = _items(proxy)
+        self._known: list[Any] | None = [] if _is_iterable_again(proxy) else None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.source if self._known is None else self._again(self._known)
+
+    def _again(self, known: list[Any]) -> Iterator[Any]:
+        for number in itertools.count():
+            if number == len(known):
+                try:
+                    known.append(next(self.source))
+                except StopIteration:
+                    return
+            yield known[number]
+
+
+def _is_iterable_again(proxy: Proxy) -> bool:
+    return not proxy._side.call("hasattr", proxy, "__next__")
+
+
 def _items(proxy: Proxy) -> Iterator[Any]:
     iterator = proxy._side.call("iter", proxy)
-    count = 0
-    while True:
+    for count in itertools.count():
         try:
             item = proxy._side.call("next", iterator) if is_proxy(iterator) else next(iterator)
         except StopIteration:
-            _check_length(proxy, count)
+            if proxy._side.call("hasattr", proxy, "__len__"):
+                _check_length(proxy, proxy._side.call("len", proxy))
+                _check_length(proxy, count)
             return
-        count += 1
         yield item
 
 
@@ -421,7 +472,7 @@ def _reflected_method(name: str) -> Callable[..., Any]:
             return _operation_of_value(self, name)
         self._side.decided_by.add(self._kind)
         result = self._side.call(name, other, self)
-        return _owned(result) if self._is_own else result
+        return owned(result) if self._is_own else result
 
     return method
 
@@ -439,6 +490,13 @@ def _run_to_end(awaitable: Any) -> Any:
     return importlib.import_module("asyncio").run(run())
 
 
+def _attribute(self: Proxy, name: str) -> Any:
+    return self.__getattr__(name)
+
+
+#: Attributes that the classes of proxies have as well, where they would be found.
+_OF_CLASSES = ("__annotations__", "__doc__", "__module__")
+
 OPERATIONS["await"] = _run_to_end
 Proxy.__exit__ = _exit  # type: ignore[attr-defined] # as all special methods below
 Proxy.__await__ = _await  # type: ignore[attr-defined]
@@ -446,6 +504,8 @@ for _name in OPERATIONS.keys() - _NOT_METHODS:
     setattr(Proxy, f"__{_name}__", _method(_name))
 for _name in _REFLECTED:
     setattr(Proxy, f"__r{_name}__", _reflected_method(_name))
+for _class, _name in itertools.product((Proxy, CallableProxy), _OF_CLASSES):
+    setattr(_class, _name, property(functools.partial(_attribute, name=_name)))
 
 
 #: Functions of the standard library that look at an object, which they do where it is.
@@ -469,6 +529,8 @@ def _looking(module: str, name: str, original: Callable[..., Any]) -> Callable[.
         if not is_proxy(value):
             return original(value, *args, **named)
         found = value._side.call("library", module, name, value, *args, **named)
-        return _owned(found) if value._is_own else found
+        if module == "inspect":  # which the program may have changed
+            value._side.decided_by.add(value._kind)
+        return owned(found) if value._is_own else found
 
     return function

@@ -21,15 +21,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from .arrays import compare_sizes
-from .proxies import has_attribute, is_instance, is_same, kind_of
+from .exceptions import is_skip
+from .proxies import has_attribute, id_of, is_instance, is_same, is_subclass, kind_of
 
 #: What scripts call once they are instrumented.
-_CHECK, _COUNT, _CAUGHT, _TEST, _SAME, _KIND, _HAS, _IS = (
-    f"__rewardfleet_{name}__"
-    for name in ("check", "count", "caught", "test", "same", "kind", "has", "is")
+_CHECK, _COUNT, _CAUGHT, _TEST, _SAME, _KIND = (
+    f"__rewardfleet_{name}__" for name in ("check", "count", "caught", "test", "same", "kind")
 )
-#: What asks for attributes and classes, and what is called instead.
-_ASKING = {"hasattr": _HAS, "isinstance": _IS}
+#: Built-in functions that ask for attributes, classes and identity, and what is called instead.
+_ASKING: dict[str, Callable[..., Any]] = {
+    "hasattr": has_attribute,
+    "id": id_of,
+    "isinstance": is_instance,
+    "issubclass": is_subclass,
+}
 #: Contexts that expect an exception, a warning or a log line.
 _EXPECTING = {
     "assertRaises", "assertRaisesRegex", "assertWarns", "assertWarnsRegex", "assertLogs",
@@ -77,7 +82,7 @@ class TestScript:
             _CAUGHT: self._caught,
         }
         functions |= {_TEST: self._test, _SAME: is_same, _KIND: kind_of}
-        functions |= {_HAS: has_attribute, _IS: is_instance}
+        functions |= {_asking(name): function for name, function in _ASKING.items()}
         self._namespace.update(functions)
 
     def run(self, tree: ast.Module, filename: str = "test.py") -> None:
@@ -241,7 +246,7 @@ class _Recorder:
         """Begin."""
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if error is not None and not _is_skip(error):
+        if error is not None and not is_skip(error):
             self._failures.append(error)
 
 
@@ -252,14 +257,7 @@ class _Skips:
         """Begin."""
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> bool:
-        return error is not None and _is_skip(error)
-
-
-def _is_skip(error: BaseException) -> bool:
-    """Return whether a test skips itself. A program's exception has another class."""
-    kind = type(error)
-    path = (kind.__module__, kind.__qualname__)
-    return path in {("unittest.case", "SkipTest"), ("_pytest.outcomes", "Skipped")}
+        return error is not None and is_skip(error)
 
 
 def _last_file(error: BaseException) -> str:
@@ -430,15 +428,18 @@ class _Objects(ast.NodeTransformer):
         match node:
             case ast.Call(func=ast.Name(id="type"), args=[value], keywords=[]):
                 return _placed(_call(_KIND, value), node)
-            case ast.Call(func=ast.Name(id=name), args=[value, other], keywords=[]):
-                if name in _ASKING:
-                    return _placed(_call(_ASKING[name], value, other), node)
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _ASKING:
+                return _placed(_call(_asking(name), *args), node)
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         self.generic_visit(node)
         is_read = isinstance(node.ctx, ast.Load) and node.attr == "__class__"
         return _placed(_call(_KIND, node.value), node) if is_read else node
+
+
+def _asking(name: str) -> str:
+    return f"__rewardfleet_{name}__"
 
 
 def _placed(node: ast.expr, place: ast.expr) -> ast.expr:

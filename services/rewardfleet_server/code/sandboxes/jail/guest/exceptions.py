@@ -1,0 +1,188 @@
+"""Exceptions that cross the boundary: as the names of their classes, with a handle."""
+
+import itertools
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .builtin_types import import_path
+from .proxies import is_proxy, owned
+
+if TYPE_CHECKING:
+    from .encoder import Encoder
+
+#: Modules whose exceptions are the same on both sides.
+_WITH_EXCEPTIONS = {
+    "_csv", "_queue", "asyncio.exceptions", "binascii", "builtins", "configparser",
+    "concurrent.futures._base", "dataclasses", "decimal", "graphlib", "json.decoder",
+    "numpy.exceptions", "numpy.linalg", "queue", "re", "sqlite3", "statistics", "struct",
+    "urllib.error", "xml.etree.ElementTree", "zlib", "zoneinfo",
+}  # fmt: skip
+#: Frames of the program that an exception names.
+_MAX_FRAMES = 10
+#: How many causes and contexts of an exception cross.
+_MAX_LINKS = 5
+
+
+class Exceptions:
+    """What a side of the boundary does with exceptions."""
+
+    is_trusted: ClassVar[bool]
+    classes: dict[str, type]
+    _exceptions: dict[tuple[str, ...], type[BaseException]]
+
+    def decode(self, data: Any) -> Any:
+        """See `Side.decode`."""
+        raise NotImplementedError
+
+    def encoded_exception(
+        self, error: BaseException, encoder: "Encoder", links: int = _MAX_LINKS
+    ) -> list[Any]:
+        """Return an exception as JSON: names, arguments, text, attributes, place, object, links."""
+        names = self.exception_names(type(error))
+        known = vars(error).get("_object")
+        handle = encoder.encode(known) if is_proxy(known) else encoder.remote(error)
+        if self.is_trusted:  # a program gets no object of the test by an error
+            args = tuple(each for each in error.args if type(each) in {str, int, float, bool})
+            return [names, encoder.encode(args), _text(error), [], "", handle, []]
+        attributes = [[name, encoder.encode(value)] for name, value in vars(error).items()]
+        described = ((name, getattr(error, name, None)) for name in _DESCRIBING)
+        attributes += [[name, encoder.encode(each)] for name, each in described if each is not None]
+        frames = traceback.extract_tb(error.__traceback__)
+        own_frames = [frame for frame in frames if frame.filename == "program.py"]
+        place = "".join(traceback.format_list(own_frames[-_MAX_FRAMES:]))
+        found = [error.__cause__, error.__context__] if links else []
+        linked = [each and self.encoded_exception(each, encoder, links - 1) for each in found]
+        encoded = encoder.encode(tuple(error.args))
+        return [names, encoded, _text(error), attributes, place, handle, linked]
+
+    def exception_names(self, kind: type) -> list[str]:
+        """Return the names of a class and its bases, the last one as both sides can import it."""
+        names: list[str] = []
+        for each in kind.__mro__:
+            found = import_path(each)
+            if found is not None:
+                return [*names, ".".join(found[1:])]
+            names.append(each.__name__)
+        return [*names, "builtins.Exception"]
+
+    def exception_class(self, names: Iterable[str], proxy: Any = None) -> type[BaseException]:
+        """Return the class with this name, and bases of these names; the last one is built in.
+
+        Args:
+            names: As `exception_names` returns them.
+            proxy: The class of the other side, encoded, which constructs its instances.
+        """
+        key = tuple(map(str, names))
+        if len(key) == 1:
+            return _known_exception(key[0])
+        own = self.classes.get(key[0])
+        if own is not None and issubclass(own, BaseException):
+            return own
+        if key not in self._exceptions:
+            bases = (self.exception_class(key[1:]),)
+            self._exceptions[key] = type(key[0], bases, {**_METHODS, "_of_program": None})
+        kind: Any = self._exceptions[key]
+        if proxy is not None and "_of_program" in vars(kind):
+            kind._of_program = self.decode(proxy)
+        return kind  # type: ignore[no-any-return] # it is one
+
+    def exception(self, data: Sequence[Any]) -> BaseException:
+        """Return an exception of the other side, or the own one that it raised again."""
+        known = self.decode(data[5])
+        if not is_proxy(known) and isinstance(known, BaseException) and not is_skip(known):
+            return known
+        kind, args = self.exception_class(data[0]), self.decode(data[1])
+        error = kind.__new__(kind, *args)
+        error.args = args
+        if isinstance(error, (SystemExit, StopIteration)):
+            BaseException.__setattr__(
+                error,
+                "code" if isinstance(error, SystemExit) else "value",
+                args[0] if args else None,
+            )
+        attributes = {str(name): self.decode(value) for name, value in data[3]}
+        for name in attributes.keys() & _DESCRIBING:
+            if hasattr(kind, name):
+                setattr(error, name, attributes.pop(name))
+        vars(error).update(attributes, _text=str(data[2]), _object=known)
+        for name, linked in zip(("__cause__", "__context__"), data[6], strict=False):
+            if linked is not None:
+                setattr(error, name, self.exception(linked))
+        if data[4]:
+            error.add_note(f"In the program:\n{data[4]}")
+        return error
+
+
+#: What built-in exceptions keep beside their arguments.
+_DESCRIBING = {"filename", "name"}
+
+
+def fails_a_test(error: BaseException) -> bool:
+    """Return whether a test has raised an exception to fail."""
+    return isinstance(error, (AssertionError, _outcome("_pytest.outcomes", "Failed")))
+
+
+def is_skip(error: BaseException) -> bool:
+    """Return whether a test ends itself without a failure. A program's exception is another one."""
+    outcomes = (("unittest.case", "SkipTest"), *(("_pytest.outcomes", n) for n in _SKIPS))
+    return isinstance(error, tuple(itertools.starmap(_outcome, outcomes)))
+
+
+#: Exceptions of pytest that end a test, which say that they are built in.
+_SKIPS = ("Skipped", "XFailed")
+
+
+def _outcome(module: str, name: str) -> Any:
+    return getattr(sys.modules.get(module), name, ())
+
+
+def _construct(error: Any, *args: Any, **named: Any) -> None:
+    """Let the program construct its exception."""
+    kind = type(error)._of_program
+    if kind is not None:
+        built = kind(*args, **named)
+        error.args = built.args
+        vars(error).update(vars(built), _object=owned(vars(built)["_object"]))
+
+
+def _str(error: BaseException) -> str:
+    return str(vars(error)["_text"]) if "_text" in vars(error) else BaseException.__str__(error)
+
+
+def _attribute(error: BaseException, name: str) -> Any:
+    known = vars(error).get("_object")
+    if known is None:
+        raise AttributeError(f"{type(error).__name__!r} object has no attribute {name!r}")
+    return getattr(known, name)
+
+
+def _eq(error: BaseException, other: Any) -> Any:
+    """Let the program compare its exceptions."""
+    known = [getattr(each, "__dict__", {}).get("_object") for each in (error, other)]
+    return known[0] == known[1] if all(map(is_proxy, known)) else NotImplemented
+
+
+_METHODS = {
+    "__init__": _construct,
+    "__str__": _str,
+    "__getattr__": _attribute,
+    "__eq__": _eq,
+    "__hash__": BaseException.__hash__,
+}
+
+
+def _known_exception(path: str) -> type[BaseException]:
+    """Return an exception of a module that is imported already. Nothing is imported for it."""
+    module, _, name = path.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None) if module in _WITH_EXCEPTIONS else None
+    is_exception = isinstance(found, type) and issubclass(found, BaseException)
+    return found if is_exception else Exception  # type: ignore[return-value] # it was checked
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # whatever the program's own class raises
+        return ""
