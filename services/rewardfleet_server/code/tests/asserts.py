@@ -22,7 +22,7 @@ from rewardfleet_server.code.sandboxes.jail.guest.scripts import functions_of, h
 
 #: Names of tests that look into the process of the program.
 _LOOKS_INSIDE = {
-    "gc", "_getframe", "settrace", "threading", "concurrent", "patch", "environ", "warnings",
+    "gc", "_getframe", "settrace", "threading", "concurrent", "environ", "warnings",
     "assertWarns", "setrecursionlimit", "vars", "locals", "sys.modules",
 }  # fmt: skip
 #: Special attributes that a test may not use of objects in another process.
@@ -32,8 +32,6 @@ _COMMON_PACKAGES = sys.stdlib_module_names - {"asyncio"} | {"numpy", "pytest", *
 #: Functions of constants whose results a program cannot change.
 _IMMUTABLE = {"bool", "bytes", "complex", "float", "frozenset", "int", "range", "str", "tuple"}
 _BUILTINS = frozenset(dir(builtins))
-#: What a test may replace: the program gets it for each call.
-_STREAMS = {("sys", "stdin"), ("sys", "stdout"), ("sys", "stderr"), ("builtins", "input")}
 
 
 @dataclass(frozen=True)
@@ -216,16 +214,9 @@ def _is_immutable(node: ast.expr) -> bool:
 def _changes_inside(
     nodes: Sequence[ast.AST], shared: AbstractSet[str], classes: AbstractSet[str]
 ) -> bool:
-    """Return whether a test replaces parts of modules, or uses state that a setup shares."""
-    own = {node.arg for node in nodes if isinstance(node, ast.arg)}
-    for node in nodes:
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            own.add(node.id)
+    """Return whether a test uses state that a setup shares."""
     for node in nodes:
         match node:
-            case ast.Attribute(value=ast.Name(id=name), attr=attribute, ctx=ast.Store()):
-                if name not in own and (name, attribute) not in _STREAMS:
-                    return True
             case ast.Name(id=name) if name in shared:
                 return True
             case ast.Attribute(value=ast.Name(id=name)) if name in classes:

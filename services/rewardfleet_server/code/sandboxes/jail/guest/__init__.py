@@ -21,6 +21,7 @@ MODULES = (
     "exceptions",
     "scripts",
     "encoder",
+    "replacements",
     "permissions",
     "boundary",
     "program",

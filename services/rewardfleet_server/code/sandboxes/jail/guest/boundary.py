@@ -17,15 +17,15 @@ import collections
 import contextlib
 import enum
 import functools
-import importlib
-import json
 import re
 import socket
 import struct
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from importlib import import_module
+from json import dumps, loads  # which a test may replace in their modules
 from typing import Any, ClassVar, NoReturn
 
 from . import random_numbers
@@ -49,7 +49,17 @@ from .builtin_types import (
 from .encoder import Encoder, Variable, has_own_name
 from .exceptions import Exceptions, fails_a_test
 from .permissions import is_accessible, is_own, is_usable
-from .proxies import ANONYMOUS, OF_TESTS, OPERATIONS, READERS, CallableProxy, Proxy, is_proxy, stops
+from .proxies import (
+    ANONYMOUS,
+    OF_TESTS,
+    OPERATIONS,
+    PROXIES,
+    READERS,
+    CallableProxy,
+    is_proxy,
+    stops,
+)
+from .replacements import Replacements, replaced
 from .scripts import TestScript
 
 _LENGTH = struct.Struct("!Q")
@@ -117,7 +127,7 @@ class Side(Exceptions):
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message."""
-        text = json.dumps(message).encode()
+        text = dumps(message).encode()
         if len(text) > _MAX_MESSAGE_BYTES:
             raise ValueTooLarge("a value is too large to be sent")
         try:
@@ -135,7 +145,7 @@ class Side(Exceptions):
         if size > _MAX_MESSAGE_BYTES:
             raise Gone("the message is too large")
         try:
-            message = json.loads(self._receive_exactly(size))
+            message = loads(self._receive_exactly(size))
         except (ValueError, RecursionError) as error:
             raise Gone(str(error)) from None
         if not isinstance(message, dict):
@@ -231,11 +241,12 @@ class Side(Exceptions):
         roots += named.values()
         if self.is_trusted:
             self.check_access(target, args, positional)
-            streams = {}
+            values = []
         else:
             random_numbers.set_states(message.get("generators", {}))
-            streams = {name: self.decode(each) for name, each in message.get("streams", {}).items()}
-        with _replaced(streams):
+            given = message.get("replaced", ())
+            values = [(path, name, self.decode(value)) for path, name, value in given]
+        with replaced(values):
             function = OPERATIONS[target[1]] if target[0] == "op" else self.decode(target)
             return function(*positional, **named)
 
@@ -261,9 +272,8 @@ class Side(Exceptions):
         is_value = type(target) is str and target == "itself"
         if not is_value and any(is_proxy(each) and each._is_own for each in (target, *args)):
             message["by_handle"] = [*self.constructs]
-        streams = {name: encoder.encode(stream) for name, stream in self.replaced_streams()}
-        if streams:
-            message["streams"] = streams
+        if values := [(*at, encoder.encode(value)) for *at, value in self.replaced_values()]:
+            message["replaced"] = values
         if states := self.changed_generators():
             message["generators"] = states
         message["objects"] = encoder.objects()
@@ -279,8 +289,8 @@ class Side(Exceptions):
         self.refused = True
         raise TypeError(reason)
 
-    def replaced_streams(self) -> Iterable[tuple[str, Any]]:
-        """Return the standard streams, and the function `input`, that a test has replaced."""
+    def replaced_values(self) -> Iterable[tuple[str, str, Any]]:
+        """Return what a test has replaced in modules; see `Replacements.current`."""
         return ()
 
     def changed_generators(self) -> Mapping[str, Any]:
@@ -343,19 +353,19 @@ class Side(Exceptions):
                 return self.proxy(*parts)
         raise Gone(f"unknown kind {tag!r}")
 
-    def proxy(self, handle: int, kind: str, is_callable: bool, base: Any = None) -> Any:
+    def proxy(self, handle: int, kind: str, number: int, base: Any = None) -> Any:
         """Return a proxy of an object of the other side.
 
         Args:
             handle: What the other side knows it by.
             kind: The name of its class.
-            is_callable: Whether it can be called.
+            number: That of its class in `PROXIES`.
             base: Where both sides can import the first base of its class; None for `object`.
         """
-        proxy = object.__new__(CallableProxy if is_callable else Proxy)
+        proxy = object.__new__(PROXIES[number])
         kind = str(kind).encode(errors="replace").decode() or "?"  # half of a surrogate pair
         fields = {"_side": self, "_handle": int(handle), "_kind": kind, "_name": ANONYMOUS}
-        fields |= {"_owner": None} if is_callable else {}
+        fields |= {"_owner": None} if PROXIES[number] is CallableProxy else {}
         fields |= {"_is_own": False, "_items": None, "_base": base and known_type(*base[1:])}
         for name, value in fields.items():
             object.__setattr__(proxy, name, value)
@@ -363,7 +373,7 @@ class Side(Exceptions):
 
     def imported(self, module: str, name: str) -> Any:
         """Return what both sides can import."""
-        found: Any = importlib.import_module(module)
+        found: Any = import_module(module)
         for part in filter(None, name.split(".")):
             found = getattr(found, part)
         return found
@@ -394,7 +404,7 @@ class Side(Exceptions):
         instance = base.__new__(self._subclasses[base, kind], *new_arguments(value))
         if base in {list, set, bytearray, dict}:
             base.__init__(instance, value)
-        instance.__dict__["_proxy"] = self.proxy(handle, kind, False)
+        instance.__dict__["_proxy"] = self.proxy(handle, kind, 0)
         return instance
 
     def _take_objects(self, message: dict[str, Any]) -> None:
@@ -485,10 +495,6 @@ class Side(Exceptions):
                 self._fill(value, kind.__name__, content[1])
 
 
-#: What a test may replace, to give input to a program and to see its output.
-_STREAMS = (("stdin", sys), ("stdout", sys), ("stderr", sys), ("input", builtins))
-
-
 class ProgramSide(Side):
     """The side of the program."""
 
@@ -560,7 +566,7 @@ class TestSide(Side):
         READERS.append(self)
         #: The generators of random numbers that tests seed.
         self.generators = random_numbers.Generators()
-        self._original = {name: getattr(place, name) for name, place in _STREAMS}
+        self.replacements = Replacements()
 
     def begin_test(self) -> None:
         """Forget what the last test did."""
@@ -619,12 +625,9 @@ class TestSide(Side):
         self.decided_by.add("the program's process")
         return int(self.request({"inside": source, "entry_point": entry_point}))
 
-    def replaced_streams(self) -> Iterable[tuple[str, Any]]:
-        """See `Side.replaced_streams`."""
-        for name, place in _STREAMS:
-            stream = getattr(place, name)
-            if stream is not self._original[name]:
-                yield name, stream
+    def replaced_values(self) -> Iterable[tuple[str, str, Any]]:
+        """See `Side.replaced_values`."""
+        return self.replacements.current()
 
     def changed_generators(self) -> Mapping[str, Any]:
         """See `Side.changed_generators`."""
@@ -648,16 +651,3 @@ def _is_known(module: str, path: str) -> bool:
     return (
         module in sys.modules if path else module in {*sys.stdlib_module_names, "numpy", "pandas"}
     )
-
-
-@contextlib.contextmanager
-def _replaced(streams: dict[str, Any]) -> Iterator[None]:
-    """Use streams of the other side."""
-    before = {name: (place, getattr(place, name)) for name, place in _STREAMS if name in streams}
-    try:
-        for name, (place, _) in before.items():
-            setattr(place, name, streams[name])
-        yield
-    finally:
-        for name, (place, stream) in before.items():
-            setattr(place, name, stream)

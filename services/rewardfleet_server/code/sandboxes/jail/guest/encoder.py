@@ -24,7 +24,7 @@ from .builtin_types import (
     keeps_identity,
     new_arguments,
 )
-from .proxies import CallableProxy, Proxy, is_proxy
+from .proxies import PROXIES, is_proxy
 
 if TYPE_CHECKING:
     from .boundary import Side
@@ -76,7 +76,7 @@ class Encoder:
             return value if -_MAX_PLAIN_INT < value < _MAX_PLAIN_INT else ["int", hex(value)]
         if kind is float:
             return value if value - value == 0 else ["float", repr(value)]
-        if kind is Proxy or kind is CallableProxy:
+        if kind in PROXIES:
             return ["yours", object.__getattribute__(value, "_handle")]
         if kind is Variable:
             return self._variable(value)
@@ -136,7 +136,8 @@ class Encoder:
         kind = type(value)
         known = (each for each in kind.__mro__ if each is not object and import_path(each))
         base = next(map(import_path, known), None)
-        return ["mine", self._side.export(value), kind.__name__, callable(value), base]
+        number = 2 if hasattr(kind, "__await__") else int(callable(value))
+        return ["mine", self._side.export(value), kind.__name__, number, base]
 
     def _variable(self, variable: Variable) -> Any:
         """Return where a variable was imported from under its own name, or its value."""

@@ -162,7 +162,7 @@ def is_same(first: Any, second: Any) -> bool:
 
 def is_proxy(value: Any) -> bool:
     """Return whether an object is on the other side, whatever its class pretends."""
-    return type(value) in {Proxy, CallableProxy}
+    return type(value) in PROXIES
 
 
 def kind_of(value: Any) -> Any:
@@ -232,6 +232,20 @@ class CallableProxy(Proxy):
         if type(result) is bool and args and is_compared:
             self._side.decided_by.add(owner._kind)
         return _same_as_before(owner, (self._name, *args, *kwargs.values()), result)
+
+
+class AwaitableProxy(Proxy):
+    """An object of the other side that can be awaited, and runs to its end there."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield from ()
+        return self._side.call("await", self)
+
+
+#: By number, as objects of these kinds are encoded.
+PROXIES: tuple[type[Proxy], ...] = (Proxy, CallableProxy, AwaitableProxy)
 
 
 def _same_as_before(proxy: Proxy, question: tuple[Any, ...], answer: Any) -> Any:
@@ -477,12 +491,6 @@ def _reflected_method(name: str) -> Callable[..., Any]:
     return method
 
 
-def _await(self: Proxy) -> Generator[Any, None, Any]:
-    """Wait for an awaitable of the program, which runs to its end there."""
-    yield from ()
-    return self._side.call("await", self)
-
-
 def _run_to_end(awaitable: Any) -> Any:
     async def run() -> Any:
         return await awaitable
@@ -499,12 +507,11 @@ _OF_CLASSES = ("__annotations__", "__doc__", "__module__")
 
 OPERATIONS["await"] = _run_to_end
 Proxy.__exit__ = _exit  # type: ignore[attr-defined] # as all special methods below
-Proxy.__await__ = _await  # type: ignore[attr-defined]
 for _name in OPERATIONS.keys() - _NOT_METHODS:
     setattr(Proxy, f"__{_name}__", _method(_name))
 for _name in _REFLECTED:
     setattr(Proxy, f"__r{_name}__", _reflected_method(_name))
-for _class, _name in itertools.product((Proxy, CallableProxy), _OF_CLASSES):
+for _class, _name in itertools.product(PROXIES, _OF_CLASSES):
     setattr(_class, _name, property(functools.partial(_attribute, name=_name)))
 
 

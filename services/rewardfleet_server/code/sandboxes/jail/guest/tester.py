@@ -33,6 +33,7 @@ from .names import (
 )
 from .program import close_all_but, show
 from .proxies import Proxy, look_there
+from .replacements import replaced_in
 from .scripts import TestScript, UnsupportedTest, compiled, unsupported
 
 #: The descriptors of this process are the last ones.
@@ -134,6 +135,7 @@ class Tester:
         self.names: set[str] = set()
         self.setup_names = Names()
         self.setup_packages: set[str] = set()
+        self.setup_replaced: set[tuple[str, str]] = set()
         self.setup_seeds = False
 
     def run(self) -> None:
@@ -146,6 +148,7 @@ class Tester:
         setup = ast.parse(self.script.setup)
         self.setup_names, self.setup_packages = names_of(setup), {*imported_packages(setup)}
         self.setup_seeds = seeds(setup)
+        self.setup_replaced = {*replaced_in(setup)}
         counts = "assert" in self.script.setup
         try:
             exec(compiled(setup, "setup.py", counts=counts), self.namespace)
@@ -243,6 +246,7 @@ class Tester:
                 with contextlib.suppress(KeyError):
                     self.namespace[name] = self.namespace[name]
         look_there(packages)
+        self.side.replacements.watch({*replaced_in(tree), *self.setup_replaced})
         self.side.uses_objects = bool(self.side.constructs) or names.has_objects
         self.side.entry_names = names.methods | {entry_point.rpartition(".")[2]}
         if self.setup_seeds or seeds(tree):

@@ -1,0 +1,100 @@
+"""What tests replace while they call a program, e.g. by `patch`: it is replaced there as well."""
+
+import ast
+import contextlib
+import pkgutil
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from .names import PROGRAM_MODULES
+from .proxies import is_proxy
+
+#: What a test may replace without naming it, to give input to a program and to see its output.
+_STREAMS = (("sys", "stdin"), ("sys", "stdout"), ("sys", "stderr"), ("builtins", "input"))
+_MISSING = object()
+
+
+def replaced_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield what a test may replace: the paths of modules or classes, and names in these."""
+    aliases: dict[str, str] = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                aliases |= {each.asname: each.name for each in names if each.asname}
+            case ast.ImportFrom(module=str(module), names=names):
+                aliases |= {each.asname or each.name: f"{module}.{each.name}" for each in names}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Name(id="patch") | ast.Attribute(attr="patch"),
+                args=[ast.Constant(value=str(path)), *_],
+            ):
+                owner, _, name = path.rpartition(".")
+                yield owner, name
+            case ast.Call(
+                func=ast.Attribute(attr="object"),
+                args=[target, ast.Constant(value=str(name)), *_],
+            ):
+                yield _path(target, aliases), name
+            case ast.Attribute(value=target, attr=name, ctx=ast.Store()):
+                yield _path(target, aliases), name
+
+
+def _path(node: ast.expr, aliases: dict[str, str]) -> str:
+    match node:
+        case ast.Name(id=name):
+            return aliases.get(name, name)
+        case ast.Attribute(value=owner, attr=name):
+            return f"{_path(owner, aliases)}.{name}"
+    return ""
+
+
+class Replacements:
+    """What the current test has replaced, of what it may replace."""
+
+    def __init__(self) -> None:
+        #: Where each is, and what was there.
+        self._watched: dict[tuple[str, str], tuple[Any, Any]] = {}
+        self.watch(_STREAMS)
+
+    def watch(self, targets: Iterable[tuple[str, str]]) -> None:
+        """Look from now on whether these are replaced; see `replaced_in`."""
+        for path, name in targets:
+            with contextlib.suppress(ImportError, AttributeError, ValueError):
+                owner = _owner(path)
+                if not is_proxy(owner):  # on which a replacement takes place there anyway
+                    self._watched.setdefault((path, name), (owner, _value(owner, name)))
+
+    def current(self) -> Iterator[tuple[str, str, Any]]:
+        """Yield what is replaced now, by path and name."""
+        for (path, name), (owner, original) in self._watched.items():
+            value = _value(owner, name)
+            if value is not original and value is not _MISSING:
+                yield path, name, value
+
+
+@contextlib.contextmanager
+def replaced(values: Iterable[tuple[str, str, Any]]) -> Iterator[None]:
+    """Replace what a test has replaced."""
+    with contextlib.ExitStack() as undo:
+        for path, name, value in values:
+            owner = _owner(path)
+            undo.callback(_restore, owner, name, _value(owner, name))
+            setattr(owner, name, value)
+        yield
+
+
+def _restore(owner: Any, name: str, value: Any) -> None:
+    if value is _MISSING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)
+
+
+def _owner(path: str) -> Any:
+    first, *rest = path.split(".")
+    return pkgutil.resolve_name(".".join(["program" if first in PROGRAM_MODULES else first, *rest]))
+
+
+def _value(owner: Any, name: str) -> Any:
+    return getattr(owner, "__dict__", {}).get(name, _MISSING)
