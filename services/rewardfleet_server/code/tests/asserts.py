@@ -22,8 +22,8 @@ from rewardfleet_server.code.sandboxes.jail.guest.scripts import functions_of, h
 
 #: Names of tests that look into the process of the program.
 _LOOKS_INSIDE = {
-    "gc", "_getframe", "settrace", "threading", "concurrent", "environ", "warnings",
-    "assertWarns", "setrecursionlimit", "vars", "locals", "sys.modules",
+    "gc", "_getframe", "settrace", "threading", "concurrent", "setrecursionlimit", "vars", "locals",
+    "sys.modules",
 }  # fmt: skip
 #: Special attributes that a test may not use of objects in another process.
 _OF_PROCESS = {".__builtins__", ".__code__", ".__closure__", ".__globals__", ".__subclasses__"}

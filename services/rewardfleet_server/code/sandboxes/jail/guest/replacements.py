@@ -1,8 +1,15 @@
-"""What tests replace while they call a program, e.g. by `patch`: it is replaced there as well."""
+"""What tests replace while they call a program, e.g. by `patch`: it is replaced there as well.
+
+So are the environment, and what shows warnings and log records, if a test asks for these.
+"""
 
 import ast
 import contextlib
+import importlib
+import os
 import pkgutil
+import re
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -12,6 +19,10 @@ from .proxies import is_proxy
 #: What a test may replace without naming it, to give input to a program and to see its output.
 _STREAMS = (("sys", "stdin"), ("sys", "stdout"), ("sys", "stderr"), ("builtins", "input"))
 _MISSING = object()
+#: Words of tests that ask for the environment, for warnings, and for log records.
+_ENVIRONMENT = re.compile(r"\b(?:environ|getenv)\b")
+_WARNINGS = re.compile(r"\b(?:warnings|assertWarns|assertWarnsRegex|warns|deprecated_call)\b")
+_LOGS = re.compile(r"\bassert(?:No)?Logs\b")
 
 
 def replaced_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -55,7 +66,20 @@ class Replacements:
     def __init__(self) -> None:
         #: Where each is, and what was there.
         self._watched: dict[tuple[str, str], tuple[Any, Any]] = {}
+        self._shared: dict[tuple[str, str], Any] = {}
         self.watch(_STREAMS)
+
+    def share(self, source: str) -> None:
+        """Share the environment, warnings and log records if a test asks for these."""
+        if _ENVIRONMENT.search(source):
+            vars(os)["environ"] = dict(os.environ)  # which both sides may change
+            self._shared["os", "environ"] = os.environ
+        if _WARNINGS.search(source):
+            self._shared["warnings", "showwarning"] = _warn
+            self._shared["warnings", "filters"] = [("always", None, Warning, None, 0)]
+        if _LOGS.search(source):
+            self._shared["logging.Logger", "isEnabledFor"] = _is_enabled
+            self._shared["logging.Logger", "handle"] = _log
 
     def watch(self, targets: Iterable[tuple[str, str]]) -> None:
         """Look from now on whether these are replaced; see `replaced_in`."""
@@ -67,10 +91,29 @@ class Replacements:
 
     def current(self) -> Iterator[tuple[str, str, Any]]:
         """Yield what is replaced now, by path and name."""
+        yield from ((*at, value) for at, value in self._shared.items())
         for (path, name), (owner, original) in self._watched.items():
             value = _value(owner, name)
             if value is not original and value is not _MISSING:
                 yield path, name, value
+
+
+def _warn(message: Warning, category: type[Warning], filename: str, line: int, *_: Any) -> None:
+    """Warn as the test's filters say; e.g. raise the warning."""
+    warnings.warn_explicit(message, category, filename, line, "__main__")
+
+
+def _is_enabled(_: int) -> bool:
+    return True  # `_log` decides it
+
+
+def _log(record: Any) -> None:
+    """Log a record of the program as the test's loggers say."""
+    logging: Any = importlib.import_module("logging")
+    logger = logging.getLogger(str(record.name))
+    if logger.isEnabledFor(record.levelno):
+        at = (record.levelno, "program.py", record.lineno)
+        logger.handle(logging.LogRecord(logger.name, *at, record.getMessage(), (), None))
 
 
 @contextlib.contextmanager

@@ -185,7 +185,7 @@ class Tester:
                 checks = self.side.run_inside(check["inside"], check["entry_point"])
                 return {"held": True, "checks": checks}
             tree = ast.parse(source)
-            self.take_names(tree, check["entry_point"])
+            self.take_names(source, tree, check["entry_point"])
             script = self.script_of(check["entry_point"])
             if "value" in check:
                 return {"value": plain(script.value_of(source))}
@@ -218,7 +218,7 @@ class Tester:
             object.__setattr__(found, "_name", "")
         return found
 
-    def take_names(self, tree: ast.Module, entry_point: str) -> None:
+    def take_names(self, source: str, tree: ast.Module, entry_point: str) -> None:
         """Determine where the names come from that a test does not define.
 
         Those of the standard library come from there, unless they are all that the test is about.
@@ -247,6 +247,7 @@ class Tester:
                     self.namespace[name] = self.namespace[name]
         look_there(packages)
         self.side.replacements.watch({*replaced_in(tree), *self.setup_replaced})
+        self.side.replacements.share(self.script.setup + source)
         self.side.uses_objects = bool(self.side.constructs) or names.has_objects
         self.side.entry_names = names.methods | {entry_point.rpartition(".")[2]}
         if self.setup_seeds or seeds(tree):
