@@ -542,7 +542,7 @@ def test_a_jail_that_does_not_isolate_is_not_used(monkeypatch: pytest.MonkeyPatc
     """Without seccomp filters, a program can send signals. `none-unsafe` only permits reading."""
     settings = CodeSettings(workers=1, isolation="none-unsafe")
     allow_all = b"\x06\0\0\0\0\0\xff\x7f"
-    monkeypatch.setattr(pool, "compiled_filters", lambda: Filters(allow_all, allow_all))
+    monkeypatch.setattr(pool, "compiled_filters", lambda **_: Filters(allow_all, allow_all))
     with pytest.raises(ValueError, match="could signal"):
         pool.build(settings)
 

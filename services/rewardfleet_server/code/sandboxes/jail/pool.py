@@ -61,21 +61,21 @@ def build(settings: CodeSettings) -> "JailPool":
     check_memory(settings)
     python = jail_python(settings)
     require("server", "the sandbox jail", "pyseccomp")
+    levels: tuple[IsolationLevel, ...] = (
+        FALLBACK_ORDER if settings.isolation == "auto" else (settings.isolation,)
+    )
     try:
-        seccomp = compiled_filters()
+        filters = {each: compiled_filters(sets_times=each == "bubblewrap") for each in levels}
     except RuntimeError as error:
         raise ValueError(
             f"the sandbox jail needs libseccomp: apt-get install libseccomp2 ({error})"
         ) from error
     warn_without_packages(settings, python)
-    levels: tuple[IsolationLevel, ...] = (
-        FALLBACK_ORDER if settings.isolation == "auto" else (settings.isolation,)
-    )
     reasons = []
     for level in levels:
         try:
             spec = isolation_spec(level, python, (_JAILS_PER_CORE + 1) * settings.workers)
-            config = WorkerConfig(spec, seccomp, tuple(settings.preload))
+            config = WorkerConfig(spec, filters[level], tuple(settings.preload))
             pool = JailPool(config, settings.workers)
         except PythonUnusable as error:
             raise ValueError(str(error)) from error

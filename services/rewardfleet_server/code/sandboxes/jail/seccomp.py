@@ -58,10 +58,10 @@ sched_setscheduler sched_setattr sched_setparam ioprio_set migrate_pages move_pa
 """
 
 #: Calls that do nothing, and return as if they had succeeded: programs copy files together with
-#: their modes and times. Landlock does not cover these, so they cannot be allowed.
-_IGNORED = """
-chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat
-"""
+#: their modes and times. Landlock does not cover these, and a folder of another mode might stay.
+_IGNORED = "chmod fchmod fchmodat fchmodat2"
+#: Ignored as well where other files than those of the jail could be named.
+_TIMES = "utime utimes utimensat futimesat"
 
 #: Masks and values of the flags of open: without truncation, or for writing.
 _OPEN = ((os.O_TRUNC, 0), (os.O_ACCMODE, os.O_WRONLY), (os.O_ACCMODE, os.O_RDWR))
@@ -95,8 +95,11 @@ class Filters:
     run: bytes  #: for each run, in addition
 
 
-def compiled_filters() -> Filters:
+def compiled_filters(*, sets_times: bool) -> Filters:
     """Compile the filters.
+
+    Args:
+        sets_times: Whether programs may set the times of files.
 
     Raises:
         RuntimeError: libseccomp is not installed.
@@ -105,7 +108,7 @@ def compiled_filters() -> Filters:
     # The import fails if the C library is missing.
     import pyseccomp as seccomp  # type: ignore[import-untyped] # noqa: PLC0415
 
-    return Filters(_supervisor_filter(seccomp), _run_filter(seccomp))
+    return Filters(_supervisor_filter(seccomp, sets_times), _run_filter(seccomp))
 
 
 def _run_filter(seccomp: Any) -> bytes:
@@ -125,7 +128,7 @@ def _run_filter(seccomp: Any) -> bytes:
     return _exported(rules)
 
 
-def _supervisor_filter(seccomp: Any) -> bytes:
+def _supervisor_filter(seccomp: Any, sets_times: bool) -> bytes:
     def equals(index: int, value: int) -> Any:
         return seccomp.Arg(index, seccomp.EQ, value)
 
@@ -140,6 +143,8 @@ def _supervisor_filter(seccomp: Any) -> bytes:
     ignored = seccomp.ERRNO(0)
     for name in _known(seccomp, _IGNORED):
         rules.add_rule(ignored, name)
+    for name in _known(seccomp, _TIMES):
+        rules.add_rule(seccomp.ALLOW if sets_times else ignored, name)
     for value in _IGNORED_FCNTL:
         rules.add_rule(ignored, "fcntl", equals(1, value))
     # Old versions of Landlock do not prevent truncation by opening a file for reading.

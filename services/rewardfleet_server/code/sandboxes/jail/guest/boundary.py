@@ -43,6 +43,7 @@ from .builtin_types import (
     base_of,
     import_numpy,
     known_type,
+    nan_of,
     new_arguments,
     set_attributes,
 )
@@ -316,7 +317,7 @@ class Side(Exceptions):
             case "int":
                 return int(parts[0], 16)
             case "float":
-                return float(parts[0])
+                return nan_of(parts[1]) if parts[1] else float(parts[0])
             case "ref":
                 return self._shared[parts[0]]
             case "text":

@@ -8,6 +8,7 @@ import enum
 import fractions
 import importlib
 import itertools
+import math
 import re
 import sys
 import types
@@ -202,6 +203,17 @@ def known_type(module: str, path: str) -> type:
 def import_numpy() -> Any:
     """Return the module, which is there if one of its values crossed."""
     return importlib.import_module("numpy")
+
+
+def module_of_nan(value: float) -> str:
+    """Return which module's NaN a value is, as lists compare it by identity; "" if it is none."""
+    names = ("math", "numpy")
+    return next((n for n in names if getattr(sys.modules.get(n), "nan", None) is value), "")
+
+
+def nan_of(module: str) -> float:
+    """Return the NaN of a module."""
+    return import_numpy().nan if module == "numpy" else math.nan
 
 
 def new_arguments(value: Any) -> tuple[Any, ...]:  # noqa: PLR0911 - one for each type

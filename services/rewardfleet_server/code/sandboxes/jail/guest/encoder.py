@@ -22,6 +22,7 @@ from .builtin_types import (
     copy_of,
     import_path,
     keeps_identity,
+    module_of_nan,
     new_arguments,
 )
 from .proxies import PROXIES, is_proxy
@@ -75,7 +76,7 @@ class Encoder:
         if kind is int:
             return value if -_MAX_PLAIN_INT < value < _MAX_PLAIN_INT else ["int", hex(value)]
         if kind is float:
-            return value if value - value == 0 else ["float", repr(value)]
+            return value if value - value == 0 else ["float", repr(value), module_of_nan(value)]
         if kind in PROXIES:
             return ["yours", object.__getattribute__(value, "_handle")]
         if kind is Variable:

@@ -12,13 +12,10 @@ from .proxies import is_proxy, owned
 if TYPE_CHECKING:
     from .encoder import Encoder
 
-#: Modules whose exceptions are the same on both sides.
-_WITH_EXCEPTIONS = {
-    "_csv", "_queue", "asyncio.exceptions", "binascii", "builtins", "configparser",
-    "concurrent.futures._base", "dataclasses", "decimal", "graphlib", "json.decoder",
-    "numpy.exceptions", "numpy.linalg", "queue", "re", "sqlite3", "statistics", "struct",
-    "urllib.error", "xml.etree.ElementTree", "zlib", "zoneinfo",
-}  # fmt: skip
+#: Top-level modules whose exceptions are the same on both sides, except those that end tests.
+_WITH_EXCEPTIONS = sys.stdlib_module_names - {"unittest"} | {"numpy"}
+#: Types of what a program gets of an exception of a test.
+_PLAIN = {str, int, float, bool, bytes}
 #: Frames of the program that an exception names.
 _MAX_FRAMES = 10
 #: How many causes and contexts of an exception cross.
@@ -44,8 +41,10 @@ class Exceptions:
         known = vars(error).get("_object")
         handle = encoder.encode(known) if is_proxy(known) else encoder.remote(error)
         if self.is_trusted:  # a program gets no object of the test by an error
-            args = tuple(each for each in error.args if type(each) in {str, int, float, bool})
-            return [names, encoder.encode(args), _text(error), [], "", handle, []]
+            args = tuple(each for each in error.args if type(each) in _PLAIN)
+            plain = {name: each for name, each in vars(error).items() if type(each) in _PLAIN}
+            attributes = [[name, encoder.encode(each)] for name, each in plain.items()]
+            return [names, encoder.encode(args), _text(error), attributes, "", handle, []]
         attributes = [[name, encoder.encode(value)] for name, value in vars(error).items()]
         described = ((name, getattr(error, name, None)) for name in _DESCRIBING)
         attributes += [[name, encoder.encode(each)] for name, each in described if each is not None]
@@ -176,7 +175,8 @@ _METHODS = {
 def _known_exception(path: str) -> type[BaseException]:
     """Return an exception of a module that is imported already. Nothing is imported for it."""
     module, _, name = path.rpartition(".")
-    found = getattr(sys.modules.get(module), name, None) if module in _WITH_EXCEPTIONS else None
+    is_common = module.partition(".")[0] in _WITH_EXCEPTIONS
+    found = getattr(sys.modules.get(module), name, None) if is_common else None
     is_exception = isinstance(found, type) and issubclass(found, BaseException)
     return found if is_exception else Exception  # type: ignore[return-value] # it was checked
 

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import gc
 import importlib
 import json
@@ -176,6 +177,14 @@ def explain_refusals() -> None:
         sys.stderr.write(f"os.system({command!r}): {NO_PROCESSES}\n")
         return -1
 
+    def check(function: Any, path: Any, *args: Any, **named: Any) -> None:
+        """Call a function that the filter ignores, also for a file that is missing."""
+        if named.get("dir_fd") is None:
+            os.stat(path)
+        function(path, *args, **named)
+
+    for name in ("chmod", "utime"):
+        setattr(os, name, functools.partial(check, getattr(os, name)))
     real_kill = os.kill
 
     def send_signal(process: int, number: int, frame: types.FrameType) -> None:
