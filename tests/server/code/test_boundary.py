@@ -122,7 +122,7 @@ import sys
 boundary = sys.modules["rewardfleet_guest.boundary"]
 side = sys._getframe(1).f_locals["side"]
 def f(h, values):
-    handle = object.__getattribute__(h, "_handle")
+    handle = object.__getattribute__(h, "_p_handle")
     target, args, kwargs = REQUEST.get("call", [None, [], []])
     args = [["yours", handle] if arg == "H" else arg for arg in args]
     reply = side.exchange({**REQUEST, **({"call": [target, args, kwargs]} if target else {})})

@@ -71,7 +71,7 @@ def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911, PLR0912 - one fo
         return {"other": "a value nested too deep"}
     kind = type(value)
     if kind.__module__ == "rewardfleet_guest.proxies":
-        return plain(value._as_value(), depth + 1)
+        return plain(value._p_as_value(), depth + 1)
     if kind.__module__ == "numpy" and hasattr(value, "item") and not getattr(value, "ndim", 1):
         value = value.item()
     if value is None or value is True or value is False:

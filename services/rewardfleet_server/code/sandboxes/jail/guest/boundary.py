@@ -271,7 +271,7 @@ class Side(Exceptions):
             [[name, encoder.encode(value)] for name, value in kwargs.items()],
         ]
         is_value = type(target) is str and target == "itself"
-        if not is_value and any(is_proxy(each) and each._is_own for each in (target, *args)):
+        if not is_value and any(is_proxy(each) and each._p_is_own for each in (target, *args)):
             message["by_handle"] = [*self.constructs]
         if values := [(*at, encoder.encode(value)) for *at, value in self.replaced_values()]:
             message["replaced"] = values
@@ -365,9 +365,9 @@ class Side(Exceptions):
         """
         proxy = object.__new__(PROXIES[number])
         kind = str(kind).encode(errors="replace").decode() or "?"  # half of a surrogate pair
-        fields = {"_side": self, "_handle": int(handle), "_kind": kind, "_name": ANONYMOUS}
-        fields |= {"_owner": None} if PROXIES[number] is CallableProxy else {}
-        fields |= {"_is_own": False, "_items": None, "_base": base and known_type(*base[1:])}
+        fields = {"_p_side": self, "_p_handle": int(handle), "_p_kind": kind, "_p_name": ANONYMOUS}
+        fields |= {"_p_owner": None} if PROXIES[number] is CallableProxy else {}
+        fields |= {"_p_is_own": False, "_p_items": None, "_p_base": base and known_type(*base[1:])}
         for name, value in fields.items():
             object.__setattr__(proxy, name, value)
         return proxy
@@ -394,18 +394,18 @@ class Side(Exceptions):
             raise TypeError(f"the program answered with a subclass of {base.__name__}")
         if (base, kind) not in self._subclasses:
             attributes = {
-                "__getattr__": lambda own, name: getattr(vars(own)["_proxy"], name),
-                "__str__": lambda own: str(vars(own)["_proxy"]),
-                "__repr__": lambda own: repr(vars(own)["_proxy"]),
-                "__format__": lambda own, form: format(vars(own)["_proxy"], form),
+                "__getattr__": lambda own, name: getattr(vars(own)["_p_proxy"], name),
+                "__str__": lambda own: str(vars(own)["_p_proxy"]),
+                "__repr__": lambda own: repr(vars(own)["_p_proxy"]),
+                "__format__": lambda own, form: format(vars(own)["_p_proxy"], form),
             }
             if base is dict:
-                attributes["__missing__"] = lambda own, key: vars(own)["_proxy"][key]
+                attributes["__missing__"] = lambda own, key: vars(own)["_p_proxy"][key]
             self._subclasses[base, kind] = type(kind, (base,), attributes)
         instance = base.__new__(self._subclasses[base, kind], *new_arguments(value))
         if base in {list, set, bytearray, dict}:
             base.__init__(instance, value)
-        instance.__dict__["_proxy"] = self.proxy(handle, kind, 0)
+        instance.__dict__["_p_proxy"] = self.proxy(handle, kind, 0)
         return instance
 
     def _take_objects(self, message: dict[str, Any]) -> None:
@@ -445,7 +445,7 @@ class Side(Exceptions):
             case "defaultdict":
                 factory = self.decode(meta)
                 if isinstance(factory, CallableProxy):
-                    object.__setattr__(factory, "_name", "__missing__")
+                    object.__setattr__(factory, "_p_name", "__missing__")
                 return collections.defaultdict(factory)
             case "object":
                 kind = self.classes[meta[0]]
@@ -597,8 +597,8 @@ class TestSide(Side):
         self.looked_up.add(name)
         value = self.decode(data)
         if type(value) is CallableProxy:
-            object.__setattr__(value, "_is_own", name in self.constructs)
-            object.__setattr__(value, "_name", "")
+            object.__setattr__(value, "_p_is_own", name in self.constructs)
+            object.__setattr__(value, "_p_name", "")
         return value
 
     def check_access(self, target: list[Any], args: list[Any], values: tuple[Any, ...]) -> None:

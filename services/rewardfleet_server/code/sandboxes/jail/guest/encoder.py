@@ -78,7 +78,7 @@ class Encoder:
         if kind is float:
             return value if value - value == 0 else ["float", repr(value), module_of_nan(value)]
         if kind in PROXIES:
-            return ["yours", object.__getattribute__(value, "_handle")]
+            return ["yours", object.__getattribute__(value, "_p_handle")]
         if kind is Variable:
             return self._variable(value)
         if kind in {tuple, frozenset}:
@@ -116,7 +116,7 @@ class Encoder:
             return ["error", side.encoded_exception(value, self)]
         elif isinstance(value, BASES) and not self._stays(kind):
             base = next(base for base in BASES if isinstance(value, base))
-            proxy = getattr(value, "__dict__", {}).get("_proxy")
+            proxy = getattr(value, "__dict__", {}).get("_p_proxy")
             if is_proxy(proxy) and base not in {list, dict, set, bytearray}:  # it did not change
                 return self.encode(proxy)
             plain = (

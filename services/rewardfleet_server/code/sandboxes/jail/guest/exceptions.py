@@ -38,7 +38,7 @@ class Exceptions:
     ) -> list[Any]:
         """Return an exception as JSON: names, arguments, text, attributes, place, object, links."""
         names = self.exception_names(type(error))
-        known = vars(error).get("_object")
+        known = vars(error).get("_p_object")
         handle = encoder.encode(known) if is_proxy(known) else encoder.remote(error)
         if self.is_trusted:  # a program gets no object of the test by an error
             args = tuple(each for each in error.args if type(each) in _PLAIN)
@@ -81,10 +81,10 @@ class Exceptions:
             return own
         if key not in self._exceptions:
             bases = (self.exception_class(key[1:]),)
-            self._exceptions[key] = type(key[0], bases, {**_METHODS, "_of_program": None})
+            self._exceptions[key] = type(key[0], bases, {**_METHODS, "_p_class": None})
         kind: Any = self._exceptions[key]
-        if proxy is not None and "_of_program" in vars(kind):
-            kind._of_program = self.decode(proxy)
+        if proxy is not None and "_p_class" in vars(kind):
+            kind._p_class = self.decode(proxy)
         return kind  # type: ignore[no-any-return] # it is one
 
     def exception(self, data: Sequence[Any]) -> BaseException:
@@ -105,7 +105,7 @@ class Exceptions:
         for name in attributes.keys() & _DESCRIBING:
             if hasattr(kind, name):
                 setattr(error, name, attributes.pop(name))
-        vars(error).update(attributes, _text=str(data[2]), _object=known)
+        vars(error).update(attributes, _p_text=str(data[2]), _p_object=known)
         for name, linked in zip(("__cause__", "__context__"), data[6], strict=False):
             if linked is not None:
                 setattr(error, name, self.exception(linked))
@@ -139,19 +139,19 @@ def _outcome(module: str, name: str) -> Any:
 
 def _construct(error: Any, *args: Any, **named: Any) -> None:
     """Let the program construct its exception."""
-    kind = type(error)._of_program
+    kind = type(error)._p_class
     if kind is not None:
         built = kind(*args, **named)
         error.args = built.args
-        vars(error).update(vars(built), _object=owned(vars(built)["_object"]))
+        vars(error).update(vars(built), _p_object=owned(vars(built)["_p_object"]))
 
 
 def _str(error: BaseException) -> str:
-    return str(vars(error)["_text"]) if "_text" in vars(error) else BaseException.__str__(error)
+    return str(vars(error)["_p_text"]) if "_p_text" in vars(error) else BaseException.__str__(error)
 
 
 def _attribute(error: BaseException, name: str) -> Any:
-    known = vars(error).get("_object")
+    known = vars(error).get("_p_object")
     if known is None:
         raise AttributeError(f"{type(error).__name__!r} object has no attribute {name!r}")
     return getattr(known, name)
@@ -159,7 +159,7 @@ def _attribute(error: BaseException, name: str) -> Any:
 
 def _eq(error: BaseException, other: Any) -> Any:
     """Let the program compare its exceptions."""
-    known = [getattr(each, "__dict__", {}).get("_object") for each in (error, other)]
+    known = [getattr(each, "__dict__", {}).get("_p_object") for each in (error, other)]
     return known[0] == known[1] if all(map(is_proxy, known)) else NotImplemented
 
 

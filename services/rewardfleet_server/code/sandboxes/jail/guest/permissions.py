@@ -42,7 +42,8 @@ def is_accessible(operation: str, args: tuple[Any, ...]) -> bool:
     if not isinstance(name, str):
         return False
     if _is_mock(owner):  # not its own interface, by which it would answer the test
-        is_free = not (name.startswith("_") or name == "method_calls" or hasattr(type(owner), name))
+        is_its_own = name.startswith(("__", "_mock", "_spec")) or name == "method_calls"
+        is_free = not (is_its_own or hasattr(type(owner), name))
         return operation != "delattr" and is_free
     if name.startswith("_") and name not in _OF_FUNCTIONS:
         return False

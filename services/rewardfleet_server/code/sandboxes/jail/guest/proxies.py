@@ -64,83 +64,84 @@ ANONYMOUS = "?"
 class Proxy:
     """An object of the other side. Its operations take place there.
 
-    On the side of the tests, `_is_own` is whether the test has constructed the object, or a class
-    that it constructs, and `_items` iterates over the object. `_base` is the first base of its
-    class that both sides have.
+    Its own attributes begin with `_p_`, as no attribute of an object is likely to. On the side of
+    the tests, `_p_is_own` is whether the test has constructed the object, or a class that it
+    constructs, and `_p_items` iterates over the object. `_p_base` is the first base of its class
+    that both sides have.
     """
 
-    __slots__ = ("_base", "_handle", "_is_own", "_items", "_kind", "_name", "_side")
+    __slots__ = ("_p_base", "_p_handle", "_p_is_own", "_p_items", "_p_kind", "_p_name", "_p_side")
 
-    _side: "Side"
-    _handle: int
-    _kind: str
-    _name: str
-    _is_own: bool
-    _items: "_Items | None"
-    _base: type | None
+    _p_side: "Side"
+    _p_handle: int
+    _p_kind: str
+    _p_name: str
+    _p_is_own: bool
+    _p_items: "_Items | None"
+    _p_base: type | None
 
     @property  # type: ignore[misc] # `object` has no property
     def __class__(self) -> Any:
         """The first base of its class that both sides have, which `isinstance` asks for."""
-        return self._base or type(self)
+        return self._p_base or type(self)
 
     def __getattr__(self, name: str) -> Any:
-        side = self._side
+        side = self._p_side
         is_hidden = name.startswith("__") and name not in _READABLE | _STOPPING
         # A value of a built-in type would have crossed the boundary.
         is_hidden |= (
             not side.uses_objects and name in _OF_BUILT_IN_TYPES and name not in side.entry_names
         )
         if is_hidden and side.is_trusted:
-            raise AttributeError(f"{self._kind!r} object has no attribute {name!r}")
-        found = self._side.call("getattr", self, name)
+            raise AttributeError(f"{self._p_kind!r} object has no attribute {name!r}")
+        found = self._p_side.call("getattr", self, name)
         if type(found) is CallableProxy:
-            object.__setattr__(found, "_name", name)
-            object.__setattr__(found, "_owner", self)
-        if self._is_own:
+            object.__setattr__(found, "_p_name", name)
+            object.__setattr__(found, "_p_owner", self)
+        if self._p_is_own:
             return owned(found)
         return _same_as_before(self, ("getattr", name), found)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._side.call("setattr", self, name, value)
+        self._p_side.call("setattr", self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        self._side.call("delattr", self, name)
+        self._p_side.call("delattr", self, name)
 
     def __dir__(self) -> Iterable[str]:
-        return self._side.call("dir", self)  # type: ignore[no-any-return] # of the other side
+        return self._p_side.call("dir", self)  # type: ignore[no-any-return] # of the other side
 
     def __format__(self, form: str) -> str:
-        if self._side.is_trusted and not (self._is_own or self._side.uses_objects):
+        if self._p_side.is_trusted and not (self._p_is_own or self._p_side.uses_objects):
             return format(str(self), form)
-        return str(self._side.call("format", self, form))
+        return str(self._p_side.call("format", self, form))
 
     def __copy__(self) -> Any:
-        return self._as_own(self._side.call("copy", self))
+        return self._p_as_own(self._p_side.call("copy", self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self._as_own(self._side.call("deepcopy", self))
+        return self._p_as_own(self._p_side.call("deepcopy", self))
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Return a pickle that the other side made, and that only it reads."""
-        return unpickled, (self._side.call("dumps", self),)
+        return unpickled, (self._p_side.call("dumps", self),)
 
-    def _as_value(self) -> Any:
+    def _p_as_value(self) -> Any:
         """Return what the object is as a value of a built-in type; if it is none, its class."""
-        if issubclass(self._base or object, BASES):
-            return self._side.call("itself", self)
-        return type(self._kind, (), {})()
+        if issubclass(self._p_base or object, BASES):
+            return self._p_side.call("itself", self)
+        return type(self._p_kind, (), {})()
 
-    def _as_own(self, value: Any) -> Any:
-        return owned(value) if self._is_own else value
+    def _p_as_own(self, value: Any) -> Any:
+        return owned(value) if self._p_is_own else value
 
     def __instancecheck__(self, value: Any) -> bool:
-        self._side.decided_by.add(self._kind)
-        return bool(self._side.call("isinstance", value, self))
+        self._p_side.decided_by.add(self._p_kind)
+        return bool(self._p_side.call("isinstance", value, self))
 
     def __subclasscheck__(self, value: Any) -> bool:
-        self._side.decided_by.add(self._kind)
-        return bool(self._side.call("issubclass", value, self))
+        self._p_side.decided_by.add(self._p_kind)
+        return bool(self._p_side.call("issubclass", value, self))
 
 
 #: The side of the tests, where a pickle of the other side's objects may be read.
@@ -155,7 +156,7 @@ def unpickled(content: bytes) -> Any:
 def is_same(first: Any, second: Any) -> bool:
     """Return whether two objects are the same, also if they are on the other side."""
     if is_proxy(first) and is_proxy(second):
-        return bool(first._handle == second._handle)
+        return bool(first._p_handle == second._p_handle)
     is_value = type(first) in _ATOMS and type(first) is type(second)
     return first is second or (is_value and bool(first == second))
 
@@ -168,7 +169,7 @@ def is_proxy(value: Any) -> bool:
 def kind_of(value: Any) -> Any:
     """Return the class of an object, also if it is on the other side."""
     if is_proxy(value):
-        return value._side.call("getattr", value, "__class__")
+        return value._p_side.call("getattr", value, "__class__")
     return type(value)
 
 
@@ -187,7 +188,7 @@ def _is_of(name: str, function: Callable[..., bool], value: Any, kinds: Any) -> 
         return function(value, kinds)
     # A class of a library is asked about the object's own one, which no `__class__` hides.
     return any(
-        value._side.call("of_library", name, value, kind)
+        value._p_side.call("of_library", name, value, kind)
         if import_path(kind)
         else function(value, kind)
         for kind in (kinds if type(kinds) is tuple else [kinds])
@@ -196,42 +197,42 @@ def _is_of(name: str, function: Callable[..., bool], value: Any, kinds: Any) -> 
 
 def id_of(value: Any) -> int:
     """Return the identity of an object, also if it is on the other side."""
-    return ~value._handle if is_proxy(value) else id(value)
+    return ~value._p_handle if is_proxy(value) else id(value)
 
 
 def has_attribute(value: Any, name: str) -> bool:
     """Return whether an object has an attribute, also if it is on the other side."""
     if is_proxy(value) and name.startswith("__"):
-        return bool(value._side.call("hasattr", value, name))
+        return bool(value._p_side.call("hasattr", value, name))
     return hasattr(value, name)
 
 
 class CallableProxy(Proxy):
     """An object of the other side that can be called.
 
-    `_owner` is the object whose method it is, or None.
+    `_p_owner` is the object whose method it is, or None.
     """
 
-    __slots__ = ("_owner",)
+    __slots__ = ("_p_owner",)
 
-    _owner: Proxy | None
+    _p_owner: Proxy | None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if _PREDICATES.match(self._name) or (args and self._name in _OF_BUILT_IN_TYPES):
-            self._side.decided_by.add(self._kind)
-        result = self._side.call(self, *args, **kwargs)
-        if self._is_own:
+        if _PREDICATES.match(self._p_name) or (args and self._p_name in _OF_BUILT_IN_TYPES):
+            self._p_side.decided_by.add(self._p_kind)
+        result = self._p_side.call(self, *args, **kwargs)
+        if self._p_is_own:
             result = owned(result)
-        if self._name is ANONYMOUS and args and type(result) is bool:
-            self._side.decided_by.add(self._kind)
-        owner = self._owner
-        if owner is None or owner._kind == SOLUTION or self._name in self._side.entry_names:
+        if self._p_name is ANONYMOUS and args and type(result) is bool:
+            self._p_side.decided_by.add(self._p_kind)
+        owner = self._p_owner
+        if owner is None or owner._p_kind == SOLUTION or self._p_name in self._p_side.entry_names:
             return result
         # A method that compares: what it is given may be what is expected.
-        is_compared = not owner._is_own or any(isinstance(each, Proxy) for each in args)
+        is_compared = not owner._p_is_own or any(isinstance(each, Proxy) for each in args)
         if type(result) is bool and args and is_compared:
-            self._side.decided_by.add(owner._kind)
-        return _same_as_before(owner, (self._name, *args, *kwargs.values()), result)
+            self._p_side.decided_by.add(owner._p_kind)
+        return _same_as_before(owner, (self._p_name, *args, *kwargs.values()), result)
 
 
 class AwaitableProxy(Proxy):
@@ -241,7 +242,7 @@ class AwaitableProxy(Proxy):
 
     def __await__(self) -> Generator[Any, None, Any]:
         yield from ()
-        return self._side.call("await", self)
+        return self._p_side.call("await", self)
 
 
 #: By number, as objects of these kinds are encoded.
@@ -250,18 +251,18 @@ PROXIES: tuple[type[Proxy], ...] = (Proxy, CallableProxy, AwaitableProxy)
 
 def _same_as_before(proxy: Proxy, question: tuple[Any, ...], answer: Any) -> Any:
     """Note an object that a test did not construct if it answers the same question differently."""
-    side = proxy._side
-    if side.is_trusted and not proxy._is_own and {*map(type, (*question, answer))} <= _ATOMS:
-        first = side.answers.setdefault((proxy._handle, *question), answer)
+    side = proxy._p_side
+    if side.is_trusted and not proxy._p_is_own and {*map(type, (*question, answer))} <= _ATOMS:
+        first = side.answers.setdefault((proxy._p_handle, *question), answer)
         if repr(first) != repr(answer):  # so that NaN is as before
-            side.decided_by.add(proxy._kind)
+            side.decided_by.add(proxy._p_kind)
     return answer
 
 
 def stops(proxy: Proxy) -> bool:
     """Return whether calling a proxy may raise StopIteration: if it is a method of a generator."""
-    owner = proxy._owner if isinstance(proxy, CallableProxy) else None
-    return owner is not None and owner._kind in _GENERATORS and proxy._name in _STOPPING
+    owner = proxy._p_owner if isinstance(proxy, CallableProxy) else None
+    return owner is not None and owner._p_kind in _GENERATORS and proxy._p_name in _STOPPING
 
 
 #: Operations on objects of the other side, named like special methods without underscores: those of
@@ -318,17 +319,17 @@ _NOT_METHODS = OF_TESTS | {
 def owned(value: Any) -> Any:
     """Return what an object of the test's own has computed, as another one."""
     if isinstance(value, Proxy):
-        object.__setattr__(value, "_is_own", True)
+        object.__setattr__(value, "_p_is_own", True)
     return value
 
 
 def _method(name: str) -> Callable[..., Any]:
     def method(self: Proxy, *args: Any) -> Any:
-        side = self._side
-        if name in {"eq", "ne"} and self._base is type and self._is_own:  # it equals no other
+        side = self._p_side
+        if name in {"eq", "ne"} and self._p_base is type and self._p_is_own:  # it equals no other
             return is_same(self, args[0]) is (name == "eq")
         is_operand = name in _BINARY and not isinstance(args[0], Proxy)
-        if side.is_trusted and not self._is_own:
+        if side.is_trusted and not self._p_is_own:
             is_compared = side.uses_objects and name in {"eq", "ne"} and isinstance(args[0], Proxy)
             if name in {"eq", "ne"} and not is_compared:
                 return _is_same(self, name, args[0]) is (name == "eq")
@@ -336,21 +337,21 @@ def _method(name: str) -> Callable[..., Any]:
                 return _operation_of_value(self, name, *args)
         # An operand of the test may be what is expected.
         if name in _DECIDING or is_operand:
-            side.decided_by.add(self._kind)
+            side.decided_by.add(self._p_kind)
         is_compared = name in _CONTRARY and not isinstance(args[0], Proxy)
-        if is_compared and self._is_own and self._kind not in side.constructs:
+        if is_compared and self._p_is_own and self._p_kind not in side.constructs:
             return _compared(self, name, args[0])
         result = side.call(name, self, *args)
         if name == "getitem":
             _same_as_before(self, (name, *args), result)
         # With different answers to these two, or another one each time, an object would have items
         # that no loop sees.
-        if (self._handle, "iter") in side.uses and name in {"iter", "len"}:
-            side.decided_by.add(self._kind)
-        side.uses.add((self._handle, name))
-        if {(self._handle, "len"), (self._handle, "iter")} <= side.uses:
-            side.decided_by.add(self._kind)
-        return owned(result) if self._is_own else result
+        if (self._p_handle, "iter") in side.uses and name in {"iter", "len"}:
+            side.decided_by.add(self._p_kind)
+        side.uses.add((self._p_handle, name))
+        if {(self._p_handle, "len"), (self._p_handle, "iter")} <= side.uses:
+            side.decided_by.add(self._p_kind)
+        return owned(result) if self._p_is_own else result
 
     return method
 
@@ -361,7 +362,7 @@ def _compared(proxy: Proxy, name: str, other: Any) -> Any:
     It is also asked a question whose answer must be another one, in random order. An object that
     agrees to both, like one that equals everything, agrees to neither.
     """
-    side = proxy._side
+    side = proxy._p_side
     contrary = (_CONTRARY[name], _another(other) if name == "eq" else other)
     questions = [(name, other), contrary]
     is_reversed = urandom(1)[0] % 2 == 1
@@ -398,33 +399,34 @@ def _is_same(proxy: Proxy, name: str, other: Any) -> bool:
 
     The program may say whether it equals an object, e.g. a UUID, but it never equals a value.
     """
-    if isinstance(other, Proxy) and proxy._handle == other._handle:
+    if isinstance(other, Proxy) and proxy._p_handle == other._p_handle:
         return True
-    proxy._side.decided_by.add(proxy._kind)  # if that makes the test pass
+    proxy._p_side.decided_by.add(proxy._p_kind)  # if that makes the test pass
     is_value = type(other).__module__ in _MODULES_OF_VALUES
-    proxy._side.refused |= not proxy._side.constructs or (is_value and name == "eq")
+    proxy._p_side.refused |= not proxy._p_side.constructs or (is_value and name == "eq")
     return False
 
 
 def _operation_of_value(proxy: Proxy, name: str, *args: Any) -> Any:
     """Do an operation on an object that is used as a value: it is iterated once, if at all."""
     if name in {"iter", "next"}:
-        if proxy._items is None:
-            object.__setattr__(proxy, "_items", _Items(proxy))
-        items: Any = proxy._items
+        if proxy._p_items is None:
+            object.__setattr__(proxy, "_p_items", _Items(proxy))
+        items: Any = proxy._p_items
         return iter(items) if name == "iter" else next(items.source)
     if name == "bool":
-        proxy._side.decided_by.add(proxy._kind)
+        proxy._p_side.decided_by.add(proxy._p_kind)
         return True
     if name == "hash":
-        return hash((Proxy, proxy._handle))
+        return hash((Proxy, proxy._p_handle))
     if name in _ANSWERING:
-        answer = proxy._side.call(name, proxy, *args)
+        answer = proxy._p_side.call(name, proxy, *args)
         if name == "len":
             _check_length(proxy, answer)
         return _same_as_before(proxy, (name, *args), answer)
-    return proxy._side.refuse(
-        f"the program answered with a {proxy._kind!r}, which is no value: {name}() is not possible"
+    kind = proxy._p_kind
+    return proxy._p_side.refuse(
+        f"the program answered with a {kind!r}, which is no value: {name}() is not possible"
     )
 
 
@@ -449,17 +451,17 @@ class _Items:
 
 
 def _is_iterable_again(proxy: Proxy) -> bool:
-    return not proxy._side.call("hasattr", proxy, "__next__")
+    return not proxy._p_side.call("hasattr", proxy, "__next__")
 
 
 def _items(proxy: Proxy) -> Iterator[Any]:
-    iterator = proxy._side.call("iter", proxy)
+    iterator = proxy._p_side.call("iter", proxy)
     for count in itertools.count():
         try:
-            item = proxy._side.call("next", iterator) if is_proxy(iterator) else next(iterator)
+            item = proxy._p_side.call("next", iterator) if is_proxy(iterator) else next(iterator)
         except StopIteration:
-            if proxy._side.call("hasattr", proxy, "__len__"):
-                _check_length(proxy, proxy._side.call("len", proxy))
+            if proxy._p_side.call("hasattr", proxy, "__len__"):
+                _check_length(proxy, proxy._p_side.call("len", proxy))
                 _check_length(proxy, count)
             return
         yield item
@@ -467,26 +469,28 @@ def _items(proxy: Proxy) -> Iterator[Any]:
 
 def _check_length(proxy: Proxy, length: int) -> None:
     """Refuse an object that has items which no loop sees."""
-    if proxy._side.lengths.setdefault(proxy._handle, length) != length:
-        proxy._side.refuse(f"the program answered with a {proxy._kind!r} of more than one length")
+    if proxy._p_side.lengths.setdefault(proxy._p_handle, length) != length:
+        proxy._p_side.refuse(
+            f"the program answered with a {proxy._p_kind!r} of more than one length"
+        )
 
 
 def _exit(self: Proxy, kind: type[BaseException] | None, error: Any = None, *_: Any) -> bool:
     """Leave a context of the program, which may not suppress a failed assert."""
-    suppresses = bool(self._side.call("exit", self, kind, error))
+    suppresses = bool(self._p_side.call("exit", self, kind, error))
     if kind is not None and suppresses:
-        self._side.decided_by.add(self._kind)
+        self._p_side.decided_by.add(self._p_kind)
         return not issubclass(kind, AssertionError)
     return False
 
 
 def _reflected_method(name: str) -> Callable[..., Any]:
     def method(self: Proxy, other: Any) -> Any:
-        if self._side.is_trusted and not self._side.uses_objects:
+        if self._p_side.is_trusted and not self._p_side.uses_objects:
             return _operation_of_value(self, name)
-        self._side.decided_by.add(self._kind)
-        result = self._side.call(name, other, self)
-        return owned(result) if self._is_own else result
+        self._p_side.decided_by.add(self._p_kind)
+        result = self._p_side.call(name, other, self)
+        return owned(result) if self._p_is_own else result
 
     return method
 
@@ -535,9 +539,9 @@ def _looking(module: str, name: str, original: Callable[..., Any]) -> Callable[.
     def function(value: Any, /, *args: Any, **named: Any) -> Any:
         if not is_proxy(value):
             return original(value, *args, **named)
-        found = value._side.call("library", module, name, value, *args, **named)
+        found = value._p_side.call("library", module, name, value, *args, **named)
         if module == "inspect":  # which the program may have changed
-            value._side.decided_by.add(value._kind)
-        return owned(found) if value._is_own else found
+            value._p_side.decided_by.add(value._p_kind)
+        return owned(found) if value._p_is_own else found
 
     return function

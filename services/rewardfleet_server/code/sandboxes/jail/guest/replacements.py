@@ -123,9 +123,9 @@ def _log(record: Any) -> None:
 @contextlib.contextmanager
 def replaced(values: Iterable[tuple[str, str, Any]]) -> Iterator[None]:
     """Replace what a test has replaced."""
+    owners = [(_owner(path), name, value) for path, name, value in values]
     with contextlib.ExitStack() as undo:
-        for path, name, value in values:
-            owner = _owner(path)
+        for owner, name, value in owners:
             undo.callback(_restore, owner, name, _value(owner, name))
             setattr(owner, name, value)
         yield

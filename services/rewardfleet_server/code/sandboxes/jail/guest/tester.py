@@ -215,7 +215,7 @@ class Tester:
         """Return the entry point, which may be called like a method of a built-in type."""
         found = eval(entry_point, self.namespace)
         if isinstance(found, Proxy):
-            object.__setattr__(found, "_name", "")
+            object.__setattr__(found, "_p_name", "")
         return found
 
     def take_names(self, source: str, tree: ast.Module, entry_point: str) -> None:
