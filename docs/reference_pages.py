@@ -26,7 +26,7 @@ from rewardfleet_server.engine import Engine
 from rewardfleet_server.flags import metavar_of, range_text, shown_default
 from rewardfleet_server.http.body import FILE_FIELD
 from rewardfleet_server.http.routes import Routes, Service
-from rewardfleet_server.observe.score_log import ScoreLogMetrics
+from rewardfleet_server.observe.score_log import ServiceLog
 from rewardfleet_server.observe.telemetry import Telemetry
 from rewardfleet_server.registry import SERVICES, ServiceEntry
 from rewardfleet_server.settings import ENV_PREFIX, ServerSettings, flag_of
@@ -196,7 +196,7 @@ def metrics_page() -> str:
         _table(("metric", "type", "labels", ""), rows),
     ]
     with tempfile.TemporaryDirectory() as folder:
-        of_log = [*ScoreLogMetrics("docs", ScoreLog(folder)).collect()]
+        of_log = [*ServiceLog("docs", ScoreLog(folder), sample=1.0).collect()]
     parts += [
         "With [`--score-log`](../score-log.md), also these, by `service`, and by `reason`.",
         _families(of_log),

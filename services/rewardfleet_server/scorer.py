@@ -96,13 +96,6 @@ class Scorer(Protocol[RequestT_contra, ScoreT]):
     def provenance(self, backend: str) -> dict[str, JsonValue]:
         """Return the provenance that all scores of a backend share."""
 
-    def check_ready(self) -> Mapping[str, str] | None:
-        """Return what `/readyz` reports besides its status.
-
-        Raises:
-            Unavailable: The service cannot score now.
-        """
-
 
 @dataclass(frozen=True)
 class ScoredBatch:

@@ -40,6 +40,7 @@ class FakeJudge:
     seen: list[tuple[int, ...]] = field(default_factory=list, init=False)
     cancelled: int = field(default=0, init=False)  #: number of judgments that were cancelled
     failure: str | None = field(default=None, init=False)  #: set it to make the service end
+    outage = None
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:

@@ -73,9 +73,6 @@ class ScriptedScorer:
     def provenance(self, backend: str) -> dict[str, JsonValue]:
         return {"backend": backend}
 
-    def check_ready(self) -> None:
-        pass
-
 
 class Reply(BaseModel):
     reward: float | None

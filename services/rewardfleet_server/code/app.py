@@ -72,6 +72,7 @@ def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeReques
         ],
         field_schemas=ceilings,
         collectors=(_Metrics(scorer, sandbox, settings),),
+        check_ready=lambda: {"isolation": scorer.isolation},
         overview=_overview(settings, sandbox),
     )
 

@@ -137,10 +137,6 @@ class CodeScorer:
         """Return the provenance that all verdicts of the sandbox share."""
         return {"service": f"rewardfleet {__version__}", **self._sandbox.provenance}
 
-    def check_ready(self) -> Mapping[str, str]:
-        """Return the isolation level. Jails are probed before the service listens."""
-        return {"isolation": self.isolation}
-
     @property
     def isolation(self) -> str:
         """The isolation level of programs."""

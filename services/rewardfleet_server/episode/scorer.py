@@ -1,7 +1,5 @@
 """Scoring one episode."""
 
-from collections.abc import Mapping
-
 import msgspec
 from pydantic import JsonValue
 
@@ -38,6 +36,3 @@ class EpisodeScorer:
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:  # noqa: ARG002 - there is one
         return dict(encode.PROVENANCE)
-
-    def check_ready(self) -> Mapping[str, str] | None:
-        """Return None: the run-state store is opened before the service listens."""

@@ -93,13 +93,12 @@ class RewardApp:
             max_total_body_bytes=_LARGEST_BODIES * max_body_bytes,
             max_waiting=most_waiting(settings, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         )
-        opened = open_score_log(service.name, settings, service.label_fraction)
-        self._score_log = opened[0] if opened else None
+        self._score_log = open_score_log(service.name, settings, service.label_fraction)
         #: Its metrics.
         self.telemetry = Telemetry(
             service.name,
             self._admission,
-            (*service.collectors, *(opened[1:] if opened else ())),
+            [each for each in (*service.collectors, self._score_log) if each is not None],
             deadline_s=settings.deadline_s,
             log_sample_rate=settings.log_sample_rate,
         )
@@ -181,7 +180,7 @@ class RewardApp:
                 raise Unavailable("the service is shutting down")
             if reason := service.failure():
                 raise Unavailable(reason)
-            return {"status": "ready", **(service.scorer.check_ready() or {})}
+            return {"status": "ready", **(service.check_ready() or {})}
 
         if service.health is not None:
             get("/health", summary="What is loaded", responses=OPEN_PROBLEMS)(service.health)

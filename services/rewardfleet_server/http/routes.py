@@ -138,6 +138,8 @@ class Service(Generic[RequestT, ScoreT]):
         collectors: Metrics of the service's own.
         field_schemas: By name of a request's field: what the settings add to its JSON schema, e.g.
             the maximum of a limit.
+        check_ready: Returns what `/readyz` reports besides its status, None for nothing; raises
+            `Unavailable` if the service cannot score now.
         health: Answers `GET /health`; None if there is none.
         failure: Returns why the service can never score again, or None. The process then exits,
             for its supervisor to start a new one.
@@ -159,6 +161,7 @@ class Service(Generic[RequestT, ScoreT]):
     routes: Callable[[Engine[RequestT, ScoreT]], Sequence[Route[Any]]] = lambda _: ()
     collectors: Sequence[Collector] = ()
     field_schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    check_ready: Callable[[], Mapping[str, str] | None] = lambda: None
     health: Callable[[], BaseModel] | None = None
     failure: Callable[[], str | None] = lambda: None
     overview: Mapping[str, str] = field(default_factory=dict)

@@ -39,8 +39,8 @@ class BatchHeader:
     options: BaseModel | None = None
 
 
-class ServiceLog:
-    """The score log of a service.
+class ServiceLog(Collector):
+    """The score log of a service, and its metrics: how many records are in it, and are not.
 
     Args:
         service: Its name.
@@ -152,14 +152,6 @@ class ServiceLog:
             context.draw = random.random()  # noqa: S311 - no secret
         return context.draw < self._sample
 
-
-class ScoreLogMetrics(Collector):
-    """How many records are in the log, and how many are not."""
-
-    def __init__(self, service: str, log: ScoreLog) -> None:
-        self._service = service
-        self._log = log
-
     def collect(self) -> Iterable[CounterMetricFamily]:
         written = CounterMetricFamily(
             "rewardfleet_score_log_records", "Records in the score log.", labels=["service"]
@@ -178,8 +170,8 @@ class ScoreLogMetrics(Collector):
 
 def open_score_log(
     service: str, settings: ServerSettings, label_fraction: float
-) -> tuple[ServiceLog, Collector] | None:
-    """Open the score log of a service, with its metrics; None if it keeps none.
+) -> ServiceLog | None:
+    """Open the score log of a service; None if it keeps none.
 
     Raises:
         ValueError: Its folder cannot be used.
@@ -192,5 +184,4 @@ def open_score_log(
         )
     except ValueError as error:
         raise ValueError(f"--score-log {error}") from None
-    kept = ServiceLog(service, log, settings.score_log_sample, label_fraction)
-    return kept, ScoreLogMetrics(service, log)
+    return ServiceLog(service, log, settings.score_log_sample, label_fraction)

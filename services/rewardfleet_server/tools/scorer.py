@@ -125,6 +125,3 @@ class ToolsScorer:
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:  # noqa: ARG002 - there is one
         return {"service": f"rewardfleet {__version__}"}
-
-    def check_ready(self) -> Mapping[str, str] | None:
-        """Return None: the run-state store is opened before the service listens."""

@@ -45,7 +45,7 @@ from .clip.sources import (
 )
 from .clip.strip import small_strip
 from .clip.video_reader import TimeRange
-from .judges import FileJudge, Judge, Judgment, RecoveringJudge
+from .judges import FileJudge, Judge, Judgment
 from .judges.calibration import JudgeCalibration
 from .judges.drift import DriftWatch
 from .judges.settings import ALIASES
@@ -157,15 +157,14 @@ class VideoScorer:
                 ),
             )
         judge = self._judges[name]
+        cause = f"backend_kwargs of {name}"
         try:
             judge.check_options(request.backend_kwargs)
-        except InvalidRequest as error:
-            raise self._refusals.of(f"backend_kwargs of {name}", error) from None
-        if (calibration := self._calibrations.get(name)) is not None:
-            try:
+            if (calibration := self._calibrations.get(name)) is not None:
+                cause = f"calibration of {name}"
                 calibration.check_request(request)
-            except InvalidRequest as error:
-                raise self._refusals.of(f"calibration of {name}", error) from None
+        except InvalidRequest as error:
+            raise self._refusals.of(cause, error) from None
         source = await self._source(request, upload)
         sha256 = source.cached_sha256()
         if sha256 is None:
@@ -214,11 +213,10 @@ class VideoScorer:
     def check_ready(self) -> None:
         """Check that no judge is down. All are loaded before the service listens."""
         for judge in self._judges.values():
-            if isinstance(judge, RecoveringJudge) and judge.outage is not None:
+            if judge.outage is not None:
                 raise Unavailable(judge.outage, retry_after=1)
 
     def _calibrate(self, calibration: JudgeCalibration) -> None:
-        """Apply a calibration to its judge."""
         name = self.loaded_names.get(calibration.backend)
         if name is None:
             loaded = ", ".join(sorted(self._judges))

@@ -47,6 +47,7 @@ class _Backend(Protocol):
             readout, versions. Its digest is part of the cache key.
         deterministic: Whether equal requests get equal judgments, so that they may be cached.
         failure: Why the judge can no longer work, after which the process ends; or None.
+        outage: Why it can judge nothing now, or None.
     """
 
     @property
@@ -57,6 +58,9 @@ class _Backend(Protocol):
 
     @property
     def failure(self) -> str | None: ...
+
+    @property
+    def outage(self) -> str | None: ...
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
         """Check the `backend_kwargs` of a request.
@@ -105,18 +109,6 @@ class FileJudge(_Backend, Protocol):
             max_pixels: The most pixels per frame.
             backend_kwargs: Options that `check_options` accepted.
         """
-
-
-@runtime_checkable
-class RecoveringJudge(Protocol):
-    """A judge that may be down for some time.
-
-    Attributes:
-        outage: Why it can judge nothing now, or None.
-    """
-
-    @property
-    def outage(self) -> str | None: ...
 
 
 #: What a builder returns once it is loaded.

@@ -30,7 +30,7 @@ from rewardfleet_server.video.settings import VideoSettings, openai_api_key
 
 from . import Judgment
 from .chat_endpoint import ChatEndpoint, Choice, Token
-from .options import PromptOptions, requested_prompt
+from .options import PromptOptions
 from .settings import BuiltInJudge, SamplingSettings, own
 
 log = logging.getLogger(__name__)
@@ -117,13 +117,13 @@ class OpenAIJudge:
         }
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
-        self._prompt_for(PromptOptions.of(backend_kwargs))
+        PromptOptions.of(backend_kwargs).prompt_or(self._prompt)
 
     async def judge(
         self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
     ) -> Judgment:
         options = PromptOptions.of(backend_kwargs)
-        prompt = self._prompt_for(options)
+        prompt = options.prompt_or(self._prompt)
         parts = await asyncio.to_thread(_video_parts if self._media == "video" else _images, clip)
         question = {"type": "text", "text": prompt.render(task_text)}
         messages = [{"role": "user", "content": [*parts, question]}]
@@ -155,9 +155,6 @@ class OpenAIJudge:
             if outage is not None and self.outage is None:
                 log.warning(outage)
             self.outage = outage
-
-    def _prompt_for(self, options: PromptOptions) -> Prompt:
-        return requested_prompt("prompt_template", options.prompt_template) or self._prompt
 
 
 def _images(clip: Clip) -> list[dict[str, object]]:

@@ -35,6 +35,10 @@ class PromptOptions(JudgeOptions):
 
     prompt_template: str | None = None  #: replaces the judge's prompt
 
+    def prompt_or(self, default: Prompt) -> Prompt:
+        """Return the requested prompt, or that of the judge; see `requested_prompt`."""
+        return requested_prompt("prompt_template", self.prompt_template) or default
+
     def mode(self, *, is_percentage: bool) -> ScoreMode:
         """Return the requested mode.
 

@@ -48,7 +48,7 @@ class ReferenceJudge:
     """
 
     deterministic = True
-    failure = None
+    failure = outage = None
 
     def __init__(self, library: Library) -> None:
         self._matcher = ReferenceMatcher(library)

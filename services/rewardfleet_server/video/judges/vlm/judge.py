@@ -104,6 +104,8 @@ class ModelJudge(Generic[T]):
         engine: Runs the checkpoint; it is closed with the judge's lifespan.
     """
 
+    outage = None
+
     def __init__(self, checkpoint: Checkpoint, engine: InferenceEngine[T]) -> None:
         self._checkpoint = checkpoint
         self._engine = engine
@@ -225,13 +227,8 @@ class VlmJudge(ModelJudge[list[Completion]]):
         if options.n * (options.curve or 1) > _MAX_COMPLETIONS:
             raise InvalidRequest(f"backend_kwargs: n times curve is at most {_MAX_COMPLETIONS}")
         is_default = readout is next(iter(spec.readouts.values()))
-        from_settings = spec.prompt if is_default else None
-        prompt = (
-            requested_prompt("prompt_template", options.prompt_template)
-            or requested_prompt("user_prompt", options.user_prompt)
-            or from_settings
-            or readout.prompt
-        )
+        default = (spec.prompt if is_default else None) or readout.prompt
+        prompt = options.prompt_or(requested_prompt("user_prompt", options.user_prompt) or default)
         system = requested_prompt("system_prompt", options.system_prompt) or spec.system
         mode = options.mode(is_percentage=prompt is readout.prompt)  # as the shipped ones do
         return _Query(readout, prompt, system, params, mode)

@@ -27,9 +27,6 @@ class WordsScorer:
     def provenance(self, backend: str) -> dict[str, object]:
         return {}
 
-    def check_ready(self) -> None:
-        return None
-
 
 def create_app(settings: WordsSettings) -> RewardApp:
     service = Service("words", WordsScorer(), WordsRequest, WordsScore)

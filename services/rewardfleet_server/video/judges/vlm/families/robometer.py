@@ -12,7 +12,7 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.optional_imports import require
 from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment
-from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
+from rewardfleet_server.video.judges.options import PromptOptions
 from rewardfleet_server.video.judges.settings import ENGINES, BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Conversation, GenerationParams, ImagePart
 from rewardfleet_server.video.judges.vlm.checkpoint import read_config
@@ -91,7 +91,7 @@ class RobometerJudge(ModelJudge[FrameScores]):
         self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
     ) -> Judgment:
         options = RobometerOptions.of(backend_kwargs)
-        scores = await self._score(clip, self._prompt_of(options).render(task_text))
+        scores = await self._score(clip, options.prompt_or(self._prompt).render(task_text))
         progress, success = scores.progress[-1], scores.success[-1]
         components = {"progress": progress, "success": success}
         judgment = Judgment(
@@ -108,14 +108,11 @@ class RobometerJudge(ModelJudge[FrameScores]):
     async def _score(self, clip: Clip, question: str) -> FrameScores:
         return await self._run(_conversation(clip, question), _PARAMS)
 
-    def _prompt_of(self, options: RobometerOptions) -> Prompt:
-        return requested_prompt("prompt_template", options.prompt_template) or self._prompt
-
     def _of_request(self, options: RobometerOptions) -> dict[str, JsonValue]:
         """Return the part of the provenance that a request can change."""
         return {
             "readout": f"{options.head} v{_READOUT_VERSION}",
-            "prompt": {**self._prompt_of(options).provenance},
+            "prompt": {**options.prompt_or(self._prompt).provenance},
         }
 
 
