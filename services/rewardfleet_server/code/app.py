@@ -17,7 +17,6 @@ from rewardfleet_server.http.trainers import TrainerApi
 from .datasets.ground_truth import request_of
 from .sandbox_fusion_api import SandboxFusionApi
 from .sandboxes import SANDBOXES, Sandbox
-from .sandboxes.jail.isolation import FALLBACK_ORDER
 from .scorer import CodeScorer
 from .settings import CodeSettings
 
@@ -83,9 +82,8 @@ class _Metrics(Collector):
     def __init__(self, scorer: CodeScorer, sandbox: Sandbox, settings: CodeSettings) -> None:
         self._scorer = scorer
         self._sandbox = sandbox
-        # `auto` requests the best level.
-        requested = FALLBACK_ORDER[0] if settings.isolation == "auto" else settings.isolation
-        self._requested = "fusion" if settings.sandbox == "fusion" else requested
+        is_fusion = settings.sandbox == "fusion"
+        self._requested = "fusion" if is_fusion else settings.isolation_levels[0]
 
     def collect(self) -> Iterable[Metric]:
         isolation = GaugeMetricFamily(

@@ -19,6 +19,7 @@ from rewardfleet_server.settings import (
 )
 from rewardfleet_server.system.threads import usable_cores
 
+from .sandboxes.jail.isolation import FALLBACK_ORDER, IsolationLevel
 from .sandboxes.jail.memory import MOST_MB, default_limit_mb
 
 #: The largest `limits.output_kb` of a request. No test compares outputs beyond it, and a request
@@ -73,7 +74,6 @@ def _parse_requirements(given: object) -> object:
 
 
 def _normalize(text: str) -> str:
-    """Return a requirement in normal form."""
     try:
         requirement = Requirement(text.strip())
     except InvalidRequirement:
@@ -116,6 +116,11 @@ class CodeSettings(CacheSettings):
     def sandbox(self) -> Literal["jail", "fusion"]:
         """Where programs run."""
         return "fusion" if self.fusion_url else "jail"
+
+    @property
+    def isolation_levels(self) -> tuple[IsolationLevel, ...]:
+        """The levels to try, the requested one first; `auto` requests the best one."""
+        return FALLBACK_ORDER if self.isolation == "auto" else (self.isolation,)
 
     @model_validator(mode="after")
     def _is_read(self) -> Self:

@@ -530,7 +530,8 @@ def test_landlock_is_used_if_bubblewrap_is_missing(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_service_does_not_start_if_no_level_works(monkeypatch: pytest.MonkeyPatch, capsys):
-    monkeypatch.setattr(pool, "FALLBACK_ORDER", ("bubblewrap",))
+    levels = property(lambda _: ("bubblewrap",))
+    monkeypatch.setattr(CodeSettings, "isolation_levels", levels)
     monkeypatch.setattr(isolation.shutil, "which", lambda _: None)
     assert main(["serve", "code"]) == 2
     message = capsys.readouterr().err

@@ -11,7 +11,7 @@ from rewardfleet.wire.code import Limits
 from rewardfleet.wire.optional_imports import install_command
 from rewardfleet_server.code.checkers.compiler import find_compiler
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, run_once
-from rewardfleet_server.code.sandboxes.jail.isolation import FALLBACK_ORDER, IsolationLevel
+from rewardfleet_server.code.sandboxes.jail.isolation import IsolationLevel
 from rewardfleet_server.code.sandboxes.jail.memory import run_bytes
 from rewardfleet_server.code.sandboxes.jail.pool import JailPool, build, check_memory
 from rewardfleet_server.code.sandboxes.jail.worker import PythonUnusable
@@ -76,19 +76,16 @@ def _jail_checks(settings: CodeSettings) -> Iterator[Diagnosis]:
     except RuntimeError:
         yield Diagnosis("failed", "code: no libseccomp for the jail", "apt-get install libseccomp2")
         return
-    levels: tuple[IsolationLevel, ...] = (
-        FALLBACK_ORDER if settings.isolation == "auto" else (settings.isolation,)
-    )
     one_jail = {"workers": 1, "python": Path(python.path), "packages": []}
     has_worked = False
-    for level in levels:
+    for level in settings.isolation_levels:
         try:
             pool = build(settings.model_copy(update={**one_jail, "isolation": level}))
         except ValueError as error:
             if isinstance(error.__cause__, PythonUnusable):  # as at all levels
                 yield Diagnosis("failed", f"code: {error}", _CHANGE_PYTHON)
                 return
-            is_last = not has_worked and level == levels[-1]
+            is_last = not has_worked and level == settings.isolation_levels[-1]
             what = f"code: isolation {level}: {error}"
             yield Diagnosis("failed" if is_last else "note", what, _fix(level))
             continue
@@ -134,7 +131,6 @@ def _compiler_check() -> Diagnosis:
 
 
 def _fix(level: IsolationLevel) -> str:
-    """Return how to make an isolation level work."""
     if level == "bubblewrap" and shutil.which("bwrap") is None:
         return "apt-get install bubblewrap"
     return _ALLOW_NAMESPACES if level == "bubblewrap" else _USE_LANDLOCK
@@ -145,9 +141,7 @@ async def _package_checks(pool: JailPool, python: str) -> list[Diagnosis]:
     result = await run_once(pool, Job(_LIST_PACKAGES, [ProgramRun()], _LIMITS))
     packages = result.stdout.decode(errors="replace").strip() or "none"
     what = f"code: packages in the jail (Python at {python}): {packages[:300]}"
-    if "numpy" in packages.split(", "):
-        return [Diagnosis("ok", what)]
-    return [
-        Diagnosis("ok", what),
-        Diagnosis("note", "code: programs cannot import numpy", BUILD_COMMAND),
-    ]
+    found = [Diagnosis("ok", what)]
+    if "numpy" not in packages.split(", "):
+        found.append(Diagnosis("note", "code: programs cannot import numpy", BUILD_COMMAND))
+    return found

@@ -102,16 +102,7 @@ def find_python(requested: Path | None) -> Python:
     reasons = []
     for path in candidates:
         try:
-            done = subprocess.run(  # noqa: S603 - an interpreter of the system or the operator
-                [path, *_FLAGS, "-c", _VERSION_PROGRAM],
-                env=ENVIRONMENT,
-                capture_output=True,
-                check=True,
-                timeout=_VERSION_TIMEOUT_S,
-                cwd="/",
-                **as_jail_user(),
-            )
-            new_enough, *prefixes = json.loads(done.stdout)
+            new_enough, *prefixes = json.loads(_output_of(path, *_FLAGS, "-c", _VERSION_PROGRAM))
         except subprocess.CalledProcessError as error:
             reasons.append(f"{path}: {_last_line(error.stderr) or error}")
         except OSError as error:
@@ -130,6 +121,19 @@ def find_python(requested: Path | None) -> Python:
         f"programs cannot be run: {'nobody (uid 65534)' if jail_user() else 'this user'}, who runs "
         f"them, can use no Python 3.11 or newer ({'; '.join(reasons)}); give one with --python"
     )
+
+
+def _output_of(*command: str) -> bytes:
+    done: subprocess.CompletedProcess[bytes] = subprocess.run(  # noqa: S603 - as its callers
+        command,
+        env=ENVIRONMENT,
+        capture_output=True,
+        check=True,
+        timeout=_VERSION_TIMEOUT_S,
+        cwd="/",
+        **as_jail_user(),
+    )
+    return done.stdout
 
 
 def _last_line(output: bytes) -> str:
@@ -169,15 +173,7 @@ def runs_at_all(spec: IsolationSpec) -> bool:
     # Bubblewrap itself is a program that is in the jail, because it is in /usr.
     flags = spec.command[: spec.command.index(spec.python)]
     try:
-        subprocess.run(  # noqa: S603 - from `isolation_spec`
-            [*flags, flags[0], "--version"],
-            env=ENVIRONMENT,
-            capture_output=True,
-            check=True,
-            timeout=_VERSION_TIMEOUT_S,
-            cwd="/",
-            **as_jail_user(),
-        )
+        _output_of(*flags, flags[0], "--version")
     except (OSError, subprocess.SubprocessError):
         return False
     return True

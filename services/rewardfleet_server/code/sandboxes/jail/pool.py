@@ -32,7 +32,7 @@ from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.system.threads import run_in_thread
 
 from .guest.descriptors import LONG_S
-from .isolation import FALLBACK_ORDER, IsolationLevel, isolation_spec
+from .isolation import isolation_spec
 from .memory import Capacity, Memory, Share, run_bytes
 from .run_files import has_tests_apart
 from .seccomp import compiled_filters
@@ -72,7 +72,7 @@ def build(settings: CodeSettings) -> "JailPool":
         ) from error
     warn_without_packages(settings, python)
     reasons = []
-    for level in levels:
+    for level in settings.isolation_levels:
         try:
             spec = isolation_spec(level, python, (_JAILS_PER_CORE + 1) * settings.workers)
             config = WorkerConfig(spec, filters[level], tuple(settings.preload))
@@ -200,7 +200,6 @@ class Schedule:
         self._leave_room()
 
     def _grant(self) -> None:
-        """Give away all free cores."""
         while (
             self._free_cores
             and (self._new or self._woken or self._stopped)
@@ -263,7 +262,6 @@ class Schedule:
         return len(self._new) > _FULL_FROM * self._jails
 
     def _has_jail(self, turn: "CoreTurn") -> bool:
-        """Return whether there is an idle jail for a job."""
         has_room = turn.is_checker or not turn.is_long or self._may_be_long([*self._long, turn])
         return bool(self._idle[turn.is_checker]) and has_room
 
