@@ -23,7 +23,10 @@ _BINS = 10
 
 
 def auroc(success: Labels, scores: Scores) -> float | None:
-    """Return the probability that a success scores above a failure, with ties counted half."""
+    """Return the probability that a success scores above a failure, with ties counted half.
+
+    That is the area under the ROC curve (Hanley and McNeil, Radiology 143, 1982).
+    """
     from scipy.stats import rankdata  # noqa: PLC0415 - optional
 
     successes, failures = int(success.sum()), int((~success).sum())
@@ -62,6 +65,11 @@ def share(count: int, of: int) -> dict[str, Any]:
         return {"count": 0, "of": 0, "value": None, "interval": None}
     low, high = binomtest(count, of).proportion_ci(method="exact")
     return {"count": count, "of": of, "value": count / of, "interval": [float(low), float(high)]}
+
+
+def share_of(verdicts: Labels, chosen: Labels) -> dict[str, Any]:
+    """Return the share of the chosen clips that are called a success."""
+    return share(int(verdicts[chosen].sum()), int(chosen.sum()))
 
 
 def draws_of_clips(success: Labels) -> Iterator[Indices]:
@@ -110,14 +118,10 @@ def verdict_figures(success: Labels, near_miss: Labels, verdicts: Labels) -> dic
         "clips": len(success),
         "successes": int(success.sum()),
         "failures": int((~success).sum()),
-        "false_positives": share(int(verdicts[~success].sum()), int((~success).sum())),
-        "near_miss_false_positives": share(
-            int(verdicts[~success & near_miss].sum()), int((~success & near_miss).sum())
-        ),
-        "other_false_positives": share(
-            int(verdicts[~success & ~near_miss].sum()), int((~success & ~near_miss).sum())
-        ),
-        "recall": share(int(verdicts[success].sum()), int(success.sum())),
+        "false_positives": share_of(verdicts, ~success),
+        "near_miss_false_positives": share_of(verdicts, ~success & near_miss),
+        "other_false_positives": share_of(verdicts, ~success & ~near_miss),
+        "recall": share_of(verdicts, success),
         **agreement(success, verdicts),
     }
 

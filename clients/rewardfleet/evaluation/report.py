@@ -263,16 +263,14 @@ def _kinds(arrays: _Arrays, verdicts: metrics.Labels) -> list[Report]:
     for kind in sorted({each.kind for each in arrays.clips}, key=lambda k: (k != "success", k)):
         chosen = np.array([each.kind == kind for each in arrays.clips])
         counts, _ = np.histogram(arrays.scores[chosen], _HISTOGRAM_BINS, (0, 1))
-        called = metrics.share(int(verdicts[chosen].sum()), int(chosen.sum()))
-        is_near = bool(arrays.near_miss[chosen].any())
-        found += [
+        found.append(
             {
                 "kind": kind,
-                "near_miss": is_near,
-                "called_success": called,
+                "near_miss": bool(arrays.near_miss[chosen].any()),
+                "called_success": metrics.share_of(verdicts, chosen),
                 "histogram": counts.tolist(),
             }
-        ]
+        )
     return found
 
 
@@ -284,8 +282,8 @@ def _value_order(clips: Sequence[LabeledClip]) -> Report:
         if value is not None:
             values[each.success].append(value)
     return {
-        name: {"clips": len(values[label]), "mean": _mean(values[label])}
-        for name, label in (("successes", True), ("failures", False))
+        name: {"clips": len(found), "mean": float(np.mean(found)) if found else None}
+        for name, found in (("successes", values[True]), ("failures", values[False]))
     }
 
 
@@ -341,10 +339,6 @@ def _missing(clip: LabeledClip) -> Report:
 def _distinct(values: Any) -> list[Any]:
     texts = {json.dumps(each, sort_keys=True): each for each in values}
     return [texts[text] for text in sorted(texts)]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
 
 
 def _rounded(value: Any, digits: int = 3) -> float | None:

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
+import numpy as np
 from pydantic import BaseModel
 
 from rewardfleet import RewardFleet, RewardFleetError, Score, VideoScore
 from rewardfleet.commands.local_service import running
 from rewardfleet.commands.options import table
+from rewardfleet.evaluation.metrics import auroc
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.causes import SUCCESS_THRESHOLD
 
@@ -186,33 +188,19 @@ def _shortened(task_text: str) -> str:
 
 
 def _summary(results: Sequence[ScoredRollout]) -> str:
-    scores: dict[bool, list[float]] = {True: [], False: []}
-    for each in results:
-        if each.score.score is not None:
-            scores[each.rollout.success].append(each.score.score)
-    successes, failures = scores[True], scores[False]
-    called, found = (
-        sum(score >= SUCCESS_THRESHOLD for score in each) for each in (failures, successes)
-    )
+    scored = [each for each in results if each.score.score is not None]
+    success = np.array([each.rollout.success for each in scored], bool)
+    scores = np.array([each.score.score for each in scored], float)
+    successes, failures = success.sum(), (~success).sum()
+    called, found = ((scores[of] >= SUCCESS_THRESHOLD).sum() for of in (~success, success))
+    area = auroc(success, scores)
     cached = sum(each.again.cached for each in results)
     again_ms = statistics.median(each.again_ms for each in results)
-    abstained = len(results) - len(successes) - len(failures)
     return (
-        f"\nAUROC {auroc(successes, failures):.3f} over {len(successes)} successes and "
-        f"{len(failures)} failures; {abstained} abstained.\n"
-        f"False positives at {SUCCESS_THRESHOLD}: {called} of {len(failures)} failures. "
-        f"Successes found: {found} of {len(successes)}. Wrong verdicts have a !.\n"
+        f"\nAUROC {np.nan if area is None else area:.3f} over {successes} successes and "
+        f"{failures} failures; {len(results) - len(scored)} abstained.\n"
+        f"False positives at {SUCCESS_THRESHOLD}: {called} of {failures} failures. "
+        f"Successes found: {found} of {successes}. Wrong verdicts have a !.\n"
         f"Asked again: {cached} of {len(results)} scores came from the cache, after "
         f"{again_ms:.0f} ms (median).\n"
     )
-
-
-def auroc(successes: Sequence[float], failures: Sequence[float]) -> float:
-    """Return the area under the ROC curve; NaN if there are no successes or no failures.
-
-    It is the probability that a success scores above a failure, with ties counted half (Hanley and
-    McNeil, Radiology 143, 1982).
-    """
-    pairs = [(success > failure) + (success == failure) / 2
-             for success in successes for failure in failures]  # fmt: skip
-    return sum(pairs) / len(pairs) if pairs else float("nan")
