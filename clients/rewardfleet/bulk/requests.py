@@ -259,8 +259,5 @@ def _check_id(column: str, uid: str | None, seen: set[bytes]) -> str:
 
 @functools.lru_cache(maxsize=16)  # LeRobot has many episodes in one file
 def _sha256(path: Path, size: int, changed: int) -> str:  # noqa: ARG001 - of this state of the file
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(2**20):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

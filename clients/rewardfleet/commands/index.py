@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import httpx
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import BaseModel, JsonValue, RootModel, ValidationError
 
 from rewardfleet.client import is_base_url
 from rewardfleet.services import SERVICES
@@ -45,12 +45,6 @@ class Index(BaseModel):
     services: dict[str, IndexedService] = {}
 
 
-class _Details(BaseModel, extra="allow"):
-    """The answer to `GET /readyz` or `GET /health`."""
-
-    __pydantic_extra__: dict[str, JsonValue]
-
-
 class Reply(NamedTuple):
     """What a URL answered."""
 
@@ -67,8 +61,9 @@ class Reply(NamedTuple):
 
     def details(self) -> dict[str, JsonValue]:
         """Return the fields of `/readyz` or `/health` besides `status`."""
-        found = self.parse(_Details) if self.status == 200 else None
-        return {name: value for name, value in found or () if name != "status"}
+        found = self.parse(RootModel[dict[str, JsonValue]]) if self.status == 200 else None
+        fields = found.root if found else {}
+        return {name: value for name, value in fields.items() if name != "status"}
 
 
 class Found(NamedTuple):

@@ -6,6 +6,7 @@ Programs run in this service's own sandbox. An internal failure is an HTTP error
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -43,24 +44,14 @@ _OUTPUT_LIMIT_CODE = -25
 _CASES = TypeAdapter(list[StdioTest])
 
 
+@dataclass(frozen=True)
 class SandboxFusionApi:
-    """Converts SandboxFusion's requests to this service's, and the results back.
+    """Converts SandboxFusion's requests to this service's, and the results back."""
 
-    Args:
-        sandbox: Runs the programs of `/run_code`, which are not scored.
-    """
-
-    def __init__(
-        self,
-        engine: Engine[CodeRequest, CodeScore],
-        scorer: CodeScorer,
-        sandbox: Sandbox,
-        settings: CodeSettings,
-    ) -> None:
-        self._engine = engine
-        self._scorer = scorer
-        self._sandbox = sandbox
-        self._settings = settings
+    _engine: Engine[CodeRequest, CodeScore]
+    _scorer: CodeScorer
+    _sandbox: Sandbox  #: runs the programs of `/run_code`, which are not scored
+    _settings: CodeSettings
 
     def routes(self) -> Sequence[Route[Any]]:
         """Return the two routes."""
@@ -187,37 +178,27 @@ def _run_response(result: RunResult, limits: RunLimits) -> RunCodeResponse:
     return_code = None if failed is Outcome.TIME_LIMIT else result.exit_code
     if failed is Outcome.OUTPUT_LIMIT:
         return_code = return_code or _OUTPUT_LIMIT_CODE
-    return _response(
-        return_code,
-        seconds=(result.fork_ms + result.run_ms) / 1000,
-        cpu_seconds=result.cpu_ms / 1000,
-        stdout=result.stdout.decode(errors="replace"),
-        stderr=result.stderr.decode(errors="replace"),
-    )
+    texts = (each.decode(errors="replace") for each in (result.stdout, result.stderr))
+    return _response(return_code, result.fork_ms + result.run_ms, result.cpu_ms, *texts)
 
 
 def _verdict_response(verdict: Verdict) -> RunCodeResponse:
     """Convert a verdict to the result of a run, as far as possible."""
     ran_well = verdict.verdict in {Outcome.ACCEPTED, Outcome.WRONG_ANSWER}
     is_late = verdict.verdict in {Outcome.TIME_LIMIT, Outcome.SKIPPED}
-    return _response(
-        None if is_late else 0 if ran_well else 1,
-        seconds=verdict.wall_ms / 1000,
-        cpu_seconds=verdict.cpu_ms / 1000,
-        stdout=verdict.stdout,
-        stderr=verdict.stderr,
-    )
+    return_code = None if is_late else 0 if ran_well else 1
+    return _response(return_code, verdict.wall_ms, verdict.cpu_ms, verdict.stdout, verdict.stderr)
 
 
 def _response(
-    return_code: int | None, *, seconds: float, cpu_seconds: float, stdout: str, stderr: str
+    return_code: int | None, wall_ms: float, cpu_ms: float, stdout: str, stderr: str
 ) -> RunCodeResponse:
     return RunCodeResponse(
         status="Success" if return_code == 0 else "Failed",
         run_result=CommandRunResult(
             status="TimeLimitExceeded" if return_code is None else "Finished",
-            execution_time=seconds,
-            cpu_time=cpu_seconds,
+            execution_time=wall_ms / 1000,
+            cpu_time=cpu_ms / 1000,
             return_code=return_code,
             stdout=stdout,
             stderr=stderr,

@@ -30,30 +30,22 @@ async def sample_temperatures(
         InvalidRequest: The step is so old that it is unknown whether it was applied.
         Unavailable: The run state cannot be written now.
     """
-    schedule = TemperatureSchedule(request.base_temperature, request.temperature_range)
-    if request.adapt is not None:
-        schedule = await _adapted(store, schedule, request.adapt)
+    schedule = initial = TemperatureSchedule(request.base_temperature, request.temperature_range)
+    if (adaptation := request.adapt) is not None:
+
+        def transition(
+            state: TemperatureSchedule | None,
+        ) -> tuple[TemperatureSchedule, TemperatureSchedule]:
+            adapted = (state or initial).after(_signal(adaptation))
+            return adapted, adapted
+
+        scope = Scope(adaptation.run, "temperatures")
+        schedule = await store.apply_once(scope, adaptation.step, "schedule", transition)
     return TemperaturesResponse(
         temperatures=spread_temperatures(request.n, schedule.base, schedule.width).tolist(),
         base_temperature=schedule.base,
         temperature_range=schedule.width,
     )
-
-
-async def _adapted(
-    store: RunState, initial: TemperatureSchedule, adaptation: TemperatureAdaptation
-) -> TemperatureSchedule:
-    def transition(
-        state: TemperatureSchedule | None,
-    ) -> tuple[TemperatureSchedule, TemperatureSchedule]:
-        adapted = (state or initial).after(_signal(adaptation))
-        return adapted, adapted
-
-    scope = Scope(adaptation.run, "temperatures")
-    adapted: TemperatureSchedule = await store.apply_once(
-        scope, adaptation.step, "schedule", transition
-    )
-    return adapted
 
 
 def _signal(adaptation: TemperatureAdaptation) -> float:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import Gauge
@@ -34,10 +35,10 @@ class BudgetMetrics:
 
     def __init__(self) -> None:
         # registry=None: each service has its own registry, not the global one.
-        self._gauges = {
-            name: Gauge(f"rewardfleet_budget_{name}", documentation, ("run",), registry=None)
-            for name, documentation in (
-                ("lambda", "Lagrange multiplier of the budget of a run."),
+        self._gauges = {  # by attributes of a budget
+            name: Gauge(f"rewardfleet_budget_{name.rstrip('_')}", text, ("run",), registry=None)
+            for name, text in (
+                ("lambda_", "Lagrange multiplier of the budget of a run."),
                 ("mean_cost", "Mean cost per answer at the last update of the multiplier."),
                 ("mean_task_reward", "Mean task reward of the same answers, where it is known."),
                 ("violation", "Mean cost minus budget at that update."),
@@ -64,35 +65,25 @@ class BudgetMetrics:
                 return
         self._runs[budget.run] = progress
         self._runs.move_to_end(budget.run)
-        values = {
-            "lambda": budget.lambda_,
-            "mean_cost": budget.mean_cost,
-            "mean_task_reward": budget.mean_task_reward,
-            "violation": budget.violation,
-        }
-        for name, value in values.items():
+        for name, gauge in self._gauges.items():
+            value = getattr(budget, name)
             if value is None:  # as after `PUT` with a checkpoint from before the first update
-                self._gauges[name].remove_by_labels({"run": budget.run})
+                gauge.remove_by_labels({"run": budget.run})
             else:
-                self._gauges[name].labels(budget.run).set(value)
+                gauge.labels(budget.run).set(value)
         if len(self._runs) > _MAX_RUNS:
             oldest, _ = self._runs.popitem(last=False)
             for gauge in self._gauges.values():
                 gauge.remove_by_labels({"run": oldest})
 
 
+@dataclass(frozen=True)
 class ToolsApi:
     """The routes of budgets."""
 
-    def __init__(
-        self,
-        engine: Engine[ToolsRequest, ToolsScore],
-        budgets: Budgets,
-        metrics: BudgetMetrics,
-    ) -> None:
-        self._engine = engine
-        self._budgets = budgets
-        self._metrics = metrics
+    _engine: Engine[ToolsRequest, ToolsScore]
+    _budgets: Budgets
+    _metrics: BudgetMetrics
 
     def routes(self) -> Sequence[Route[Any]]:
         """Return the routes."""

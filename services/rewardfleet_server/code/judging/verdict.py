@@ -385,13 +385,7 @@ def _suspicions(result: RunResult, *, forged: bool, is_early: bool) -> list[str]
     return suspicions
 
 
-def _verdict(
-    outcome: Outcome,
-    result: RunResult,
-    *,
-    by: DecidedBy = "service",
-    checks: int = 0,
-) -> Verdict:
+def _verdict(outcome: Outcome, result: RunResult, *, by: DecidedBy, checks: int) -> Verdict:
     stderr = result.stderr
     if len(stderr) > _MAX_SHOWN:  # the reason for a failure comes last
         stderr = stderr[: _MAX_SHOWN // 2] + b"\n...\n" + stderr[-_MAX_SHOWN // 2 :]

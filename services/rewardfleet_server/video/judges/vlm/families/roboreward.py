@@ -62,8 +62,7 @@ class GradeReadout:
         text = completion.text
         grades = set(_ANSWER.findall(text))
         if completion.truncated:
-            cause = VideoCause.ANSWER_CUT
-            return Judgment(None, f"{text}\n[cut by the token limit]", cause=cause)
+            return Judgment(None, f"{text}\n[cut by the token limit]", cause=VideoCause.ANSWER_CUT)
         if len(grades) != 1 or len(_ANNOUNCED.findall(text)) != len(_ANSWER.findall(text)):
             return Judgment(None, f"{text}\n[not one grade from 1 to 5 after ANSWER:]")
         grade = int(grades.pop())
