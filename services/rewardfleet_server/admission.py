@@ -315,7 +315,6 @@ class Admission:
         self._grant()
 
     def _fits(self, share: _Share, *, is_large: bool) -> bool:
-        """Return whether there is a permit for an item."""
         kept = self._kept_for_first if share.held else 0
         return self._free > kept and not (is_large and not self._free_for_large)
 
@@ -324,7 +323,6 @@ class Admission:
         return any(not share.held for share in self._shares.values())
 
     def _grant(self) -> None:
-        """Give the free permits to those that are next."""
         for each in [*self._queue] if self._free else ():
             only_first = self._free <= self._kept_for_first
             if not self._free or (only_first and not self._has_first()):
@@ -381,11 +379,9 @@ class Place(AbstractContextManager[Callable[[int], None]]):
         admission.enter(self, reserved, from_line=from_line)
 
     def __enter__(self) -> Callable[[int], None]:
-        """Return the function."""
         return self._resize
 
     def __exit__(self, *_: object) -> None:
-        """Leave the place."""
         self.leave()
 
     def leave(self) -> None:

@@ -168,7 +168,6 @@ class Run:
         return await self._scored([self._built(item) for item in items])
 
     async def _read(self, items: Iterator[Item], size: int) -> list[_Built]:
-        """Read items and build their requests."""
         chunk = itertools.islice(items, size)
         if self._kind == "clip":
             return await asyncio.to_thread(self._read_clips, chunk)
@@ -216,13 +215,13 @@ class Run:
             if score.error is not None and score.error.kind is ErrorKind.UNAUTHORIZED:
                 raise RewardFleetError.from_problem(score.error)
         # A batch has the time of one item: those that it was too short for get their own.
-        late = [place for place, score in enumerate(scores) if _is_late(score)]
+        late = [
+            place
+            for place, score in enumerate(scores)
+            if score.error is not None and score.error.kind is ErrorKind.DEADLINE_EXCEEDED
+        ]
         if len(requests) > 1 and self._kind != "episode":
             again = await asyncio.gather(*(self._scores_of([requests[each]]) for each in late))
             for place, [score] in zip(late, again, strict=True):
                 scores[place] = score
         return scores
-
-
-def _is_late(score: Score) -> bool:
-    return score.error is not None and score.error.kind is ErrorKind.DEADLINE_EXCEEDED

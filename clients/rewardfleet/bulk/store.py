@@ -320,10 +320,7 @@ async def score_items(
         try:
             await scoring
         except asyncio.CancelledError:
-            for number in (
-                signal.SIGINT,
-                signal.SIGTERM,
-            ):  # a second one ends it without the totals
+            for number in (signal.SIGINT, signal.SIGTERM):  # a second one ends it without totals
                 loop.remove_signal_handler(number)
             return False, await store.finish(is_complete=False)
         return True, await store.finish(is_complete=True, lerobot=lerobot)

@@ -88,7 +88,6 @@ class Summary:
 
 
 def _keep_largest(heap: list[Any], item: Any) -> None:
-    """Add an item to a heap of the largest ones."""
     heapq.heappush(heap, item)
     if len(heap) > _NAMED:
         heapq.heappop(heap)

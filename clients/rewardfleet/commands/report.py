@@ -89,7 +89,6 @@ def command(folders: Sequence[Path], labels: Path | None, **given: Any) -> int:
 
 
 def _select(connection: Any, given: Filters) -> None:
-    """Make the table of the records of some filters."""
     condition, values = given.sql()
     groups = " ".join(f"WHEN '{name}' THEN '$.{each.group}'" for name, each in SERVICES.items())
     query(

@@ -114,7 +114,6 @@ def _wrong_url(response: httpx.Response, url: str, wanted: str) -> str | None:
 
 
 def _error_of(response: httpx.Response, url: str) -> RewardFleetError:
-    """Return the failure that a response reports."""
     try:
         return RewardFleetError.from_problem(Problem.model_validate_json(response.content))
     except ValidationError:

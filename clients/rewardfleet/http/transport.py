@@ -62,8 +62,6 @@ class NotEncoded(InvalidRequest):
 
 @dataclass(eq=False, kw_only=True)
 class _HttpCall(PendingCall):
-    """One call."""
-
     method: str
     body: BaseModel | None  #: None for a route that takes no body
     #: The media type of the body and its parts, once it is encoded.

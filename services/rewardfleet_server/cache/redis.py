@@ -155,7 +155,6 @@ class RedisCache:
         return await asyncio.shield(trip.found)  # others wait for it as well
 
     def _start(self) -> None:
-        """Start the next round trip."""
         trip, self._next = self._next, None
         assert trip is not None  # noqa: S101 - there is one whenever this is called
         self._running, self._sent_at = trip, time.monotonic()
@@ -170,7 +169,6 @@ class RedisCache:
             self._next.context.run(self._start)
 
     def _round_trip(self, trip: _RoundTrip) -> None:
-        """Make a round trip, on the thread."""
         found: Mapping[str, bytes] = {}
         if time.monotonic() >= self._circuit_open_until:
             try:

@@ -134,7 +134,6 @@ class SqliteCache:
             self._checkpoint = asyncio.create_task(self._move_log())
 
     async def _move_log(self) -> None:
-        """Move entries from the log to the database file."""
         try:
             await self._guarded(
                 lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone(),

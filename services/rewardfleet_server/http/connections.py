@@ -33,7 +33,6 @@ class OrderlyConnections:
         self.is_ending = False  #: whether each response ends its connection
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -109,7 +109,6 @@ class Gateway:
         self._turn = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return

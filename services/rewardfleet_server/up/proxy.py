@@ -94,7 +94,6 @@ class Upstream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the connections."""
         self._looking.cancel()
         await self.session.close()
 

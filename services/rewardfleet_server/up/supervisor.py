@@ -113,8 +113,6 @@ def _diagnoses(replicas: Sequence[PlannedReplica]) -> Iterator[Diagnosis]:
 
 
 class _Fleet:
-    """A running fleet."""
-
     def __init__(
         self,
         config: FleetConfig,

@@ -138,7 +138,6 @@ def _report(plan: LoadPlan, results: LoadResults) -> dict[str, Any]:
 
 
 def _failures(plan: LoadPlan, services: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why the run has failed."""
     for name, each in services.items():
         p99, errors = each["latency_s"]["p99"], sum(each["errors"].values()) / each["due"]
         if plan.max_p99_s is not None and p99 is not None and p99 > plan.max_p99_s:

@@ -86,7 +86,6 @@ _OWN = {
 
 
 def _command_of(service: str) -> click.Command:
-    """Return the command that scores with a service."""
     variables = ["REWARDFLEET_URL", f"REWARDFLEET_{service.upper()}_URL"]
     urls = click.option(
         "--url",

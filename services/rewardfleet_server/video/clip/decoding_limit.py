@@ -100,7 +100,6 @@ class DecodingLimit:
             self._grant()
 
     def _grant(self) -> None:
-        """Let those start that are next and fit."""
         waits_for_memory = self._start(large=True, most=int(self.CAPACITY * _LARGE_SHARE))
         self._start(large=False, most=self.CAPACITY - waits_for_memory)
 
