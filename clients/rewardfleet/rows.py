@@ -63,11 +63,7 @@ def clip_fields(_: Any, truth: Any, row: SampleRow) -> dict[str, Any]:
     """Return the fields of a request, as `rewardfleet.video_request` takes them; `task` is one."""
     if isinstance(truth, np.ndarray) and truth.dtype == object:
         truth = list(truth)  # images from a parquet file
-    return {
-        "task_text": row.get("task"),
-        "clip": truth,
-        **given(row, _VIDEO_OPTIONS),
-    }
+    return {"task_text": row.get("task"), "clip": truth, **given(row, _VIDEO_OPTIONS)}
 
 
 def code_fields(revision: Any, tests: Any, options: SampleRow) -> dict[str, Any]:

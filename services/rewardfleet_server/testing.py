@@ -85,12 +85,7 @@ class FakeSandbox:
     def provenance(self) -> Mapping[str, JsonValue]:
         return {"sandbox": "fake", "isolation": "none-unsafe"}
 
-    async def run(
-        self,
-        job: Job,
-        on_result: Callable[[RunResult], bool],
-        timing: Timing,
-    ) -> None:
+    async def run(self, job: Job, on_result: Callable[[RunResult], bool], timing: Timing) -> None:
         self.jobs.append(job)
         for run in job.runs:
             await asyncio.sleep(self.wait_s)

@@ -77,11 +77,7 @@ def command() -> None:
 def video(manifest: str, options: _Evaluation, **scoring: Any) -> int:
     """Evaluate a judge of clips."""
     run = Scoring(
-        "video",
-        **scoring,
-        output=options.output / "scores",
-        format="jsonl",
-        retry_failed=True,
+        "video", **scoring, output=options.output / "scores", format="jsonl", retry_failed=True
     )
     return _evaluate([manifest], run, options)
 

@@ -12,21 +12,8 @@ efficiency([1, 1, 0], [100, 500, 20], 500)  # 0.8333, 0.5, 0
 
 from .aggregate import BatchResult, aggregate, score_episodes
 from .batch import Batch
-from .clustering import (
-    dtw_distances,
-    majority_vote,
-    resample,
-    resampled_distances,
-    single_linkage,
-)
-from .groups import (
-    Grouping,
-    all_equal,
-    leave_one_out,
-    most_diverse,
-    most_efficient,
-    normalize,
-)
+from .clustering import dtw_distances, majority_vote, resample, resampled_distances, single_linkage
+from .groups import Grouping, all_equal, leave_one_out, most_diverse, most_efficient, normalize
 from .kinds import Rewards, compute_rewards
 from .motion import Trajectories, commanded_path, low_energy, short_path, smoothness
 from .rewards import by_length, discounted, efficiency, hybrid, shaping, success, visual

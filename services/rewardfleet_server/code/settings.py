@@ -11,12 +11,7 @@ from pydantic import BeforeValidator, FilePath, HttpUrl, PositiveFloat, Positive
 from pydantic_settings import NoDecode
 
 from rewardfleet.services import SERVICES
-from rewardfleet_server.settings import (
-    CacheSettings,
-    NameList,
-    Store,
-    setting,
-)
+from rewardfleet_server.settings import CacheSettings, NameList, Store, setting
 from rewardfleet_server.system.threads import usable_cores
 
 from .sandboxes.jail.isolation import FALLBACK_ORDER, IsolationLevel

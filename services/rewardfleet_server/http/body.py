@@ -21,12 +21,7 @@ from rewardfleet_server.system.child_process import MemoryFile
 from rewardfleet_server.system.started import DeadlinePassed, finish_by
 from rewardfleet_server.system.threads import run_in_thread, usable_cores
 
-from .body_parser import (
-    BodyParser,
-    ComplexityLimits,
-    check_complexity,
-    parse_seconds,
-)
+from .body_parser import BodyParser, ComplexityLimits, check_complexity, parse_seconds
 from .frames_body import FramesBody
 from .guard import ClientDisconnected
 from .routes import FORM_TYPE, Form, Route

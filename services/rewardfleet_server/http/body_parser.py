@@ -86,12 +86,7 @@ class BodyParser:
         #: Waits for the process, which ends with it.
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="decode-large-body")
 
-    def decode(
-        self,
-        decode: Callable[[bytes], T],
-        body: MemoryFile,
-        limits: ComplexityLimits,
-    ) -> T:
+    def decode(self, decode: Callable[[bytes], T], body: MemoryFile, limits: ComplexityLimits) -> T:
         """Decode a body. Blocks; call it from `thread`.
 
         Args:

@@ -25,12 +25,7 @@ from rewardfleet.wire.headers import (
 from rewardfleet.wire.waiting import RESERVED_SECONDS, Waits, waits_at
 from rewardfleet_server.admission import Admission
 from rewardfleet_server.engine import as_failure
-from rewardfleet_server.observe.telemetry import (
-    REQUEST,
-    RequestContext,
-    Telemetry,
-    new_request_id,
-)
+from rewardfleet_server.observe.telemetry import REQUEST, RequestContext, Telemetry, new_request_id
 from rewardfleet_server.observe.tracing import open_tracer
 
 from .auth import ApiKeys

@@ -66,10 +66,7 @@ def add_log_pages(pages: FastAPI, settings: ServerSettings, api_keys: ApiKeys) -
         responses={**problems, 422: PROBLEMS[422]},
     )
     async def log_segment(
-        request: Request,
-        name: str,
-        version: str = "",
-        offset: Annotated[str, _OFFSET] = "0",
+        request: Request, name: str, version: str = "", offset: Annotated[str, _OFFSET] = "0"
     ) -> Response:
         if not (offset.isascii() and offset.isdecimal() and len(offset) <= _MAX_DIGITS):
             raise InvalidRequest(f"offset: give the number of a byte, not {offset[:20]!r}")

@@ -31,9 +31,7 @@ def wrong_method(path: str, method: str, allowed: Collection[str]) -> MethodNotA
 
 
 def problem_response(
-    error: RewardFleetError,
-    request_id: str | None = None,
-    model: type[ChatError] | None = None,
+    error: RewardFleetError, request_id: str | None = None, model: type[ChatError] | None = None
 ) -> Response:
     """Return a failure as a response.
 

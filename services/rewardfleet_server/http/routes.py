@@ -4,14 +4,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Collection,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial

@@ -37,12 +37,7 @@ from rewardfleet.wire.trainers import (
     SlimeRequest,
     SlimeReward,
 )
-from rewardfleet.wire.truth import (
-    NESTED_COLUMNS,
-    TRUTH_COLUMNS,
-    given,
-    is_missing,
-)
+from rewardfleet.wire.truth import NESTED_COLUMNS, TRUTH_COLUMNS, given, is_missing
 from rewardfleet.wire.validation import validate_json
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.observe.telemetry import RequestContext

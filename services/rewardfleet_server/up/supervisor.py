@@ -137,9 +137,7 @@ class _Fleet:
             self._processes.append(process)
         self._url = url_of(self._listener)
         hosts = AllowedHosts(
-            config.allowed_host,
-            listens_on=config.host,
-            has_keys=config.api_key_file is not None,
+            config.allowed_host, listens_on=config.host, has_keys=config.api_key_file is not None
         )
         self._gateway = Gateway(by_service, hosts, max_waiting=max_waiting)
         self._stopped = asyncio.Event()

@@ -3,12 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping
 
-from rewardfleet.wire.video import (
-    FILE_REPLACES,
-    VideoHealth,
-    VideoRequest,
-    VideoScore,
-)
+from rewardfleet.wire.video import FILE_REPLACES, VideoHealth, VideoRequest, VideoScore
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Service
 from rewardfleet_server.http.trainers import TrainerApi

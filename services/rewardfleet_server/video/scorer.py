@@ -270,12 +270,7 @@ class VideoScorer:
         judge, timing, stop = self._judges[name], Timing(), threading.Event()
         calibration = self._calibrations.get(name)
         spec = DecodeSpec(
-            request.nframes,
-            request.max_pixels,
-            self._select,
-            _part_of(request),
-            cost.memory,
-            stop,
+            request.nframes, request.max_pixels, self._select, _part_of(request), cost.memory, stop
         )
         provenance: dict[str, JsonValue] = {}
         queue = stage(timing, "queue")  # for a decoder and memory

@@ -191,12 +191,7 @@ def _show(found: Comparison) -> None:
             *(escaped(str(each[name] or ""), _SHOWN_CHARACTERS) for name in ("run", "step", "uid")),
             *(
                 "none" if each[name] is None else f"{each[name]:.4g}"
-                for name in (
-                    "reward_before",
-                    "reward_after",
-                    "advantage_before",
-                    "advantage_after",
-                )
+                for name in ("reward_before", "reward_after", "advantage_before", "advantage_after")
             ),
             escaped(each["problem"] or "", _SHOWN_CHARACTERS),
         ]

@@ -11,14 +11,7 @@ from typing import Any
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.tests.asserts import parse
 
-from .columns import (
-    Row,
-    entry_point_of,
-    first_of,
-    labels_of,
-    list_of,
-    prompt_of,
-)
+from .columns import Row, entry_point_of, first_of, labels_of, list_of, prompt_of
 
 #: Modules that LiveCodeBench and APPS import for each program.
 _MODULES = (

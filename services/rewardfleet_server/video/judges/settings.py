@@ -126,8 +126,7 @@ def all_built_in() -> list[BuiltInJudge]:
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}.")
     )
     return sorted(
-        (judge for judge in judges if isinstance(judge, BuiltInJudge)),
-        key=lambda judge: judge.name,
+        (judge for judge in judges if isinstance(judge, BuiltInJudge)), key=lambda judge: judge.name
     )
 
 

@@ -56,11 +56,7 @@ class Checkpoint:
     """
 
     def __init__(
-        self,
-        path: str,
-        config: Mapping[str, Any],
-        geometry: Geometry,
-        max_model_len: int,
+        self, path: str, config: Mapping[str, Any], geometry: Geometry, max_model_len: int
     ) -> None:
         self.path = path
         self.name = _name_of(path)  #: its name for provenance, without the folder that it is in
