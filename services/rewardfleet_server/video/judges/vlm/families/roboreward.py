@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rewardfleet.wire.causes import VideoCause
@@ -12,6 +11,7 @@ from rewardfleet_server.video.judges.settings import BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Completion, GenerationParams
 from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsOneVideo
+from rewardfleet_server.video.judges.vlm.readouts import TextReadout
 from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, EitherEngineSettings
 from rewardfleet_server.video.prompts import Prompt, authors
 
@@ -45,15 +45,10 @@ def authors_text(file: Path) -> Prompt:
     return authors.authors_prompt(text, "roboreward_authors")
 
 
-@dataclass(frozen=True)
-class GradeReadout:
+class GradeReadout(TextReadout):
     """Reads a grade from 1 to 5 after `ANSWER:`; the score is (grade - 1) / 4."""
 
-    prompt: Prompt
-    name: str = "grade v1"
-
-    def generation_params(self, sampling: GenerationParams, n: int) -> GenerationParams:
-        return replace(sampling, n=n)
+    name = "grade v1"
 
     def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
         """Return the grade as a score; abstain unless exactly one grade is stated."""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from rewardfleet_server.video.judges.vlm.judge import (
     with_curve,
 )
 from rewardfleet_server.video.judges.vlm.prompt_layouts import FirstPreviousCurrent
-from rewardfleet_server.video.judges.vlm.readouts import cause_of_abstention
+from rewardfleet_server.video.judges.vlm.readouts import TextReadout, cause_of_abstention
 from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, EitherEngineSettings
 from rewardfleet_server.video.prompts import Prompt, authors
 
@@ -73,15 +73,10 @@ def authors_texts(file: Path) -> tuple[Prompt, Prompt]:
     )
 
 
-@dataclass(frozen=True)
-class ProgressReadout:
+class ProgressReadout(TextReadout):
     """Reads the progress at one frame, a percentage from -100 to 100 in `<answer>`."""
 
-    prompt: Prompt
-    name: str = "progress v1"
-
-    def generation_params(self, sampling: GenerationParams, n: int) -> GenerationParams:
-        return replace(sampling, n=n)
+    name = "progress v1"
 
     def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
         """Return the progress as the component `progress`, and above 0 as the score."""
