@@ -26,14 +26,19 @@ from starlette.types import Message, Receive, Scope, Send
 
 from rewardfleet.wire.errors import NotFound, Unavailable
 from rewardfleet.wire.headers import PREFIX_HEADER, REQUEST_ID_HEADER
-from rewardfleet_server.flags import read_settings, unknown_variable_warnings
+from rewardfleet_server.flags import read_settings
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.problems import problem_response
 from rewardfleet_server.observe.logs import configure_logging
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.serve import prepare_process
-from rewardfleet_server.settings import ServerSettings, is_loopback, is_url
+from rewardfleet_server.settings import (
+    ServerSettings,
+    is_loopback,
+    is_url,
+    unknown_variable_warnings,
+)
 from rewardfleet_server.up.flags import network_flags
 from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.up.settings import FleetConfig, read_config

@@ -11,14 +11,7 @@ from pydantic.fields import FieldInfo
 
 from rewardfleet.wire.validation import InputError, join_errors
 
-from .settings import (
-    ENV_PREFIX,
-    ServerSettings,
-    did_you_mean,
-    flag_of,
-    shown_value,
-    unknown_variables,
-)
+from .settings import ENV_PREFIX, ServerSettings, did_you_mean, flag_of, shown_value
 
 _Settings = TypeVar("_Settings", bound=ServerSettings)
 
@@ -145,29 +138,6 @@ def _read_pairs(settings_type: type[ServerSettings], pairs: Iterable[str]) -> di
             reason = f"no such setting{did_you_mean(name, fields)}" if equals else "give NAME=VALUE"
             raise ValueError(f"{source}: {reason}")
     return {**given, "set": others} if others else given
-
-
-def arguments_of(settings_type: type[ServerSettings], given: Mapping[str, Any]) -> list[str]:
-    """Return the arguments of `rewardfleet serve` that give settings."""
-    arguments: list[str] = []
-    for name, value in given.items():
-        values = value if isinstance(value, list | tuple) else [value]
-        if name in {*settings_type.flags, "set"}:
-            arguments += [part for each in values for part in (flag_of(name), str(each))]
-        else:
-            arguments += ["--set", f"{name}={','.join(map(str, values))}"]
-    return arguments
-
-
-def unknown_variable_warnings(settings_types: Iterable[type[ServerSettings]]) -> list[str]:
-    """Return a warning for each environment variable `REWARDFLEET_*` that no service reads."""
-    known = {name for each in settings_types for name in each.model_fields}
-    names = [name.upper() for name in sorted(known)]
-    return [
-        f"the environment variable {each} is not a setting"
-        + did_you_mean(each.removeprefix(ENV_PREFIX), names, ENV_PREFIX)
-        for each in unknown_variables(known)
-    ]
 
 
 def shown_default(info: FieldInfo) -> str:

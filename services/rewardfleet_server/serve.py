@@ -18,12 +18,11 @@ from rich.table import Table
 
 from rewardfleet import __version__
 
-from .flags import unknown_variable_warnings
 from .http.app import RewardApp
 from .http.server import GracefulServer
 from .observe.logs import capture_native_output, configure_logging
 from .registry import SERVICES, ServiceEntry
-from .settings import CacheSettings, ServerSettings, is_url
+from .settings import CacheSettings, ServerSettings, is_url, unknown_variable_warnings
 from .system.listener import bind, url_of
 
 log = logging.getLogger(__name__)

@@ -171,13 +171,12 @@ def traces_configured() -> bool:
     return any(given(name) for name in names)
 
 
-def unknown_variables(known: Iterable[str]) -> list[str]:
-    """Return the environment variables `REWARDFLEET_*` that nothing reads.
-
-    Args:
-        known: The names of all settings.
-    """
-    accepted = {f"{ENV_PREFIX}{name.upper()}" for name in {*known, *OTHER_VARIABLES}}
-    return sorted(
-        name for name in os.environ if name.startswith(ENV_PREFIX) and name not in accepted
-    )
+def unknown_variable_warnings(settings_types: Iterable[type[ServerSettings]]) -> list[str]:
+    """Return a warning for each environment variable `REWARDFLEET_*` that no service reads."""
+    known = sorted({name.upper() for each in settings_types for name in each.model_fields})
+    given = {each.removeprefix(ENV_PREFIX) for each in os.environ if each.startswith(ENV_PREFIX)}
+    return [
+        f"the environment variable {ENV_PREFIX}{name} is not a setting"
+        + did_you_mean(name, known, ENV_PREFIX)
+        for name in sorted(given - OTHER_VARIABLES - set(known))
+    ]

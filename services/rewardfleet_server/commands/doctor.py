@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import httpx
 
 from rewardfleet.wire.headers import SERVICE_HEADER
-from rewardfleet_server.flags import read_settings, unknown_variable_warnings
+from rewardfleet_server.flags import read_settings
 from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.settings import ENV_PREFIX, ServerSettings
+from rewardfleet_server.settings import ENV_PREFIX, ServerSettings, unknown_variable_warnings
 from rewardfleet_server.system.diagnosis import Diagnosis, check_extra, check_redis_servers
 from rewardfleet_server.system.listener import bind
 

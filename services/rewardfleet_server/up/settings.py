@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rewardfleet.wire.urls import is_loopback
 from rewardfleet.wire.validation import format_validation_error
-from rewardfleet_server.flags import arguments_of, read_settings
+from rewardfleet_server.flags import read_settings
 from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.settings import ServerSettings, did_you_mean
+from rewardfleet_server.settings import ServerSettings, did_you_mean, flag_of
 
 #: The ports of further replicas of a service: that of the first one plus a multiple of this.
 PORT_STEP = 10
@@ -69,7 +69,14 @@ class PlannedReplica:
     @property
     def flags(self) -> list[str]:
         """The arguments of `rewardfleet serve`."""
-        return arguments_of(type(self.settings), self.given)
+        arguments: list[str] = []
+        for name, value in self.given.items():
+            values = value if isinstance(value, list | tuple) else [value]
+            if name in {*self.settings.flags, "set"}:
+                arguments += [part for each in values for part in (flag_of(name), str(each))]
+            else:
+                arguments += ["--set", f"{name}={','.join(map(str, values))}"]
+        return arguments
 
     def on_another_port(self) -> "PlannedReplica":
         """Return the same replica on another port; see `free_port`."""
@@ -99,7 +106,7 @@ def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
     settings = {name: _table(name, content.pop(name, {})) for name in SERVICES}
     replicas: Mapping[str, int] = overrides.get("replicas", {})
     for name, count in replicas.items():
-        settings[_known(name, "--only")]["replicas"] = count
+        settings.setdefault(name, {})["replicas"] = count
     settings["video"] |= overrides.get("video", {})
     given = {name: overrides[name] for name in overrides.keys() - {"replicas", "video"}}
     try:
@@ -107,8 +114,10 @@ def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
     except ValidationError as error:
         source = f"--config {path}: " if path is not None else ""
         raise ValueError(f"{source}{format_validation_error(error, FleetConfig)}") from None
-    for name in config.only:
-        _known(name, "--only")
+    for name in (*replicas, *config.only):
+        if name not in SERVICES:
+            services = f"{did_you_mean(name, SERVICES)}; there are {', '.join(SERVICES)}"
+            raise ValueError(f"--only {name}: no such service{services}")
     if overrides.get("video") and "video" not in config.only:
         raise ValueError("--video-root and --judge: the video service is not among those of --only")
     if not (is_loopback(config.host) or config.api_key_file or config.allow_unauthenticated):
@@ -125,13 +134,6 @@ def _table(name: str, value: Any) -> dict[str, Any]:
             f"{name}: give a table [{name}] with settings (got {value!r})"
         )
     return dict(value)
-
-
-def _known(name: str, flag: str) -> str:
-    if name in SERVICES:
-        return name
-    hint = did_you_mean(name, SERVICES)
-    raise ValueError(f"{flag} {name}: no such service{hint}; there are {', '.join(SERVICES)}")
 
 
 def plan(config: FleetConfig) -> list[PlannedReplica]:

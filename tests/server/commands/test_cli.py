@@ -19,8 +19,9 @@ from rewardfleet.commands.main import main
 from rewardfleet.wire import optional_imports as extras
 from rewardfleet.wire.optional_imports import install_command
 from rewardfleet.wire.urls import redact
-from rewardfleet_server.flags import read_settings, unknown_variable_warnings
+from rewardfleet_server.flags import read_settings
 from rewardfleet_server.registry import SERVICES
+from rewardfleet_server.settings import unknown_variable_warnings
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings
