@@ -142,11 +142,7 @@ class RewardFleet:
     if not TYPE_CHECKING:  # else any attribute would be accepted
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Refuse a service without a URL.
-
-            Raises:
-                AttributeError: Neither the URL of a fleet nor one of this service was given.
-            """
+            """Refuse a service without a URL."""
             hint = f"no URL of the {name} service: give {name}=..., or the URL of a fleet"
             raise AttributeError(hint if name in SERVICES else name)
 
@@ -184,11 +180,7 @@ def header_safe(api_key: str | None) -> str | None:
 
 
 def _base_urls(argument: str, given: str | Sequence[str], example: str) -> list[str]:
-    """Return the base URLs of an argument, without a slash at the end, each once.
-
-    Raises:
-        ValueError: One is not a base URL, or there is none.
-    """
+    """Check the base URLs of an argument; return each once, without a slash at the end."""
     urls = [given] if isinstance(given, str) else list(given)
     for url in urls:
         if not is_base_url(url):

@@ -214,11 +214,7 @@ def _wait_for_lock(lock: int, folder: Path) -> None:
 
 
 def _check_input(path: Path, key: Mapping[str, Any]) -> None:
-    """Check that a folder belongs to an input, which its `input.json` says, or is empty.
-
-    Raises:
-        ValueError: It does not.
-    """
+    """Check that a folder belongs to an input, which its `input.json` says, or is empty."""
     folder = path.parent
     if path.exists():
         try:

@@ -151,11 +151,7 @@ def _file(path: Path) -> Source:
 
 
 def _check_encoding(path: Path) -> None:
-    """Check how a table of text begins.
-
-    Raises:
-        ValueError: It is compressed, or UTF-16.
-    """
+    """Check that a table of text is neither compressed nor UTF-16, by how it begins."""
     with path.open("rb") as file:
         start = file.read(4)
     for mark, what in _MARKS.items():

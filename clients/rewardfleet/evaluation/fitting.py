@@ -117,11 +117,7 @@ def _most_accepted(failures: int, rate: float, confidence: float) -> int:
 
 
 def _binding(report: Report) -> Binding:
-    """Return what the scores of a report come from.
-
-    Raises:
-        ValueError: They come from several kinds of requests or cameras.
-    """
+    """Return what the scores of a report come from: one kind of requests, and one camera."""
     if not report["provenance"]:
         raise ValueError("the scores do not say which judge they are of: score the clips again")
     if len(report["requests"]) != 1:

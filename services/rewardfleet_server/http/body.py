@@ -296,11 +296,7 @@ def media_type(headers: Mapping[str, str]) -> str:
 
 
 async def _read_form(headers: Headers, stream: AsyncGenerator[bytes, None]) -> Form:
-    """Read a form with one file.
-
-    Raises:
-        InvalidRequest: It is not such a form, or has no file, or two.
-    """
+    """Read a form with one file; refuse anything else."""
     parser = MultiPartParser(
         headers,
         stream,

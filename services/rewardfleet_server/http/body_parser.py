@@ -147,11 +147,7 @@ class _DataUnpickler(pickle.Unpickler):
     """Loads data only, see "Restricting Globals" in the documentation of pickle."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class of data.
-
-        Raises:
-            UnpicklingError: It is something else.
-        """
+        """Return a class of data; refuse anything else."""
         found = super().find_class(module, name) if module in sys.modules else None
         if (module, name) in _ARRAY_PARTS or (isinstance(found, type) and _is_data(found)):
             return found

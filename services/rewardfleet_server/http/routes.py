@@ -314,11 +314,7 @@ async def _encoded(scores: Sequence[Score], provenance: Mapping[str, JsonValue])
 
 
 def _decode_batch(request_type: type[RequestT], body: bytes) -> Sequence[RequestT | InvalidRequest]:
-    """Decode a batch. An invalid item is replaced by its error.
-
-    Raises:
-        InvalidRequest: The body is not JSON, or not a batch.
-    """
+    """Decode a batch. An invalid item is replaced by its error."""
     with suppress(ValidationError):  # most batches are valid
         return _batch_type(request_type).model_validate_json(body, strict=True).items
     items = validate_json(BatchRequest[Any], body).items

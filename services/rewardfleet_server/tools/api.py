@@ -154,11 +154,7 @@ def request_of(response: str, ground_truth: JsonValue) -> ToolsRequest:
 
 
 def _run(context: RequestContext) -> str:
-    """Return the run that the path names.
-
-    Raises:
-        InvalidRequest: Its name is too long for the `run` of an item.
-    """
+    """Return the run that the path names."""
     run = context.parameters["run"]
     if len(run) > MAX_NAME:
         raise InvalidRequest(f"run: give a name of at most {MAX_NAME} characters")

@@ -156,11 +156,7 @@ class Scoring:
         return itertools.islice(rows, self.limit), min(count, self.limit or count)
 
     def _check_output(self, paths: Sequence[Path]) -> None:
-        """Check that the output does not become part of the input.
-
-        Raises:
-            ValueError: It does.
-        """
+        """Check that the output does not become part of the input."""
         if self.output is None:
             return
         output = self.output.resolve()
@@ -169,11 +165,7 @@ class Scoring:
                 raise ValueError(f"-o: give a folder that is not in the input {path}")
 
     def _check_packages(self, sources: Sequence[Source]) -> None:
-        """Check that what writes the output is installed, before anything is scored.
-
-        Raises:
-            ValueError: It is not.
-        """
+        """Check that what writes the output is installed, before anything is scored."""
         is_lerobot = any(each.is_lerobot for each in sources)
         if self.output is not None and (self.format == "parquet" or is_lerobot):
             pyarrow()

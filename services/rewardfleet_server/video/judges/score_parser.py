@@ -218,8 +218,6 @@ _RESERVATION = re.compile(r"\b(?:but|however|although|though|except|unless)\b")
 
 @dataclass(frozen=True)
 class _Clause:
-    """A parsed clause."""
-
     text: str
     rank: int  #: 2 if marked as a final answer, 1 if marked as a score, 0 without a marker
     score: float | None  #: in [0, 1], if it has one

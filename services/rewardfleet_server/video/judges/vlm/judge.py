@@ -204,11 +204,7 @@ class VlmJudge(ModelJudge[list[Completion]]):
             await self._run(prompt, params)
 
     def _query(self, options: VlmOptions) -> _Query:
-        """Resolve a request's options against the spec.
-
-        Raises:
-            InvalidRequest: They contradict each other, or the judge has no such readout.
-        """
+        """Check a request's options, and resolve them against the spec."""
         spec = self._spec
         readout = spec.readouts.get(options.readout or next(iter(spec.readouts)))
         if readout is None:
