@@ -77,6 +77,7 @@ class Engine(Generic[RequestT, ScoreT]):
         abstention_fails: bool = False,
         score_log: ServiceLog | None = None,
     ) -> None:
+        self.service = telemetry.service
         self.scorer = scorer
         self._score_log = score_log
         self._score_type = score_type
@@ -86,11 +87,6 @@ class Engine(Generic[RequestT, ScoreT]):
         self._telemetry = telemetry
         self._abstention_fails = abstention_fails
         self._single_flight: SingleFlight[ScoreT] = SingleFlight()
-
-    @property
-    def service(self) -> str:
-        """The name of the service."""
-        return self._telemetry.service
 
     async def score_item(
         self,

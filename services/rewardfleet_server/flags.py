@@ -55,18 +55,17 @@ class ServiceCommand(click.Command):
         settings_type: type[ServerSettings],
         run: Callable[[ServerSettings], int],
     ) -> None:
+        of_judges = settings_type.model_fields.get("set")
         params: list[click.Parameter] = [
-            _option(settings_type, each) for each in settings_type.flags
-        ]
-        params.append(
+            *(_option(settings_type, each) for each in settings_type.flags),
             click.Option(
                 ["--set"],
                 multiple=True,
                 metavar="NAME=VALUE",
                 shell_complete=settings_type.completions.get("set"),
-                help=_set_help(settings_type),
-            )
-        )
+                help=of_judges.description if of_judges else "A setting below; repeatable.",
+            ),
+        ]
         super().__init__(name, params=params, help=description, callback=self._callback)
         self._settings_type = settings_type
         self._run = run
@@ -88,12 +87,9 @@ class ServiceCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)
+        shown = {*self._settings_type.flags, "set"}
         fields = self._settings_type.model_fields.items()
-        rows = [
-            (name, _help_of(info))
-            for name, info in fields
-            if name not in {*self._settings_type.flags, "set"}
-        ]
+        rows = [(name, _help_of(info)) for name, info in fields if name not in shown]
         with formatter.section("Settings, by --set NAME=VALUE"):
             formatter.write_dl(rows, col_max=_MAX_COLUMN)
 
@@ -188,11 +184,6 @@ def _plain_type(annotation: Any) -> Any:
 def _extra(info: FieldInfo) -> dict[str, Any]:
     extra = info.json_schema_extra
     return extra if isinstance(extra, dict) else {"shown": None, "metavar": None}
-
-
-def _set_help(settings_type: type[ServerSettings]) -> str:
-    of_judges = settings_type.model_fields.get("set")
-    return str(of_judges.description) if of_judges else "A setting below; repeatable."
 
 
 def _help_of(info: FieldInfo) -> str:

@@ -52,9 +52,7 @@ def command() -> None:
 @command.command(name="list", help="List records of score logs and outputs, the newest first.")
 @LOGS
 @filters
-@click.option(
-    "--limit", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="At most."
-)
+@number("--limit", "N", "At most.", 20, of=click.IntRange(1))
 @AS_JSON
 def list_records(folders: Sequence[Path], limit: int, as_json: bool, **given: Any) -> int:
     """Print a line for each record; return 1 if there is none."""

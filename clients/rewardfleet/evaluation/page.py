@@ -40,7 +40,11 @@ def render(report: Report, clips: Sequence[LabeledClip]) -> str:
         for each in report["mistakes"]
     }
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"number": _number, "interval": _interval, "share": _share}
+    environment.filters |= {
+        "number": _number,
+        "interval": lambda each: "too few" if each is None else f"{each[0]:.2f} to {each[1]:.2f}",
+        "share": lambda each: f"{each['count']} of {each['of']}" if each["of"] else "none",
+    }
     return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         report=report,
         strips=strips,
@@ -52,14 +56,6 @@ def render(report: Report, clips: Sequence[LabeledClip]) -> str:
 
 def _number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _interval(interval: Sequence[float] | None) -> str:
-    return "too few" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
-
-
-def _share(share: Mapping[str, Any]) -> str:
-    return f"{share['count']} of {share['of']}" if share["of"] else "none"
 
 
 def _histogram(counts: Sequence[int]) -> Any:

@@ -293,14 +293,12 @@ def _masked(row: Mapping[str, JsonValue], kind: str, reason: str) -> dict[str, A
     Of its releases: `instance_config.mask_sample`, then `mask_sample` and `failure_kind`. With
     `_ng_failure_class`, the collection of rollouts stores a row apart, and may repeat it.
     """
-    instance = row.get("instance_config")
+    found = row.get("instance_config")
+    instance = found if isinstance(found, dict) else {}
     return {
         "reward": 0.0,
         "mask_sample": True,
-        "instance_config": {
-            **(instance if isinstance(instance, dict) else {}),
-            "mask_sample": True,
-        },
+        "instance_config": {**instance, "mask_sample": True},
         "failure_kind": kind,
         "failure_reason": reason,
         "_ng_failure_class": "judge_failed",

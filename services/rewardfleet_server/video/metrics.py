@@ -19,16 +19,15 @@ class JudgeMetrics(Collector):
         }
 
     def collect(self) -> Iterable[Metric]:
-        labels = ("backend",)
         restarts = CounterMetricFamily(
             "rewardfleet_judge_restarts",
             "Processes of your own judge started again because one hung or died.",
-            labels=labels,
+            labels=("backend",),
         )
         abandoned = GaugeMetricFamily(
             "rewardfleet_judge_abandoned_calls",
             "Calls that your own judge works on and no caller waits for any more.",
-            labels=labels,
+            labels=("backend",),
         )
         for name, judge in self._judges.items():
             restarts.add_metric((name,), judge.restarts)

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from rewardfleet.bulk.requests import Columns
-from rewardfleet.commands.options import TIMEOUT, CommandGroup, grouped, path_option
+from rewardfleet.commands.options import TIMEOUT, CommandGroup, grouped, number, path_option
 from rewardfleet.services import SERVICES
 
 from . import replay
@@ -50,13 +50,9 @@ _COMMON: list[Callable[[Any], Any]] = [
         metavar="FIELD=JSON",
         help="A field of all requests, e.g. `mode=all_pass` or `nframes=32`. Can be repeated.",
     ),
-    click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N rows."),
-    click.option(
-        "--sample",
-        type=click.IntRange(1),
-        metavar="N",
-        help="Only N rows drawn at random, the same ones each time.",
-    ),
+    number("--limit", "N", "Only the first N rows.", of=click.IntRange(1)),
+    number("--sample", "N", "Only N rows drawn at random, the same ones each time.",
+           of=click.IntRange(1)),
     click.option("--retry-failed", is_flag=True, help="Score again what failed in FOLDER."),
     click.option("--dry-run", is_flag=True, help="Show the first requests and send nothing."),
     TIMEOUT,

@@ -16,7 +16,7 @@ from rewardfleet.bulk.run import Run
 from rewardfleet.bulk.store import folder_store, score_items
 from rewardfleet.commands.local_service import local_service
 from rewardfleet.commands.log import LOGS, filters
-from rewardfleet.commands.options import TIMEOUT, escaped, grouped, path_option, table
+from rewardfleet.commands.options import TIMEOUT, escaped, grouped, number, path_option, table
 from rewardfleet.score_log.reading import Filters, open_log
 from rewardfleet.score_log.replaying import (
     Comparison,
@@ -80,9 +80,7 @@ class Limits:
     metavar="FIELD=JSON",
     help="A new value of a field of all requests, e.g. `tests.checker=exact`. Can be repeated.",
 )
-@click.option(
-    "--threshold", type=float, metavar="SCORE", help="Rewards are 1 from this score on, else 0."
-)
+@number("--threshold", "SCORE", "Rewards are 1 from this score on, else 0.", of=float)
 @click.option(
     "--threshold-before",
     type=float,

@@ -111,11 +111,7 @@ CHECKED_CALLS = {
 }
 
 #: What `write_node` need not write, or another method writes.
-_SKIPPED = {
-    ast.MatchAs: ("name",),
-    ast.MatchStar: ("name",),
-    ast.MatchMapping: ("rest",),
-}
+_SKIPPED = {ast.MatchAs: ("name",), ast.MatchStar: ("name",), ast.MatchMapping: ("rest",)}
 
 #: The word for each kind, which is no name, and its fields.
 KINDS = {

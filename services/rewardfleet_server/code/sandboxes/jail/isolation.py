@@ -104,7 +104,8 @@ def find_python(requested: Path | None) -> Python:
         try:
             new_enough, *prefixes = json.loads(_output_of(path, *_FLAGS, "-c", _VERSION_PROGRAM))
         except subprocess.CalledProcessError as error:
-            reasons.append(f"{path}: {_last_line(error.stderr) or error}")
+            last = error.stderr.decode(errors="replace").strip().rpartition("\n")[2][:300]
+            reasons.append(f"{path}: {last or error}")
         except OSError as error:
             reasons.append(f"{path}: {error.strerror}")
         except (subprocess.SubprocessError, ValueError) as error:
@@ -134,10 +135,6 @@ def _output_of(*command: str) -> bytes:
         **as_jail_user(),
     )
     return done.stdout
-
-
-def _last_line(output: bytes) -> str:
-    return output.decode(errors="replace").strip().rpartition("\n")[2][:300]
 
 
 def isolation_spec(level: IsolationLevel, python: Python, jails: int = 1) -> IsolationSpec:

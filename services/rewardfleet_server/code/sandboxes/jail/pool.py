@@ -448,7 +448,7 @@ class JailPool:
         handshake = self._workers[0].handshake
         #: Whether the kernel counts how long programs wait for a core.
         self.counts_delays: bool = handshake["counts_delays"]
-        self._provenance: dict[str, JsonValue] = {
+        self.provenance: Mapping[str, JsonValue] = {
             "sandbox": "jail",
             "isolation": config.spec.level,
             "landlock": handshake["landlock"],
@@ -456,10 +456,6 @@ class JailPool:
             "packages": _digest(repr((handshake["environment"], config.preload)).encode()),
             "seccomp": _digest(config.seccomp.supervisor + config.seccomp.run),
         }
-
-    @property
-    def provenance(self) -> Mapping[str, JsonValue]:
-        return self._provenance
 
     @property
     def restarts(self) -> int:

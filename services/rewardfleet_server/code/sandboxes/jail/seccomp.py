@@ -133,9 +133,8 @@ def _supervisor_filter(seccomp: Any, sets_times: bool) -> bytes:
         return seccomp.Arg(index, seccomp.EQ, value)
 
     rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))
-    rules.set_attr(
-        seccomp.Attr.CTL_OPTIMIZE, 2
-    )  # a search tree, because every call runs the filter
+    # A search tree, because every call runs the filter.
+    rules.set_attr(seccomp.Attr.CTL_OPTIMIZE, 2)
     for name in _known(seccomp, _ALLOWED + _SUPERVISOR):
         rules.add_rule(seccomp.ALLOW, name)
     for name in _known(seccomp, _REFUSED):
