@@ -181,12 +181,7 @@ class Output:
 
 
 def _opened(folder: Path, key: Mapping[str, Any]) -> int:
-    """Lock a folder for an input until the result is closed.
-
-    Raises:
-        ValueError: It belongs to something else, or another process has it.
-        OSError: It cannot be written.
-    """
+    """Lock a folder for an input until the result is closed; see `Output` for errors."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _INPUT
     _check_input(path, key)

@@ -200,12 +200,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _parsed(line: bytes) -> Any:
-    """Return the value of a line of JSON.
-
-    Raises:
-        ValueError: It is not JSON.
-        RecursionError: It is nested too deeply.
-    """
+    """Return the value of a line of JSON; ValueError if it is none, RecursionError if too deep."""
     try:
         return from_json(line)
     except ValueError:  # it may have what only the slower parser takes, e.g. lone surrogates

@@ -136,10 +136,7 @@ def _check_required_fields(draft: _Draft, options: EpisodeOptions) -> None:
 
 
 def _requirements(kind: RewardKind, options: EpisodeOptions) -> Iterator[tuple[str, str]]:
-    """Yield what an episode of a kind must have: the kind or option that needs it, and the field.
-
-    A field "a or b" is met by either.
-    """
+    """Yield what an episode of a kind must have: what needs it, and the field; one of "a or b"."""
     yield from ((f"kind {kind}", field) for field in REQUIRED_FIELDS[kind])
     if kind == "objectives":
         for name in options.weights:

@@ -272,10 +272,7 @@ class ServiceTransport:
         return model
 
     async def _encoded(self, body: BaseModel) -> tuple[str, list[Buffer]]:
-        """Return the media type of a body and its parts.
-
-        This is done when there is capacity for the request, so that few are in memory at once.
-        """
+        """Encode a body, once there is capacity for it, so that few are in memory at once."""
         has_frames = isinstance(getattr(body, "frames", None), Frames)
         if has_frames and not self._compress_frames:  # of frames, only the shape is encoded
             return self._encode(body)

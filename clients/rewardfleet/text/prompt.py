@@ -38,12 +38,9 @@ def _after_prompt(query: str, prompt: str) -> str | None:
 
 
 def _overlap(query: str, prompt: str) -> int:
-    """Return how many characters the longest beginning of the query has that ends the prompt.
-
-    In linear time: the table of Knuth, Morris and Pratt.
-    """
+    """Return how many characters the longest beginning of the query has that ends the prompt."""
     head = query[: len(prompt)]
-    borders, matched = [0] * len(head), 0
+    borders, matched = [0] * len(head), 0  # the table of Knuth, Morris and Pratt: linear time
     for position in range(1, len(head)):
         while matched and head[position] != head[matched]:
             matched = borders[matched - 1]

@@ -169,14 +169,7 @@ def _canonical(value: Any, depth: int = _MAX_DEPTH) -> Any:
     """Return a value such that equal parameters are equal and hashable.
 
     A number or a truth value equals its JSON text: `3`, `3.0` and `"3"` are equal, as tools convert
-    them. `"007"` is a text only. `true` and `1` differ.
-
-    Args:
-        value: A JSON value.
-        depth: How deep it may be nested.
-
-    Raises:
-        RecursionError: It is nested deeper.
+    them. `"007"` is a text only. `true` and `1` differ. RecursionError if it is nested deeper.
     """
     if isinstance(value, str):
         return _of_text(value)

@@ -49,10 +49,7 @@ class CachedScores(Generic[ScoreT]):
         return None if score is None else policy.from_cached(score)
 
     def _decode(self, value: bytes, backend: str, policy: CachePolicy[ScoreT]) -> ScoreT | None:
-        """Decode a stored score; return None if it cannot be the score of an item.
-
-        Others may write to the store. So everything is checked that later code relies on.
-        """
+        """Decode a score, which anyone may have stored; None if it cannot be that of an item."""
         try:
             score = self._score_type.model_validate_json(value, strict=True)
         except ValidationError:

@@ -57,11 +57,7 @@ class _BatchBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _array(_: type, value: Any) -> _Array:
-    """Return a list of numbers, or of rows of them, as an array, which takes less memory.
-
-    Raises:
-        ValueError: It is something else, or its rows differ in length.
-    """
+    """Return numbers, or rows of one length, as an array to save memory; ValueError for others."""
     has_rows = isinstance(value, list) and bool(value) and isinstance(value[0], list)
     return np.array(msgspec.convert(value, list[list[float]] if has_rows else list[float]), float)
 

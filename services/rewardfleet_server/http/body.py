@@ -179,7 +179,6 @@ async def _arriving(
     """Yield the parts of a body, limited as they arrive; see `BodyReader.read` for errors.
 
     Args:
-        receive: Of ASGI.
         max_bytes: Limit on all parts together.
         on_size: Called with the number of bytes so far, whenever some have arrived.
     """

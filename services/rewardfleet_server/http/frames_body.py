@@ -73,11 +73,7 @@ class FramesBody:
         return decoded
 
     async def _take(self, size: int) -> memoryview:
-        """Return the next `size` bytes.
-
-        Raises:
-            InvalidRequest: There are fewer, or they cannot be decompressed.
-        """
+        """Return the next `size` bytes; refuse fewer, and what cannot be decompressed."""
         if self._stream is None:
             part, self._rest = self._rest[:size], self._rest[size:]
         else:

@@ -68,10 +68,7 @@ def request_document(route: Route[Any], service: Service[Any, Any]) -> dict[str,
 def _inline_schema(
     model: type[BaseModel], field_schemas: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a model's schema with what the settings add to its fields.
-
-    It has no references, as OpenAPI keeps definitions elsewhere.
-    """
+    """Return a model's schema, without references, with what the settings add to its fields."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
 

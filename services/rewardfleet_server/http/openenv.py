@@ -114,10 +114,7 @@ class OpenEnvSocket:
     async def _answered(
         self, request: Message, content: bytes, disconnected: asyncio.Event
     ) -> tuple[int, str]:
-        """Return the status and the body of a response of the application; 500 if there is none.
-
-        The request is cancelled when `disconnected` is set.
-        """
+        """Return status and body of an answer, 500 if there is none; `disconnected` cancels it."""
         status, body, is_sent = 500, b"", False
 
         async def receive() -> Message:

@@ -183,11 +183,7 @@ class _Child:
         return self._process.poll() is None
 
     def run(self, message: bytes, source: int, result: int, seconds: float) -> None:
-        """Run a task.
-
-        Raises:
-            OSError: It was not completed; a TimeoutError if it took too long.
-        """
+        """Run a task; raise OSError if it was not completed, TimeoutError if it took too long."""
         socket.send_fds(self._channel, [message], [source, result])
         self._wait(seconds)
 

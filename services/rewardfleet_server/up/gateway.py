@@ -199,11 +199,7 @@ class Gateway:
         return [each for each in items if each[1] or self._reports_all] or items
 
     async def _in_flight(self, service: str, scope: Message) -> dict[str, Any]:
-        """Return the samples in flight at the replicas of a service; of all, if it is empty.
-
-        Raises:
-            Unauthorized: No replica accepts the caller's key.
-        """
+        """Return samples in flight of one service, or all; Unauthorized if none takes the key."""
         key = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
         answers: list[InFlight] = []
         failures: dict[str, str] = {}
@@ -222,11 +218,7 @@ class Gateway:
         return merged(answers, failures).model_dump()
 
     async def _in_flight_at(self, url: str, key: str) -> InFlight:
-        """Return the samples in flight at a replica, which each name it.
-
-        Raises:
-            UpstreamFailed: It does not answer.
-        """
+        """Return a replica's samples in flight, which name it; UpstreamFailed if it is silent."""
         headers = {"authorization": key} if key else {}
         try:
             async with self._upstream.session.get(

@@ -362,11 +362,7 @@ async def _read_refusal(response: aiohttp.ClientResponse) -> Refusal:
 
 
 async def _relay(response: aiohttp.ClientResponse, attempt: Attempt, send: Send) -> None:
-    """Pass a response on.
-
-    Raises:
-        UpstreamFailed: It ends with its connection, so it may be incomplete.
-    """
+    """Pass a response on; UpstreamFailed if its connection ends it, as it may be incomplete."""
     headers, content = _without(_NOT_RETURNED, response.raw_headers), response.content
     framing = {"content-length", "transfer-encoding"}
     has_end = content.at_eof() or any(each.lower() in framing for each in response.headers)

@@ -149,11 +149,7 @@ def _check_labels(row: Row) -> None:
 
 
 def _time_limit(limit: Any, unit: float) -> float | None:
-    """Return a time limit in seconds.
-
-    Args:
-        unit: The seconds of a number without a unit: CodeContests+ has milliseconds.
-    """
+    """Return a limit in seconds. A bare number has the `unit`: CodeContests+ has milliseconds."""
     found = None
     if isinstance(limit, str) and len(limit) <= _MAX_TIME:
         limit = limit.strip().lower()

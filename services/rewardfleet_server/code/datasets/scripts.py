@@ -174,9 +174,6 @@ def _compares_plain_values(function: ast.FunctionDef) -> bool:
 
 
 def _lacks_its_assert(function: ast.FunctionDef) -> bool:
-    """Return whether `assertion` compares whether something was found, and forgets to assert it.
-
-    Three rows of MBPP+ do so.
-    """
+    """Return whether `assertion` forgets to assert what it compares, as in three rows of MBPP+."""
     has_assert = any(isinstance(node, ast.Assert) for node in ast.walk(function))
     return not has_assert and "exp == (out is not None)" in ast.unparse(function)

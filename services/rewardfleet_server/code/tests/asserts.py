@@ -109,10 +109,7 @@ def _parts(
 
 
 def _identifiers(nodes: Sequence[ast.AST]) -> set[str]:
-    """Return the names and attributes that a test uses, not the words of its texts.
-
-    `sys.modules` is one of them.
-    """
+    """Return the names and attributes that a test uses, like `sys.modules`; no words of texts."""
     found, variables = set(), set()
     for node in nodes:
         match node:

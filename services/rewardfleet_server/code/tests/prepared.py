@@ -112,10 +112,7 @@ def _parsed(tests: PlainTests) -> Sequence[ParsedAssert]:
 
 
 def _chance(tests: PlainTests, asserts: Sequence[ParsedAssert]) -> str:
-    """Return what the tests use that may be different the next time.
-
-    The process of the tests seeds `random` by their text.
-    """
+    """Return what of the tests may differ the next time; not `random`, which their text seeds."""
     if not isinstance(tests, AssertTests):
         return chance_in(tests.setup)
     sources = [tests.setup, *tests.cases]

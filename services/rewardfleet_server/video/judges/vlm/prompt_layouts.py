@@ -141,10 +141,7 @@ def even_lengths(total: int, count: int) -> Sequence[int]:
 
 
 def _video(clip: Clip, start: int, end: int, name: str) -> VideoPart:
-    """Make a video of an even number of frames: an odd last one is shown twice.
-
-    Models of the Qwen-VL family merge frames in pairs.
-    """
+    """Make a video whose odd last frame is shown twice, as Qwen-VL models merge frames in pairs."""
     positions = [*range(start, end), *([end - 1] if (end - start) % 2 else [])]
     return VideoPart(
         frames=tuple(clip.frames[position] for position in positions),
