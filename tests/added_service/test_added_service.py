@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ import pytest
 
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.up.settings import free_port
+
+from ..running import running
 
 ROOT = Path(__file__).parents[2]
 #: The entries that a contributor adds, by the file that has the table.
@@ -86,26 +88,9 @@ class Project(NamedTuple):
         assert status in {None, done.returncode}, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    @contextmanager
-    def running(self, url: str, *arguments: object) -> Iterator[None]:
+    def running(self, url: str, *arguments: object) -> AbstractContextManager[object]:
         """Run a command that serves a URL for the block."""
-        process = subprocess.Popen(
-            self.command(*arguments), cwd=self.folder, env=self.environment,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            wait_until(lambda: answers(url) or process.poll() is not None, 120)
-            yield
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(url, trust_env=False, timeout=10).status_code == 200
-    except httpx.TransportError:
-        return False
+        return running(self.command(*arguments), url, cwd=self.folder, env=self.environment)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,6 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import httpx
 import uvicorn
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
@@ -38,6 +37,7 @@ from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.up.settings import free_port
 
 sys.path.append(str(Path(__file__).parent.parent))
+from running import running
 from server.processes import descendants
 
 #: Rounds of cached scores, and seconds of each: short ones, as other load comes and goes.
@@ -231,29 +231,16 @@ def program_serving(path: str, *words: str | Path, build: Path | None = None) ->
         build: Another checkout, whose client and services it imports.
     """
     port = free_port()
-    arguments = [sys.executable, *map(str, words), str(port)]
-    variables = environment_of(build)
-    with subprocess.Popen(arguments, stderr=subprocess.DEVNULL, env=variables) as process:
-        try:
-            server = Server(port, process.pid)
-            # It may have to load a model.
-            wait_until(lambda: process.poll() is not None or _answers(server.url + path), 180)
-            assert process.poll() is None, "the server did not start"
-            yield server
-        finally:
-            process.terminate()
+    page, variables = f"http://127.0.0.1:{port}{path}", environment_of(build)
+    # It may have to load a model.
+    with running([sys.executable, *words, port], page, seconds=180, env=variables) as process:
+        yield Server(port, process.pid)
 
 
 def environment_of(build: Path | None) -> dict[str, str]:
     """Return variables with which Python imports the client and the services of a checkout."""
     own = {"PYTHONPATH": f"{build}/clients:{build}/services"} if build else {}
     return {**os.environ, **own}
-
-
-def _answers(url: str) -> bool:
-    with suppress(httpx.TransportError):  # it does not listen yet, or is busy
-        return httpx.get(url, trust_env=False).status_code == 200
-    return False
 
 
 @contextmanager

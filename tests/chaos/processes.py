@@ -1,6 +1,5 @@
 """A service in a process that can be killed, frozen and started again on the same port."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -8,10 +7,10 @@ import time
 from pathlib import Path
 from typing import Self
 
-import httpx
-
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.up.settings import free_port
+
+from ..running import answers, own_environment
 
 _START_SECONDS = 60.0
 
@@ -50,9 +49,8 @@ class ServiceProcess:
     def start(self) -> None:
         """Start it; it is not ready yet."""
         assert self._process is None
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("REWARDFLEET_")}
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stderr=log, env=environment)
+            self._process = subprocess.Popen(self._command, stderr=log, env=own_environment())
 
     def wait_until_ready(self) -> None:
         wait_until(self._is_ready, _START_SECONDS)
@@ -60,10 +58,7 @@ class ServiceProcess:
     def _is_ready(self) -> bool:
         assert self._process is not None and self._process.poll() is None, self.log
         time.sleep(0.05)
-        try:
-            return httpx.get(f"{self.url}/readyz", trust_env=False, timeout=2).status_code == 200
-        except httpx.HTTPError:
-            return False
+        return answers(f"{self.url}/readyz")
 
     def kill(self) -> None:
         """Kill it, as the kernel does when memory runs out."""

@@ -14,10 +14,11 @@ import pytest
 
 from rewardfleet import RewardFleet
 from rewardfleet.http import replicas
-from rewardfleet_server.testing import wait_until
+from rewardfleet_server.up.settings import free_port
 
 from ..conftest import image_base64
 from ..measure import Stopwatch
+from ..running import own_environment, running
 from .conftest import Received, Reply, healthy, holding, problem, score_number, until
 
 IMAGE = base64.b64decode(image_base64())
@@ -39,7 +40,7 @@ class Numbers(FakeJudge):
         return Judgment(int(task_text.split()[-1]) / 1e6, "")
 
 configure_logging("info")
-settings = VideoSettings(port=0)
+settings = VideoSettings(port=int(sys.argv[1]))
 Server(create_app(settings, {"numbers": Numbers()}), settings).run()
 """
 
@@ -102,29 +103,22 @@ async def test_a_long_retry_after_rests_a_replica_for_a_limited_time(
 @contextmanager
 def services(count: int, folder: Path) -> Iterator[list[tuple[subprocess.Popen[bytes], str]]]:
     """Start real services; yield their processes and URLs."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("REWARDFLEET_")}
     with ExitStack() as stack:
         started = []
         for number in range(count):
-            log = stack.enter_context(open(folder / f"{number}.log", "w+"))
-            command = [sys.executable, "-c", PROGRAM]
-            process = stack.enter_context(subprocess.Popen(command, stderr=log, env=environment))
-            stack.callback(process.kill)
-            started.append((process, log))
-        yield [(process, _url(Path(log.name))) for process, log in started]
-
-
-def _url(log: Path) -> str:
-    wait_until(lambda: '"serving ' in log.read_text(), 90)
-    return log.read_text().split('"serving ')[1].split(" on ")[1].split('"')[0]
+            url = f"http://127.0.0.1:{(port := free_port())}"
+            command, log = [sys.executable, "-c", PROGRAM, port], folder / f"{number}.log"
+            program = running(command, f"{url}/readyz", log=log, env=own_environment())
+            started.append((stack.enter_context(program), url))
+        yield started
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_no_call_is_lost_while_a_replica_is_frozen(tmp_path):
     """100 calls to two processes, one of which is stopped; it is used again once it goes on."""
-    with services(2, tmp_path) as ((stopped, _), (_, url)):
-        urls = [_url(tmp_path / "0.log"), url]
+    with services(2, tmp_path) as ((stopped, first), (_, second)):
+        urls = [first, second]
         async with RewardFleet(video=urls, timeout_s=12) as fleet:
             numbers = iter(range(100))
 

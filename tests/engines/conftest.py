@@ -1,11 +1,9 @@
 """Real engines with tiny random checkpoints, behind real servers in separate processes."""
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +11,11 @@ import httpx
 import pytest
 
 from rewardfleet_server.testing import wait_until
+from rewardfleet_server.up.settings import free_port
 from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video
+
+from ..running import own_environment, running
+from ..server.processes import descendants
 
 VIDEOS = Path(__file__).parent.parent / "data" / "libero" / "videos"
 TASK = "put both the alphabet soup and the tomato sauce in the basket"
@@ -21,7 +23,7 @@ _START_SECONDS = 400.0
 
 #: Nothing is downloaded, and there is no GPU.
 ENVIRONMENT = {
-    **{name: value for name, value in os.environ.items() if not name.startswith("REWARDFLEET_")},
+    **own_environment(),
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -64,7 +66,7 @@ def checkpoint3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class RunningService:
     """A service in a separate process, and a client of it."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     client: httpx.Client
     log: Path
 
@@ -74,22 +76,8 @@ class RunningService:
 
     def engines(self) -> list[int]:
         """Return the ids of vLLM's processes, the engine core first."""
-        return [pid for pid in _descendants(self.process.pid) if _name(pid).startswith("VLLM::")]
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text()
-    except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-        return ""
-
-
-def _descendants(pid: int) -> list[int]:
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    return [pid for child in map(int, children) for pid in (child, *_descendants(child))]
+        found = sorted(descendants(self.process.pid))
+        return [pid for pid in found if Path(f"/proc/{pid}/comm").read_text().startswith("VLLM::")]
 
 
 def in_flight(url: str) -> float:
@@ -102,43 +90,28 @@ def in_flight(url: str) -> float:
 
 @contextmanager
 def serving_video(log: Path, *flags: object) -> Iterator[RunningService]:
-    port_line = "serving video on http://127.0.0.1:"
-    command = [sys.executable, "-m", "rewardfleet_server", "serve", "video", "--port", "0"]
-    with log.open("w") as stream:
-        process = subprocess.Popen(
-            [*command, "--video-root", VIDEOS, *map(str, flags)],
-            stderr=stream,
-            stdout=stream,
-            text=True,
-            env=ENVIRONMENT,
-        )
-    try:
-        wait_until(
-            lambda: port_line in log.read_text() or process.poll() is not None, _START_SECONDS
-        )
-        assert process.poll() is None, log.read_text()[-3000:]
-        port = int(log.read_text().partition(port_line)[2].partition('"')[0])
-        with httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False
-        ) as client:
-            yield RunningService(process, client, log)
-    finally:
-        leftover = _descendants(process.pid)
-        process.send_signal(signal.SIGTERM)
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [sys.executable, "-m", "rewardfleet_server", "serve", "video", "--port", port]
+    command += ["--video-root", VIDEOS, *flags]
+    leftover: set[int] = set()
+    with (
+        running(
+            command, f"{url}/readyz", log=log, seconds=_START_SECONDS, env=ENVIRONMENT
+        ) as process,
+        httpx.Client(base_url=url, timeout=120, trust_env=False) as client,
+    ):
         try:
-            process.wait(90)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-        wait_until(lambda: not any(map(alive, leftover)), 60)
+            yield RunningService(process, client, log)
+        finally:
+            leftover = descendants(process.pid)
+    wait_until(lambda: not any(map(alive, leftover)), 60)
 
 
 def alive(pid: int) -> bool:
     """Return whether a process runs and is not a zombie."""
-    try:
+    with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return False
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,15 @@
 """The judge `openai` with vLLM's own OpenAI server."""
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
-from rewardfleet_server.testing import wait_until
 from rewardfleet_server.up.settings import free_port
 
-from .conftest import ENVIRONMENT, RunningService, serving_video
+from ..running import running
+from .conftest import ENVIRONMENT, serving_video
 
 
 @pytest.fixture(scope="module")
@@ -23,22 +21,9 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iter
         *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)),
         *("--enforce-eager", "--max-model-len", "8192", "--mm-processor-cache-gb", "0"),
     ]
-    with log.open("w") as stream:
-        process = subprocess.Popen(command, stdout=stream, stderr=stream, env=ENVIRONMENT)
-    try:
-        wait_until(lambda: _answers(port) or process.poll() is not None, 400)
-        assert process.poll() is None, log.read_text()[-3000:]
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        process.wait(90)
-
-
-def _answers(port: int) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
+    url = f"http://127.0.0.1:{port}"
+    with running(command, f"{url}/health", log=log, seconds=400, env=ENVIRONMENT):
+        yield f"{url}/v1"
 
 
 @pytest.mark.parametrize("media", ["images", "video"])
@@ -51,15 +36,7 @@ def test_the_judge_openai_works_with_vllm(
         tmp_path / "log",
         *("--backend", "openai", "--openai-url", endpoint, "--openai-model", "tiny"),
         *("--set", f"media={media}", "--set", f"readout={readout}"),
-    ) as running:
-        answer = _score(running, videos[0])
-    assert answer["backend"] == "openai"
-    assert answer["status"] == "abstained"
+    ) as service:
+        answer = service.score(video_path=str(videos[0]), nframes=8).json()
+    assert (answer["backend"], answer["status"]) == ("openai", "abstained"), answer
     assert ("lies between" if readout == "probability" else "token limit") in answer["model_output"]
-
-
-def _score(running: RunningService, video: Path) -> dict:
-    answer = running.score(video_path=str(video), nframes=8)
-    assert answer.status_code == 200, answer.text
-    body: dict = answer.json()
-    return body

@@ -1,23 +1,21 @@
 """`rewardfleet up` under load, and a real Prometheus that scrapes it."""
 
 import json
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.up.settings import free_port
 
 from ..chaos.fleet import fleet_up
+from ..running import own_environment, running
 from .load import LIBERO
 from .prometheus import Prometheus, prometheus
 
@@ -64,34 +62,19 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
     # The same expressions; only the times for which they must hold are shorter.
     (folder / "alerts.yml").write_text(re.sub(r"(?m)^( +for:) \w+", r"\1 1s", ALERTS.read_text()))
     spare_port = free_port()
+    spare_command = [sys.executable, "-m", "rewardfleet_server", "serve", "tools"]
+    spare_page = f"http://127.0.0.1:{spare_port}/readyz"
+    own = {"env": own_environment()}
     with (
-        _spare(folder, spare_port) as spare,
-        fleet_up(folder, _CONFIG, env=_environment()) as fleet,
+        running([*spare_command, f"--port={spare_port}"], spare_page, **own) as spare,
+        fleet_up(folder, _CONFIG, **own) as fleet,
     ):
-        index = httpx.get(fleet.url, trust_env=False, timeout=60).json()["services"]
         targets = {
             urlsplit(replica["url"]).netloc: name
-            for name, service in index.items()
+            for name, service in fleet.index().items()
             for replica in service["replicas"]
         }
         targets[f"127.0.0.1:{spare_port}"] = "spare"
         with prometheus(folder, folder / "alerts.yml", targets) as server:
             wait_until(lambda: server.value("count(up == 1)") == len(targets), 60)
             yield Monitored(fleet.url, fleet.pid, spare, server)
-
-
-@contextmanager
-def _spare(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a service apart from the fleet."""
-    command = [sys.executable, "-m", "rewardfleet_server", "serve", "tools", f"--port={port}"]
-    with (folder / "spare.log").open("w") as log:
-        process = subprocess.Popen(command, env=_environment(), stderr=log)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(60)
-
-
-def _environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.startswith(("REWARDFLEET_", "OTEL_"))}

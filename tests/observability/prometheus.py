@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 
 import httpx
 
-from rewardfleet_server.testing import wait_until
 from rewardfleet_server.up.settings import free_port
 
 from ..debian import extract
+from ..running import running
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rewardfleet-prometheus"
 _PROGRAMS = ("prometheus", "promtool")
@@ -49,13 +48,6 @@ class Prometheus:
         answer = self._http.get(path, params=parameters).json()
         assert answer["status"] == "success", (path, parameters, answer)
         return answer["data"]
-
-    def is_ready(self) -> bool:
-        """Return whether it answers."""
-        try:
-            return self._http.get("/status/runtimeinfo").status_code == 200
-        except httpx.TransportError:
-            return False
 
     def value(self, query: str) -> float | None:
         """Return the value of a query with one result; None without a result."""
@@ -107,15 +99,9 @@ def prometheus(folder: Path, rules: Path, targets: Mapping[str, str]) -> Iterato
         f"--web.listen-address={address}",
         "--log.level=warn",
     ]
-    with (folder / "prometheus.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    api = f"http://{address}/api/v1"
-    try:
-        with httpx.Client(base_url=api, trust_env=False, timeout=60) as http:
-            server = Prometheus(http)
-            wait_until(lambda: server.is_ready() or process.poll() is not None, 60)
-            assert process.poll() is None, (folder / "prometheus.log").read_text()
-            yield server
-    finally:
-        process.terminate()
-        process.wait(60)
+    api, log = f"http://{address}/api/v1", folder / "prometheus.log"
+    with (
+        running(command, f"{api}/status/runtimeinfo", log=log),
+        httpx.Client(base_url=api, trust_env=False, timeout=60) as http,
+    ):
+        yield Prometheus(http)

@@ -27,14 +27,16 @@ import yaml
 from fastapi import FastAPI, Request
 
 from rewardfleet.adapters.libero import score_episodes
-from rewardfleet_server.testing import serving, wait_until
+from rewardfleet_server.testing import serving
 from rewardfleet_server.up.settings import free_port
 
+from ..running import running
 from .peers import SOURCES
 from .trainers import HERE, PEERS, ROOT, absent, bare, run
 
 SOURCE = Path(os.environ.get("RLINF_RLAIF", PEERS / "rlinf_rlaif"))
 SERVER = "vlm_reward/libero_reward_server.py"
+COMMAND = (sys.executable, "-m", "rewardfleet_server")
 RECORDED = HERE / "recorded" / "rlinf_rlaif.json"
 PAGE = ROOT / "docs/trainers/rlinf.md"
 
@@ -220,35 +222,13 @@ def model(on_request: Callable[[int], None] = lambda _: None) -> Iterator[str]:
 
 
 @contextmanager
-def started(*command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as file:
-        process = subprocess.Popen([sys.executable, *command], stderr=file, stdout=file)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    def is_ready() -> bool:
-        assert process.poll() is None, log.read_text()
-        try:
-            return httpx.get(url, trust_env=False).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    wait_until(is_ready, 60)
-
-
-@contextmanager
 def original(model_url: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Start the original server, with its own flags; yield it and its URL."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    flags = "--host", "127.0.0.1", "--port", str(port)
-    script = str(HERE / "rlinf_rlaif_server.py")
-    with started(script, str(SOURCE / SERVER), model_url, *flags, log=log) as process:
-        until_ready(f"{url}/health", process, log)
+    flags = "--host", "127.0.0.1", "--port", port
+    script = HERE / "rlinf_rlaif_server.py"
+    command = (sys.executable, script, SOURCE / SERVER, model_url, *flags)
+    with running(command, f"{url}/health", log=log) as process:
         yield process, url
 
 
@@ -256,9 +236,9 @@ def original(model_url: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes
 def ours(log: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Start the video service; yield it and its URL."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = ("-m", "rewardfleet_server", "serve", "video", "--port", str(port), *flags)
-    with started(*command, log=log) as process:
-        until_ready(f"{url}/readyz", process, log)
+    with running(
+        [*COMMAND, "serve", "video", "--port", port, *flags], f"{url}/readyz", log=log
+    ) as process:
         yield process, url
 
 
@@ -276,12 +256,10 @@ def two_replicas(kill: Callable[[int], None], folder: Path) -> Iterator[Any]:
 @contextmanager
 def gateway_of(log: Path, *urls: str) -> Iterator[str]:
     """Start the gateway of replicas of the video service; yield its URL."""
-    port = str(free_port())
+    url = f"http://127.0.0.1:{(port := free_port())}"
     replicas = [word for each in urls for word in ("--service", f"video={each}")]
-    command = ("-m", "rewardfleet_server", "gateway", "--port", port, *replicas)
-    with started(*command, log=log) as process:
-        until_ready(f"http://127.0.0.1:{port}/readyz", process, log)
-        yield f"http://127.0.0.1:{port}"
+    with running([*COMMAND, "gateway", "--port", port, *replicas], f"{url}/readyz", log=log):
+        yield url
 
 
 def edits(url: str, **others: object) -> dict[str, Any]:

@@ -4,14 +4,12 @@ import base64
 import dataclasses
 import math
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-import httpx
 import pytest
 
 from rewardfleet import Unavailable, VideoScore
@@ -19,8 +17,8 @@ from rewardfleet.commands.main import main
 from rewardfleet.score_log import Scored
 from rewardfleet.score_log.reading import Filters, open_log, select
 from rewardfleet.wire.score import Score
-from rewardfleet_server.testing import wait_until
 
+from ..running import running
 from ..server.look.conftest import ATTACKS, scored_items, write_log
 
 inspect = pytest.importorskip("inspect_ai.log")
@@ -99,22 +97,9 @@ def test_without_records_nothing_is_written(tmp_path: Path, capsys):
 @contextmanager
 def viewer(folder: Path, port: int) -> Iterator[str]:
     """Serve logs by `inspect view`; give its base URL."""
-    command = [Path(sys.executable).with_name("inspect"), "view", "start", "--log-dir", folder]
-    process = subprocess.Popen([*command, "--port", str(port)], cwd=folder, stdout=subprocess.PIPE)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until(lambda: _answers(url), 60)
+    program, url = Path(sys.executable).with_name("inspect"), f"http://127.0.0.1:{port}"
+    with running([program, "view", "start", "--log-dir", folder, "--port", port], url, cwd=folder):
         yield url
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url).is_success
-    except httpx.TransportError:
-        return False
 
 
 @pytest.mark.browser
