@@ -1,30 +1,20 @@
 """Who can talk to whom by the NetworkPolicies, where the cluster's network enforces them."""
 
 import ipaddress
+import json
 
 import pytest
 
 from rewardfleet_server.registry import SERVICES as REGISTRY
 
+from ..conftest import DATA
 from .manifests import OVERLAYS, Manifest, Manifests, labels_of, name_of, names_of, ports_of
 
 #: A pod as the labels of its namespace and its own, or an address outside of the cluster.
 Peer = tuple[dict[str, str], dict[str, str]] | str
-LABEL = "kubernetes.io/metadata.name"
-OWN = {LABEL: "rewardfleet"}
+OWN = {"kubernetes.io/metadata.name": "rewardfleet"}
 #: Peers that are not in the overlay, and the port of those that are servers.
-OTHERS: dict[str, tuple[Peer, int]] = {
-    "dns": (({LABEL: "kube-system"}, {"k8s-app": "kube-dns"}), 53),
-    "node-local dns": ("169.254.20.10", 53),
-    "cloud dns": ("169.254.169.254", 53),
-    "metadata": ("169.254.169.254", 80),
-    "internet": ("1.1.1.1", 443),
-    "private": ("10.1.2.3", 443),
-    "collector": (({LABEL: "observability"}, {"app": "otel-collector"}), 4318),
-    "fusion": (({LABEL: "sandbox-fusion"}, {"app": "sandbox-fusion"}), 8080),
-    "trainer": (({LABEL: "training"}, {"app": "trainer"}), 8000),
-    "prometheus": (({LABEL: "monitoring"}, {"app.kubernetes.io/name": "prometheus"}), 9090),
-}
+OTHERS: dict[str, tuple[Peer, int]] = json.loads((DATA / "k8s" / "peers.json").read_text())
 
 
 def matches(selector: Manifest, labels: dict[str, str]) -> bool:

@@ -3,24 +3,16 @@
 Source: https://kubernetes.io/docs/concepts/security/pod-security-standards
 """
 
+import json
 from typing import Any
 
 import pytest
 
-from ..conftest import table
+from ..conftest import DATA, table
 from .manifests import OVERLAYS, Manifests, changed, name_of, pod_of
 
-_VOLUMES = {
-    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim",
-    "projected", "secret",
-}  # fmt: skip
-_SYSCTLS = {
-    "kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.ip_unprivileged_port_start",
-    "net.ipv4.tcp_syncookies", "net.ipv4.ping_group_range", "net.ipv4.ip_local_reserved_ports",
-    "net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout", "net.ipv4.tcp_keepalive_intvl",
-    "net.ipv4.tcp_keepalive_probes",
-}  # fmt: skip
-_SELINUX = {"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
+_PERMITTED = json.loads((DATA / "k8s" / "pod_security.json").read_text())
+_VOLUMES, _SYSCTLS, _SELINUX = map(set, _PERMITTED.values())
 _PROFILES = {"RuntimeDefault", "Localhost"}
 _DEFAULT = {"type": "RuntimeDefault"}
 _KINDS = ("initContainers", "containers", "ephemeralContainers")

@@ -17,52 +17,14 @@ from rewardfleet import RewardFleet
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.up.settings import free_port
 
+from ..conftest import DATA
 from ..server.conftest import RedisServer
 from ..server.processes import descendants
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "deploy" / "ray_serve.py"
-VIDEOS = ROOT / "tests" / "data" / "libero"
+VIDEOS = DATA / "libero"
 KEY = "a-key-of-tests"
-
-#: Two replicas where one is killed. Small services share the cores that Ray believes in.
-CONFIG = """
-only = ["video", "code", "episode", "tools"]
-
-[video]
-video_root = ["{videos}"]
-backend = ["reference", "waiting"]
-custom_backend_factory = "waiting_judge:build"
-max_in_flight = 4
-max_queue_depth = 4
-cache_mb = 0
-
-[video.ray]
-ray_actor_options = {{ num_cpus = 0.1, num_gpus = 1 }}
-[video.ray.autoscaling_config]
-min_replicas = 2
-max_replicas = 3
-target_ongoing_requests = 2
-upscale_delay_s = 0
-look_back_period_s = 1
-metrics_interval_s = 0.2
-
-[code]
-replicas = 2
-cache_mb = 0
-cache = ""
-deadline_s = 60
-
-[episode.ray]
-ray_actor_options = {{ num_cpus = 0.1 }}
-
-[tools]
-replicas = 2
-run_state = "{redis}"
-
-[tools.ray]
-ray_actor_options = {{ num_cpus = 0.1 }}
-"""
 
 
 @dataclass(frozen=True)
@@ -152,7 +114,8 @@ def cluster(
     try:
         with RedisServer(folder) as redis:
             config = folder / "fleet.toml"
-            config.write_text(CONFIG.format(videos=VIDEOS, redis=redis.url))
+            text = (DATA / "ray_serve" / "fleet.toml").read_text()
+            config.write_text(text.replace("VIDEOS", str(VIDEOS)).replace("REDIS", redis.url))
             found = Cluster(f"http://127.0.0.1:{port}", address, environment)
             wait_until(lambda: head.poll() is not None or _listens(address), 180)
             found.run_script(

@@ -24,7 +24,7 @@ from rewardfleet.adapters.ctrl.reward import first_block
 
 from ..programs import CASES, FENCED, HALF, RIGHT
 from .peers import TIMEOUT, Peer, recorded
-from .trainers import HERE, ROOT, byte_tokenizer, counted, edited
+from .trainers import CONFIGS, HERE, ROOT, byte_tokenizer, counted, edited
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("closes")]
 
@@ -188,18 +188,9 @@ def fit(trainer: Any, workers: Workers, ids: list[str], reward_fn: Any, config: 
 def settings(n: int, **fields: Any) -> Any:
     from omegaconf import OmegaConf
 
-    return OmegaConf.create(
-        {
-            "trainer": {"total_epochs": 1, "critic_warmup": 0, "save_freq": -1, "test_freq": -1,
-                        "project_name": "p", "experiment_name": "e", "logger": None,
-                        "n_gpus_per_node": 1, "nnodes": 1},
-            "algorithm": {"adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0},
-            "actor_rollout_ref": {"actor": {"use_kl_loss": True, "strategy": "fsdp"},
-                                  "rollout": {"n": n}, "model": {"path": "."}},
-            "critic": {"strategy": "fsdp"},
-            "data": fields,
-        }
-    )  # fmt: skip
+    config = OmegaConf.load(CONFIGS / "ctrl.yaml")
+    changes = {"actor_rollout_ref": {"rollout": {"n": n}}, "data": fields}
+    return OmegaConf.merge(config, changes)
 
 
 def entry(peer: Peer, rules: str | None, run_all_cases: bool) -> tuple[dict[str, float], list[str]]:

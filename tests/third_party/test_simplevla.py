@@ -8,23 +8,17 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import yaml
 
 from rewardfleet.adapters.simplevla import RobRewardManager, keep_selected, sample_temperatures
 
 from .peers import Peer, recorded
-from .trainers import byte_tokenizer, counted, edited
+from .trainers import CONFIGS, byte_tokenizer, counted, edited
 
 pytestmark = pytest.mark.slow
 
-#: Settings of SimpleVLA-RL, with rewards times 5.
-SETTINGS = """
-test_time_rl: true
-data: {task_suite_name: libero_spatial, train_batch_size: 1, n_samples: 4, filter_accuracy: true}
-actor_rollout_ref: {model: {max_steps: 8, action_token_len: 7}}
-algorithm: {adv_estimator: grpo}
-verifier: {reward_coef: 5}
-trainer: {total_epochs: 1}
-"""
+_CONFIG = yaml.safe_load((CONFIGS / "simplevla.yaml").read_text())
+SETTINGS, ENTRY_SETTINGS = _CONFIG["step"], _CONFIG["entry"]
 
 
 def reward_manager(*_: str) -> Any:
@@ -57,20 +51,9 @@ NAMED = {
     ],
 }
 
-#: Rollouts of one prompt, without a failed environment, and what the entry gets for them.
+#: Rollouts of one prompt, without a failed environment.
 COMPLETE = [True, True, False, True, False, True, True, False]
 STEPS = [100, 500, 512, 512, 7, 1, 250, 8]
-ENTRY_SETTINGS = {
-    "data": {"task_suite_name": "libero_10", "train_batch_size": 1, "n_samples": 8,
-             "filter_accuracy": True, "filter_truncated": False},
-    "actor_rollout_ref": {"model": {"action_token_len": 7, "path": "."},
-                          "actor": {"strategy": "fsdp"}},
-    "critic": {"strategy": "fsdp"},
-    "algorithm": {"adv_estimator": "grpo"},
-    "verifier": {"reward_coef": 5},
-    "reward_model": {"enable": False},
-    "trainer": {"total_epochs": 1, "n_gpus_per_node": 1, "nnodes": 1},
-}  # fmt: skip
 
 
 def config_of(ray_trainer: Any, *settings: Any) -> Any:

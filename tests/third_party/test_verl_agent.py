@@ -14,7 +14,7 @@ import pytest
 from rewardfleet.adapters.verl_agent import EpisodeRewardManager, filter_group_data
 
 from .peers import Peer, recorded
-from .trainers import HERE, bare, byte_tokenizer, counted, edited
+from .trainers import CONFIGS, HERE, bare, byte_tokenizer, counted, edited
 
 pytestmark = pytest.mark.slow
 
@@ -81,21 +81,9 @@ class Environments:
 def config_of(tries: int, *, is_filtered: bool = True) -> Any:
     from omegaconf import OmegaConf
 
-    return OmegaConf.create(
-        {
-            "data": {"train_batch_size": 2, "max_prompt_length": 10, "truncation": "error",
-                     "train_files": "t", "val_files": "v"},
-            "env": {"rollout": {"n": 3}, "max_steps": 1},
-            "algorithm": {"filter_groups": {"enable": is_filtered, "max_num_gen_batches": tries},
-                          "use_kl_in_reward": False},
-            "actor_rollout_ref": {"model": {"path": "."},
-                                  "rollout": {"name": "hf", "mode": "sync", "n": 1},
-                                  "actor": {"strategy": "fsdp", "use_kl_loss": False}},
-            "critic": {"strategy": "fsdp"},
-            "reward_model": {"enable": False},
-            "trainer": {"n_gpus_per_node": 1, "nnodes": 1, "device": "cpu"},
-        }
-    )  # fmt: skip
+    config = OmegaConf.load(CONFIGS / "verl_agent.yaml")
+    filters = {"enable": is_filtered, "max_num_gen_batches": tries}
+    return OmegaConf.merge(config, {"algorithm": {"filter_groups": filters}})
 
 
 def step(collector: Any, environments: Any, reward_fn: Any) -> tuple[Any, dict[str, Any]]:

@@ -30,6 +30,8 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+#: Configurations of trainers.
+CONFIGS = HERE.parent / "data" / "third_party"
 CLIENTS, PEERS = ROOT / ".clients", Path(os.environ.get("PEERS", ROOT / ".peers"))
 
 #: Whether the environment has what trainers need.
