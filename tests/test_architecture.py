@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 import rewardfleet
+from rewardfleet import Unavailable
 from rewardfleet.http.responses import ERROR_OF_STATUS
 from rewardfleet.services import SERVICES as CLIENT_SERVICES
 from rewardfleet.services import Lazy
@@ -352,6 +353,12 @@ def test_the_tables_of_errors_agree():
         assert type(again) is error
         assert (again.kind, again.status) == (kind, STATUS[kind])
         assert (again.detail, again.retry_after, again.request_id) == ("why", 3, "r")
+
+    class Special(Unavailable):
+        """An error of a program that uses the client, without a kind of its own."""
+
+    assert Special not in ERRORS.values()
+    assert STATUS[Special.kind] == Special.status == 503
 
 
 def test_client_and_server_know_the_same_services():

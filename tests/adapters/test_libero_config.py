@@ -93,9 +93,7 @@ def test_scores_become_rewards():
     graded = RewardModelConfig.of({"reward_coef": 5, "binary_reward": False})
     assert graded.reward(0.25) == 1.25
     assert math.isnan(graded.fallback_reward)
-
-
-def test_a_fallback_is_multiplied_and_not_compared_with_the_threshold():
+    # It is multiplied, and not compared with the threshold.
     assert RewardModelConfig.of({"reward_coef": 5, "fallback_score": 0.5}).fallback_reward == 2.5
 
 

@@ -1,12 +1,12 @@
 """Frames of an episode: their orientation, their types, bounded memory; rewards of steps."""
 
-import math
-
 import numpy as np
 import pytest
 
 from rewardfleet.adapters.libero import RewardModelConfig, StepRewards
 from rewardfleet.adapters.libero.frames import EpisodeRecorder, upright_image
+
+from ..conftest import table
 
 SCENE = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
 RAW = SCENE[::-1]
@@ -102,48 +102,16 @@ def test_the_selection_is_exactly_even_while_all_frames_are_stored():
     assert recorded(61, 16)[0] == list(range(0, 61, 4))
 
 
-def test_frames_of_another_size_are_refused():
-    recorder = EpisodeRecorder(4)
-    recorder.add(frame(0))
-    with pytest.raises(ValueError, match="the frame is 3x2, after frames of 2x2"):
-        recorder.add(np.zeros((3, 2, 3), np.uint8))
-
-
-def test_an_episode_without_frames_is_refused():
-    with pytest.raises(ValueError, match="no frames"):
-        EpisodeRecorder(4).select(20.0)
-
-
 def step_rewards(**options) -> StepRewards:
     return StepRewards(RewardModelConfig.of({"binary_reward": False, **options}), 2)
 
 
-def test_absolute_rewards_are_the_scores_times_the_coefficient():
-    rewards = step_rewards(reward_coef=2)
-    assert rewards.step([0.25, 0.5]).tolist() == [0.5, 1.0]
-    assert rewards.step([0.5, 0.5]).tolist() == [1.0, 1.0]
-
-
-def test_relative_rewards_are_differences_within_an_episode():
-    rewards = step_rewards(use_rel_reward=True, reward_coef=4)
-    assert rewards.step([0.25, 0.0]).tolist() == [1.0, 0.0]
-    assert rewards.step([0.75, 1.0]).tolist() == [2.0, 4.0]
-    # The second environment begins an episode: without `starts`, this would be -4.
-    assert rewards.step([0.75, 0.0], starts=[False, True]).tolist() == [0.0, 0.0]
-
-
-def test_a_missing_score_never_enters_the_next_difference():
-    rewards = step_rewards(use_rel_reward=True)
-    rewards.step([0.25, 0.5])
-    missing = rewards.step([math.nan, 0.5])
-    assert math.isnan(missing[0]) and missing[1] == 0
-    assert rewards.step([0.75, math.nan])[0] == 0.5
-    assert rewards.step([0.75, 0.25], starts=[False, True]).tolist() == [0.0, 0.25]
-
-
-def test_relative_rewards_apply_the_threshold():
-    rewards = step_rewards(use_rel_reward=True, binary_reward=True)
-    assert [rewards.step([score, 0])[0] for score in (0.1, 0.6, 0.9, 0.2)] == [0, 1, 0, -1]
+@pytest.mark.parametrize(("options", "steps"), table("step_rewards"))
+def test_rewards_of_steps(options: dict, steps: list):
+    """Differences are within an episode, and a missing score never enters the next one."""
+    rewards = step_rewards(**options)
+    for scores, starts, expected in steps:
+        assert rewards.step(scores, starts=starts).tolist() == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize("arguments", [([0.5],), ([0.5, 0.5], [True])])

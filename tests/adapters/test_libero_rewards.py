@@ -25,6 +25,7 @@ from rewardfleet.wire.score import Status
 from rewardfleet.wire.video import VideoScore
 from rewardfleet_server.testing import wait_until
 
+from ..conftest import table
 from ..measure import Stopwatch
 from ..tensors import Tensor
 from .libero_envs import GatedJudge, SeeingJudge, gray, judged_by
@@ -218,7 +219,7 @@ def test_fail_on_request_error_raises_and_names_the_episode():
 
 
 def test_a_request_that_the_caller_must_correct_is_an_error_in_the_log(service, caplog):
-    """It does not end the rollout either, unless failures must."""
+    """It does not end the rollout either."""
     _, config = service
     config = {**config, "backend": "typo"}
     with LiberoRewards(config, TASKS[:1]) as rewards:
@@ -226,11 +227,6 @@ def test_a_request_that_the_caller_must_correct_is_an_error_in_the_log(service, 
     assert math.isnan(missing.reward) and isinstance(missing.error, InvalidRequest)
     (line,) = [line for line in caplog.records if "no reward" in line.message]
     assert line.levelname == "ERROR" and "typo" in line.message
-    with LiberoRewards({**config, "fail_on_request_error": True}, TASKS[:1]) as rewards:
-        record(rewards, 90)
-        rewards.finish()
-        with pytest.raises(MissingRewardError, match="environment 0, episode 0: .*typo"):
-            rewards.collect(timeout=None)
 
 
 def test_a_reset_before_the_end_discards_the_frames_and_is_reported(service):
@@ -291,10 +287,9 @@ def test_an_end_without_a_reset_is_an_error_of_the_next_episode(service):
     ("bad", "message"),
     [
         (gray(1, size=40), "frame 1: the frame is 40x40, after frames of 32x32"),
-        (np.zeros((32, 32, 4), np.uint8), r"frame 1: give an image .* uint8 \[32, 32, 4\]"),
         (None, "frame 1: give an image"),
     ],
-    ids=["size", "channels", "none"],
+    ids=["size", "none"],
 )
 def test_a_frame_that_cannot_be_used_fails_its_episode_only(service, bad, message):
     _, config = service
@@ -333,19 +328,7 @@ def test_an_unknown_suite_in_a_list_fails_its_environment_only(service, caplog):
     assert "did you mean 'libero_goal'?" in failed.detail
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"config": {}}, "reward_model.enable is False"),
-        ({"tasks": []}, "tasks: give one text per environment"),
-        ({"tasks": "open the drawer"}, "tasks: give one text per environment, not 'open"),
-        ({"orientation": "flipped"}, "orientation: .* not 'flipped'"),
-        ({"suites": ["libero_10"]}, "suites: give one, or 3"),
-        ({"suites": "libero_gaol"}, "did you mean 'libero_goal'"),
-        ({"frame_rate": 0}, "frame_rate"),
-        ({"max_pending": 0}, "max_pending"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), table("libero_arguments"))
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         LiberoRewards(**{"config": NOWHERE, "tasks": TASKS, **arguments})

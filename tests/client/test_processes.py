@@ -22,6 +22,11 @@ pytestmark = pytest.mark.slow  # starts processes
 CLIP = LONG_CLIP.read_bytes()
 
 
+@pytest.fixture
+def url(serve: Serve) -> str:
+    return str(serve(FakeJudge(0.75)).base_url)
+
+
 def test_the_calls_are_coroutine_functions_for_inspect():
     fleet = RewardFleet(video="http://127.0.0.1:1")
     for call in (fleet.video.reward, fleet.video.rewards, fleet.video.score):
@@ -30,9 +35,8 @@ def test_the_calls_are_coroutine_functions_for_inspect():
         assert inspect.iscoroutinefunction(pickle.loads(pickle.dumps(call)))
 
 
-def test_a_fleet_and_its_calls_can_be_pickled(serve: Serve):
+def test_a_fleet_and_its_calls_can_be_pickled(url: str):
     """Before first use and after it; the copy opens its own connections."""
-    url = str(serve(FakeJudge(0.75)).base_url)
     options = {"binary_reward": False, "coalesce_s": 0.001}
     fleet = pickle.loads(pickle.dumps(RewardFleet(video=[url], **options)))
 
@@ -57,8 +61,7 @@ def test_a_fleet_and_its_calls_can_be_pickled(serve: Serve):
     assert asyncio.run(closing()) == 0.75
 
 
-def test_a_blocking_fleet_and_its_calls_can_be_pickled(serve: Serve):
-    url = str(serve(FakeJudge(0.75)).base_url)
+def test_a_blocking_fleet_and_its_calls_can_be_pickled(url: str):
     with blocking.RewardFleet(video=url, binary_reward=False) as fleet:
         for _ in range(2):
             with pickle.loads(pickle.dumps(fleet)) as copied:
@@ -66,9 +69,8 @@ def test_a_blocking_fleet_and_its_calls_can_be_pickled(serve: Serve):
             assert fleet.video.reward("task", CLIP) == 0.75
 
 
-def test_copies_that_are_dropped_end_their_threads_and_connections(serve: Serve):
+def test_copies_that_are_dropped_end_their_threads_and_connections(url: str):
     """As in a pool of processes, where each task unpickles one."""
-    url = str(serve(FakeJudge(0.75)).base_url)
 
     def used() -> tuple[int, int]:
         threads = [each for each in threading.enumerate() if each.name == "rewardfleet"]
@@ -87,8 +89,8 @@ def test_copies_that_are_dropped_end_their_threads_and_connections(serve: Serve)
     wait_until(lambda: used()[0] < one[0])
 
 
-def test_a_fleet_serves_several_event_loops_one_after_another(serve: Serve):
-    fleet = RewardFleet(video=str(serve(FakeJudge(0.75)).base_url), coalesce_s=0.001)
+def test_a_fleet_serves_several_event_loops_one_after_another(url: str):
+    fleet = RewardFleet(video=url, coalesce_s=0.001)
 
     async def use() -> float:
         async with fleet:
@@ -98,8 +100,8 @@ def test_a_fleet_serves_several_event_loops_one_after_another(serve: Serve):
     assert [asyncio.run(use()) for _ in range(3)] == [0.75] * 3
 
 
-def test_event_loops_in_threads_may_share_a_fleet(serve: Serve):
-    fleet = RewardFleet(video=str(serve(FakeJudge(0.75)).base_url))
+def test_event_loops_in_threads_may_share_a_fleet(url: str):
+    fleet = RewardFleet(video=url)
     together = threading.Barrier(4)
 
     async def use() -> list[float]:
@@ -113,8 +115,7 @@ def test_event_loops_in_threads_may_share_a_fleet(serve: Serve):
             assert scores == [0.75] * 5
 
 
-def test_threads_may_share_a_blocking_fleet(serve: Serve):
-    url = str(serve(FakeJudge(0.75)).base_url)
+def test_threads_may_share_a_blocking_fleet(url: str):
     together = threading.Barrier(8)
 
     def use(fleet: blocking.RewardFleet) -> float:
@@ -153,8 +154,7 @@ print(*[asyncio.run(use()) for _ in range(5)], len(fleet.video._transport._conne
 """
 
 
-def test_event_loops_that_end_without_aclose_leak_nothing(serve: Serve):
-    url = str(serve(FakeJudge(0.75)).base_url)
+def test_event_loops_that_end_without_aclose_leak_nothing(url: str):
     assert run(LOOPS, url, str(LONG_CLIP)).split() == ["0.75"] * 5 + ["1"]
 
 
@@ -200,8 +200,7 @@ print("all")
 """
 
 
-def test_forked_workers_can_use_the_fleet_of_their_parent(serve: Serve):
-    url = str(serve(FakeJudge(0.75)).base_url)
+def test_forked_workers_can_use_the_fleet_of_their_parent(url: str):
     for state in ("used", "fresh"):
         assert run(FORKED, url, str(LONG_CLIP), state) == "all\n"
 
@@ -237,6 +236,5 @@ print("all")
 """
 
 
-def test_a_fork_inside_an_event_loop_affects_neither_process(serve: Serve):
-    url = str(serve(FakeJudge(0.75)).base_url)
+def test_a_fork_inside_an_event_loop_affects_neither_process(url: str):
     assert run(FORKED_ASYNC, url, str(LONG_CLIP)) == "all\n"

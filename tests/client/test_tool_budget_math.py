@@ -134,19 +134,13 @@ def test_the_integral_does_not_grow_while_the_other_terms_saturate_the_multiplie
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: options_of(budget=-1.0), "budget"),
         (lambda: options_of(eta=float("nan")), "eta"),
-        (lambda: options_of(max_lambda=0.0), "max_lambda"),
-        (lambda: options_of(kp=-1.0), "kp"),
         (lambda: options_of(kd=float("inf")), "kd"),
-        (lambda: options_of(error_smoothing=1.0), "error_smoothing"),
-        (lambda: options_of(cost_smoothing=-0.1), "cost_smoothing"),
-        (lambda: options_of(derivative_delay=0), "derivative_delay"),
-        (lambda: BudgetOptions(initial_lambda=-1.0), "initial_lambda"),
         (lambda: update(PID, first_state(), float("nan")), "mean_cost"),
     ],
 )
-def test_a_value_out_of_range_is_named(call, message: str):
+def test_a_value_that_is_not_finite_is_named(call, message: str):
+    """Others that are out of range are tried in tests/server/tools/test_budgets.py."""
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -163,22 +157,17 @@ def one_group(task, cost, multiplier: float, method: Method):
     return advantages(task, cost, np.zeros(len(task)), multiplier, method=method, correct=correct)
 
 
-@pytest.mark.parametrize("multiplier", [0.01, 0.1, 1.0, 3.0])
-def test_with_std_the_multiplier_has_no_effect_where_all_are_correct(multiplier: float):
-    """The figures of a sample standard deviation, as in the GRPO of verl and TRL."""
-    result = one_group(*ALL_CORRECT, multiplier, "std")
-    assert result == pytest.approx([1.162, 0.387, -0.387, -1.162], abs=1e-3)
-
-
 @pytest.mark.parametrize(
     ("method", "scale"),
     [
+        ("std", lambda multiplier: 1.1619 * (multiplier > 0)),
         ("mean", lambda multiplier: multiplier * 1.5),
         ("separate", lambda multiplier: multiplier / (1 + multiplier) * 1.1619),
         ("gated", lambda multiplier: multiplier / (1 + multiplier) * 1.1619),
     ],
 )
-def test_with_other_methods_it_has_an_effect(method: Method, scale):
+def test_with_std_alone_the_multiplier_has_no_effect_where_all_are_correct(method: Method, scale):
+    """The figures are of a sample standard deviation, as in the GRPO of verl and TRL."""
     for multiplier in (0.0, 0.01, 0.1, 1.0, 3.0):
         result = one_group(*ALL_CORRECT, multiplier, method)
         expected = scale(multiplier) * np.array([1, 1 / 3, -1 / 3, -1])
@@ -242,23 +231,8 @@ def test_gated_keeps_the_sign_of_every_advantage_in_a_group_with_wrong_answers(r
 
 
 @pytest.mark.slow
-@given(BATCH, st.floats(0, 10), st.sampled_from(METHODS), st.randoms(use_true_random=False))
-def test_the_order_of_answers_and_the_names_of_groups_do_not_matter(
-    rows, multiplier, method, random
-):
-    task, cost, groups = columns(rows)
-    order = random.sample(range(len(rows)), len(rows))
-    numbers = np.unique(groups, return_inverse=True)[1] + 5
-    there = advantages(task, cost, groups, multiplier, method=method, correct=task > 0)
-    here = advantages(
-        task[order], cost[order], numbers[order], multiplier, method=method, correct=task[order] > 0
-    )
-    assert here == pytest.approx(there[order], abs=1e-9)
-
-
-@pytest.mark.slow
 @given(BATCH, st.floats(0, 10), st.sampled_from(METHODS))
-def test_each_group_is_computed_alone_and_without_the_offset_of_its_values(
+def test_each_group_is_computed_alone_in_any_order_and_without_the_offset_of_its_values(
     rows, multiplier, method
 ):
     task, cost, groups = columns(rows)
@@ -266,14 +240,14 @@ def test_each_group_is_computed_alone_and_without_the_offset_of_its_values(
     for group in np.unique(groups):
         is_in = groups == group
         alone = advantages(
-            task[is_in] + 7,
-            cost[is_in] + 3,
-            groups[is_in],
+            task[is_in][::-1] + 7,
+            cost[is_in][::-1] + 3,
+            [5] * is_in.sum(),
             multiplier,
             method=method,
-            correct=task[is_in] > 0,
+            correct=task[is_in][::-1] > 0,
         )
-        assert result[is_in] == pytest.approx(alone, abs=1e-6)
+        assert result[is_in][::-1] == pytest.approx(alone, abs=1e-6)
         assert method == "gated" or alone.mean() == pytest.approx(0, abs=1e-9)
 
 
@@ -284,12 +258,8 @@ def test_separate_does_not_depend_on_the_units(rows, multiplier, scale):
     result = advantages(task, cost, groups, multiplier)
     other_units = advantages(task * scale, cost / scale, groups, multiplier)
     assert other_units == pytest.approx(result, abs=2e-3), "up to the 1e-6 beside the std"
-    assert (advantages(task, cost, groups, 0.0) == one_by_one(task, groups)).all()
-
-
-def one_by_one(task, groups):
-    zeros = np.zeros_like(task)
-    return advantages(task, zeros, groups, 0.0, method="std")
+    of_task = advantages(task, np.zeros_like(task), groups, 0.0, method="std")
+    assert (advantages(task, cost, groups, 0.0) == of_task).all()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -297,6 +267,7 @@ def test_equal_values_have_an_advantage_of_exactly_zero(method: Method):
     """Also where the mean differs from them by rounding."""
     result = one_group([1e9 + 0.1] * 3, [0.1] * 3, 0.7, method)
     assert result.tolist() == [0, 0, 0]
+    assert one_group([], [], 1.0, method).shape == (0,)
 
 
 @pytest.mark.slow
@@ -323,11 +294,6 @@ def test_an_answer_without_a_score_does_not_count_in_its_group(method: Method, s
         else:
             assert np.isnan(result[left]).all()
     assert np.isnan(result[~has]).all()
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_no_answers_have_no_advantages(method: Method):
-    assert advantages([], [], [], 1.0, method=method, correct=np.zeros(0, bool)).shape == (0,)
 
 
 @pytest.mark.parametrize("line", (DATA / "client" / "advantages.jsonl").read_text().splitlines())

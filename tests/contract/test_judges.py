@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from fastapi import FastAPI
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.testing import FakeJudge, serving
@@ -20,19 +19,9 @@ from rewardfleet_server.video.references.library import SHIPPED, load_library
 from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import LONG_CLIP
+from ..server.video.test_openai import Endpoint
 
 TASK = "put both the alphabet soup and the tomato sauce in the basket"
-
-
-def endpoint() -> FastAPI:
-    app = FastAPI()
-
-    @app.post("/v1/chat/completions")
-    async def complete() -> dict[str, object]:
-        message = {"role": "assistant", "content": "85"}
-        return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
-
-    return app
 
 
 @contextmanager
@@ -51,7 +40,7 @@ def reference_judge() -> Iterator[ClipJudge]:
 
 @contextmanager
 def openai_judge() -> Iterator[ClipJudge]:
-    with serving(endpoint()) as url:
+    with serving(Endpoint().app) as url:
         yield find_judge("openai", VideoSettings(openai_url=f"{url}/v1", openai_model="m"))
 
 

@@ -74,11 +74,26 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.fixture
+def score(tools: str, tmp_path: Path) -> Callable[..., tuple[int, list[dict[str, Any]]]]:
+    """Return the function that scores a table, or rows; it returns the status and the records."""
+
+    def score(
+        table: Path | list[Any], *options: str, service: str = "tools", url: str = tools
+    ) -> tuple[int, list[dict[str, Any]]]:
+        path = table if isinstance(table, Path) else write_rows(tmp_path / "rows.jsonl", table)
+        out = tmp_path / "out"
+        status = main(["score", service, str(path), "--url", url, "-o", str(out), *options])
+        return status, records(out)
+
+    return score
+
+
 # Inputs
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet", "saved"])
-def test_tables_are_scored_in_order(tools: str, tmp_path: Path, name: str):
+def test_tables_are_scored_in_order(score, tmp_path: Path, name: str):
     path, table = tmp_path / name, pa.Table.from_pylist(rows(20))
     if name == "saved":  # by `datasets`
         path.mkdir()
@@ -94,60 +109,42 @@ def test_tables_are_scored_in_order(tools: str, tmp_path: Path, name: str):
             writer.writerows(rows(20))
     else:
         write_rows(path, rows(20))
-    out = tmp_path / "out"
-    assert (
-        main(["score", "tools", str(path), "--url", tools, "-o", str(out), "--id-column=id"]) == 0
-    )
-    found = records(out)
-    assert [each["row"] for each in found] == list(range(20))
+    status, found = score(path, "--id-column=id")
+    assert status == 0 and [each["row"] for each in found] == list(range(20))
     assert [each["uid"] for each in found] == [f"r{i}" for i in range(20)]
     assert {each["status"] for each in found} == {"ok"}
     assert len({each["id"] for each in found}) == 20
 
 
-def test_bad_rows_are_named_and_the_others_are_scored(
-    tools: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_bad_rows_are_named_and_the_others_are_scored(score, capsys: pytest.CaptureFixture[str]):
     good = rows(1)[0]
-    path = write_rows(
-        tmp_path / "rows.jsonl",
-        [good, "{broken", "[1]", {"id": "a", "ground_truth": TRUTH}, {**good, "id": "b"},
-         {**good, "response": 5, "id": "c"}, good],
-    )  # fmt: skip
-    out = tmp_path / "out"
-    options = ["--url", tools, "-o", str(out), "--id-column", "id", "--format", "jsonl"]
-    assert main(["score", "tools", str(path), *options]) == 1
-    found = records(out)
+    lines = [good, "{broken", "[1]", {"id": "a", "ground_truth": TRUTH}, {**good, "id": "b"},
+             {**good, "response": 5, "id": "c"}, good]  # fmt: skip
+    status, found = score(lines, "--id-column", "id", "--format", "jsonl")
+    assert status == 1
     assert [each["error_kind"] for each in found] == [
         None, "invalid", "invalid", "invalid", None, "invalid", "invalid"
     ]  # fmt: skip
     details = [each["error_detail"] for each in found]
-    for row, words in {
-        1: "not JSON",
-        2: "JSON object",
-        3: "--completion-column",
-        6: "twice",
-    }.items():
-        assert words in details[row]
-    assert [each["place"] for each in found][1] == f"{path}:2"
-    assert f"{path}:2" in capsys.readouterr().err
+    reasons = {1: "not JSON", 2: "JSON object", 3: "--completion-column", 6: "twice"}
+    assert all(words in details[row] for row, words in reasons.items())
+    assert found[1]["place"].endswith("/rows.jsonl:2")
+    assert found[1]["place"] in capsys.readouterr().err
 
 
-def test_what_a_policy_wrote_is_judged_also_if_it_is_nothing(tools: str, tmp_path: Path):
+def test_what_a_policy_wrote_is_judged_also_if_it_is_nothing(score):
     lines = [{"response": text, "ground_truth": TRUTH} for text in (None, "", "\ud800", "[1, 2]")]
-    path, out = write_rows(tmp_path / "rows.jsonl", lines), tmp_path / "out"
-    assert main(["score", "tools", str(path), "--url", tools, "-o", str(out)]) == 0
-    assert {(each["status"], each["score"]) for each in records(out)} == {("ok", -3.0)}
+    status, found = score(lines)
+    assert status == 0
+    assert {(each["status"], each["score"]) for each in found} == {("ok", -3.0)}
 
 
-def test_native_calls_and_tools_of_a_row_are_read(tools: str, tmp_path: Path):
+def test_native_calls_and_tools_of_a_row_are_read(score):
     call = {"type": "function", "function": {"name": "search", "arguments": {"q": "a"}}}
     message = {"role": "assistant", "content": "<think>x</think>", "tool_calls": [call]}
     row = {"response": [message], "ground_truth": {"ground_truth": TRUTH},
            "tools": [{"type": "function", "function": {"name": "search"}}]}  # fmt: skip
-    path, out = write_rows(tmp_path / "rows.jsonl", [row]), tmp_path / "out"
-    assert main(["score", "tools", str(path), "--url", tools, "-o", str(out)]) == 0
-    assert records(out)[0]["score"] == 4.0
+    assert score([row])[1][0]["score"] == 4.0
 
 
 def test_nothing_that_a_policy_wrote_reaches_a_terminal_as_a_control_character(
@@ -163,31 +160,26 @@ def test_nothing_that_a_policy_wrote_reaches_a_terminal_as_a_control_character(
             assert all(each.isprintable() or each == "\n" for each in text)
 
 
-def test_several_completions_of_a_row_are_items_of_their_own(tools: str, tmp_path: Path):
+def test_several_completions_of_a_row_are_items_of_their_own(score):
     messages = [{"role": "assistant", "content": TRUTH}]
     lines = [
         {"answers": [TRUTH, "nothing"], "truth": TRUTH},
         {"answers": [messages, messages], "truth": TRUTH},
         {"answers": messages, "truth": TRUTH},
     ]
-    path, out = write_rows(tmp_path / "rows.jsonl", lines), tmp_path / "out"
-    columns = ["--completion-column", "answers", "--tests-column", "truth"]
-    assert main(["score", "tools", str(path), "--url", tools, "-o", str(out), *columns]) == 0
-    found = records(out)
+    _, found = score(lines, "--completion-column", "answers", "--tests-column", "truth")
     assert [each["completion"] for each in found] == [0, 1, 0, 1, None]
     assert [each["score"] == found[0]["score"] for each in found] == [1, 0, 1, 1, 1]
 
 
-def test_groups_of_episodes_stay_together(tmp_path: Path):
+def test_groups_of_episodes_stay_together(score):
     lines = [
         {"uid": f"e{i}", "group": f"g{i // 4}", "kind": "success", "success": i % 4 == 0}
         for i in range(40)
     ]
-    path, out = write_rows(tmp_path / "rows.jsonl", lines), tmp_path / "out"
     with serving(create_episode_app(EpisodeSettings())) as url:
-        options = ["--set", "normalize=group_mean"]
-        assert main(["score", "episode", str(path), "--url", url, "-o", str(out), *options]) == 0
-    scores = [each["score"] for each in records(out)]
+        _, found = score(lines, "--set", "normalize=group_mean", service="episode", url=url)
+    scores = [each["score"] for each in found]
     assert scores == pytest.approx(scores[:4] * 10) and scores[0] > 0 > scores[1]
 
 
@@ -244,20 +236,22 @@ def test_a_file_that_is_no_table_is_named(
     assert words in error and str(path) in error
 
 
-def test_a_row_of_csv_that_is_not_utf8_does_not_end_the_table(tools: str, tmp_path: Path):
-    path, out = tmp_path / "rows.csv", tmp_path / "out"
+def test_a_row_of_csv_that_is_not_utf8_does_not_end_the_table(score, tmp_path: Path):
+    path = tmp_path / "rows.csv"
     path.write_bytes(
         b"response,ground_truth\na,<think>x</think>\n\xe9,<think>\nb,<think>x</think>\n"
     )
-    assert main(["score", "tools", str(path), "--url", tools, "-o", str(out)]) == 1
-    assert [each["error_detail"] for each in records(out)] == [None, "not UTF-8", None]
+    status, found = score(path)
+    assert status == 1
+    assert [each["error_detail"] for each in found] == [None, "not UTF-8", None]
 
 
 # What is already scored
 
 
-def test_a_killed_command_goes_on_and_scores_nothing_twice(tmp_path: Path):
-    """It is killed while requests are answered; each item is computed once but those in flight."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C"])
+def test_a_command_that_is_ended_goes_on_and_scores_nothing_twice(tmp_path: Path, number: int):
+    """It ends while requests are answered; each item is computed once but those in flight."""
     judged: list[str] = []
     release = threading.Event()
 
@@ -275,11 +269,14 @@ def test_a_killed_command_goes_on_and_scores_nothing_twice(tmp_path: Path):
     path, out = write_rows(tmp_path / "rows.jsonl", lines), tmp_path / "out"
     with served(Judge()) as client:
         arguments = ["score", "video", str(path), "--url", str(client.base_url), "-o", str(out)]
-        started = subprocess.Popen([*COMMAND, *arguments])
+        started = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True)
         journal = out / "journal.jsonl"
         wait_until(lambda: len(judged) > 30 and journal.exists() and journal.stat().st_size)
-        started.kill()
-        started.wait()
+        started.send_signal(number)
+        _, errors = started.communicate()
+        if number == signal.SIGINT:
+            assert (started.returncode, "Traceback" in errors) == (130, False)
+            assert "goes on" in errors
         with (out / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the process that keeps the scores has ended
         complete, _, _ = journal.read_text().rpartition("\n")  # its last line may be cut off
@@ -294,31 +291,8 @@ def test_a_killed_command_goes_on_and_scores_nothing_twice(tmp_path: Path):
     assert not journal.exists()
 
 
-def test_ctrl_c_ends_it_without_a_traceback_and_keeps_what_is_scored(tmp_path: Path):
-    judged: list[str] = []
-
-    class Judge(FakeJudge):
-        async def judge(self, task, clip, options):
-            judged.append(task)
-            if len(judged) > 4:
-                await asyncio.Event().wait()
-            return await super().judge(task, clip, options)
-
-    lines = [{"task_text": f"t{i}", "frames_base64": [image_base64()]} for i in range(20)]
-    path, out = write_rows(tmp_path / "rows.jsonl", lines), tmp_path / "out"
-    with served(Judge()) as client:
-        arguments = ["score", "video", str(path), "--url", str(client.base_url), "-o", str(out)]
-        started = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True)
-        journal = out / "journal.jsonl"
-        wait_until(lambda: len(judged) > 4 and journal.exists() and journal.stat().st_size)
-        started.send_signal(signal.SIGINT)
-        _, errors = started.communicate()
-    assert started.returncode == 130
-    assert "Traceback" not in errors and "goes on" in errors
-
-
 def test_failed_items_are_scored_again_in_their_places(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(scoring, "PART_ROWS", 4)
     judged: list[str] = []
@@ -333,20 +307,18 @@ def test_failed_items_are_scored_again_in_their_places(
             return await super().judge(task, clip, options)
 
     lines = [{"task_text": f"{i}", "frames_base64": [image_base64()]} for i in range(10)]
-    path, out = write_rows(tmp_path / "rows.jsonl", lines), tmp_path / "out"
-    judge = Judge()
+    path, judge = write_rows(tmp_path / "rows.jsonl", lines), Judge()
     with served(judge) as client:
-        arguments = ["score", "video", str(path), "--url", str(client.base_url), "-o", str(out)]
-        assert main(arguments) == 1
-        failed = [each["row"] for each in records(out) if each["status"] == "error"]
-        assert failed == [0, 3, 6, 9]
+        given = {"service": "video", "url": str(client.base_url)}
+        status, found = score(path, **given)
+        failed = [each["row"] for each in found if each["status"] == "error"]
+        assert (status, failed) == (1, [0, 3, 6, 9])
         before = len(judged)
-        assert main(arguments) == 1, "without the option, nothing is scored again"
+        assert score(path, **given)[0] == 1, "without the option, nothing is scored again"
         assert len(judged) == before
         judge.is_broken = False
-        assert main([*arguments, "--retry-failed"]) == 0
-    assert sorted(judged[before:]) == ["0", "3", "6", "9"]
-    found = records(out)
+        status, found = score(path, "--retry-failed", **given)
+    assert status == 0 and sorted(judged[before:]) == ["0", "3", "6", "9"]
     assert [each["row"] for each in found] == list(range(10))
     assert {each["status"] for each in found} == {"ok"}
 
