@@ -18,11 +18,13 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PASSED = ROOT / ".gates.jsonl"
@@ -50,51 +52,17 @@ class Gate:
     as_root: bool = False
 
 
-#: What the code service's jails need, and a Redis server. `make install` installs both as root.
-_SERVERS = ("bwrap", "redis-server")
+_TABLE = tomllib.loads((ROOT / "tests" / "data" / "gates.toml").read_text())
 
-#: Environments of the gates in `LANES`, installed beside `QUICK`: that mostly waits for downloads.
-ENVIRONMENTS = Gate("install-ray install-trainers install-clients install-engines", 1800)
-QUICK = [
-    Gate("check", 900),
-    Gate("demo", 600, ("bwrap",)),
-    Gate("test-k8s", 600, ("apt-get",)),
-]
-ALONE = [
-    Gate("test", 3600, _SERVERS),
-    Gate("test-chaos SLICE=1", 900, _SERVERS),
-]
-#: What runs beside each other, as each of them mostly uses one core. One lane runs apt-get.
-LANES = [
-    [
-        Gate("test-interpreters SLICE=1", 900, _SERVERS),
-        Gate("test-engines SLICE=1", 900),
-    ],
-    [
-        Gate("test-browser", 900, ("apt-get",), as_root=True),
-        Gate("test-deploy SLICE=1", 900, ("apt-get",), as_root=True),
-        Gate("test-trainers SLICE=1", 900),
-        Gate("test-ray SLICE=1", 900, _SERVERS),
-    ],
-]
+
+def _gates(rows: list[dict[str, Any]]) -> list[Gate]:
+    return [Gate(**each | {"tools": tuple(each.get("tools", ()))}) for each in rows]
+
+
+[ENVIRONMENTS] = _gates(_TABLE["environments"])
+QUICK, ALONE, ALL = (_gates(_TABLE[name]) for name in ("quick", "alone", "all"))
+LANES = [*map(_gates, _TABLE["lanes"])]
 CI = [*QUICK, *ALONE, *(gate for lane in LANES for gate in lane)]
-ALL = [
-    Gate("check", 1800),
-    Gate("demo", 1800, ("bwrap",)),
-    Gate("test-k8s", 1800, ("apt-get",)),
-    Gate("test", 7200, _SERVERS),
-    Gate("test-full", 7200, _SERVERS),
-    Gate("test-interpreters", 14400, _SERVERS),
-    Gate("release", 7200),
-    Gate("test-ray", 3600, _SERVERS),
-    Gate("test-trainers", 7200),
-    Gate("test-engines", 7200),
-    Gate("test-browser", 1800, ("apt-get",), as_root=True),
-    Gate("test-viewers", 1800, ("apt-get",), as_root=True),
-    Gate("test-deploy", 3600, ("apt-get",), as_root=True),
-    Gate("chaos", 7200, _SERVERS),
-    Gate("fuzz-normal-form", 1800),
-]
 
 
 @dataclass(frozen=True)

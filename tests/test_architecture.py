@@ -1,6 +1,7 @@
 """The architecture: what imports what, and where dangerous things may be done."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -49,26 +50,8 @@ TRAINERS = {"torch", "verl"}
 GYMNASIUM_WRAPPER = CLIENT / "adapters" / "libero" / "wrapper.py"
 #: Optional libraries that a file of the client imports inside its functions.
 LAZY = {
-    CLIENT / "adapters" / "ctrl" / "progress.py": {"tqdm"},
-    CLIENT / "adapters" / "nemo_rl.py": TRAINERS,
-    CLIENT / "adapters" / "openrlhf.py": TRAINERS,
-    CLIENT / "adapters" / "verl.py": TRAINERS,
-    CLIENT / "adapters" / "verl_agent.py": TRAINERS,
-    CLIENT / "adapters" / "simplevla.py": TRAINERS,
-    CLIENT / "bulk" / "arrow.py": {"pyarrow"},
-    CLIENT / "episodes" / "clustering.py": {"dtaidistance"},
-    CLIENT / "evaluation" / "fitting.py": {"scipy", "sklearn"},
-    CLIENT / "evaluation" / "frames.py": {"av", "PIL"},
-    CLIENT / "evaluation" / "metrics.py": {"scipy", "sklearn"},
-    CLIENT / "evaluation" / "page.py": {"jinja2", "markupsafe", "matplotlib"},
-    CLIENT / "score_log" / "inspect_logs.py": {"inspect_ai"},
-    CLIENT / "commands" / "report.py": {"duckdb"},
-    CLIENT / "sample_tables" / "sample.py": {"PIL"},
-    CLIENT / "score_log" / "reading.py": {"duckdb"},
-    CLIENT / "score_log" / "replaying.py": {"duckdb"},
-    CLIENT / "score_log" / "strip.py": {"simplejpeg"},
-    CLIENT / "tool_use" / "correctness.py": {"scipy"},
-    CLIENT / "http" / "tracing.py": {"opentelemetry"},
+    CLIENT / path: set(libraries)
+    for path, libraries in json.loads((ROOT / "tests/data/lazy_imports.json").read_text()).items()
 }
 WEB_FRAMEWORKS = {"starlette", "fastapi"}
 

@@ -199,8 +199,9 @@ async def test_cancelled_calls_end_before_the_connections_are_closed(monkeypatch
 async def test_an_outage_is_a_failure_and_not_a_reward(dead_url: str):
     with pytest.raises((Unavailable, DeadlineExceeded)):
         await reward_fn(dead_url, timeout_s=0.5).get_reward_all([CRITIQUE] * 2, [SUM] * 2, ROWS[:2])
-    fn = reward_fn(dead_url, timeout_s=0.5, on_failure=-1.0)
-    assert await fn.get_reward_all([CRITIQUE] * 2, [SUM] * 2, ROWS[:2]) == [-1.0, -1.0]
+    fn = reward_fn(dead_url, timeout_s=0.5, on_failure=math.nan)
+    assert all(map(math.isnan, await fn.get_reward_all([CRITIQUE] * 2, [SUM] * 2, ROWS[:2])))
+    assert fn.metrics == {"reward/failed": 1, "reward/abstained": 0, "reward/cached": 0}
 
 
 def test_lists_of_different_lengths_are_refused_at_once():

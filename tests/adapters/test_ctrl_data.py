@@ -36,7 +36,7 @@ from rewardfleet.wire.code import CodeScore
 from rewardfleet_server.testing import serving
 
 from ..conftest import table
-from .conftest import ECHO, SUM, TESTS
+from .conftest import ECHO, SUM
 from .standin import CharTokenizer, batch_of
 from .test_ctrl import CRITIQUE
 
@@ -135,14 +135,6 @@ async def test_tests_that_ctrl_runs_as_one_program_score_1_or_0(tmp_path, code_u
     assert await reward_fn.get_reward_all([CRITIQUE], [ECHO], samples) == [0]
 
 
-def test_metrics_of_an_outage_are_finite(dead_url):
-    fleet = RewardFleet(code=dead_url, timeout_s=0.2, on_failure=math.nan)
-    rows = [{"id": 1, "problem": "", "solution": ECHO, "tests": TESTS}]
-    fn = CritiqueReward(fleet, rows, CharTokenizer())
-    assert math.isnan(asyncio.run(fn.get_reward_all([CRITIQUE], [ECHO], rows))[0])
-    assert fn.metrics == {"reward/failed": 1, "reward/abstained": 0, "reward/cached": 0}
-
-
 def test_rows_of_a_data_frame_work_too(code_url):
     """`DataFrame.to_dict("records")` has arrays, and NaN for missing numbers."""
     row = {
@@ -169,14 +161,7 @@ def test_progress_is_shown_if_tqdm_is_installed(code_url, monkeypatch):
             shown.append("end")
 
     monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=Bar))
-    rows = [
-        {
-            "id": 1,
-            "problem": "",
-            "solution": ECHO,
-            "tests": {"kind": "stdio", "cases": [{"stdout": "1"}]},
-        }
-    ]
+    rows = [{"id": 1, "problem": "", "solution": ECHO, "tests": {"inputs": [""], "outputs": ["1"]}}]
     fn = CritiqueReward(RewardFleet(code=code_url), rows, CharTokenizer(), progress=True)
     assert asyncio.run(fn.get_reward_all([CRITIQUE] * 2, ["print(1)"] * 2, rows * 2)) == [1.0, 1.0]
     assert shown == [("Generating rewards", 2), "step", "step", "end"]

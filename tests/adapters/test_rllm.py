@@ -83,16 +83,6 @@ def test_the_answer_is_found_where_rllm_looks_for_it(rllm, code_url: str):
     assert [reward.evaluate(TASK, each).reward for each in (nothing, episode())] == [0.0] * 2
 
 
-def test_it_is_the_reward_function_of_a_workflow(rllm, code_url: str):
-    reward = evaluator("code", code_url)
-    for action in (SUM, SimpleNamespace(action=SUM)):
-        output = reward(TASK.metadata, action)
-        assert isinstance(output, RewardOutput)
-        assert (output.reward, output.is_correct) == (1.0, True)
-        assert output.metadata["reward/failed"] == 0.0
-        assert output.metadata["reward/pass_rate"] == 1.0
-
-
 @pytest.mark.slow
 def test_a_failure_that_is_replaced_is_marked(rllm, dead_url: str):
     replaced = evaluator("code", dead_url, timeout_s=0.3, on_failure=0.25)

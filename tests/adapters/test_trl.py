@@ -11,7 +11,7 @@ from importlib import metadata
 import numpy as np
 import pytest
 
-from rewardfleet import InvalidRequest, RewardFleet, SampleTables
+from rewardfleet import InvalidRequest, SampleTables
 from rewardfleet.adapters.trl import reward_function
 from rewardfleet.wire.causes import CodeCause
 from rewardfleet_server.testing import FakeJudge
@@ -19,13 +19,16 @@ from rewardfleet_server.tools.app import create_app as create_tools_app
 from rewardfleet_server.tools.settings import ToolsSettings
 
 from ..conftest import client_of
+from ..third_party.trainers import random_trainer
 from ..viewers.wandb_file import history_of, rows_of
 from .conftest import ECHO, SUM, TESTS, UNREACHABLE
+
+pytestmark = pytest.mark.usefixtures("closes")
 
 NO_CAUSES = {f"reward/cause/{each}": 0.0 for each in CodeCause}
 
 
-def call(function, completions: list, **columns: object) -> list[float]:
+async def call(function, completions: list, **columns: object) -> list[float]:
     """Call a reward function as TRL 1.16 does: by keyword, with columns and its own arguments."""
     given = {
         "prompts": ["Add."] * len(completions),
@@ -36,24 +39,8 @@ def call(function, completions: list, **columns: object) -> list[float]:
         "log_metric": print,
         **columns,
     }
-    if inspect.iscoroutinefunction(function):
-        return asyncio.run(awaited(function, given))
-    try:
-        return function(**given)
-    finally:
-        function._loop.close(fleet_of(function).aclose())
-
-
-async def awaited(function, given: dict[str, object]) -> list[float]:
-    """Close the connections of this event loop, which ends here; that of TRL goes on."""
-    try:
-        return await function(**given)
-    finally:
-        await fleet_of(function).aclose()
-
-
-def fleet_of(function) -> RewardFleet:
-    return getattr(function, "_function", function).keywords["scorer"]._fleet
+    rewards = function(**given)
+    return await rewards if inspect.iscoroutinefunction(function) else rewards
 
 
 @pytest.fixture(params=[True, False], ids=["async", "sync"])
@@ -61,27 +48,28 @@ def reward(request: pytest.FixtureRequest, code_url: str):
     return reward_function("code", code_url, is_async=request.param)
 
 
-def test_completions_are_scored_by_the_tests_of_their_rows(reward):
+async def test_completions_are_scored_by_the_tests_of_their_rows(reward):
     chat = [{"role": "assistant", "content": SUM}]
     tests = [TESTS, json.dumps(TESTS), TESTS]
-    assert call(reward, [SUM, ECHO, chat], tests=tests) == [1.0, 0.5, 1.0]
+    assert await call(reward, [SUM, ECHO, chat], tests=tests) == [1.0, 0.5, 1.0]
 
 
 @pytest.mark.parametrize("encode", [dict, json.dumps])
-def test_fields_beside_the_tests_of_a_row_are_fields_of_the_request(encode, code_url: str):
+async def test_fields_beside_the_tests_of_a_row_are_fields_of_the_request(encode, code_url: str):
     truth = {"tests": {**TESTS, "cases": [*TESTS["cases"], {"stdin": "1 2", "stdout": "4"}]}}
     reward = reward_function("code", code_url)
     given = [encode(truth), encode({**truth, "mode": "all_pass"})]
-    rates = call(reward, [SUM, SUM], tests=given)
+    rates = await call(reward, [SUM, SUM], tests=given)
     assert 0 < rates[0] < 1 and rates[1] == 0
 
 
-def test_a_missing_reward_is_nan_or_raised(dead_url: str):
-    rewards = call(reward_function("code", dead_url, timeout_s=0.3), [SUM, SUM], tests=[TESTS] * 2)
+async def test_a_missing_reward_is_nan_or_raised(dead_url: str):
+    missing = reward_function("code", dead_url, timeout_s=0.3)
+    rewards = await call(missing, [SUM, SUM], tests=[TESTS] * 2)
     assert all(map(math.isnan, rewards)) and len(rewards) == 2
     raising = reward_function("code", dead_url, timeout_s=0.3, on_failure="raise")
     with pytest.raises(UNREACHABLE):
-        call(raising, [SUM], tests=[TESTS])
+        await call(raising, [SUM], tests=[TESTS])
 
 
 @pytest.mark.parametrize(("version", "works"), [("1.5.2", False), ("1.6.0", True), ("2.0", True)])
@@ -93,13 +81,13 @@ def test_nan_is_refused_where_trl_counts_it_as_0(version: str, works: bool, monk
         reward_function("code", url)
 
 
-def test_metrics_of_a_batch_are_logged_and_have_the_same_names(
+async def test_metrics_of_a_batch_are_logged_and_have_the_same_names(
     code_url: str, dead_url: str, monkeypatch
 ):
     monkeypatch.setattr(metadata, "version", {"trl": "1.16.0"}.__getitem__)
     logged: dict[str, float] = {}
     given = {"tests": [TESTS] * 4, "log_metric": logged.__setitem__}
-    call(reward_function("code", code_url), [SUM, ECHO, "", "pass"], **given)
+    await call(reward_function("code", code_url), [SUM, ECHO, "", "pass"], **given)
     cached = logged.pop("reward/cached")
     assert 0 <= cached <= 1
     assert logged == {
@@ -108,56 +96,58 @@ def test_metrics_of_a_batch_are_logged_and_have_the_same_names(
         **NO_CAUSES, "reward/cause/wrong_answer": 0.5, "reward/cause/no_code_block": 0.25,
     }  # fmt: skip
     logged.clear()
-    call(reward_function("code", dead_url, timeout_s=0.3), [SUM] * 4, **given)
+    await call(reward_function("code", dead_url, timeout_s=0.3), [SUM] * 4, **given)
     shares = {"reward/failed": 1.0, "reward/abstained": 0.0, "reward/cached": 0.0}
     assert logged == shares | NO_CAUSES
     # Before, each process must log all names.
     monkeypatch.setattr(metadata, "version", {"trl": "1.15.0"}.__getitem__)
-    call(reward_function("code", dead_url, timeout_s=0.3), [SUM] * 4, **given)
+    await call(reward_function("code", dead_url, timeout_s=0.3), [SUM] * 4, **given)
     missing = {name for name, value in logged.items() if math.isnan(value)}
     assert missing == {f"reward/p{percent}" for percent in (0, 25, 50, 75, 100)}
-    call(reward_function("code", code_url), [SUM] * 4, **given)
+    await call(reward_function("code", code_url), [SUM] * 4, **given)
     assert logged["reward/p100"] == 1.0 and not any(map(math.isnan, logged.values()))
 
 
-def test_what_the_caller_wrote_can_be_invalid(reward):
+async def test_what_the_caller_wrote_can_be_invalid(reward):
     with pytest.raises(
         InvalidRequest, match=r"no column 'tests'; it has: .*completion_ids, .*test"
     ):
-        call(reward, [SUM], test=[TESTS])
+        await call(reward, [SUM], test=[TESTS])
     with pytest.raises(InvalidRequest, match="stdout"):
-        call(reward, [SUM], tests=[{"kind": "stdio", "cases": [{}]}])
+        await call(reward, [SUM], tests=[{"kind": "stdio", "cases": [{}]}])
     with pytest.raises(InvalidRequest, match="2 values for 1 completions"):
-        call(reward, [SUM], tests=[TESTS] * 2)
+        await call(reward, [SUM], tests=[TESTS] * 2)
 
 
-def test_a_function_has_a_name_and_can_be_pickled(reward):
+async def test_a_function_has_a_name_and_can_be_pickled(reward):
     assert reward.__name__ == "code_reward"
     again = pickle.loads(pickle.dumps(reward))
     assert again.__name__ == "code_reward"
-    assert call(again, [ECHO], tests=[TESTS]) == [0.5]
+    assert await call(again, [ECHO], tests=[TESTS]) == [0.5]
 
 
-def test_clips_are_scored_whatever_the_completion_says(serve):
+async def test_clips_are_scored_whatever_the_completion_says(serve):
     service = serve(FakeJudge())
     reward = reward_function("video", str(service.base_url), binary_reward=False)
     clip = np.zeros((4, 32, 32, 3), np.uint8)
-    rewards = call(reward, ["", ""], task=["put the bowl on the plate"] * 2, clip=[clip, clip])
+    task = "put the bowl on the plate"
+    rewards = await call(reward, ["", ""], task=[task] * 2, clip=[clip, clip])
     assert rewards[0] == rewards[1] and 0 <= rewards[0] <= 1
 
 
-def test_answers_that_call_tools_are_scored_by_a_correct_answer():
+async def test_answers_that_call_tools_are_scored_by_a_correct_answer():
     text = '<think>Look.</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
     with client_of(create_tools_app(ToolsSettings())) as service:
         reward = reward_function("tools", str(service.base_url), is_async=False)
         answers = [text, [{"role": "assistant", "content": f"{text}<|im_end|>"}], ""]
-        assert call(reward, answers, ground_truth=[text] * 3, tools=[None] * 3) == [4.0, 4.0, -3.0]
+        rewards = await call(reward, answers, ground_truth=[text] * 3, tools=[None] * 3)
+        assert rewards == [4.0, 4.0, -3.0]
         search = {"type": "function", "function": {"name": "search", "arguments": {}}}
         message = {"role": "assistant", "content": "<think>x</think>", "tool_calls": [search]}
         done = [message, {"role": "tool", "content": ""}, {"role": "assistant", "content": ""}]
         truth = {"ground_truth": text, "options": {"variant": "toolrl", "correct_max1": True}}
         truths = [text, text, json.dumps(truth)]
-        assert call(reward, [[message], done, text], ground_truth=truths) == [4.0, 4.0, 2.0]
+        assert await call(reward, [[message], done, text], ground_truth=truths) == [4.0, 4.0, 2.0]
 
 
 @pytest.mark.slice
@@ -165,50 +155,21 @@ def test_answers_that_call_tools_are_scored_by_a_correct_answer():
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # TRL's own loop
 @pytest.mark.parametrize("is_async", [True, False])
 def test_grpo_trains_with_it_and_logs_it(is_async: bool, code_url: str, tmp_path, monkeypatch):
-    trl = pytest.importorskip("trl")
+    pytest.importorskip("trl")
     wandb = pytest.importorskip("wandb")
-    datasets = pytest.importorskip("datasets")
-    transformers = pytest.importorskip("transformers")
-
-    tokenizer = transformers.ByT5Tokenizer(extra_ids=0)
-    model = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-    )
     rows = [{"prompt": "Add.", "tests": json.dumps(TESTS)}] * 8
     for name, value in {"MODE": "offline", "DIR": tmp_path, "DATA_DIR": tmp_path}.items():
         monkeypatch.setenv(f"WANDB_{name}", str(value))
     tables = SampleTables(rows=1)
     reward = reward_function("code", code_url, is_async=is_async, sample_tables=tables)
-    trainer = trl.GRPOTrainer(
-        model,
-        reward_funcs=reward,
-        args=trl.GRPOConfig(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=4,
-            num_generations=4,
-            max_completion_length=8,
-            max_steps=2,
-            logging_steps=1,
-            report_to="wandb",
-            use_cpu=True,
-            save_strategy="no",
-        ),
-        train_dataset=datasets.Dataset.from_list(rows),
-        processing_class=tokenizer,
-    )
+    options = {"max_steps": 2, "per_device_train_batch_size": 4, "num_generations": 4}
+    trainer = random_trainer(tmp_path, reward, rows, report_to="wandb", **options)
     trainer.train()
+    fleet = getattr(reward, "_function", reward).keywords["scorer"]._fleet
     if is_async:
-        asyncio.run_coroutine_threadsafe(fleet_of(reward).aclose(), trainer.async_loop).result()
+        asyncio.run_coroutine_threadsafe(fleet.aclose(), trainer.async_loop).result()
     else:
-        reward._loop.close(fleet_of(reward).aclose())
+        reward._loop.close(fleet.aclose())
     logged = [each for each in trainer.state.log_history if "rewards/code_reward/mean" in each]
     assert len(logged) == 2
     assert [each["reward/failed"] for each in logged] == [0.0, 0.0]

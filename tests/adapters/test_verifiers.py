@@ -8,25 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from rewardfleet import InvalidRequest, RewardFleet
+from rewardfleet import InvalidRequest
 from rewardfleet.adapters._rows import MissingReward
 from rewardfleet.adapters.verifiers import reward_function
 
 from .conftest import ECHO, SUM, TESTS, UNREACHABLE, requests_to
 
-
-def fleet_of(function) -> RewardFleet:
-    return inspect.getclosurevars(function).nonlocals["scorer"]._fleet
+pytestmark = pytest.mark.usefixtures("closes")
 
 
-async def closing(function, calls: list) -> list[float]:
-    try:
-        return await asyncio.gather(*calls)
-    finally:
-        await fleet_of(function).aclose()
-
-
-def by_rubric(function, *texts: object, **row: object) -> list[float]:
+async def by_rubric(function, *texts: object, **row: object) -> list[float]:
     """A rubric gives all that the signature names, and the columns if it takes any."""
 
     def call(text: object):
@@ -34,10 +25,10 @@ def by_rubric(function, *texts: object, **row: object) -> list[float]:
         objects = {"prompt": [], "completion": completion, "answer": json.dumps(TESTS)}
         return function(**{**objects, "state": {}, "info": {}, "task": "add", **row})
 
-    return asyncio.run(closing(function, [call(text) for text in texts]))
+    return await asyncio.gather(*map(call, texts))
 
 
-def by_task(function, text: str, **data: object) -> float:
+async def by_task(function, text: str, **data: object) -> float:
     """A task gives what the signature names of `task`, `trace` and `runtime`."""
     task = SimpleNamespace(model_dump=lambda: {"idx": 3, "answer": TESTS, **data})
     recorded: dict[str, float] = {}
@@ -45,52 +36,52 @@ def by_task(function, text: str, **data: object) -> float:
     available = {"task": task, "trace": trace, "runtime": None}
     names = inspect.signature(function).parameters
     given = {name: value for name, value in available.items() if name in names}
-    reward = asyncio.run(closing(function, [function(**given)]))[0]
+    reward = await function(**given)
     assert recorded["reward/failed"] == recorded["reward/abstained"] == 0.0
     return reward
 
 
-def test_a_rubric_scores_rollouts_by_their_answers(code_url: str):
+async def test_a_rubric_scores_rollouts_by_their_answers(code_url: str):
     reward = reward_function("code", code_url)
-    assert by_rubric(reward, SUM, ECHO, "", "\0", None) == [1.0, 0.5, 0.0, 0.0, 0.0]
-    assert by_rubric(reward, ECHO, info={"mode": "all_pass"}) == [0.0]
-    assert by_rubric(reward, ECHO, info='{"mode": "all_pass"}') == [0.0]
+    assert await by_rubric(reward, SUM, ECHO, "", "\0", None) == [1.0, 0.5, 0.0, 0.0, 0.0]
+    assert await by_rubric(reward, ECHO, info={"mode": "all_pass"}) == [0.0]
+    assert await by_rubric(reward, ECHO, info='{"mode": "all_pass"}') == [0.0]
     assert reward.__name__ == "code_reward"
 
 
-def test_tests_may_be_in_the_info_or_in_a_column(code_url: str):
+async def test_tests_may_be_in_the_info_or_in_a_column(code_url: str):
     reward = reward_function("code", code_url, column="tests")
-    assert by_rubric(reward, ECHO, info={"tests": TESTS}) == [0.5]
-    assert by_rubric(reward, ECHO, tests=TESTS) == [0.5]
+    assert await by_rubric(reward, ECHO, info={"tests": TESTS}) == [0.5]
+    assert await by_rubric(reward, ECHO, tests=TESTS) == [0.5]
     with pytest.raises(MissingReward, match="InvalidRequest: no 'tests'; there are: answer, "):
-        by_rubric(reward, ECHO)
+        await by_rubric(reward, ECHO)
 
 
-def test_a_task_scores_the_last_reply(code_url: str):
+async def test_a_task_scores_the_last_reply(code_url: str):
     reward = reward_function("code", code_url)
-    assert by_task(reward, SUM) == 1.0
-    assert by_task(reward, "", mode=None) == 0.0
-    assert by_task(reward, ECHO, mode="all_pass") == 0.0
+    assert await by_task(reward, SUM) == 1.0
+    assert await by_task(reward, "", mode=None) == 0.0
+    assert await by_task(reward, ECHO, mode="all_pass") == 0.0
     with pytest.raises(InvalidRequest, match="no 'answer'"):
-        by_task(reward, ECHO, answer=None)
+        await by_task(reward, ECHO, answer=None)
 
 
 @pytest.mark.slow
-def test_a_failure_is_an_error_for_a_task_and_no_exception_for_a_rubric(dead_url: str):
+async def test_a_failure_is_an_error_for_a_task_and_no_exception_for_a_rubric(dead_url: str):
     """A rubric turns each `Exception` into a reward of 0."""
     reward = reward_function("code", dead_url, timeout_s=0.3)
     with pytest.raises(UNREACHABLE):
-        by_task(reward, SUM)
+        await by_task(reward, SUM)
     with pytest.raises(MissingReward, match="Unavailable: |DeadlineExceeded: "):
-        by_rubric(reward, SUM)
+        await by_rubric(reward, SUM)
     reward = reward_function("code", dead_url, timeout_s=0.3, on_failure=math.nan)
-    assert math.isnan(by_rubric(reward, SUM)[0])
+    assert math.isnan((await by_rubric(reward, SUM))[0])
 
 
-def test_concurrent_rollouts_share_requests(code_url: str, monkeypatch):
+async def test_concurrent_rollouts_share_requests(code_url: str, monkeypatch):
     # Threads of a busy machine do not call within the default window.
     monkeypatch.setattr("rewardfleet.adapters._rows.COALESCE_SECONDS", 0.2)
     reward = reward_function("code", code_url)
     before = requests_to(code_url)
-    assert by_rubric(reward, *[SUM, ECHO] * 20) == [1.0, 0.5] * 20
+    assert await by_rubric(reward, *[SUM, ECHO] * 20) == [1.0, 0.5] * 20
     assert 0 < requests_to(code_url) - before < 20

@@ -127,14 +127,7 @@ def test_all_results_have_the_same_keys_and_no_value_is_nan(score, code_url: str
         score("code", SUM, TESTS, url=code_url),
         score("code", "import", TESTS, {"critique": "Overall judgment: Correct"}, url=code_url),
         score("code", "", TESTS, url=code_url),
-        score(
-            "code",
-            SUM,
-            TESTS,
-            url=dead_url,
-            timeout_s=0.5,
-            on_failure=0.25,
-        ),
+        score("code", SUM, TESTS, url=dead_url, timeout_s=0.5, on_failure=0.25),
     ]
     assert len({tuple(each) for each in results}) == 1
     values = [value for each in results for value in each.values()]

@@ -15,12 +15,13 @@ from rewardfleet.adapters import verl as adapter
 from rewardfleet.adapters._rows import MissingReward
 from rewardfleet_server.testing import FakeJudge
 
+from ..third_party.trainers import byte_tokenizer
 from .conftest import SUM, TESTS, UNREACHABLE
 
 verl = pytest.importorskip("verl")
 torch = pytest.importorskip("torch")
 omegaconf = pytest.importorskip("omegaconf")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,7 +49,7 @@ def config_of(manager: str, name: str, **reward_kwargs: object):
 
 def data_of(texts: list[str]):
     """Return a batch with empty responses; ground truths are JSON, ours or PRIME's."""
-    tokens = [tokenizer()(text, add_special_tokens=False)["input_ids"] for text in texts]
+    tokens = [byte_tokenizer()(text, add_special_tokens=False)["input_ids"] for text in texts]
     width = max(map(len, tokens))
     ids = torch.tensor([each + [0] * (width - len(each)) for each in tokens])
     mask = torch.tensor([[1] * (2 + len(each)) + [0] * (width - len(each)) for each in tokens])
@@ -67,10 +68,6 @@ def data_of(texts: list[str]):
     )
 
 
-def tokenizer():
-    return transformers.ByT5Tokenizer(extra_ids=0)
-
-
 @pytest.fixture(autouse=True)
 def _own_fleets():
     adapter._fleets.clear()
@@ -86,7 +83,7 @@ def _own_fleets():
 @pytest.mark.parametrize("manager", ["naive", "dapo", "gdpo"])
 def test_managers_of_the_reward_loop(manager: str, name: str, code_url: str):
     reward = importlib.import_module("verl.trainer.ppo.reward")
-    loaded = reward.load_reward_manager(config_of(manager, name, url=code_url), tokenizer())
+    loaded = reward.load_reward_manager(config_of(manager, name, url=code_url), byte_tokenizer())
     data = data_of(TEXTS)
     for at, score in enumerate(SCORES):
         result = loaded.loop.run_until_complete(loaded.run_single(data[at : at + 1]))
@@ -99,7 +96,7 @@ def test_the_reward_loop_scores_clips(name: str, serve, tmp_path: Path):
     reward = importlib.import_module("verl.trainer.ppo.reward")
     given = {"url": str(serve(FakeJudge(0.7)).base_url), "service": "video", "binary_reward": False}
     given["score_log"] = str(tmp_path / "log")
-    loaded = reward.load_reward_manager(config_of("naive", name, **given), tokenizer())
+    loaded = reward.load_reward_manager(config_of("naive", name, **given), byte_tokenizer())
     data = data_of([""])
     data.non_tensor_batch["reward_model"][0]["ground_truth"] = "put the bowl on the plate"
     # As an agent loop hands it on: in its extra fields.
@@ -119,7 +116,7 @@ def legacy(manager: str, name: str, **reward_kwargs: object):
     reward = importlib.import_module("verl.trainer.ppo.reward")
     managers = importlib.import_module("verl.workers.reward_manager")
     function = reward.get_custom_reward_fn(config_of(manager, name, **reward_kwargs))
-    return managers.get_reward_manager_cls(manager)(tokenizer(), 0, function)
+    return managers.get_reward_manager_cls(manager)(byte_tokenizer(), 0, function)
 
 
 def scores_of(tensor) -> list[float]:

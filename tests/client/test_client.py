@@ -15,7 +15,7 @@ from rewardfleet import RewardFleet, Status, blocking, video_request
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet_server.testing import FakeJudge, wait_until
 
-from ..conftest import LONG_CLIP, Serve
+from ..conftest import LONG_CLIP, Serve, table
 from ..tensors import Tensor
 from .conftest import Received, Reply
 
@@ -182,21 +182,7 @@ async def test_a_missing_reward_is_raised_or_replaced_with_a_warning(
         assert caplog.text.count("no reward") == 2, "one warning each"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"on_failure": "ignore"},
-        {"on_failure": None},
-        {"success_threshold": 1.5},
-        {"success_threshold": math.nan},
-        {"timeout_s": 0},
-        {"timeout_s": math.inf},
-        {"max_concurrency": 0},
-        {"coalesce_s": -0.001},
-        {"coalesce_s": math.nan},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", table("client_options"), ids=str)
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         RewardFleet(video="http://127.0.0.1:1", **options)

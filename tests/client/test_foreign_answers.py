@@ -7,6 +7,7 @@ import pytest
 import rewardfleet
 from rewardfleet import RewardFleet
 
+from ..conftest import table
 from .conftest import Received, Reply, healthy, score_number
 
 NO_ID = {"X-Request-Id": ""}
@@ -36,24 +37,12 @@ async def test_an_unrequested_answer_is_not_taken_for_that_of_the_next_call(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "reply",
-    [
-        Reply(302, b"", {"Location": "/login"}),
-        Reply(204, b""),
-        Reply(200, b"<html>Welcome</html>", {"Content-Type": "text/html"}),
-        Reply(401, b"<html>Log in</html>", {"Content-Type": "text/html"}),
-        Reply(404, b"<html>Not here</html>", {"Content-Type": "text/html"}),
-        Reply(413, b"<html>Too large</html>", {"Content-Type": "text/html"}),
-        Reply(504, b"<html>Timeout</html>", {"Content-Type": "text/html"}),
-    ],
-    ids=lambda reply: str(reply.status),
-)
+@pytest.mark.parametrize(("status", "body", "headers"), table("answers_of_others"))
 async def test_the_answer_of_another_server_sends_the_call_to_another_replica(
-    replica, reply: Reply
+    replica, status: int, body: str, headers: dict[str, str]
 ):
     async def foreign(request: Received) -> Reply:
-        return Reply(reply.status, reply.body, NO_ID | reply.headers)
+        return Reply(status, body.encode(), NO_ID | headers)
 
     other, *services = await replica(foreign), await replica(), await replica()
     urls = [each.url for each in (other, *services)]
@@ -62,7 +51,5 @@ async def test_the_answer_of_another_server_sends_the_call_to_another_replica(
     assert answers == list(range(60))
     assert other.received
     async with RewardFleet(video=[other.url, other.url + "/b"], timeout_s=3) as fleet:
-        with pytest.raises(
-            rewardfleet.RewardFleetError, match=reply.body.decode() or f"HTTP {reply.status}"
-        ):
+        with pytest.raises(rewardfleet.RewardFleetError, match=body or f"HTTP {status}"):
             await score_number(fleet, 1)

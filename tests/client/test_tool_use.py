@@ -194,16 +194,7 @@ def test_patterns_of_a_request_replace_the_built_in_ones():
     }
 
 
-@pytest.mark.parametrize(
-    ("cost", "weights", "expected"),
-    [
-        ("any_tool", {}, 1.0),
-        ("any_tool", {"any_tool": 0.25}, 0.25),
-        ("families", {"search": 2.0, "calculate": 0.5, "other": 0.0}, 2.5),
-        ("calls", {"search": 2.0, "calculate": 0.5}, 4.0),
-        ("calls", {}, 4.0),
-    ],
-)
+@pytest.mark.parametrize(("cost", "weights", "expected"), ANSWERS["costs"])
 def test_costs(cost: str, weights: dict[str, float], expected: float):
     options = ToolsOptions(cost=cost, cost_weights=CostWeights(**weights))
     assert score_answer(MIXED, TRUTH, options).cost == expected

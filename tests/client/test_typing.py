@@ -11,48 +11,12 @@ import pytest
 from rewardfleet import blocking
 from rewardfleet.services import SERVICES
 
+from ..conftest import DATA
+
 ROOT = Path(__file__).parent.parent.parent
 
 #: Lines with a comment must be errors of this code; all other lines must be accepted.
-PROGRAM = """
-import numpy as np
-import rewardfleet
-from rewardfleet import blocking
-
-frames = np.zeros((8, 32, 32, 3), np.uint8)
-tests = {"kind": "stdio", "cases": [{"stdin": "", "stdout": "1"}]}
-
-with blocking.RewardFleet(video="http://a", code=["http://b", "http://c"], timeout_s=5) as fleet:
-    score: rewardfleet.VideoScore = fleet.video.score("task", frames, nframes=8)
-    reward: float = fleet.video.reward("task", "clip.mp4", backend=None)
-    health: rewardfleet.VideoHealth = fleet.video.health()
-    request = rewardfleet.video_request("task", b"...")
-    scores: list[rewardfleet.VideoScore] = fleet.video.score_batch([request])
-    rewards: list[float] = fleet.code.rewards([rewardfleet.code_request("print(1)", tests)])
-    code_score: rewardfleet.CodeScore = fleet.code.score("print(1)", tests, mode="all_pass")
-    episode = fleet.episode.score_batch([rewardfleet.episode_request("a", success=True)])
-    first: rewardfleet.EpisodeScore = episode.results[0]
-    fleet.video.score("task", 7)  # arg-type
-    fleet.video.score("task", frames, nframes="8")  # arg-type
-    fleet.video.score("task", frames, frames=8)  # call-arg
-    fleet.video.score_batch([rewardfleet.code_request("print(1)", tests)])  # list-item
-    fleet.code.reward("print(1)", tests, mode="most")  # arg-type
-    fleet.video.aclse()  # attr-defined
-    fleet.audio  # attr-defined
-    text: str = fleet.video.reward("task", frames)  # assignment
-blocking.RewardFleet(vidoe="http://a")  # call-arg
-blocking.RewardFleet(video=7)  # arg-type
-
-async def use() -> None:
-    async with rewardfleet.RewardFleet(video="http://a", code="http://b") as fleet:
-        client: rewardfleet.VideoClient = fleet.video
-        score: rewardfleet.CodeScore = await fleet.code.score("print(1)", tests)
-        rewards: list[float] = await fleet.video.rewards([request])
-        await fleet.video.score("task", frames, nframes="8")  # arg-type
-        await fleet.code.rewards([request])  # list-item
-        text: str = await fleet.video.reward("task", frames)  # assignment
-    rewardfleet.RewardFleet(video=7)  # arg-type
-"""
+PROGRAM = (DATA / "client" / "typed_calls.txt").read_text()
 
 
 @pytest.mark.slow

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from rewardfleet_server.testing import wait_until
@@ -60,6 +62,34 @@ def checkpoint3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from .tiny_checkpoint import make_checkpoint
 
     return make_checkpoint(tmp_path_factory.mktemp("qwen3"), "qwen3_vl")
+
+
+def next_logprobs(
+    folder: Path, prompt: str | list, clip: Clip, frames: np.ndarray, **options: object
+) -> tuple[Any, Any]:
+    """Return the tokenizer, and the log-probabilities of the next token, by transformers alone.
+
+    Args:
+        folder: The checkpoint.
+        prompt: The text, or messages, with one video.
+        clip: That video.
+        frames: The first frames of it.
+        options: Of the processor.
+    """
+    import torch
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers.video_utils import VideoMetadata
+
+    processor = AutoProcessor.from_pretrained(folder)
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    if isinstance(prompt, list):
+        prompt = processor.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    indices = list(clip.indices[: len(frames)])
+    metadata = VideoMetadata(clip.total, fps=clip.fps, frames_indices=indices)
+    options |= {"do_sample_frames": False, "return_tensors": "pt"}
+    inputs = processor(text=[prompt], videos=[frames], video_metadata=[metadata], **options)
+    with torch.inference_mode():
+        return processor.tokenizer, model(**inputs).logits[0, -1].log_softmax(-1)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rewardfleet_server.testing import wait_until
 from rewardfleet_server.video.clip.frames import Clip
 
 from ..conftest import table
-from .conftest import TASK, RunningService, in_flight
+from .conftest import TASK, RunningService, in_flight, next_logprobs
 
 JUDGES = ["qwen2_5_vl_vllm", "PRIMO-R1", "transformers"]
 READOUTS = ["text", "constrained", "probability", "rubric"]
@@ -80,30 +80,16 @@ def test_probabilities_are_those_of_a_plain_forward_pass(
 def _direct_logprobs(clip: Clip, folder: Path) -> tuple[float, float]:
     """Return those of yes and of no, by transformers alone, from the original frames."""
     import torch
-    from transformers import AutoModelForImageTextToText, AutoProcessor
-    from transformers.video_utils import VideoMetadata
 
     from rewardfleet_server.video.prompts import YES_OR_NO
 
-    processor = AutoProcessor.from_pretrained(folder)
-    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     content = [{"type": "video"}, {"type": "text", "text": YES_OR_NO.render(TASK)}]
-    prompt = processor.apply_chat_template(
-        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-    )
-    inputs = processor(
-        text=[prompt],
-        videos=[np.stack(clip.frames)],
-        video_metadata=[VideoMetadata(clip.total, fps=clip.fps, frames_indices=list(clip.indices))],
-        size={"shortest_edge": 12544, "longest_edge": 12544},
-        do_sample_frames=False,
-        return_tensors="pt",
-    )
-    with torch.inference_mode():
-        logprobs = model(**inputs).logits[0, -1].log_softmax(-1)
+    size = {"shortest_edge": 12544, "longest_edge": 12544}
+    messages, frames = [{"role": "user", "content": content}], np.stack(clip.frames)
+    tokenizer, logprobs = next_logprobs(folder, messages, clip, frames, size=size)
 
     def of(*spellings: str) -> float:
-        tokens = [processor.tokenizer.encode(text, add_special_tokens=False) for text in spellings]
+        tokens = [tokenizer.encode(text, add_special_tokens=False) for text in spellings]
         ids = [token for token, *more in tokens if not more]
         return float(torch.logsumexp(logprobs[ids], 0))
 

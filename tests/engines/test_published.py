@@ -21,7 +21,7 @@ from rewardfleet_server.video.judges.vlm.judge import VlmJudge
 from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import table
-from .conftest import IN_PROCESS, TASK, RunningService, serving_video
+from .conftest import IN_PROCESS, TASK, RunningService, next_logprobs, serving_video
 
 # vLLM's engine works in one event loop only.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -95,32 +95,15 @@ async def test_topreward_is_the_log_probability_of_a_plain_forward_pass(
 
 def _direct_logprobs(clip: Clip, count: int, folder: Path) -> tuple[float, float]:
     """Return those of True and of False after the first frames, by transformers alone."""
-    import torch
-    from transformers import AutoModelForImageTextToText, AutoProcessor
-    from transformers.video_utils import VideoMetadata
-
-    processor = AutoProcessor.from_pretrained(folder)
-    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     prompt = (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         "<|im_start|>user\n<|vision_start|><|video_pad|><|vision_end|>"
         + topreward.PROMPT.render(TASK)
     )
-    indices = list(clip.indices[:count])
-    inputs = processor(
-        text=[prompt],
-        # The sizes that qwen-vl-utils would choose: 3x3 tokens, as the caller allows 12544 pixels.
-        videos=[_resized(np.stack(clip.frames[:count]), 96)],
-        video_metadata=[VideoMetadata(clip.total, fps=clip.fps, frames_indices=indices)],
-        do_resize=False,
-        do_sample_frames=False,
-        return_tensors="pt",
-    )
-    with torch.inference_mode():
-        logprobs = model(**inputs).logits[0, -1].log_softmax(-1)
-    true, false = (
-        processor.tokenizer.encode(word, add_special_tokens=False) for word in (" True", " False")
-    )
+    # The sizes that qwen-vl-utils would choose: 3x3 tokens, as the caller allows 12544 pixels.
+    frames = _resized(np.stack(clip.frames[:count]), 96)
+    tokenizer, logprobs = next_logprobs(folder, prompt, clip, frames, do_resize=False)
+    true, false = (tokenizer.encode(word, add_special_tokens=False) for word in (" True", " False"))
     assert len(true) == len(false) == 1
     return float(logprobs[true]), float(logprobs[false])
 

@@ -2,8 +2,8 @@
 
     python tiny_checkpoint.py FOLDER [qwen2_5_vl | qwen3_vl]
 
-Nothing is downloaded: the tokenizer is trained on the text below, the weights are random with a
-fixed seed. 0.7 million parameters, a few seconds.
+Nothing is downloaded: the tokenizer is trained on a few lines, the weights are random with a fixed
+seed. 0.7 million parameters, a few seconds.
 """
 
 import json
@@ -17,24 +17,11 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
-_SPECIAL = [
-    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
-    *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>"),
-    *("<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
-]
-_CORPUS = [
-    "The pictures are frames of one video, in order. A robot was told to put the bowl on the plate",
-    "Is the task wholly done in the last frame? Answer yes or no. Grade it from 1 to 5, 0 to 100.",
-    "<think> <planning> <observation> <reasoning> </think> <answer> 42 3.14 </answer>",
-    *("Yes", "No", "yes", "no", " Yes", " No", " yes", " no", "1", "2", "3", "4", "5"),
-    *(" True", " False"),
-] * 8
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _DATA = Path(__file__).parents[1] / "data" / "engines"
 _TEMPLATE = (_DATA / "chat_template.jinja").read_text()
+#: Special tokens, what the tokenizer is trained on, and how a text is divided into words.
+_TOKENIZER = json.loads((_DATA / "tokenizer.json").read_text())
+_SPECIAL = _TOKENIZER["special"]
 #: The configurations of the tiny models, without what depends on the tokenizer.
 _CONFIGS = _DATA / "tiny_configs.json"
 #: Minimum and maximum pixels of a frame in the processors of the published checkpoints.
@@ -119,13 +106,13 @@ def _tokenizer(context: int) -> Any:
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_WORDS), behavior="isolated"),
+            pre_tokenizers.Split(Regex(_TOKENIZER["words"]), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(
-        _CORPUS,
+        _TOKENIZER["corpus"] * 8,
         BpeTrainer(
             vocab_size=1024 - len(_SPECIAL),
             min_frequency=1,

@@ -1,6 +1,5 @@
 """`rewardfleet up` under load, and a real Prometheus that scrapes it."""
 
-import json
 import re
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from rewardfleet_server.testing import wait_until
 from rewardfleet_server.up.settings import free_port
 
 from ..chaos.fleet import fleet_up
+from ..conftest import DATA
 from ..running import own_environment, running
 from .load import LIBERO
 from .prometheus import Prometheus, prometheus
@@ -22,21 +22,7 @@ from .prometheus import Prometheus, prometheus
 ROOT = Path(__file__).parent.parent.parent
 ALERTS = ROOT / "deploy/alerts.yml"
 
-#: Few items at the backend, so that others wait.
-_CONFIG = f"""
-[video]
-port = 0
-max_in_flight = 1
-video_root = [{json.dumps(str(LIBERO))}]
-[code]
-port = 0
-max_in_flight = 2
-workers = 1
-[episode]
-port = 0
-[tools]
-port = 0
-"""
+_CONFIG = (DATA / "observability" / "fleet.toml").read_text().replace("LIBERO", str(LIBERO))
 
 
 @dataclass(frozen=True)

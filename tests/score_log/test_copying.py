@@ -19,6 +19,8 @@ from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
 
+from ..conftest import table
+
 TRUTH = "<response>42</response>"
 KEY = "the key of the log"
 
@@ -186,16 +188,7 @@ def hostile() -> Iterator[tuple[str, dict[str, bytes]]]:
         server.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("segment", "expected"),
-    [
-        (("../../x.jsonl", "1"), "no list of segments"),
-        (("/tmp/x.parquet", "1"), "no list of segments"),
-        (("20260101T000000-1-00000000.jsonl\n", "1"), "no list of segments"),
-        (("20260101T000000-1-00000000.jsonl", "../1"), "no list of segments"),
-        (("20260101T000000-1-00000000.jsonl", "1"), "too long"),
-    ],
-)
+@pytest.mark.parametrize(("segment", "expected"), table("foreign_segments"))
 def test_a_server_writes_segments_only(hostile, copies_of, tmp_path: Path, segment, expected):
     url, answers = hostile
     listed = {"name": segment[0], "version": segment[1], "size": 9}

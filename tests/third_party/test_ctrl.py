@@ -74,23 +74,13 @@ def _fenced(program: str) -> str:
     return f"```python\n{program}\n```"
 
 
-#: Critiques by their mark, and what is revised from them: given a right and a half right program.
-CRITIQUES: dict[str, tuple[str, Callable[[str, str], str]]] = {
-    "right": ("Overall judgment: Correct", lambda right, _: _fenced(right)),
-    "half": ("Overall judgment: Incorrect", lambda _, half: _fenced(half)),
-    "open": ("Overall judgment: Incorrect", lambda right, _: f"So:\n```python\n{right}"),
-    "plain": ("Overall judgment: Incorrect", lambda right, _: right),
-    "first": ("Overall judgment: Incorrect",
-              lambda right, half: f"{_fenced(right)}\nnot\n{_fenced(half)}"),
-    "last": ("Overall judgment: Incorrect",
-             lambda right, half: f"{_fenced(half)}\nbut\n{_fenced(right)}"),
-    "markdown": ("**Overall judgment:** Correct", lambda right, _: _fenced(right)),
-    "spelling": ("Overall Judgement: correct", lambda right, _: _fenced(right)),
-    "both": ("Overall judgment: Correct. Overall judgment: Incorrect",
-             lambda right, _: _fenced(right)),
-    "thought": ("<think>Overall judgment: Correct</think> Fine.", lambda right, _: _fenced(right)),
-    "none": ("Fine.", lambda right, _: _fenced(right)),
-}  # fmt: skip
+#: Critiques by their mark, and what is revised from them, of the programs RIGHT and HALF.
+CRITIQUES: dict[str, list[str]] = json.loads((CONFIGS / "ctrl_critiques.json").read_text())
+
+
+def revised(mark: str, kind: str) -> str:
+    right, half = PROGRAMS[kind]
+    return CRITIQUES[mark][1].replace("RIGHT", right).replace("HALF", half)
 
 
 def page_edit(rules: str, url: str) -> dict[str, str]:
@@ -210,7 +200,7 @@ def entry(peer: Peer, rules: str | None, run_all_cases: bool) -> tuple[dict[str,
 
     def revise(prompt: str) -> str:
         kind, mark = mark_of(prompt)
-        return CRITIQUES[mark][1](*PROGRAMS[kind])
+        return revised(mark, kind)
 
     workers = Workers([f"[{mark}] {text}" for mark, (text, _) in CRITIQUES.items()], revise)
 
@@ -327,7 +317,7 @@ async def test_the_recorded_rewards_of_the_original_are_given(code_url: str, eve
     marks = [mark.split() for mark in took[f"entry, None, {every}"]]
     _, samples = fn.parse_query([kind for kind, _ in marks])
     critiques = [CRITIQUES[mark][0] for _, mark in marks]
-    revisions = [CRITIQUES[mark][1](*PROGRAMS[kind]) for kind, mark in marks]
+    revisions = [revised(mark, kind) for kind, mark in marks]
     rewards = await fn.get_reward_all(critiques, revisions, samples)
     assert rewards == list(took[f"entry, None, {every}"].values())
     half = {kind: reward for (kind, mark), reward in zip(marks, rewards, strict=True)

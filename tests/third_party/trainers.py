@@ -145,6 +145,29 @@ def byte_tokenizer() -> Any:
     return ByT5Tokenizer(extra_ids=0, chat_template=template)
 
 
+def random_trainer(folder: Path, reward: Any, rows: list[dict[str, Any]], **options: Any) -> Any:
+    """Return TRL's trainer of a policy that writes random bytes, on the CPU."""
+    import torch
+    import trl
+    from datasets import Dataset
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=64, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    arguments = trl.GRPOConfig(
+        str(folder), seed=0, max_completion_length=8, use_cpu=True, bf16=False, logging_steps=1,
+        gradient_checkpointing=False, save_strategy="no", disable_tqdm=True, **options,
+    )  # fmt: skip
+    given = {"train_dataset": Dataset.from_list(rows), "processing_class": tokenizer}
+    return trl.GRPOTrainer(LlamaForCausalLM(config), reward, arguments, **given)
+
+
 if __name__ == "__main__":
     # `.clients` has a package `tests` as well.
     for name, folder in {"tests": HERE.parent, "tests.third_party": HERE}.items():

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-trl = pytest.importorskip("trl")
-
-from datasets import Dataset
-from transformers import ByT5Tokenizer, LlamaConfig, LlamaForCausalLM
-
 from rewardfleet.adapters.trl import reward_function
+
+from ..third_party.trainers import random_trainer
+
+pytest.importorskip("torch")
+pytest.importorskip("trl")
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -24,21 +23,6 @@ TESTS = {"kind": "stdio", "cases": [{"stdin": "", "stdout": ""}, {"stdin": "", "
 
 def test_a_policy_that_writes_random_bytes_is_trained_for_30_steps(code_url: str, tmp_path: Path):
     """Empty programs and NUL characters are among what it writes."""
-    torch.set_num_threads(1)
-    tokenizer = ByT5Tokenizer(extra_ids=0)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = LlamaForCausalLM(config)
     score = reward_function("code", code_url)
     scored: dict[str, float] = {}
 
@@ -47,31 +31,10 @@ def test_a_policy_that_writes_random_bytes_is_trained_for_30_steps(code_url: str
         scored.update(zip(completions, rewards, strict=True))
         return rewards
 
-    trainer = trl.GRPOTrainer(
-        model,
-        reward_funcs=code_reward,
-        args=trl.GRPOConfig(
-            str(tmp_path),
-            seed=0,
-            max_steps=STEPS,
-            per_device_train_batch_size=32,
-            num_generations=8,
-            max_completion_length=8,
-            learning_rate=1e-3,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            logging_steps=1,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-        ),
-        train_dataset=Dataset.from_list(
-            [{"prompt": f"print {number}", "tests": json.dumps(TESTS)} for number in range(4)]
-            * STEPS
-        ),
-        processing_class=tokenizer,
-    )
+    rows = [{"prompt": f"print {number}", "tests": json.dumps(TESTS)} for number in range(4)]
+    options = {"max_steps": STEPS, "per_device_train_batch_size": 32, "num_generations": 8}
+    options |= {"learning_rate": 1e-3, "report_to": []}
+    trainer = random_trainer(tmp_path, code_reward, rows * STEPS, **options)
     trainer.train()
     fleet = score.keywords["scorer"]._fleet
     asyncio.run_coroutine_threadsafe(fleet.aclose(), trainer.async_loop).result(30)

@@ -5,16 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from ..programs import TESTS
+from ..third_party.trainers import byte_tokenizer
+
 torch = pytest.importorskip("torch")
 ray = pytest.importorskip("ray")
 pytest.importorskip("verl")
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mark.timeout(900)]
 
-TESTS = {
-    "kind": "stdio",
-    "cases": [{"stdin": "1 2", "stdout": "3"}, {"stdin": "7", "stdout": "7"}],
-}
 #: Responses and their rewards, in two groups of four.
 RESPONSES = {
     "": 0.0,
@@ -29,15 +28,6 @@ RESPONSES = {
 
 
 @pytest.fixture
-def tokenizer(tmp_path: Path):
-    from transformers import ByT5Tokenizer
-
-    tokenizer = ByT5Tokenizer(extra_ids=0)
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    return tokenizer
-
-
-@pytest.fixture
 def local_ray():
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
@@ -46,9 +36,7 @@ def local_ray():
 
 @pytest.mark.slice
 @pytest.mark.usefixtures("local_ray")
-def test_an_empty_response_gets_its_reward_and_the_batch_too(
-    code_url: str, tokenizer, tmp_path: Path
-):
+def test_an_empty_response_gets_its_reward_and_the_batch_too(code_url: str, tmp_path: Path):
     from hydra import compose, initialize_config_module
     from verl.experimental.reward_loop.reward_loop import (
         RewardLoopManager,
@@ -57,6 +45,7 @@ def test_an_empty_response_gets_its_reward_and_the_batch_too(
     from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
     from verl.trainer.ppo.reward import extract_reward
 
+    byte_tokenizer().save_pretrained(tmp_path / "tokenizer")
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose(
             "ppo_trainer",
@@ -69,7 +58,7 @@ def test_an_empty_response_gets_its_reward_and_the_batch_too(
                 f"+reward.custom_reward_function.reward_kwargs.url={code_url}",
             ],
         )
-    batch = rollouts(tokenizer)
+    batch = rollouts()
     manager = RewardLoopManager(migrate_legacy_reward_impl(config))
     scored = batch.union(manager.compute_rm_score(batch))
     rewards, reported = extract_reward(scored)
@@ -83,12 +72,12 @@ def test_an_empty_response_gets_its_reward_and_the_batch_too(
     assert (advantages.sum(-1)[1:4] > 0).tolist() == [True, True, False]
 
 
-def rollouts(tokenizer):
+def rollouts():
     """Return a batch as verl's rollout workers do: prompts on the left, responses on the right."""
     from verl import DataProto
 
     prompts = torch.full((len(RESPONSES), 4), 65)
-    encoded = tokenizer(
+    encoded = byte_tokenizer()(
         list(RESPONSES), add_special_tokens=False, padding=True, return_tensors="pt"
     )
     return DataProto.from_dict(

@@ -31,7 +31,7 @@ from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
 from rewardfleet_server.up.settings import free_port
 
-from ...conftest import served
+from ...conftest import served, table
 from ...gateways import fleet_of
 
 SCORE = {"score": 1.0, "status": "ok"}
@@ -64,8 +64,8 @@ class Standin:
         self.seen.append(dict(scope["headers"]))
         if self._wait is not None:
             await self._wait()
-        body = self._content if isinstance(self._content, bytes) else json.dumps(self._content)
-        body = body if isinstance(body, bytes) else body.encode()
+        is_text = isinstance(self._content, str)
+        body = (self._content if is_text else json.dumps(self._content)).encode()
         length = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": self._status, "headers": length})
         await send({"type": "http.response.body", "body": body})
@@ -120,21 +120,9 @@ def test_requests_that_are_due_while_the_service_hangs_are_slow():
     assert results.most_in_flight > 5
 
 
-@pytest.mark.parametrize(
-    ("standin", "kind"),
-    [
-        (Standin({"kind": "overloaded", "detail": "full", "status": 429}, 429), "overloaded"),
-        (Standin(b"<html>", 502), "HTTP 502"),
-        (Standin({"kind": "scored"}, 500), "HTTP 500"),
-        (Standin({"score": 0.5, "status": "ok"}), "wrong score"),
-        (Standin({"score": None, "status": "ok"}), "invalid answer"),
-        (Standin({"results": [SCORE, {"error": {"kind": "internal"}}]}), "internal"),
-        (Standin({"results": []}), "invalid answer"),
-    ],
-    ids=lambda each: each if isinstance(each, str) else "",
-)
-def test_failures_are_counted_by_kind(standin: Standin, kind: str):
-    with serving(standin) as url:
+@pytest.mark.parametrize(("content", "status", "kind"), table("load_failures"))
+def test_failures_are_counted_by_kind(content: object, status: int, kind: str):
+    with serving(Standin(content, status)) as url:
         assert load(url, score=1.0).kinds["tools"] == {kind: DUE}
 
 
@@ -159,10 +147,12 @@ def test_requests_that_nobody_answers_are_failures():
     assert results.kinds["tools"] == refused
 
 
-def test_messages_do_not_fill_the_memory():
+def test_messages_do_not_fill_the_memory_and_all_services_are_counted_together():
     results = LoadResults()
     results.add("tools", "internal", "x" * 10_000, 0.1)
     results.add("tools", "internal", "y", 0.1)
+    results.add("code", "scored", "", 0.1)
+    assert results.kinds[ALL] == {"scored": 1, "internal": 2}
     assert results.examples["tools", "internal"] == "x" * 200
 
 
@@ -174,7 +164,7 @@ def test_bodies_and_answers_in_flight_do_not_fill_the_memory(monkeypatch: pytest
     assert kinds == {"no answer in time": 5, "not sent: too many in flight": DUE - 5}
     monkeypatch.undo()
     monkeypatch.setattr(generator, "_MAX_RESPONSE_BYTES", 1000)
-    with serving(Standin(b"x" * 2000)) as url:
+    with serving(Standin("x" * 2000)) as url:
         results = load(url)
     assert results.kinds["tools"] == {"disconnected": DUE}
     assert "more than 1000" in results.examples["tools", "disconnected"]
@@ -224,13 +214,6 @@ def test_generated_clips_are_scored():
     assert (answer["status"], answer["provenance"]["frames"]["total"]) == ("ok", 16)
 
 
-def test_all_services_are_counted_together():
-    results = LoadResults()
-    results.add("tools", "scored", "", 0.1)
-    results.add("code", "internal", "why", 0.1)
-    assert results.kinds[ALL] == {"scored": 1, "internal": 1}
-
-
 async def test_a_fleet_behind_tls_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -276,15 +259,7 @@ def test_requests_are_read_from_a_file(tmp_path: Path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("", "has no requests"),
-        ("{", "line 1"),
-        ('{"service": "x", "body": {}}', "is not one of video"),
-        ('{"service": "code", "body": {}, "path": "/metrics"}', "path"),
-    ],
-)
+@pytest.mark.parametrize(("line", "reason"), table("load_files"))
 def test_a_file_that_is_not_valid_is_refused(tmp_path: Path, line: str, reason: str):
     path = tmp_path / "requests.jsonl"
     path.write_text(line)
@@ -292,15 +267,7 @@ def test_a_file_that_is_not_valid_is_refused(tmp_path: Path, line: str, reason: 
         read_requests(path)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["http://127.0.0.1:9"], "there is no service at http://127.0.0.1:9"),
-        (["ftp://x"], "give a URL such as"),
-        (["--requests", "/none.jsonl"], "/none.jsonl: No such file"),
-        (["--rate", "nan"], "give a number"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "reason"), table("load_arguments"))
 def test_invalid_arguments_are_refused(
     arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ):
