@@ -11,7 +11,7 @@ from importlib import metadata
 import numpy as np
 import pytest
 
-from rewardfleet import InvalidRequest, SampleTables
+from rewardfleet import InvalidRequest, RewardFleet, SampleTables
 from rewardfleet.adapters.trl import reward_function
 from rewardfleet.wire.causes import CodeCause
 from rewardfleet_server.testing import FakeJudge
@@ -41,6 +41,10 @@ async def call(function, completions: list, **columns: object) -> list[float]:
     }
     rewards = function(**given)
     return await rewards if inspect.iscoroutinefunction(function) else rewards
+
+
+def fleet_of(function) -> RewardFleet:
+    return getattr(function, "_function", function).keywords["scorer"]._fleet
 
 
 @pytest.fixture(params=[True, False], ids=["async", "sync"])
@@ -124,6 +128,9 @@ async def test_a_function_has_a_name_and_can_be_pickled(reward):
     again = pickle.loads(pickle.dumps(reward))
     assert again.__name__ == "code_reward"
     assert await call(again, [ECHO], tests=[TESTS]) == [0.5]
+    if hasattr(again, "_loop"):
+        again._loop.close(fleet_of(again).aclose())
+    await fleet_of(again).aclose()
 
 
 async def test_clips_are_scored_whatever_the_completion_says(serve):
@@ -165,11 +172,10 @@ def test_grpo_trains_with_it_and_logs_it(is_async: bool, code_url: str, tmp_path
     options = {"max_steps": 2, "per_device_train_batch_size": 4, "num_generations": 4}
     trainer = random_trainer(tmp_path, reward, rows, report_to="wandb", **options)
     trainer.train()
-    fleet = getattr(reward, "_function", reward).keywords["scorer"]._fleet
     if is_async:
-        asyncio.run_coroutine_threadsafe(fleet.aclose(), trainer.async_loop).result()
+        asyncio.run_coroutine_threadsafe(fleet_of(reward).aclose(), trainer.async_loop).result()
     else:
-        reward._loop.close(fleet.aclose())
+        reward._loop.close(fleet_of(reward).aclose())
     logged = [each for each in trainer.state.log_history if "rewards/code_reward/mean" in each]
     assert len(logged) == 2
     assert [each["reward/failed"] for each in logged] == [0.0, 0.0]
