@@ -54,3 +54,18 @@ def own_environment() -> dict[str, str]:
     """Return variables without settings, which would be those of the services."""
     others = ("REWARDFLEET_", "OTEL_")
     return {name: value for name, value in os.environ.items() if not name.startswith(others)}
+
+
+def output_of(*command: object, status: int = 0, seconds: float = 150.0, **options: object) -> str:
+    """Run a program to its end, which must have a status; return its output, then that of errors.
+
+    Args:
+        command: Its words.
+        status: The status.
+        seconds: The most that it may take.
+        options: Of the process.
+    """
+    given = {"capture_output": True, "text": True, "timeout": seconds, **options}
+    done = subprocess.run([*map(str, command)], check=False, **given)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr

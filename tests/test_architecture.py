@@ -3,7 +3,6 @@
 import ast
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -20,6 +19,8 @@ from rewardfleet_server.code.sandboxes import SANDBOXES, Sandbox
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.video.judges import ClipJudge, FileJudge
 from rewardfleet_server.video.judges.settings import all_built_in, built_in
+
+from .running import output_of
 
 ROOT = Path(__file__).parent.parent
 CLIENT = ROOT / "clients" / "rewardfleet"
@@ -163,10 +164,8 @@ import sys
 import rewardfleet_server.engine, rewardfleet_server.http.routes
 print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert not set(done.stdout.split()) & (WEB_FRAMEWORKS | {"uvicorn"})
+    loaded = set(output_of(sys.executable, "-c", program).split())
+    assert not loaded & (WEB_FRAMEWORKS | {"uvicorn"})
 
 
 @rule
@@ -288,10 +287,7 @@ print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
         for path in files(CLIENT / "adapters")
         if path != GYMNASIUM_WRAPPER
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *adapters], capture_output=True, text=True, check=True
-    )
-    loaded = set(done.stdout.split())
+    loaded = set(output_of(sys.executable, "-c", program, *adapters).split())
     assert {"httpx", "numpy", "pydantic"} <= loaded
     forbidden = {"rewardfleet_server", "uvicorn", "cv2", "gymnasium", "PIL", "vllm"}
     assert not loaded & {*forbidden, *WEB_FRAMEWORKS, *TRAINERS}
@@ -308,10 +304,8 @@ for entry in SERVICES.values():
     entry.app.load()
 print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert not set(done.stdout.split()) & {"torch", "vllm", "transformers", "scipy", "dtaidistance"}
+    loaded = set(output_of(sys.executable, "-c", program).split())
+    assert not loaded & {"torch", "vllm", "transformers", "scipy", "dtaidistance"}
 
 
 def test_all_lists_every_public_name_in_order():
@@ -374,8 +368,9 @@ def test_a_client_imports_only_what_it_uses():
     )
     code = f"""
 import sys, rewardfleet
+
 rewardfleet.RewardFleet("http://127.0.0.1:18000")
 assert not [name for name in sys.modules if name.startswith({heavy})]
 assert rewardfleet.SampleTables and "rewardfleet.sample_tables" in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    output_of(sys.executable, "-c", code)

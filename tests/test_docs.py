@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -36,6 +35,7 @@ from rewardfleet_server.testing import serving
 
 from .gates import ALL, CI
 from .gateways import fleet_of
+from .running import output_of
 
 ROOT = Path(__file__).parent.parent
 LIBERO = ROOT / "tests" / "data" / "libero"
@@ -162,15 +162,8 @@ def test_the_gates_and_files_that_hold_a_guarantee_exist():
 
 @pytest.mark.skipif(find_spec("ruff") is None, reason="needs ruff")
 def test_generated_files_are_up_to_date():
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, f"run `make docs`: {done.stdout}{done.stderr}"
+    """If it fails, run `make docs`."""
+    output_of(sys.executable, ROOT / "docs" / "generate.py", "--check", cwd=ROOT)
 
 
 @pytest.fixture
@@ -382,15 +375,7 @@ def test_python_blocks_run(group: tuple[Block, ...], at_services: Callable[[str]
             text += "asyncio.run(main())\n"
         program += f"exec(compile({given + text!r}, {block.id!r}, 'exec'), {{}})\n"
     warnings = "default" if needs else "error"  # trainers warn about their own packages
-    done = subprocess.run(
-        [sys.executable, "-W", warnings, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=ROOT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    output_of(sys.executable, "-W", warnings, "-c", program, seconds=300, cwd=ROOT)
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.id)
@@ -415,17 +400,8 @@ def test_python_blocks_compile_and_import_what_exists(block: Block):
 )
 def test_curl_lines_are_answered(block: Block, at_services: Callable[[str], str]):
     strict = 'set -e; curl() { command curl --fail-with-body --silent --show-error "$@"; }\n'
-    done = subprocess.run(
-        ["bash", "-c", strict + at_services(block.text)],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        cwd=ROOT,
-        env={**os.environ, "no_proxy": "*"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout
+    environment = {**os.environ, "no_proxy": "*"}
+    assert output_of("bash", "-c", strict + at_services(block.text), cwd=ROOT, env=environment)
 
 
 @pytest.mark.parametrize("words", command_lines("rewardfleet", "rewardfleet-router"), ids=" ".join)

@@ -54,7 +54,7 @@ def requests_to(url: str) -> int:
     return sum(int(float(each)) for each in re.findall(line, metrics))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 async def closes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """Close what adapters leave open until their process ends: connections, and event loops."""
     made: dict[type, list] = {RewardFleet: [], EventLoopThread: []}

@@ -4,7 +4,7 @@ The programs of the documentation use them as well.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,10 +38,15 @@ class CharTokenizer:
 
 @dataclass
 class DataProto:
-    """The two fields of verl's DataProto that the adapters read."""
+    """What the adapters use of verl's DataProto."""
 
     batch: dict[str, Any]
     non_tensor_batch: dict[str, Any]
+    meta_info: dict[str, Any] = field(default_factory=dict)
+
+    def slice(self, rows: Any) -> "DataProto":
+        others = {name: each[np.asarray(rows)] for name, each in self.non_tensor_batch.items()}
+        return DataProto({name: each[rows] for name, each in self.batch.items()}, others)
 
 
 def batch_of(ids: list[str], texts: list[str], *, prompt: int = 3, pad: int = 2) -> DataProto:

@@ -13,8 +13,6 @@ from rewardfleet.adapters.areal import reward_function
 
 from .conftest import SUM, TESTS, install_modules
 
-pytestmark = pytest.mark.usefixtures("closes")
-
 ROW = {"messages": [{"role": "user", "content": "Add."}], "tests": json.dumps(TESTS)}
 
 

@@ -13,8 +13,6 @@ from rewardfleet.adapters.ctrl import CritiqueReward
 
 from .conftest import ECHO, SUM, TESTS, UNREACHABLE
 
-pytestmark = pytest.mark.usefixtures("closes")
-
 END = "<|im_end|>\n"
 PARTS = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": SUM}]
 USER, TOOL = {"role": "user", "content": ECHO}, {"role": "tool", "content": ECHO}

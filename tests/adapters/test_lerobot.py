@@ -18,8 +18,6 @@ from rewardfleet_server.testing import FakeJudge
 
 from .conftest import UNREACHABLE, install_modules
 
-pytestmark = pytest.mark.usefixtures("closes")
-
 KEY = "observation.images.top"
 TASK = "put the bowl on the plate"
 

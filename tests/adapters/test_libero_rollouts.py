@@ -1,7 +1,6 @@
 """Real rollouts through the stand-in and a real service; LIBERO's simulator; the example."""
 
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -13,6 +12,7 @@ from rewardfleet.adapters.libero import LiberoRewardWrapper
 from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import served_with
+from ..running import output_of
 from .libero_envs import DATA, ROOT, load_example
 
 pytestmark = pytest.mark.slow
@@ -66,18 +66,11 @@ def test_rewards_of_replayed_rollouts_equal_those_of_their_files(url):
 
 @pytest.mark.full
 def test_the_example_runs_and_loses_no_reward_with_a_killed_service():
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "libero_rewards.py")],
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "one of the two services was killed" in done.stdout
-    results = re.search(r"(\d+) of (\d+) finished episodes have a result", done.stdout)
+    shown = output_of(sys.executable, ROOT / "examples" / "libero_rewards.py", seconds=170)
+    assert "one of the two services was killed" in shown
+    results = re.search(r"(\d+) of (\d+) finished episodes have a result", shown)
     assert results and int(results[1]) == int(results[2]) >= 32
-    table = re.findall(r"(success|failure) +(\d+) +(\d+) +(\d+) +(\d+)", done.stdout)
+    table = re.findall(r"(success|failure) +(\d+) +(\d+) +(\d+) +(\d+)", shown)
     assert [name for name, *_ in table] == ["success", "failure"]
     assert all(missing == "0" for *_, missing in table)
     (_, successes, right, *_), (_, failures, _, wrong, _) = table

@@ -1,8 +1,6 @@
 """The Gymnasium wrapper in all autoreset modes: the right frames, rewards and masks."""
 
-import json
 import math
-import subprocess
 import sys
 from collections import Counter
 
@@ -13,6 +11,7 @@ from gymnasium.wrappers.vector import DictInfoToList
 
 from rewardfleet.adapters.libero import LiberoRewardWrapper, MissingRewardError
 
+from ..running import output_of
 from .libero_envs import CountingEnv, SeeingJudge, gray, judged_by, levels_of
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
@@ -236,7 +235,7 @@ def test_environments_without_an_autoreset_mode_are_refused():
 @pytest.mark.slow
 def test_without_gymnasium_the_rest_works_and_the_package_is_named():
     program = """
-import json, sys
+import sys
 sys.modules["gymnasium"] = None
 from rewardfleet.adapters.libero import LiberoRewards, RewardModelConfig
 from rewardfleet.adapters import libero
@@ -244,7 +243,6 @@ LiberoRewards({"enable": True}, ["a"]).close()
 try:
     libero.LiberoRewardWrapper
 except ImportError as error:
-    print(json.dumps(str(error)))
+    print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert "pip install 'gymnasium>=1.1'" in json.loads(done.stdout)
+    assert "pip install 'gymnasium>=1.1'" in output_of(sys.executable, "-c", program)

@@ -16,8 +16,6 @@ from rewardfleet.adapters.nemo_rl import ScoringEnvironment, register
 
 from .conftest import ECHO, SUM, TESTS, install_modules
 
-pytestmark = pytest.mark.usefixtures("closes")
-
 INFO = {"ground_truth": json.dumps(TESTS)}
 
 

@@ -25,7 +25,7 @@ reward_func = reward_function("code", {url!r}, **{options!r})
 
 
 @pytest.fixture
-def load(tmp_path: Path, closes: None):
+def load(tmp_path: Path):
     """Load a user's file as the executor does."""
 
     def load(url: str, **options: object):

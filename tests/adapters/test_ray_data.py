@@ -17,8 +17,6 @@ from rewardfleet_server.testing import FakeJudge
 
 from .conftest import ECHO, SUM, TESTS, UNREACHABLE
 
-pytestmark = pytest.mark.usefixtures("closes")
-
 
 class KilledOnce(Records):
     """Is killed with its actor in the middle of the second batch."""

@@ -16,8 +16,6 @@ from rewardfleet.adapters.rllm import evaluator
 
 from .conftest import ECHO, SUM, TESTS, install_modules
 
-pytestmark = pytest.mark.usefixtures("closes")
-
 TASK = SimpleNamespace(id="0", instruction="Add.", metadata={"tests": json.dumps(TESTS)})
 
 

@@ -25,8 +25,6 @@ from .conftest import ECHO, SUM, TESTS, UNREACHABLE, install_modules
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.usefixtures("closes")
-
 CONFIG = SimpleNamespace(model_args="tokenizer")
 
 

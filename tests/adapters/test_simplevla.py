@@ -8,7 +8,6 @@ import logging
 import math
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from rewardfleet.adapters.simplevla import (
     suite_max_steps,
 )
 
+from ..running import output_of
 from ..third_party.test_simplevla import COMPLETE
 from ..third_party.test_simplevla import STEPS as TAKEN
 from .standin import Config, DataProto
@@ -65,12 +65,7 @@ def rollouts(tokens: list | None = None, **fields: list):
 
 def sliceable(data):
     """Return a batch with `slice`, which verl's DataProto of today calls `select_idxs`."""
-    if isinstance(data, DataProto):
-        data.slice = lambda mask: DataProto(
-            {name: each[mask] for name, each in data.batch.items()},
-            {name: each[np.asarray(mask)] for name, each in data.non_tensor_batch.items()},
-        )
-    else:
+    if not isinstance(data, DataProto):
         data.slice = data.select_idxs
     return data
 
@@ -401,15 +396,8 @@ def overrides_of_the_example(checkout: Path, **variables: str) -> list[str]:
     python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     python.chmod(0o755)
     given = {"SFT_MODEL_PATH": "/sft", "CKPT_PATH": "/out", **variables}
-    done = subprocess.run(
-        ["bash", str(EXAMPLE), "data.n_samples=8"],
-        cwd=checkout,
-        env={**given, "PATH": f"{python.parent}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    lines = done.stdout.splitlines()
+    own = {**given, "PATH": f"{python.parent}:/usr/bin:/bin"}
+    lines = output_of("bash", EXAMPLE, "data.n_samples=8", cwd=checkout, env=own).splitlines()
     assert lines[:3] == ["-u", "-m", "verl.trainer.main_ppo"]
     return lines[3:]
 

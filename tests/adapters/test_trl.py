@@ -23,8 +23,6 @@ from ..third_party.trainers import random_trainer
 from ..viewers.wandb_file import history_of, rows_of
 from .conftest import ECHO, SUM, TESTS, UNREACHABLE
 
-pytestmark = pytest.mark.usefixtures("closes")
-
 NO_CAUSES = {f"reward/cause/{each}": 0.0 for each in CodeCause}
 
 

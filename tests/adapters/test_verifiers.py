@@ -14,8 +14,6 @@ from rewardfleet.adapters.verifiers import reward_function
 
 from .conftest import ECHO, SUM, TESTS, UNREACHABLE, requests_to
 
-pytestmark = pytest.mark.usefixtures("closes")
-
 
 async def by_rubric(function, *texts: object, **row: object) -> list[float]:
     """A rubric gives all that the signature names, and the columns if it takes any."""

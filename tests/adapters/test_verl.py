@@ -4,10 +4,8 @@ import asyncio
 import importlib.util
 import json
 import math
-from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import cv2
 import numpy as np
@@ -32,24 +30,9 @@ pytestmark = pytest.mark.slow
 VIDEO_CAUSES = {f"reward/cause/{each}": 0.0 for each in VideoCause}
 MARKS = {"reward/failed": 0.0, "reward/abstained": 0.0, "reward/cached": 0.0}
 
-T = TypeVar("T")
 
-
-def sync(*given: object, **kwargs: object) -> dict[str, float]:
+async def sync(*given: object, **kwargs: object) -> dict[str, float]:
     return compute_score(*given, **kwargs)
-
-
-def awaited(*given: object, **kwargs: object) -> dict[str, float]:
-    return asyncio.run(closing(compute_score_async(*given, **kwargs)))
-
-
-async def closing(work: Awaitable[T]) -> T:
-    """Close the connections of this event loop, which ends here; a trainer's loop goes on."""
-    try:
-        return await work
-    finally:
-        for fleet in verl._fleets.values():
-            await fleet.aclose()
 
 
 async def close_all(fleets: dict[object, RewardFleet]) -> None:
@@ -64,70 +47,79 @@ def _own_fleets():
     verl._loop.close(close_all(verl._fleets))
 
 
-both = pytest.mark.parametrize("score", [sync, awaited])
+both = pytest.mark.parametrize("score", [sync, compute_score_async])
 
 
 @both
-def test_a_score_is_the_pass_rate(score, code_url: str):
-    result = score("code", SUM, TESTS, None, url=code_url)
+async def test_a_score_is_the_pass_rate(score, code_url: str):
+    result = await score("code", SUM, TESTS, None, url=code_url)
     assert (result["score"], result["reward/pass_rate"], result["reward/failed"]) == (1.0, 1.0, 0.0)
-    result = score("code", ECHO, json.dumps(TESTS), {"index": 3}, url=[code_url])
+    result = await score("code", ECHO, json.dumps(TESTS), {"index": 3}, url=[code_url])
     assert (result["score"], result["reward/pass_rate"], result["reward/failed"]) == (0.5, 0.5, 0.0)
-    result = score("code", ECHO, TESTS, {"mode": "all_pass"}, url=code_url)
+    result = await score("code", ECHO, TESTS, {"mode": "all_pass"}, url=code_url)
     assert result["score"] == 0.0
 
 
-def test_the_step_is_one_after_that_of_the_weights(code_url: str, tmp_path: Path):
+async def test_the_step_is_one_after_that_of_the_weights(code_url: str, tmp_path: Path):
     """verl 0.9.1 adds the fields of its agent loop to `extra_info`; None before the first sync."""
     extras = [{"max_global_steps": 7, "turn_scores": []}, {"max_global_steps": None}, {"step": 5}]
     for extra in extras:
-        awaited("code", SUM, TESTS, extra, url=code_url, score_log=str(tmp_path / "log"))
+        await compute_score_async(
+            "code", SUM, TESTS, extra, url=code_url, score_log=str(tmp_path / "log")
+        )
+    await close_all(verl._fleets)  # writes the log
     segments = [each.read_text() for each in (tmp_path / "log").glob("*.jsonl")]
     lines = "".join(segments).splitlines()
     assert sorted(str(json.loads(line)["step"]) for line in lines) == ["8", "None", "None"]
 
 
 @both
-def test_a_critique_is_scored_by_its_revision_and_its_judgment_is_reported(score, code_url: str):
+async def test_a_critique_is_scored_by_its_revision_and_its_judgment_is_reported(
+    score, code_url: str
+):
     extra = {"revision": SUM, "original_passed": True}
     for critique, reward, valid, correct in (
         ("Sum them.\nOverall judgment: Incorrect", 1.0, 1.0, 0.0),
         ("Nice.", 0.0, 0.0, None),
     ):
-        result = score("critic", critique, TESTS, extra, url=code_url)
+        result = await score("critic", critique, TESTS, extra, url=code_url)
         assert (result["score"], result["reward/critique_valid"]) == (reward, valid)
         assert (result["reward/judgment_correct"], result["reward/failed"]) == (correct, 0.0)
     assert extra == {"revision": SUM, "original_passed": True}, "samples may share it"
-    assert score("code", SUM, TESTS, {"critique": "Nice."}, url=code_url)["score"] == 0.0
+    assert (await score("code", SUM, TESTS, {"critique": "Nice."}, url=code_url))["score"] == 0.0
 
 
 @both
-def test_a_failure_is_raised_or_replaced_and_never_silently_0(
+async def test_a_failure_is_raised_or_replaced_and_never_silently_0(
     score, dead_url: str, code_url: str, caplog, monkeypatch
 ):
     monkeypatch.setattr("rewardfleet.http.transport._RETRIES", 0)
     with pytest.raises(UNREACHABLE):
-        score("code", SUM, TESTS, url=dead_url, timeout_s=30)
+        await score("code", SUM, TESTS, url=dead_url, timeout_s=30)
     with pytest.raises(InvalidRequest, match="tests"):
-        score("code", SUM, "no tests", url=code_url)
+        await score("code", SUM, "no tests", url=code_url)
     assert not caplog.messages
-    result = score("code", SUM, TESTS, url=dead_url, timeout_s=30, on_failure=-1.0)
+    result = await score("code", SUM, TESTS, url=dead_url, timeout_s=30, on_failure=-1.0)
     assert (result["score"], result["reward/failed"]) == (-1.0, 1.0)
     assert "cannot be reached" in caplog.messages[0]
     with pytest.raises(InvalidRequest, match="tests"):  # on_failure is for the fleet's failures
-        score("code", SUM, None, url=code_url, on_failure=math.nan)
+        await score("code", SUM, None, url=code_url, on_failure=math.nan)
     with pytest.raises(ValueError, match="on_failure"):
-        score("code", SUM, TESTS, url=code_url, on_failure="zero")
+        await score("code", SUM, TESTS, url=code_url, on_failure="zero")
 
 
 @both
-def test_all_results_have_the_same_keys_and_no_value_is_nan(score, code_url: str, dead_url: str):
+async def test_all_results_have_the_same_keys_and_no_value_is_nan(
+    score, code_url: str, dead_url: str
+):
     """verl collects the keys of the first sample, and its validation leaves out None."""
     results = [
-        score("code", SUM, TESTS, url=code_url),
-        score("code", "import", TESTS, {"critique": "Overall judgment: Correct"}, url=code_url),
-        score("code", "", TESTS, url=code_url),
-        score("code", SUM, TESTS, url=dead_url, timeout_s=0.5, on_failure=0.25),
+        await score("code", SUM, TESTS, url=code_url),
+        await score(
+            "code", "import", TESTS, {"critique": "Overall judgment: Correct"}, url=code_url
+        ),
+        await score("code", "", TESTS, url=code_url),
+        await score("code", SUM, TESTS, url=dead_url, timeout_s=0.5, on_failure=0.25),
     ]
     assert len({tuple(each) for each in results}) == 1
     values = [value for each in results for value in each.values()]
@@ -139,13 +131,15 @@ def test_all_results_have_the_same_keys_and_no_value_is_nan(score, code_url: str
 
 
 @both
-def test_the_arguments_of_verl_are_accepted_and_unknown_ones_are_refused(score, code_url: str):
+async def test_the_arguments_of_verl_are_accepted_and_unknown_ones_are_refused(
+    score, code_url: str
+):
     given = dict.fromkeys(("reward_router_address", "reward_model_tokenizer", "reward_model"))
-    assert score("code", SUM, TESTS, url=code_url, **given)["score"] == 1.0
+    assert (await score("code", SUM, TESTS, url=code_url, **given))["score"] == 1.0
     with pytest.raises(TypeError, match="on_faliure"):
-        score("code", SUM, TESTS, url=code_url, on_faliure=0.0)
+        await score("code", SUM, TESTS, url=code_url, on_faliure=0.0)
     with pytest.raises(TypeError, match="url"):
-        score("code", SUM, TESTS)
+        await score("code", SUM, TESTS)
 
 
 def test_verl_before_0_9_gets_nan_where_there_is_no_value(code_url: str, monkeypatch):
@@ -193,29 +187,31 @@ def array_of_images(clip: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("make", [list_of_images, array_of_images, np.asarray])
 @both
-def test_clips_are_scored_for_the_task_in_the_ground_truth(score, make, serve):
+async def test_clips_are_scored_for_the_task_in_the_ground_truth(score, make, serve):
     service = serve(FakeJudge(0.7))
     options = {"url": str(service.base_url), "service": "video"}
     task, clip = "put the bowl on the plate", make(np.zeros((4, 32, 32, 3), np.uint8))
-    result = score("robot", "", task, {"clip": clip, "index": 3}, **options, binary_reward=False)
+    result = await score(
+        "robot", "", task, {"clip": clip, "index": 3}, **options, binary_reward=False
+    )
     assert result == {"score": 0.7, **MARKS, **VIDEO_CAUSES, "reward/cause/not_finished": 1.0}
-    binary = score("robot", "", task, {"clip": clip, "nframes": 2}, **options)
+    binary = await score("robot", "", task, {"clip": clip, "nframes": 2}, **options)
     assert binary["score"] == 1.0
     with pytest.raises(InvalidRequest, match="no 'clip'"):
-        score("robot", "", task, {}, **options)
+        await score("robot", "", task, {}, **options)
 
 
 @both
-def test_an_abstention_is_a_failure_that_is_marked(score, serve):
+async def test_an_abstention_is_a_failure_that_is_marked(score, serve):
     service = serve(FakeJudge(score=None))
     clip = np.zeros((4, 32, 32, 3), np.uint8)
     given = ("robot", "", "put the bowl on the plate", {"clip": clip})
     options = {"url": str(service.base_url), "service": "video"}
-    result = score(*given, **options, on_failure=-1.0)
+    result = await score(*given, **options, on_failure=-1.0)
     abstained = {"reward/abstained": 1.0, "reward/cause/no_verdict": 1.0}
     assert result == {"score": -1.0, **MARKS, **VIDEO_CAUSES, **abstained}
     with pytest.raises(Abstained):
-        score(*given, **options)
+        await score(*given, **options)
 
 
 def test_verl_loads_the_file_by_its_path(code_url: str):
@@ -239,8 +235,10 @@ def test_threads_and_event_loops_share_one_fleet(code_url: str):
 
     async def gathered() -> list[float]:
         calls = [compute_score_async("code", each, TESTS, url=code_url) for each in [SUM, ECHO] * 8]
-        return [result["score"] for result in await asyncio.gather(*calls)]
+        scores = [result["score"] for result in await asyncio.gather(*calls)]
+        await close_all(verl._fleets)  # in this event loop, which ends; a trainer's goes on
+        return scores
 
-    assert [asyncio.run(closing(gathered())) for _ in range(2)] == [[1.0, 0.5] * 8] * 2
+    assert [asyncio.run(gathered()) for _ in range(2)] == [[1.0, 0.5] * 8] * 2
     assert len(verl._fleets) == 1
     assert len(verl._loop._workers) == 1

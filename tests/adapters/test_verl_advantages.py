@@ -1,7 +1,6 @@
 """verl's advantages when a reward is missing: estimators of this project in verl 0.9.1."""
 
 import os
-import subprocess
 import sys
 
 import numpy as np
@@ -11,6 +10,8 @@ torch = pytest.importorskip("torch")
 algorithms = pytest.importorskip("verl.trainer.ppo.core_algos")
 
 from rewardfleet.adapters import verl_advantages  # noqa: E402 - registers where verl is imported
+
+from ..running import output_of  # noqa: E402
 
 #: Two groups of four, of which one sample each has no reward; one sample that is left alone; and a
 #: group with equal rewards.
@@ -124,7 +125,5 @@ def test_verl_finds_the_estimators_by_its_environment_variable():
         "print(get('rewardfleet_grpo').__module__, get('rewardfleet_rloo').__name__)"
     )
     environment = {**os.environ, "VERL_USE_EXTERNAL_MODULES": verl_advantages.__name__}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["rewardfleet.adapters.verl_advantages", "rloo"]
+    shown = output_of(sys.executable, "-c", program, env=environment)
+    assert shown.startswith("rewardfleet.adapters.verl_advantages rloo\n")

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import socket
 import socketserver
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -187,19 +188,29 @@ async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
             await asyncio.sleep(0.001)
 
 
-@contextmanager
-def answering(response: bytes) -> Iterator[str]:
+def answering(response: bytes) -> AbstractContextManager[str]:
     """Serve the same bytes in answer to every request; yield the URL."""
+    return handling(lambda connection: connection.sendall(response))
+
+
+@contextmanager
+def handling(handle: Callable[[socket.socket], None], *, waits: bool = False) -> Iterator[str]:
+    """Call a function with each connection that has sent something; yield the URL.
+
+    Args:
+        handle: The function.
+        waits: Whether all calls have ended at the end. A connection that the client abandoned may
+            never send anything.
+    """
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             self.request.recv(65536)
-            self.request.sendall(response)
+            handle(self.request)
 
     class Server(socketserver.ThreadingTCPServer):
-        # A connection that the client abandoned may never send anything.
-        block_on_close = False
-        daemon_threads = True
+        block_on_close = waits
+        daemon_threads = not waits
 
     with Server(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()

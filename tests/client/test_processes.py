@@ -5,7 +5,6 @@ import functools
 import inspect
 import os
 import pickle
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from rewardfleet import RewardFleet, blocking
 from rewardfleet_server.testing import FakeJudge, wait_until
 
 from ..conftest import LONG_CLIP, Serve
+from ..running import output_of
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -129,16 +129,10 @@ def test_threads_may_share_a_blocking_fleet(url: str):
 
 def run(program: str, *arguments: str) -> str:
     """Run a program in its own interpreter; it must succeed within a time limit."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", "-c", program, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=80,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr.replace("DeprecationWarning", "").strip() or "fork" in done.stderr
-    return done.stdout
+    command = (sys.executable, "-W", "error::RuntimeWarning", "-c", program, *arguments)
+    shown, *warnings = output_of(*command, seconds=80).splitlines()
+    assert not warnings or "fork" in "".join(warnings)
+    return shown
 
 
 LOOPS = """
@@ -202,7 +196,7 @@ print("all")
 
 def test_forked_workers_can_use_the_fleet_of_their_parent(url: str):
     for state in ("used", "fresh"):
-        assert run(FORKED, url, str(LONG_CLIP), state) == "all\n"
+        assert run(FORKED, url, str(LONG_CLIP), state) == "all"
 
 
 FORKED_ASYNC = """
@@ -237,4 +231,4 @@ print("all")
 
 
 def test_a_fork_inside_an_event_loop_affects_neither_process(url: str):
-    assert run(FORKED_ASYNC, url, str(LONG_CLIP)) == "all\n"
+    assert run(FORKED_ASYNC, url, str(LONG_CLIP)) == "all"

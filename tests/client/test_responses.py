@@ -1,8 +1,7 @@
 """Responses that are too large, or compressed, are typed failures and are not read."""
 
 import gzip
-import socketserver
-import threading
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,7 +13,7 @@ from rewardfleet.http import transport
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.errors import RewardFleetError
 
-from .conftest import Received, Reply, answering
+from .conftest import Received, Reply, answering, handling
 
 
 @pytest.fixture(autouse=True)
@@ -29,25 +28,18 @@ def endless(head: bytes, chunk: bytes) -> Iterator[tuple[str, list[int]]]:
     """Answer with `chunk` until the client disconnects; yield the URL, and the bytes sent."""
     sent = []
 
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            self.request.recv(65536)
-            total = 0
-            try:
-                self.request.sendall(head)
-                while total < 2**30:
-                    self.request.sendall(chunk)
-                    total += len(chunk)
-            except OSError:
-                sent.append(total)
+    def handle(connection: socket.socket) -> None:
+        total = 0
+        try:
+            connection.sendall(head)
+            while total < 2**30:
+                connection.sendall(chunk)
+                total += len(chunk)
+        except OSError:
+            sent.append(total)
 
-    class Server(socketserver.ThreadingTCPServer):
-        block_on_close = True
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", sent
-        server.shutdown()
+    with handling(handle, waits=True) as url:
+        yield url, sent
 
 
 @pytest.mark.parametrize("status", ["200 OK", "500 Internal Server Error"])

@@ -1,15 +1,10 @@
 """The static types of both clients, checked by mypy, and the generated stub."""
 
-import ast
-import inspect
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from rewardfleet import blocking
-from rewardfleet.services import SERVICES
 
 from ..conftest import DATA
 
@@ -41,23 +36,3 @@ def test_mypy_accepts_correct_calls_and_rejects_wrong_arguments(tmp_path: Path):
         if "  # " in line
     }
     assert found == expected, done.stdout + done.stderr
-
-
-def test_the_stub_has_every_service_and_call():
-    tree = ast.parse(Path(blocking.__file__).with_suffix(".pyi").read_text())
-    classes = {
-        node.name: {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
-        for node in tree.body
-        if isinstance(node, ast.ClassDef)
-    }
-    assert classes.keys() == {"RewardFleet"} | {
-        f"_{each.client.__name__}" for each in SERVICES.values()
-    }
-    for name, client_type in ((name, each.client) for name, each in SERVICES.items()):
-        assert name in classes["RewardFleet"]
-        calls = {
-            call
-            for call, _ in inspect.getmembers(client_type, inspect.iscoroutinefunction)
-            if not call.startswith("_") and call != "aclose"
-        }
-        assert classes[f"_{client_type.__name__}"] == calls

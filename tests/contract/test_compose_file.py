@@ -1,10 +1,11 @@
 """docker-compose.yml and `make down`, without an engine; tests/deploy starts the stack."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import yaml
+
+from ..running import output_of
 
 ROOT = Path(__file__).parent.parent.parent
 SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
@@ -42,8 +43,5 @@ def test_make_down_waits_until_containers_have_left_their_networks(tmp_path: Pat
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "STATE": str(tmp_path / "attempts"),
     }
-    done = subprocess.run(
-        ["make", "down"], cwd=ROOT, env=environment, capture_output=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    output_of("make", "down", cwd=ROOT, env=environment)
     assert (tmp_path / "attempts").read_text() == "\n" * 3

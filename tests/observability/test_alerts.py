@@ -1,11 +1,11 @@
 """The alert rules, with promtool. That one fires when a service is killed is in test_fleet.py."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from ..running import output_of
 from ..test_docs import anchors
 from .conftest import ALERTS, ROOT
 from .prometheus import program
@@ -21,12 +21,7 @@ TIMEOUT = pytest.mark.timeout(150)
 
 
 def promtool(*arguments: object) -> str:
-    command = [program("promtool"), *map(str, arguments)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return output_of(program("promtool"), *arguments, cwd=ROOT)
 
 
 @pytest.mark.parametrize("alert", RULES)

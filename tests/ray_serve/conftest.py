@@ -18,6 +18,7 @@ from rewardfleet_server.testing import wait_until
 from rewardfleet_server.up.settings import free_port
 
 from ..conftest import DATA
+from ..running import output_of
 from ..server.conftest import RedisServer
 from ..server.processes import descendants
 
@@ -49,16 +50,8 @@ class Cluster:
         return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
 
     def run_script(self, *arguments: str, code: int = 0) -> str:
-        return run(self.environment, sys.executable, str(SCRIPT), *arguments, code=code)
-
-
-def run(environment: dict[str, str], *command: str, code: int = 0) -> str:
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=400, env=environment, check=False
-    )
-    output = done.stdout + done.stderr
-    assert done.returncode == code, output
-    return output
+        options = {"status": code, "seconds": 400, "env": self.environment}
+        return output_of(sys.executable, SCRIPT, *arguments, **options)
 
 
 def replicas(service: str) -> list[int]:

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import httpx
@@ -27,7 +27,8 @@ from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import table
-from .conftest import KEY, ROOT, SCRIPT, VIDEOS, Cluster, replicas, run
+from ..running import output_of
+from .conftest import KEY, ROOT, SCRIPT, VIDEOS, Cluster, replicas
 
 CLIPS = sorted((VIDEOS / "videos").glob("libero_goal*.mp4"))[:12]
 TASK = "put the bowl on the stove"
@@ -72,7 +73,12 @@ async def score_programs(fleet: RewardFleet, on_start: Callable[[], None]) -> li
         program = "import time\ntime.sleep(0.05)\nprint(sum(map(int, input().split())))"
         return await fleet.code.score(program, {"kind": "stdio", "cases": cases})
 
-    tasks = [asyncio.create_task(score(number)) for number in range(24)]
+    return await gathered(map(score, range(24)), on_start)
+
+
+async def gathered(calls: Iterable[Coroutine[Any, Any, Any]], on_start: Callable[[], None]) -> Any:
+    """Make all calls, and call `on_start` while some of them are answered and others not."""
+    tasks = [*map(asyncio.create_task, calls)]
     while not any(task.done() for task in tasks):
         await asyncio.sleep(0.01)
     assert not all(task.done() for task in tasks)
@@ -122,15 +128,8 @@ async def test_clips_get_the_scores_of_the_plain_service_while_a_replica_is_kill
     cluster: Cluster, plain: dict[str, str]
 ):
     async def score(fleet: RewardFleet, on_start: Callable[[], None]) -> list[Any]:
-        tasks = [
-            asyncio.create_task(fleet.video.score(TASK, each, backend="reference"))
-            for each in CLIPS
-        ]
-        while not any(task.done() for task in tasks):
-            await asyncio.sleep(0.01)
-        assert not all(task.done() for task in tasks)
-        on_start()
-        return await asyncio.gather(*tasks)
+        calls = (fleet.video.score(TASK, each, backend="reference") for each in CLIPS)
+        return await gathered(calls, on_start)
 
     async with cluster.fleet() as fleet, RewardFleet(video=plain["video"]) as other:
         scores = await score(fleet, lambda: kill_one("video"))
@@ -217,7 +216,8 @@ def test_the_pages_of_the_fleet_and_of_a_service(cluster: Cluster):
         missing = http.get("/nothing/score")
         assert missing.status_code == 404 and missing.json()["kind"] == "not_found"
     environment = {**os.environ, "REWARDFLEET_API_KEY": KEY}
-    table = run(environment, sys.executable, "-m", "rewardfleet_server", "status", cluster.url)
+    command = (sys.executable, "-m", "rewardfleet_server", "status", cluster.url)
+    table = output_of(*command, env=environment)
     for name in ("gateway", "video", "code", "episode", "tools"):
         assert re.search(rf"(?m)^{name}.* ready ", table), table
 

@@ -12,6 +12,8 @@ import numpy as np
 
 from rewardfleet import RewardFleetError
 
+from ..adapters.standin import DataProto
+
 #: Fields of answers that differ each time, or with versions and wordings. They are not recorded.
 _VOLATILE = {
     *("cached", "cpu_time", "created", "execution_time", "id", "provenance", "request_id"),
@@ -98,18 +100,6 @@ class Wire:
         return answer.status_code, answer.json()
 
 
-class Batch:
-    """A recorded `DataProto`, with what adapters use of it."""
-
-    def __init__(self, batch: dict[str, Any], non_tensor_batch: dict[str, Any]) -> None:
-        self.batch, self.non_tensor_batch = batch, non_tensor_batch
-        self.meta_info: dict[str, Any] = {}  # it is not recorded
-
-    def slice(self, rows: Any) -> "Batch":
-        others = {name: each[rows.numpy()] for name, each in self.non_tensor_batch.items()}
-        return Batch({name: each[rows] for name, each in self.batch.items()}, others)
-
-
 def to_json(value: Any) -> Any:
     """Return numbers, texts, lists and dictionaries; an array or tensor has its type with it.
 
@@ -134,7 +124,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return what `to_json` had, with a `Batch` for a `DataProto`."""
+    """Return what `to_json` had. The `meta_info` of a `DataProto` is not recorded."""
     if isinstance(value, list):
         return [from_json(each) for each in value]
     if not isinstance(value, dict):
@@ -144,7 +134,7 @@ def from_json(value: Any) -> Any:
     fields = {key: from_json(each) for key, each in value.items()}
     if fields.keys() == {"object"}:
         return SimpleNamespace(**fields["object"])
-    return Batch(**fields) if fields.keys() == {"batch", "non_tensor_batch"} else fields
+    return DataProto(**fields) if fields.keys() == {"batch", "non_tensor_batch"} else fields
 
 
 def _array(kind: str, values: list[Any]) -> Any:

@@ -26,7 +26,7 @@ from ..programs import CASES, FENCED, HALF, RIGHT
 from .peers import TIMEOUT, Peer, recorded
 from .trainers import CONFIGS, HERE, ROOT, byte_tokenizer, counted, edited
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("closes")]
+pytestmark = pytest.mark.slow
 
 ROW = {"problem": "Add.", "solution": HALF, "prompter_type": "code_contests"}
 

@@ -12,7 +12,7 @@ from ..programs import FENCED, HALF, TESTS
 from .peers import TIMEOUT, Peer, recorded
 from .trainers import bare
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("closes")]
+pytestmark = pytest.mark.slow
 
 
 def environment(url: str) -> ScoringEnvironment:

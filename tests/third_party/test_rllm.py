@@ -13,7 +13,7 @@ from ..programs import HALF, RIGHT, TESTS, TEXTS
 from .peers import Peer, recorded
 from .trainers import UNREACHABLE, error_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("closes", "rllm")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rllm")]
 
 ROW = {"question": "Add.", "tests": json.dumps(TESTS)}
 ADAPTERS = {

@@ -141,7 +141,7 @@ def rolled_out(peer: Peer) -> dict[str, object]:
     return found
 
 
-@pytest.mark.usefixtures("closes", "installed")
+@pytest.mark.usefixtures("installed")
 async def test_prompts_get_their_rewards_and_one_without_a_reward_is_dropped(
     code_url: str, dead_url: str
 ):

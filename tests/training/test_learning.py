@@ -1,14 +1,14 @@
 """The experiment of examples/grpo_programs.py: a policy learns to write programs."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from ..running import output_of, own_environment
 
 pytest.importorskip("torch")
 pytest.importorskip("trl")
@@ -24,16 +24,8 @@ SEEDS, STEPS = 3, 50
 def results(tmp_path_factory) -> list[dict[str, Any]]:
     """Train all runs of the example, each as a list of the mean rewards of its steps."""
     folder = tmp_path_factory.mktemp("grpo")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("REWARDFLEET_")}
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE), str(folder), str(folder / "learning.png")],
-        env={**environment, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=840,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
+    command = (sys.executable, EXAMPLE, folder, folder / "learning.png")
+    output_of(*command, seconds=840, env={**own_environment(), "HF_HUB_OFFLINE": "1"})
     assert (folder / "learning.png").exists()
     return json.loads((folder / "results.json").read_text())
 

@@ -64,15 +64,7 @@ def test_a_request_from_standard_input_and_its_failures(urls, capsys, monkeypatc
             json.dumps({"task_text": "x", "frames_base64": FRAMES}), str(client.base_url)
         )
         assert status == 3 and "no score by fake, abstained, cause no_verdict" in story
-    for text, reason in [
-        ("{", "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ("5", "give one request"),
-        ('["uid"]', "give one request"),
-        ('{"a": 1}', "task_text (video)"),
-        ('{"uid": 1}', "uid: Input should be a valid string"),
-        ('{"revision": "1", "tests": {}}', "tests"),
-    ]:
+    for text, reason in [*table("no_requests"), ("[" * 100_000, "not JSON")]:
         status, story = explained(text)
         assert status == 2 and reason in story, story
     status, story = explained('{"uid": "a"}')
