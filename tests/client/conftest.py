@@ -48,7 +48,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer; a script that returns None instead closes the connection.
+    """An answer, and a script that always gives it; one that returns None closes the connection.
 
     It has the id of its request, unless `headers` has another `X-Request-Id`; "" means none.
     `then` is a second one, for which nobody has asked. A `body` of bytes is sent as it is.
@@ -58,6 +58,9 @@ class Reply:
     body: object = None
     headers: dict[str, str] = field(default_factory=dict)
     then: "Reply | None" = None
+
+    async def __call__(self, _: Received) -> "Reply":
+        return self
 
     def encode(self, request_id: str) -> bytes:
         content = self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
@@ -75,9 +78,11 @@ def scored(item: dict[str, object]) -> dict[str, object]:
     return {"score": int(str(item["task_text"]).split()[-1]) / 1e6, "status": "ok"}
 
 
-def problem(status: int, kind: str, retry_after: float | None = None) -> dict[str, object]:
-    fields = {"title": kind, "status": status, "detail": "scripted", "kind": kind}
-    return {**fields, "retryable": True, "retry_after": retry_after}
+def refusal(
+    status: int, kind: str, retry_after: float | None = None, headers: dict[str, str] | None = None
+) -> Reply:
+    problem = {"title": kind, "status": status, "detail": "scripted", "kind": kind}
+    return Reply(status, {**problem, "retryable": True, "retry_after": retry_after}, headers or {})
 
 
 async def healthy(request: Received) -> Reply:
@@ -87,13 +92,6 @@ async def healthy(request: Received) -> Reply:
     if request.path == "/score":
         return Reply(body=scored(request.items[0]))
     return Reply(body={"status": "ready"})
-
-
-def always(status: int, kind: str, retry_after: float | None = None) -> Script:
-    async def script(request: Received) -> Reply:
-        return Reply(status, problem(status, kind, retry_after))
-
-    return script
 
 
 def holding(release: asyncio.Event, script: Script = healthy, tasks: str = "") -> Script:

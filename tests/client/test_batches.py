@@ -16,7 +16,7 @@ from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.judges import Judgment
 
 from ..conftest import Serve, image_base64
-from .conftest import Received, Reply, always, healthy, holding, problem, scored, until
+from .conftest import Received, Reply, healthy, holding, refusal, scored, until
 
 IMAGES = [base64.b64decode(image_base64())]
 
@@ -120,7 +120,7 @@ async def test_the_retry_after_of_an_item_is_respected(replica):
     async def first_item_full(request: Received) -> Reply:
         if request.path == "/score":
             return await healthy(request)
-        full = {"score": None, "status": "error", "error": problem(429, "overloaded", 0.4)}
+        full = {"score": None, "status": "error", "error": refusal(429, "overloaded", 0.4).body}
         return Reply(body={"results": [full, *map(scored, request.items[1:])]})
 
     only = await replica(first_item_full)
@@ -134,7 +134,7 @@ async def test_the_retry_after_of_an_item_is_respected(replica):
 async def test_a_failed_part_does_not_affect_the_other_parts(replica):
     async def reject_the_second(request: Received) -> Reply:
         if request.items[0]["task_text"] == "task 2":
-            return Reply(404, problem(404, "not_found"))
+            return refusal(404, "not_found")
         return await healthy(request)
 
     only = await replica(reject_the_second)
@@ -148,7 +148,7 @@ async def test_a_failed_part_does_not_affect_the_other_parts(replica):
 async def test_a_part_that_is_too_large_for_the_service_is_sent_in_halves(replica):
     async def at_most_two(request: Received) -> Reply:
         too_large = len(request.items) > 2 or request.items[0]["task_text"] == "task 5"
-        return Reply(413, problem(413, "too_large")) if too_large else await healthy(request)
+        return refusal(413, "too_large") if too_large else await healthy(request)
 
     only = await replica(at_most_two)
     async with RewardFleet(video=only.url, max_concurrency=1, on_failure=-1.0) as fleet:
@@ -179,7 +179,7 @@ async def test_an_item_that_cannot_be_encoded_fails_alone(replica):
 
 
 async def test_a_batch_whose_parts_are_all_refused_raises(replica):
-    only = await replica(always(401, "unauthorized"))
+    only = await replica(refusal(401, "unauthorized"))
     async with RewardFleet(video=only.url, max_concurrency=4) as fleet:
         with pytest.raises(rewardfleet.Unauthorized):
             await fleet.video.score_batch(requests(6))
@@ -189,10 +189,7 @@ async def test_a_batch_whose_parts_are_all_refused_raises(replica):
 
 @pytest.mark.parametrize("results", [[], [{"score": 0.5, "status": "ok"}] * 4])
 async def test_a_wrong_number_of_results_is_a_backend_failure(replica, results):
-    async def wrong(request: Received) -> Reply:
-        return Reply(body={"results": results})
-
-    only = await replica(wrong)
+    only = await replica(Reply(body={"results": results}))
     async with RewardFleet(video=only.url) as fleet:
         with pytest.raises(rewardfleet.BackendFailed, match="results"):
             await fleet.video.score_batch(requests(3))
@@ -262,7 +259,7 @@ async def test_each_caller_gets_its_own_failure(serve: Serve):
 
 
 async def test_the_failure_of_a_batch_is_a_new_exception_for_each_caller(replica):
-    only = await replica(always(403, "forbidden"))
+    only = await replica(refusal(403, "forbidden"))
     async with coalescing(only.url) as fleet:
         answers = await asyncio.gather(*(score(fleet, i) for i in range(5)), return_exceptions=True)
     assert {type(answer) for answer in answers} == {rewardfleet.Forbidden}
@@ -311,7 +308,6 @@ async def test_arguments_are_neither_changed_nor_mixed_between_calls(replica):
 
 async def test_a_cancelled_caller_does_not_affect_the_others(replica):
     release = asyncio.Event()
-
     only = await replica(holding(release))
     async with coalescing(only.url, max_concurrency=1024) as fleet:
         coalescer = fleet.video._coalescer
@@ -345,11 +341,7 @@ async def test_a_batch_whose_callers_are_all_cancelled_is_cancelled(serve: Serve
 @pytest.mark.slow
 async def test_coalesced_calls_end_at_their_deadline(replica):
     never = asyncio.Event()
-
-    async def silent(request: Received) -> None:
-        await never.wait()
-
-    only = await replica(silent)
+    only = await replica(holding(never))
     async with coalescing(only.url, timeout_s=1.0) as fleet, asyncio.timeout(20):
         answers = await asyncio.gather(*(score(fleet, i) for i in range(9)), return_exceptions=True)
     assert {type(answer) for answer in answers} == {rewardfleet.DeadlineExceeded}

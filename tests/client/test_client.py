@@ -17,7 +17,7 @@ from rewardfleet_server.testing import FakeJudge, wait_until
 
 from ..conftest import LONG_CLIP, Serve, table
 from ..tensors import Tensor
-from .conftest import Received, Reply
+from .conftest import Reply
 
 TASK = "put the bowl on the plate"
 
@@ -254,11 +254,7 @@ def test_closing_leaves_it_to_calls_to_cancel_their_tasks():
 @pytest.mark.slow
 async def test_unset_fields_are_not_sent(replica):
     """A service of an older version would refuse fields that it does not know."""
-
-    async def refuse(request: Received) -> Reply:
-        return Reply(422)
-
-    service = await replica(refuse)
+    service = await replica(Reply(422))
     request = video_request(TASK, "clip.mp4")
     async with RewardFleet(video=service.url) as fleet:
         for call in (fleet.video.score(TASK, "clip.mp4"), fleet.video.score_batch([request] * 2)):

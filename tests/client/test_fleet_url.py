@@ -10,7 +10,7 @@ from rewardfleet_server.testing import FakeJudge
 
 from ..conftest import LONG_CLIP, Serve
 from ..gateways import fleet_of
-from .conftest import Received, Reply, ScriptedReplica, problem
+from .conftest import Received, Reply, ScriptedReplica, refusal
 
 TASK = "put the bowl on the plate"
 TESTS = {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1"}]}
@@ -84,7 +84,7 @@ async def test_a_failure_of_the_gateway_is_retried(replica):
     async def recovering(request: Received) -> Reply:
         scored = sum(each.path == "/video/score" for each in gateway.received)  # not the probes
         if scored < 3 and request.path != "/video/readyz":
-            return Reply(503, problem(503, "unavailable"), headers)
+            return refusal(503, "unavailable", None, headers)
         return Reply(body={"score": 1, "status": "ok"}, headers={"x-rewardfleet-service": "video"})
 
     gateway: ScriptedReplica = await replica(recovering)

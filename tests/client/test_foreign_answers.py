@@ -41,9 +41,7 @@ async def test_an_unrequested_answer_is_not_taken_for_that_of_the_next_call(
 async def test_the_answer_of_another_server_sends_the_call_to_another_replica(
     replica, status: int, body: str, headers: dict[str, str]
 ):
-    async def foreign(request: Received) -> Reply:
-        return Reply(status, body.encode(), NO_ID | headers)
-
+    foreign = Reply(status, body.encode(), NO_ID | headers)
     other, *services = await replica(foreign), await replica(), await replica()
     urls = [each.url for each in (other, *services)]
     async with RewardFleet(video=urls, timeout_s=60) as fleet:

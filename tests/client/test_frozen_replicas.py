@@ -19,7 +19,7 @@ from rewardfleet_server.up.settings import free_port
 from ..conftest import image_base64
 from ..measure import Stopwatch
 from ..running import own_environment, running
-from .conftest import Received, Reply, healthy, holding, problem, score_number, until
+from .conftest import Reply, healthy, holding, refusal, score_number, until
 
 IMAGE = base64.b64decode(image_base64())
 
@@ -47,10 +47,7 @@ Server(create_app(settings, {"numbers": Numbers()}), settings).run()
 
 async def test_a_stateful_call_to_a_frozen_replica_is_sent_again_unchanged(replica):
     never = asyncio.Event()
-
-    async def answer(request: Received) -> Reply:
-        return Reply(body={"temperatures": [0.6], "base_temperature": 0.6, "temperature_range": 0})
-
+    answer = Reply(body={"temperatures": [0.6], "base_temperature": 0.6, "temperature_range": 0})
     silent, other = await replica(holding(never)), await replica(answer)
     async with RewardFleet(episode=[silent.url, other.url], timeout_s=3) as fleet:
         outcome = {"run": "r", "step": 3, "success_rate": 0.5}
@@ -86,11 +83,8 @@ async def test_a_long_retry_after_rests_a_replica_for_a_limited_time(
     replica, monkeypatch, status, kind
 ):
     monkeypatch.setattr(replicas, "_MAX_REST_SECONDS", 0.2)
-
-    async def refuse(request: Received) -> Reply:
-        return Reply(status, problem(status, kind, 86400), {"Retry-After": "86400"})
-
-    resting, other = await replica(refuse), await replica()
+    script = refusal(status, kind, 86400, {"Retry-After": "86400"})
+    resting, other = await replica(script), await replica()
     async with RewardFleet(video=[resting.url, other.url], timeout_s=20) as fleet:
         while not resting.received:
             await score_number(fleet, 1)

@@ -11,7 +11,7 @@ import pytest
 from rewardfleet import RewardFleet, blocking, video_request
 from rewardfleet.http import pending
 
-from .conftest import Received, Reply, always, holding, until
+from .conftest import Reply, holding, refusal, until
 
 
 @pytest.fixture(autouse=True)
@@ -27,11 +27,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.slow
 async def test_one_line_names_the_oldest_of_all_pending_calls(replica, caplog):
     release = asyncio.Event()
-
-    async def tools(request: Received) -> Reply:
-        await release.wait()
-        return Reply(body={"score": 1.0, "status": "ok"})
-
+    tools = holding(release, Reply(body={"score": 1.0, "status": "ok"}))
     video, other = await replica(holding(release)), await replica(tools)
     async with RewardFleet(video=video.url, tools=other.url, timeout_s=60) as fleet:
         batch = [video_request(f"task {n}", "clip.mp4") for n in range(3)]
@@ -53,7 +49,7 @@ async def test_one_line_names_the_oldest_of_all_pending_calls(replica, caplog):
 
 
 async def test_a_call_that_waits_for_a_replica_at_capacity_says_so(replica, caplog):
-    video = await replica(always(429, "overloaded", 30))
+    video = await replica(refusal(429, "overloaded", 30))
     async with RewardFleet(video=video.url, timeout_s=60) as fleet:
         call = asyncio.create_task(fleet.video.score("task 1", "clip.mp4"))
         expected = "attempt 1 waiting for a replica, "

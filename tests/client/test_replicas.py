@@ -13,7 +13,7 @@ from rewardfleet.wire.errors import ERRORS, STATUS
 
 from ..conftest import Serve
 from ..measure import Stopwatch
-from .conftest import Received, Reply, always, healthy, holding, problem, score_number, until
+from .conftest import Received, Reply, healthy, holding, refusal, score_number, until
 
 pytestmark = pytest.mark.slow  # waits for pauses and deadlines
 
@@ -46,12 +46,10 @@ async def cut(request: Received) -> None:
     return None
 
 
-async def page(request: Received) -> Reply:
-    return Reply(404, b"<html>Not here</html>", {"X-Request-Id": ""})
-
-
 @pytest.mark.parametrize(
-    "script", [cut, always(503, "unavailable"), page], ids=["cut", "503", "page of a proxy"]
+    "script",
+    [cut, refusal(503, "unavailable"), Reply(404, b"<html>Not here</html>", {"X-Request-Id": ""})],
+    ids=["cut", "503", "page of a proxy"],
 )
 async def test_a_failing_replica_is_paused_and_then_tried_by_one_call_at_a_time(
     replica, monkeypatch, script
@@ -81,7 +79,7 @@ async def test_a_failing_replica_is_paused_and_then_tried_by_one_call_at_a_time(
 async def test_a_replica_whose_judge_fails_repeatedly_is_paused(replica):
     """It fails fast, so it would get most calls, and those that wait for others again and again."""
     release = asyncio.Event()
-    broken, busy = await replica(always(502, "backend_failed")), await replica(holding(release))
+    broken, busy = await replica(refusal(502, "backend_failed")), await replica(holding(release))
     async with RewardFleet(video=[broken.url, busy.url], max_concurrency=1) as fleet:
         calls = [asyncio.create_task(score_number(fleet, number)) for number in range(2)]
         (state,) = (each for each in _states(fleet) if each.url == broken.url)
@@ -126,7 +124,7 @@ async def test_retry_after_is_respected(replica, form):
             return Reply(429, "", {"Retry-After": "1"})
         if form == "date":
             return Reply(429, "", {"Retry-After": formatdate(time.time() + 2, usegmt=True)})
-        return Reply(429, problem(429, "overloaded", 0.4), {"Retry-After": "9"})
+        return refusal(429, "overloaded", 0.4, {"Retry-After": "9"})
 
     only = await replica(once_full)
     async with RewardFleet(video=only.url) as fleet:
@@ -136,7 +134,7 @@ async def test_retry_after_is_respected(replica, form):
 
 
 async def test_no_call_is_sent_during_a_cool_down(replica):
-    only = await replica(always(429, "overloaded", 0.5))
+    only = await replica(refusal(429, "overloaded", 0.5))
     async with RewardFleet(video=only.url, max_concurrency=4) as fleet:
         calls = [asyncio.create_task(score_number(fleet, number)) for number in range(100)]
         await until(lambda: len(only.received) == 4)
@@ -147,7 +145,7 @@ async def test_no_call_is_sent_during_a_cool_down(replica):
 
 
 async def test_the_calls_of_an_overloaded_replica_go_to_others(replica):
-    full, free = await replica(always(429, "overloaded", 30)), await replica()
+    full, free = await replica(refusal(429, "overloaded", 30)), await replica()
     async with RewardFleet(video=[full.url, free.url]) as fleet:
         watch = Stopwatch()
         assert [await score_number(fleet, number) for number in range(20)] == list(range(20))
@@ -156,8 +154,8 @@ async def test_the_calls_of_an_overloaded_replica_go_to_others(replica):
 
 
 async def test_a_retry_after_beyond_the_deadline_is_raised_at_once(replica):
-    full = await replica(always(429, "overloaded", 30))
-    draining = await replica(always(503, "unavailable", 30))
+    full = await replica(refusal(429, "overloaded", 30))
+    draining = await replica(refusal(503, "unavailable", 30))
     for url, error in ((full.url, rewardfleet.Overloaded), (draining.url, rewardfleet.Unavailable)):
         async with asyncio.timeout(15), RewardFleet(video=url, timeout_s=20) as fleet:
             with pytest.raises(error):
@@ -172,7 +170,7 @@ async def test_the_limit_of_a_replica_adapts_to_its_capacity(serve: Serve, repli
         nonlocal in_flight
         if in_flight >= 4:
             refused.append(request)
-            return Reply(429, problem(429, "overloaded", 0.02))
+            return refusal(429, "overloaded", 0.02)
         in_flight += 1
         await asyncio.sleep(0.002)  # the judgment
         in_flight -= 1
@@ -190,7 +188,7 @@ async def test_the_limit_of_a_replica_adapts_to_its_capacity(serve: Serve, repli
     "kind", ["unauthorized", "forbidden", "not_found", "too_large", "invalid", "internal"]
 )
 async def test_errors_that_are_not_retryable_are_not_retried(replica, kind):
-    both = [await replica(always(STATUS[kind], kind)) for _ in range(2)]
+    both = [await replica(refusal(STATUS[kind], kind)) for _ in range(2)]
     async with RewardFleet(video=[each.url for each in both]) as fleet:
         with pytest.raises(ERRORS[kind]):
             await score_number(fleet, 1)
@@ -199,7 +197,7 @@ async def test_errors_that_are_not_retryable_are_not_retried(replica, kind):
 
 async def test_a_deadline_that_passes_early_sends_the_call_to_another_replica(replica):
     """A service that goes on after a freeze takes the body of a request for late."""
-    late = always(504, "deadline_exceeded")
+    late = refusal(504, "deadline_exceeded")
     thawed, other = await replica(late), await replica()
     async with RewardFleet(video=[thawed.url, other.url]) as fleet:
         assert [await score_number(fleet, number) for number in range(4)] == [0, 1, 2, 3]
@@ -223,7 +221,7 @@ async def test_a_500_of_a_proxy_whose_replica_died_is_retried(replica):
 
 
 async def test_a_failed_judgment_is_retried_a_limited_number_of_times(replica):
-    only = await replica(always(502, "backend_failed"))
+    only = await replica(refusal(502, "backend_failed"))
     async with RewardFleet(video=only.url) as fleet:
         with pytest.raises(rewardfleet.BackendFailed):
             await score_number(fleet, 1)
@@ -236,7 +234,7 @@ async def test_a_failed_judgment_is_retried_a_limited_number_of_times(replica):
 async def test_the_deadline_covers_waiting_retries_and_the_response(replica):
     never = asyncio.Event()
     silent = await replica(holding(never))
-    full = await replica(always(429, "overloaded", 0.01))
+    full = await replica(refusal(429, "overloaded", 0.01))
     for url in (silent.url, full.url):
         async with RewardFleet(video=url, timeout_s=0.4, max_concurrency=2) as fleet:
             watch = Stopwatch()
@@ -251,7 +249,7 @@ async def test_the_deadline_covers_waiting_retries_and_the_response(replica):
 async def test_the_remaining_time_is_sent_to_the_service(replica):
     async def second_time(request: Received) -> Reply:
         if len(only.received) == 1:
-            return Reply(503, problem(503, "unavailable", 0.5))
+            return refusal(503, "unavailable", 0.5)
         return await healthy(request)
 
     only = await replica(second_time)

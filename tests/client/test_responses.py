@@ -13,7 +13,7 @@ from rewardfleet.http import transport
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.errors import RewardFleetError
 
-from .conftest import Received, Reply, answering, handling
+from .conftest import Reply, answering, handling
 
 
 @pytest.fixture(autouse=True)
@@ -73,17 +73,14 @@ async def test_a_compressed_response_is_refused_unread(encoding):
 
 
 async def test_causes_and_errors_of_newer_services_are_read(replica):
-    async def newer(request: Received) -> Reply:
-        problem = {"title": "Vague", "status": 422, "detail": "Which bowl?", "kind": "vague"}
-        problem["retryable"] = False
-        results = [
-            {"score": 0.5, "status": "ok", "cause": "too_slow"},
-            {"score": 0.25, "status": "ok", "cause": "judge_says_no"},
-            {"score": None, "status": "error", "error": problem},
-        ]
-        return Reply(body={"results": results})
-
-    async with RewardFleet(video=(await replica(newer)).url) as fleet:
+    problem = {"title": "Vague", "status": 422, "detail": "Which bowl?", "kind": "vague"}
+    results = [
+        {"score": 0.5, "status": "ok", "cause": "too_slow"},
+        {"score": 0.25, "status": "ok", "cause": "judge_says_no"},
+        {"score": None, "status": "error", "error": {**problem, "retryable": False}},
+    ]
+    newer = await replica(Reply(body={"results": results}))
+    async with RewardFleet(video=newer.url) as fleet:
         request = rewardfleet.video_request("task", "clip.mp4")
         new, known, failed = await fleet.video.score_batch([request] * 3)
     assert (new.cause, new.score, known.cause) == ("too_slow", 0.5, "judge_says_no")
@@ -94,13 +91,9 @@ async def test_causes_and_errors_of_newer_services_are_read(replica):
 
 async def test_outcomes_and_reasons_of_newer_services_are_read(replica):
     """The reward is valid, whatever a newer service says about it."""
-
-    async def newer(request: Received) -> Reply:
-        tests = [{"verdict": "network_limit", "verdict_by": "people"}, {"verdict": "accepted"}]
-        own = {"verdicts": tests, "drop_reason": "too_long", "tools": {"browse": {"open": 2}}}
-        return Reply(body={"score": 0.5, "status": "ok", **own})
-
-    url = (await replica(newer)).url
+    tests = [{"verdict": "network_limit", "verdict_by": "people"}, {"verdict": "accepted"}]
+    own = {"verdicts": tests, "drop_reason": "too_long", "tools": {"browse": {"open": 2}}}
+    url = (await replica(Reply(body={"score": 0.5, "status": "ok", **own}))).url
     async with RewardFleet(code=url, tools=url) as fleet:
         tests = rewardfleet.StdioTests(
             kind="stdio", cases=[rewardfleet.StdioCase(stdin="", stdout="")] * 2
