@@ -97,11 +97,15 @@ VERDICTS = rows("verdicts")
 
 
 def check_verdicts(service: Service, row: dict[str, Any]) -> None:
+    """Score the program of a row, and compare what it says of the score."""
     options = {name: row[name] for name in ("limits", "mode") if name in row}
     score = service.score(row["program"], row["tests"], **options)
     assert [each["verdict"] for each in score["verdicts"]] == row["verdicts"], score
     assert score["score"] == row.get("score", score["score"])
     assert row.get("stderr", "") in score["verdicts"][0]["stderr"]
+    assert "by" not in row or {each["verdict_by"] for each in score["verdicts"]} == {row["by"]}
+    fields = row.get("fields", {})
+    assert {name: score[name] for name in fields} == fields
 
 
 def stdio(*cases: tuple[str, str], **fields: object) -> dict[str, object]:
