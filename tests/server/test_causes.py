@@ -19,7 +19,7 @@ from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import image_base64, served, served_with, table
 from ..observability.conftest import ALERTS
-from .code.conftest import Service, asserts, functional, served_code, stdio
+from .code.conftest import Service, served_code, stdio
 from .episode.conftest import post_batch, served_episodes
 from .tools.conftest import TRUTH, answer, call, served_tools
 from .video.test_openai import Endpoint, serving_judge
@@ -37,33 +37,7 @@ def cause_of(response: httpx.Response) -> str | None:
 
 # Code
 
-LOOKS_INSIDE = "import gc\nassert gc.get_objects() and f"
-CODE = [
-    ("print(1)", ONE, {}, None),
-    ("print(2)", ONE, {}, "wrong_answer"),
-    ("```python\nprint(2)\n```", ONE, {}, "wrong_answer"),
-    ("print(1)", stdio(("", "1"), ("", "2")), {}, "wrong_answer"),
-    ("", ONE, {}, "no_code_block"),
-    ("I cannot do this.", ONE, {}, "no_code_block"),
-    ("<think>```python\nprint(1)\n```</think>\nI cannot do this.", ONE, {}, "no_code_block"),
-    ("<think>It must print 1, so", ONE, {}, "no_code_block"),
-    ("Here:\n```python\n# nothing\n```", ONE, {}, "no_code_block"),
-    ("```python\nprint(1\n```", ONE, {}, "compile_error"),
-    ("So:\n```python\nprint(1", ONE, {}, "compile_error"),  # cut, in its block
-    ("<think>?</think>\n```python\nprint(1", ONE, {}, "compile_error"),
-    ("print('\0')", ONE, {}, "unusable_text"),
-    ("x" * 1_000_001, ONE, {}, "unusable_text"),
-    ("import no_such_module", ONE, {}, "missing_module"),
-    ("1 / 0", ONE, {}, "runtime_error"),
-    ("while True: pass", ONE, {"limits": {"cpu_s": 0.2}}, "time_limit"),
-    ("x = bytearray(4 << 30)", ONE, {"limits": {"memory_mb": 256}}, "memory_limit"),
-    ("while True: print('x' * 1000)", ONE, {"limits": {"output_kb": 1}}, "output_limit"),
-    ("def f(): return 'x' * 10**8", functional("f", ([], 1)), {}, "answer_too_large"),
-    ("raise SystemExit", functional("f", ([], 1)), {}, "exited_early"),
-    ("def f(): return 1", asserts(LOOKS_INSIDE, strict=True), {}, "decided_by_program"),
-    ("def f(): return 1", asserts(LOOKS_INSIDE), {}, "decided_by_program"),
-    ("print(1)", ONE, {"critique": "It is right."}, "no_judgment"),
-]
+CODE = [*table("causes_of_programs"), ("x" * 1_000_001, ONE, {}, "unusable_text")]
 
 
 @pytest.fixture(scope="module")
@@ -191,35 +165,8 @@ def video() -> Iterator[tuple[FakeJudge, httpx.Client]]:
 
 SEARCH = call(query="x", limit=3)
 PLAIN = "<think>plan</think>\n<response>4</response>"
-TOOLRL = {"options": {"variant": "toolrl"}}
 LONG = {"options": {"with_length": True}}
-TOOLS = [
-    (TRUTH, {}, None),
-    (TRUTH, TOOLRL, None),
-    (TRUTH, {"options": {"variant": "toolrl", "schedule_reward": True}, "step": 7}, None),
-    ("", {}, "format"),
-    (f"So: {TRUTH}", {}, "format"),
-    (answer(SEARCH).replace("</think>", ""), {}, "format"),
-    (answer("{"), {}, "malformed_call"),
-    (answer('{"name": 5}'), {}, "malformed_call"),
-    (answer(SEARCH).removesuffix("</tool_call>"), {}, "malformed_call"),
-    (PLAIN, {}, "missing_call"),
-    (answer(SEARCH), {"ground_truth": answer(SEARCH, call("calc"))}, "missing_call"),
-    (answer(SEARCH), {"ground_truth": answer(SEARCH, call(query="y"))}, "missing_call"),
-    (answer(SEARCH), {"ground_truth": PLAIN}, "extra_call"),
-    (answer(SEARCH, call("calc")), {}, "extra_call"),
-    (answer(SEARCH, SEARCH), {}, "extra_call"),
-    (answer(call("calc", query="x", limit=3)), {}, "wrong_tool"),
-    (answer(call(query="y", limit=3)), {}, "wrong_arguments"),
-    (answer(call(query="x")), {}, "wrong_arguments"),
-    (answer(call(query="x")), TOOLRL, "wrong_arguments"),
-    (answer(call(query="x", limit="3")), TOOLRL, "call_form"),
-    (TRUTH, LONG, "short_thinking"),
-    (answer(SEARCH, think="plan " * 600), LONG, None),
-    (TRUTH, {"run": "expensive"}, "tool_cost"),
-    (PLAIN, {"run": "expensive", "ground_truth": PLAIN}, None),
-    (PLAIN, {"run": "expensive"}, "missing_call"),
-]
+TOOLS = [*table("causes_of_answers"), (answer(SEARCH, think="plan " * 600), LONG, None)]
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pytest
 from rewardfleet_server.system.cgroups import cpu_quotas
 
 from ..cgroups import cpu_group
+from ..conftest import table
 
 PROGRAM = """
 import os
@@ -61,32 +62,7 @@ def test_only_the_cores_within_the_cpu_quota_count(quota: float, cores: int | No
     assert int(done.stdout) == (cores or len(os.sched_getaffinity(0)))
 
 
-V1 = "34 31 0:31 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
-V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
-
-
-@pytest.mark.parametrize(
-    ("group", "mount", "files", "quotas"),
-    [
-        (
-            "0::/pod/app\n",
-            V2,
-            {"pod/app/cpu.max": "max 100000\n", "pod/cpu.max": "50000 100000\n"},
-            [0.5],
-        ),
-        (
-            "4:cpu,cpuacct:/docker\n",
-            V1,
-            {
-                "cpu/docker/cpu.cfs_quota_us": "300000\n",
-                "cpu/docker/cpu.cfs_period_us": "100000\n",
-                "cpu/cpu.cfs_quota_us": "-1\n",
-                "cpu/cpu.cfs_period_us": "100000\n",
-            },
-            [3.0],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("group", "mount", "files", "quotas"), table("cpu_quotas"))
 def test_cpu_quotas_are_those_of_the_cgroups_of_both_versions(
     tmp_path: Path, group: str, mount: str, files: dict[str, str], quotas: list[float]
 ):

@@ -377,15 +377,7 @@ async def test_entries_of_a_file_are_signed_too(tmp_path: Path):
         await each.aclose()
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("", "no key in it"),
-        (" \n\n", "no key in it"),
-        ("the-api-key", "an API key is in it"),
-        ("another line\nthe-api-key\n", "an API key is in it"),
-    ],
-)
+@pytest.mark.parametrize(("content", "reason"), table("unsuitable_signing_keys"))
 def test_an_unsuitable_signing_key_prevents_the_start(
     tmp_path: Path, serve_code: ServeCode, content: str, reason: str
 ):

@@ -27,6 +27,7 @@ from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.http import app as http_app
 from rewardfleet_server.testing import FakeSandbox, serving, wait_until
 
+from ...conftest import table
 from ..conftest import RedisServer, cached_value
 from .conftest import (
     SHORT_LIMITS,
@@ -74,14 +75,7 @@ def test_a_long_program_takes_no_space_in_the_cache(tmp_path: Path):
         assert db.execute("SELECT max(length(value)) FROM entries").fetchone()[0] < 4000
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"tests": functional("double", ([1], 2), ([2], 4), ([3], 6))},
-        {"limits": {"cpu_s": 0.7, "wall_s": 1.5}},
-        {"tests": asserts("assert double(1) == 2")},
-    ],
-)
+@pytest.mark.parametrize("change", table("changes_of_keys"))
 def test_other_tests_or_limits_have_another_key(cached: Service, change: dict):
     body = {"revision": DOUBLE, "tests": TESTS, "limits": {"cpu_s": 0.5}}
     cached.client.post("/score", json=body)
@@ -151,29 +145,14 @@ def test_the_original_program_is_part_of_the_key(cached: Service):
     assert again["cached"] and again["components"]["judgment_correct"] == 0.0
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "assert double.__doc__ is None",
-        "import inspect; assert double(1) == 1 + 1",
-        "import typing; assert typing.get_type_hints(double) == {}",
-    ],
-)
+@pytest.mark.parametrize("case", table("reflecting_tests"))
 def test_tests_with_reflection_share_no_verdicts(cached: Service, case: str):
     tests = asserts(case)
     assert not cached.score(DOUBLE, tests)["cached"]
     assert not cached.score(DOUBLE.replace("result", "r"), tests)["cached"]
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "NAME = 1\nclass A:\n    alpha += 1\nprint('alpha')",
-        "def NAME(): pass\nprint(getattr(NAME, '__co' + 'de__').co_name)",
-        'def f():\n    try: return NAME\n    except NameError as e: return str(e).split("\'")[1]\n'
-        "    NAME = 1\nprint(f())",
-    ],
-)
+@pytest.mark.parametrize("program", table("observed_names"))
 def test_programs_that_observe_their_names_share_no_verdicts(cached: Service, program: str):
     first, second = (program.replace("NAME", name) for name in ("alpha", "beta"))
     tests = stdio(("", "alpha"))
@@ -246,22 +225,7 @@ def test_verdicts_that_depend_on_time_are_stored_briefly(cached: Service):
     assert lookup_keys("k", "all_pass") == ("k:first", "k:all")
 
 
-SEEDS = "import random\nrandom.seed(3)\nprint(random.random() < 2)"
-DRAWS: list[tuple[str, str, str]] = [
-    ("import random\nprint(random.random() < 2)", "", "the program uses random.random"),
-    ("from os import urandom as u\nprint(len(u(1)) == 1)", "", "the program uses os.urandom"),
-    ("from datetime import datetime\nprint(datetime.now() != 1)", "", "datetime.datetime.now"),
-    ("import numpy as np\nprint(np.random.default_rng() != 1)", "", "numpy.random.default_rng"),
-    ("import os\nprint(os.getpid() != 1)", "", "os.getpid"),
-    ("import time\nprint(time.strftime('%Y') != 1)", "", "time.strftime"),
-    ("print(__import__('random').random() < 2)", "", "random.random"),
-    ("import time\ntime.sleep(0)\nprint(True)", "", ""),
-    ("import random\nprint(random.Random(3).random() < 2)", "", ""),
-    ("class A:\n  def f(self): return self.time.time\nprint(True)", "", ""),
-    (SEEDS, "", ""),
-    ("def f(x): return x", "import time\nassert f(time.time()) > 0", "the tests use time.time"),
-    ("def f(x): return x", "import random\nassert f(random.random()) < 2", ""),
-]
+DRAWS: list[tuple[str, str, str]] = table("drawn_by_chance")
 
 
 @pytest.mark.slow

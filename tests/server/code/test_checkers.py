@@ -12,7 +12,7 @@ import pytest
 from rewardfleet_server.code.checkers import compiler
 from rewardfleet_server.code.settings import CodeSettings
 
-from ...conftest import DATA
+from ...conftest import DATA, table
 from .conftest import LEVELS, LIMITS, Service, rows, served_code, stdio
 
 pytestmark = [pytest.mark.slow, pytest.mark.protocol]
@@ -119,23 +119,7 @@ def test_all_pass_stops_at_the_first_rejection(service, permutation):
     assert service.score(DOWN, permutation(*cases), mode="all_pass")["score"] == 1.0
 
 
-@pytest.mark.parametrize(
-    "output",
-    [
-        "b''",
-        "b' \\n\\n'",
-        "b'\\0' * 1000",
-        "b'1 2 3\\0'",
-        "b'1 2 3 4'",
-        "b'\\xff\\xfe'",
-        "b'\\xed\\xa0\\x80'",
-        "b'9' * 400_000",
-        "b'1 ' * 1_000_000",
-        "b'(' * 100_000",
-        "b'-0 nan inf'",
-        "b'%s%n%d' * 100",
-    ],
-)
+@pytest.mark.parametrize("output", table("outputs_for_checkers"))
 def test_no_output_breaks_a_checker(service, permutation, output):
     """An output that a checker cannot read is wrong, and never an error."""
     score = service.score(f"import sys\nsys.stdout.buffer.write({output})", permutation())
@@ -143,17 +127,7 @@ def test_no_output_breaks_a_checker(service, permutation, output):
     assert service.score(DOWN, permutation())["score"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("source", "verdict"),
-    [
-        ("pass", "accepted"),
-        ("import sys; sys.exit(0)", "accepted"),
-        ("raise SystemExit(1)", "wrong_answer"),
-        ("import sys; sys.exit(2)", "wrong_answer"),
-        ("import sys; sys.exit('wrong')", "wrong_answer"),
-        ("import os; os._exit(7)", "wrong_answer"),
-    ],
-)
+@pytest.mark.parametrize(("source", "verdict"), table("exits_of_checkers"))
 def test_the_exit_status_is_the_decision(service, source, verdict):
     score = service.score(DOWN, checked(source))
     assert score["verdicts"][0]["verdict"] == verdict
@@ -172,15 +146,7 @@ def test_a_checker_reads_input_output_and_answer(service):
 
 
 #: What a checker does if the output is `bad`, and why it fails; None: it is wrong without a sign.
-FAILURES = [
-    ("raise ValueError('no')", None),
-    ("raise SystemExit(3)", "exit status 3"),
-    ("import ctypes; ctypes.string_at(0)", "signal 11"),
-    ("bytearray(2 << 30)", "memory limit"),
-    ("print('x' * (64 << 20))", "output limit"),
-    ("f = lambda: f()\nf()", None),
-    ("import os; os.fork()", None),
-]
+FAILURES = table("failing_checkers")
 
 
 @pytest.mark.parametrize(("action", "reason"), FAILURES)
@@ -205,16 +171,7 @@ def check_failure(service: Service, action: str, reason: str | None, limits: dic
 
 
 @pytest.mark.parametrize("program", [DOWN, "1 / 0", "\0"])
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("raise ValueError('mine')", "ValueError: mine"),
-        ("import sys; sys.exit(3)", "exit status 3"),
-        ("import ctypes; ctypes.string_at(0)", "signal 11"),
-        ("def", "checker_program.source: not valid Python"),
-        ("return", "SyntaxError"),
-    ],
-)
+@pytest.mark.parametrize(("source", "message"), table("invalid_checkers"))
 def test_a_checker_that_fails_on_the_expected_output_is_invalid(service, program, source, message):
     """It is invalid whatever the program does, so that no program can cause an error."""
     response = service.post(program, checked(source))
@@ -238,14 +195,7 @@ def test_a_checker_may_fail_where_no_output_is_expected(service):
     assert service.verdict("print('five')", tests) == "wrong_answer"
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("return", "SyntaxError"),
-        ("import rf_absent", "ModuleNotFoundError"),
-        ("import sys\nint(opn(sys.argv[2]).read())", "NameError"),
-    ],
-)
+@pytest.mark.parametrize(("source", "message"), table("source_errors_of_checkers"))
 def test_an_error_in_the_source_code_of_a_checker_is_always_found(service, source, message):
     response = service.post("print(5)", checked(source, ("", "")))
     assert response.status_code == 422, response.text

@@ -10,7 +10,8 @@ from rewardfleet.wire.code import AssertTests, FunctionalTests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.tests.completion import complete, take_prompt
 
-from .conftest import Service, asserts, functional, rows, sample
+from ...conftest import table
+from .conftest import Service, asserts, rows, sample
 
 PROMPT = '''from math import sqrt
 
@@ -111,26 +112,7 @@ def test_a_prompt_that_is_not_valid_python_is_invalid():
 
 @pytest.mark.parametrize(
     "tests",
-    [
-        functional("f", ([[1, 0]], 1)),
-        asserts("assert f([1, 0]) == 1"),
-        asserts("assert f([1, 0]) == 1", prompt=PROMPT, entry_point="f"),
-        {
-            "kind": "dataset",
-            "dataset": "apps",
-            "row": {"input_output": '{"fn_name": "f", "inputs": [[[1, 0]]], "outputs": [1]}'},
-        },
-        {
-            "kind": "dataset",
-            "dataset": "auto",
-            "row": {
-                "prompt": PROMPT,
-                "entry_point": "f",
-                "canonical_solution": BODY,
-                "test": "def check(candidate):\n    assert candidate([1, 0]) == 1\n",
-            },
-        },
-    ],
+    table("tests_with_prompts"),
     ids=["functional", "asserts", "entry point", "function of a row", "row with a prompt"],
 )
 def test_a_demonstration_after_the_function_is_not_the_program(

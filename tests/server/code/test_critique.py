@@ -6,6 +6,7 @@ from rewardfleet.text.judgment import overall_judgment
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.testing import FakeSandbox
 
+from ...conftest import table
 from ...measure import CpuStopwatch
 from .conftest import Service, asserts, rows, sample, served_code, stdio
 
@@ -17,20 +18,7 @@ def test_overall_judgment(row):
 
 @pytest.mark.serial
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "part",
-    [
-        "overall judgment ",
-        "overall judgment: correct " + "/" * 170,
-        "overall judgment: " + "<b>" * 60,
-        "overall judgment: " + "<_>" * 60 + "x",
-        "overall judgment:" + "\n</_ />" * 25 + "x",
-        "overall judgment:" + "-" * 99 + "\n" * 99,
-        "overall " + "*" * 9,
-        "<think>",
-        "</think",
-    ],
-)
+@pytest.mark.parametrize("part", table("parts_of_critiques"))
 def test_it_takes_linear_time(part: str):
     watch = CpuStopwatch()
     overall_judgment(part * (1_000_000 // len(part)))
@@ -81,16 +69,7 @@ def test_invalid_tests_are_an_error_even_if_the_critique_is_invalid(service: Ser
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("judgment", "original", "judgment_correct"),
-    [
-        ("correct", RIGHT, 1.0),
-        ("correct", f"Like so:\n```py\n{RIGHT}\n```", 1.0),
-        ("correct", WRONG, 0.0),
-        ("incorrect", RIGHT, 0.0),
-        ("incorrect", WRONG, 1.0),
-        ("incorrect", "not valid Python", 1.0),
-        ("incorrect", "while True: pass", 1.0),
-    ],
+    ("judgment", "original", "judgment_correct"), table("judgments_of_originals")
 )
 def test_running_the_original_program_determines_whether_the_judgment_is_right(
     service: Service, judgment: str, original: str, judgment_correct: float

@@ -16,6 +16,7 @@ from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.flags import read_settings
 
 from ...cgroups import memory_group
+from ...conftest import table
 from ..processes import service_process
 from .conftest import LEVELS, asserts, rows, sample, stdio
 
@@ -42,18 +43,7 @@ def test_the_memory_is_that_of_the_container_or_the_machine(tmp_path: Path, row)
 
 
 #: Workers, `max_memory_mb` and what 2 GiB are too little for.
-CONFIGURATIONS = [
-    (2, None, None),
-    (4, 256, None),
-    (
-        4,
-        512,
-        "--workers 4 and max_memory_mb 512: one program per worker, and one process of tests, "
-        "need 2.2 GiB",
-    ),
-    (1, 1024, "Give fewer --workers, max_memory_mb 469, or more memory"),
-    (64, None, "--workers 64: one program per worker"),
-]
+CONFIGURATIONS = table("memory_of_workers")
 
 
 @pytest.mark.parametrize(("workers", "limit_mb", "refusal"), CONFIGURATIONS)

@@ -23,6 +23,7 @@ import pytest
 
 from rewardfleet_server.code.normal_form import LARGEST, allowed, normal_form
 
+from ...conftest import table
 from ...measure import CpuStopwatch
 from .fuzz_normal_form import programs
 
@@ -189,21 +190,7 @@ def test_threads_compute_the_same_key_and_do_not_change_the_warning_filters():
     assert warnings.filters == filters
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("def f(x): return eval(x)", "text"),
-        ("import numba", "text"),
-        ("from . import a", "text"),
-        ("import inspect", "text"),
-        ("exec('import inspect')", "text"),
-        ("print(__file__)", "text"),
-        ("if __name__ == '__main__': pass", "form"),
-        ("import re; re.compile('x')", "form"),
-        ("def f(dir): return dir", "form"),
-        ("class A:\n    def __repr__(self): return 'A'", "form"),
-    ],
-)
+@pytest.mark.parametrize(("source", "expected"), table("kinds_of_keys"))
 def test_reflection_determines_the_kind_of_key(source: str, expected: str):
     assert kind(source) == expected
 

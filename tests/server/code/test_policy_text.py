@@ -19,7 +19,8 @@ from rewardfleet_server.code.sandboxes import RunResult
 from rewardfleet_server.testing import FakeSandbox
 
 from ...adapters.standin import CharTokenizer
-from .conftest import Service, asserts, functional, served_code, stdio
+from ...conftest import table
+from .conftest import Service, asserts, served_code, stdio
 
 pytestmark = pytest.mark.slow
 
@@ -27,22 +28,8 @@ TESTS, ONE = stdio(("", "never printed by a policy")), stdio(("", "1"))
 JUDGED = "Overall judgment: Correct"
 
 #: Texts without a program.
-NO_PROGRAM = {
-    "empty": "",
-    "white space": " \n\t\u3000\x0b",
-    "comments": "# I cannot solve this.\n\n   # Sorry.",
-    "empty block": "Here it is:\n```python\n```\nDone.",
-    "block of white space": "```python\n \n\t\n```",
-    "NUL": "\0",
-    "NUL in a program": "print('never printed by a policy')\0",
-    "NUL in a block": "```python\nprint('never printed by a policy')  # \0\n```",
-    "lone surrogate": "\ud800",
-    "low surrogate in a string": "print('never printed by a policy', '\udfff')",
-    "surrogates in the wrong order": "x = '\udc00\ud800'",
-    "prose": "I cannot solve this problem, sorry.",
-    "unfinished thinking": "<think>The sum is",
-    "unfinished program": "def f(:",
-    "too long": "#" * MAX_CHARACTERS + "\nprint('never printed by a policy')",
+NO_PROGRAM = dict(table("texts_without_programs")) | {
+    "too long": "#" * MAX_CHARACTERS + "\nprint('never printed by a policy')"
 }
 
 
@@ -111,14 +98,7 @@ def test_a_text_without_a_program_scores_0_with_compile_error(
 
 
 @pytest.mark.parametrize(
-    "tests",
-    [
-        stdio(("", "")),
-        functional("f", ([], None)),
-        asserts("assert f() or True"),
-        {"kind": "dataset", "dataset": "mbppplus", "row": {"test_list": ["assert f() or True"]}},
-    ],
-    ids=lambda tests: tests["kind"],
+    "tests", table("tests_that_nothing_passes"), ids=lambda tests: tests["kind"]
 )
 def test_tests_that_nothing_can_pass_are_not_passed_by_an_empty_text(
     service: Service, tests: dict[str, object]

@@ -13,6 +13,7 @@ from rewardfleet_server.code.tests.preflight import Preflight
 from rewardfleet_server.code.tests.prepared import prepare
 from rewardfleet_server.testing import FakeSandbox
 
+from ...conftest import table
 from .conftest import Service, asserts, rows, sample, served_code, stdio
 
 pytestmark = pytest.mark.slow
@@ -76,14 +77,7 @@ def test_a_missing_name_or_submodule_is_invalid_too(service):
         assert "rf_absent" in response.json()["detail"]
 
 
-@pytest.mark.parametrize(
-    "setup",
-    [
-        "try:\n    import rf_absent\nexcept ImportError:\n    rf_absent = None",
-        "import sys\nsys.modules['rf_absent'] = sys\nimport rf_absent",
-        "import random\nrandom.seed(0)",
-    ],
-)
+@pytest.mark.parametrize("setup", table("setups_that_import"))
 def test_tests_whose_imports_do_not_fail_are_run(service, setup):
     assert service.verdict(F, asserts("assert f() == 1", setup=setup)) == "accepted"
 

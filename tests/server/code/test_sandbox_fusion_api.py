@@ -14,6 +14,7 @@ from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.http import app as http_app
 from rewardfleet_server.testing import FakeSandbox, wait_until
 
+from ...conftest import table
 from ...measure import Stopwatch
 from ..http.test_requests import metric
 from ..test_engine import item_metrics, wait_for_audits
@@ -127,20 +128,7 @@ def test_a_program_that_succeeds(service: Service):
     assert 0 < result.execution_time < 5 and result.cpu_time > 0
 
 
-@pytest.mark.parametrize(
-    ("code", "return_code", "stderr"),
-    [
-        ("raise ValueError('no')", 1, "ValueError: no"),
-        ("def f(:", 1, "SyntaxError"),
-        ("print(1)\0", 1, "null bytes"),
-        ("import sys\nsys.exit(7)", 7, ""),
-        ("assert 1 == 2", 1, "AssertionError"),
-        ("open('/etc/passwd')", 1, "No such file"),
-        ("x = bytearray(4 << 30)", 1, "MemoryError"),
-        ("import ctypes\nctypes.string_at(0)", -11, ""),
-        ("import os\nos.fork()", 1, "PermissionError"),
-    ],
-)
+@pytest.mark.parametrize(("code", "return_code", "stderr"), table("failing_programs"))
 def test_a_program_that_fails(service: Service, code: str, return_code: int, stderr: str):
     response = run(service, code)
     assert (response.status, response.run_result.status) == ("Failed", "Finished")
@@ -321,27 +309,9 @@ async def test_concurrent_submissions_of_the_async_client(service: Service):
 RUN: dict[str, Any] = {"code": "print(1)", "language": "python"}
 
 
-@pytest.mark.parametrize(
-    ("fields", "detail"),
-    [
-        ({"language": "cpp"}, "'python' (got 'cpp')"),
-        ({"code": None}, "code"),
-        ({"files": {"a.txt": "YQ=="}}, "files: this service stores no files"),
-        ({"fetch_files": ["a.txt"]}, "fetch_files: this service stores no files"),
-        ({"run_timeout": 1000}, "run_timeout: this service allows at most 60 s (got 1000)"),
-        ({"run_timeout": 0}, "run_timeout"),
-        ({"run_timeout": "nan"}, "run_timeout"),
-        ({"memory_limit_MB": 10**6}, "memory_mb: this service allows at most 4096"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("fields", "detail"), table("invalid_runs"), ids=str)
 def test_invalid_runs_are_rejected(service: Service, fields: dict[str, Any], detail: str):
     check_problem(service.client.post("/run_code", json={**RUN, **fields}), "invalid", detail)
-
-
-class _Evil:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, ("touch /tmp/rewardfleet-was-here",)
 
 
 CONFIG: dict[str, Any] = {
@@ -349,27 +319,13 @@ CONFIG: dict[str, Any] = {
     "dataset_type": "CommonOJDataset",
     "provided_data": {"test": oj(("1 2", "3"))},
 }
-LCB = {"dataset_type": "LiveCodeBenchDataset"}
 
 
 @pytest.mark.parametrize(
     ("fields", "detail"),
     [
-        ({"custom_extract_logic": "submit_code_blocks([])"}, "custom_extract_logic: rejected"),
-        ({"language": "java"}, "'python' (got 'java')"),
-        ({"language": None}, "requires a language"),
-        ({"dataset_type": None}, "dataset_type"),
-        ({"dataset_type": "HumanEvalDataset"}, "CommonOJDataset"),
-        ({"provided_data": None}, "provided_data"),
-        ({"provided_data": [{"test": []}]}, "provided_data"),
-        ({"provided_data": {}}, "provided_data.test"),
-        ({"provided_data": {"test": "not JSON"}}, "provided_data.test"),
-        ({"provided_data": {"test": []}}, "cases"),
+        *table("invalid_submissions"),
         ({"provided_data": {"test": oj(*[("", "1")] * 1001)}}, "at most 1000 items"),
-        ({"provided_data": {"test": [{"input": {"in.txt": ""}, "output": {}}]}}, "in.txt"),
-        ({"run_timeout": 1000}, "run_timeout: this service allows at most 60 s"),
-        ({**LCB, "provided_data": {"test": None}}, "no tests"),
-        ({**LCB, "provided_data": {"test": encoded(_Evil())}}, "not exactly one string"),
     ],
     ids=lambda value: str(value)[:60],
 )

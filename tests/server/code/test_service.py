@@ -33,6 +33,7 @@ from rewardfleet_server.code.sandboxes.jail.worker import (
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox, wait_until
 
+from ...conftest import table
 from ...measure import Stopwatch
 from ..processes import descendants, service_process
 from .conftest import (
@@ -104,27 +105,7 @@ def test_a_program_that_sleeps_in_each_test_gets_its_verdicts_before_the_deadlin
 
 #: By name: a program, its tests and limits that need more than half of 2 s, and what a call with
 #: enough time gets.
-TAKE_LONGER = {
-    "it sleeps": ("import time\ntime.sleep(3)\nprint(1)", stdio(("", "1")), {}, ["accepted"]),
-    "it computes": (
-        "import resource\nwhile resource.getrusage(0)[0] < 1.5: pass\nprint(1)",
-        stdio(*[("", "1")] * 2),
-        {},
-        ["accepted"] * 2,
-    ),
-    "it sleeps past its own limit": (
-        "import time\ntime.sleep(60)",
-        stdio(("", "1")),
-        {"wall_s": 4},
-        ["time_limit"],
-    ),
-    "its asserts sleep": (
-        "import time\ndef f(): time.sleep(0.9); return 1",
-        asserts(*["assert f() == 1"] * 3),
-        {},
-        ["accepted"] * 3,
-    ),
-}
+TAKE_LONGER = dict(table("programs_that_take_longer"))
 
 
 @pytest.mark.slow

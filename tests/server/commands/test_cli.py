@@ -112,14 +112,7 @@ def test_what_resembles_nothing_gets_no_suggestion(capsys):
     assert capsys.readouterr().err == "rewardfleet: no such option: --xyzzy\n"
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "message"),
-    [
-        ("PORT", "abc", "REWARDFLEET_PORT abc: give a whole number"),
-        ("VIDEO_ROOT", "/none", "REWARDFLEET_VIDEO_ROOT /none: no such directory"),
-        ("MAX_MODEL_LEN", "0", "REWARDFLEET_MAX_MODEL_LEN 0: input should be greater than 0"),
-    ],
-)
+@pytest.mark.parametrize(("variable", "value", "message"), table("invalid_variables"))
 def test_the_error_about_a_variable_names_the_variable(variable, value, message, monkeypatch):
     monkeypatch.setenv(f"REWARDFLEET_{variable}", value)
     with pytest.raises(ValueError, match=f"^{message}$"):

@@ -14,6 +14,7 @@ from rewardfleet_server.episode.settings import EpisodeSettings
 from rewardfleet_server.run_state import open_run_state
 from rewardfleet_server.testing import wait_until
 
+from ...conftest import table
 from ..conftest import RedisServer
 from ..processes import service_process
 from ..tools.conftest import served_tools
@@ -25,27 +26,9 @@ STRAY = 2**53
 RUN = 'rewardfleet:run-state:["r"]'
 
 #: Valid JSON, of a shape that no service writes.
-WRONG = [
-    "null",
-    "5",
-    "[]",
-    "{}",
-    '"text"',
-    "true",
-    "[[1]]",
-    '{"moments": {}}',
-    '{"seen": 1}',
-    "1e999",
-]
+WRONG = table("wrong_json")
 #: Which entries of a file: as conditions.
-ENTRIES = {
-    "states": "field IN ('temperatures', 'running_stats')",
-    "outcomes": """key LIKE '%"temperatures",%' OR key LIKE '%"running_stats",%'""",
-    "steps": "field LIKE '% steps'",
-    "open groups": "field = 'groups'",
-    "groups": """key LIKE '%"groups",1,%' AND field = ''""",
-    "members": """key LIKE '%"groups",1,%' AND field != ''""",
-}
+ENTRIES = dict(table("entries_of_stores"))
 
 
 def use_everything(service: httpx.Client, new: int = 0) -> list[httpx.Response]:

@@ -20,6 +20,7 @@ from rewardfleet.wire.episode import (
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.run_state import groups
 
+from ...conftest import table
 from ..processes import service_process
 from .conftest import post_batch, served_episodes
 
@@ -145,19 +146,7 @@ def test_the_response_of_the_video_service_is_accepted_unchanged(service: httpx.
 
 
 #: An item without a score, in the ways in which one has none.
-UNSCORED = {
-    "masked": {"masked": True},
-    "abstained": {"kind": "visual", "visual_success": {"score": None, "status": "abstained"}},
-    "failed": {
-        "kind": "visual",
-        "visual_success": {
-            "score": None,
-            "status": "error",
-            "error": {"title": "x", "status": 503, "detail": "gone", "kind": "unavailable",
-                      "retryable": True},
-        },
-    },
-}  # fmt: skip
+UNSCORED = dict(table("unscored_items"))
 
 
 @pytest.mark.parametrize("normalize", ["group_mean", "group_std", "leave_one_out", "running"])

@@ -48,35 +48,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, htt
         }
 
 
-WRONG_METHODS = [
-    *(
-        (service, method, path, "GET, HEAD")
-        for service in ("video", "code", "episode", "tools", "gateway")
-        for path in ("/", "/healthz", "/readyz", "/inflight")
-        for method in ("POST", "DELETE", "OPTIONS")
-    ),
-    ("gateway", "POST", "/tools/inflight", "GET, HEAD"),
-    *(("tools", "POST", path, "GET, HEAD") for path in ("/metrics", "/docs", "/openapi.json")),
-    ("video", "POST", "/health", "GET, HEAD"),
-    ("video", "POST", "/v1/models", "GET, HEAD"),
-    *(
-        (service, method, path, "POST")
-        for service, path in (
-            ("video", "/score"),
-            ("video", "/v1/chat/completions"),
-            ("code", "/run_code"),
-            ("code", "/submit"),
-            ("episode", "/groups/members"),
-            ("episode", "/temperatures"),
-            ("tools", "/score/batch"),
-            ("tools", "/budgets/r/update"),
-        )
-        for method in ("GET", "PUT", "PATCH", "TRACE")
-    ),
-    ("tools", "PUT", "/score", "POST"),
-    ("tools", "POST", "/budgets/r", "GET, HEAD, PUT"),
-    ("tools", "DELETE", "/budgets/a%2Fupdate", "GET, HEAD, PUT"),
-]
+WRONG_METHODS = table("wrong_methods")
 
 
 @pytest.mark.parametrize(("service", "method", "path", "allowed"), WRONG_METHODS)
@@ -155,16 +127,7 @@ def test_items_of_a_batch_are_as_strict_as_single_ones(
 
 
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity", "1" + "0" * 400])
-@pytest.mark.parametrize(
-    ("service", "path", "body"),
-    [
-        ("episode", "/score", '{"uid": "a", "kind": "return", "episode_reward": %s}'),
-        ("episode", "/score", '{"uid": "a", "kind": "return", "step_rewards": [%s]}'),
-        ("episode", "/temperatures", '{"n": 1, "base_temperature": %s}'),
-        ("video", "/score", '{"task_text": "a", "frames_base64": ["aGk="], "fps": %s}'),
-        ("video", "/score", '{"task_text": "a", "video_path": "a", "nframes": %s}'),
-    ],
-)
+@pytest.mark.parametrize(("service", "path", "body"), table("bodies_with_numbers"))
 def test_numbers_that_are_not_finite_are_refused(
     services: dict[str, httpx.Client], service: str, path: str, body: str, number: str
 ):

@@ -28,7 +28,7 @@ from rewardfleet_server.system import child_process
 from rewardfleet_server.system.child_process import MemoryFile
 from rewardfleet_server.testing import wait_until
 
-from ...conftest import Serve, image_base64
+from ...conftest import Serve, image_base64, table
 from ..processes import descendants, idle_seconds, memory_of, service_process, watched
 
 # A busy machine takes long for the largest bodies, and they may be repeated.
@@ -389,16 +389,7 @@ def test_what_strings_contain_is_not_counted_wherever_a_body_is_cut(
                 check_complexity(body, limits)
 
 
-@pytest.mark.parametrize(
-    "items",
-    [
-        [{"uid": "a", "actions": [[1, 2.5], [3, 4]], "step_rewards": [1, 2]}],
-        [{"uid": "a", "actions": [[1, 2.5], [3]]}, {"uid": "b", "progress": []}],
-        [{"uid": "a", "path": [], "actions": None}, {"uid": "b", "actions": [[]]}],
-        [{"uid": "a", "actions": [[n, -n] for n in range(50)]}, {"uid": 5}],
-        [{"uid": "a", "step_rewards": [n / 7 for n in range(90)]}, {"uid": "b", "kind": "?"}],
-    ],
-)
+@pytest.mark.parametrize("items", table("batches_with_lists"))
 def test_both_decoders_of_a_batch_make_arrays_of_lists(items):
     body = json.dumps({"items": items}).encode()
     first, lenient = episode_decode.decode_batch(body), episode_decode._decode_leniently(body, True)

@@ -19,7 +19,7 @@ from rewardfleet_server.testing import FakeJudge, FakeSandbox
 from rewardfleet_server.tools.app import create_app as create_tools
 from rewardfleet_server.tools.settings import ToolsSettings
 
-from ...conftest import client_of, image_base64, served
+from ...conftest import client_of, image_base64, served, table
 from ...measure import CpuStopwatch, Stopwatch
 from ..code.conftest import served_code
 from ..test_engine import item_metrics
@@ -81,24 +81,7 @@ def test_openrlhf_sends_prompt_and_special_tokens(code: httpx.Client):
     assert logs == {"pass_rate": [1.0]} | {f"cause/{each}": [0.0] for each in CodeCause}
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        "<eos>",
-        "</s>",
-        "<|im_end|>\n",
-        "<|im_end|><|endoftext|>",
-        "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek
-        "<|eot_id|>",  # Llama 3
-        "<end_of_turn>\n<eos>",  # Gemma 3
-        "<turn|>",  # Gemma 4
-        "<|end|>",  # Phi, gpt-oss
-        "[EOT]",  # Kimi
-        "[|endofturn|]",  # EXAONE
-        "<seed:eos>",
-        "<SPECIAL_12>",  # Nemotron
-    ],
-)
+@pytest.mark.parametrize("end", table("ends_of_texts"))
 def test_openrlhf_scores_the_program_without_the_tokens_that_end_it(code: httpx.Client, end: str):
     query = f"{PROMPT}print(5){end}"
     assert answer(code, "/get_reward", openrlhf(query, FIVE))["rewards"] == [1.0]
@@ -117,26 +100,7 @@ def test_any_response_is_scored(code: httpx.Client, text: str, score: float):
     assert (result["reward"], result["mask_sample"]) == (score, False)
 
 
-@pytest.mark.parametrize(
-    ("query", "prompt", "response"),
-    [
-        ("What?5", "What?", "5"),
-        ("<s>What? 5", "What?", "5"),  # SentencePiece writes a space
-        ("What?  5", "What?", " 5"),
-        ("What? What? 5", "What?", "What? 5"),
-        (f"{'b' * 40}c5", f"{'a' * 10}{'b' * 40}c", "5"),  # the beginning was cut off
-        (f"\ufffd\ufffd{'b' * 40}c5", f"\u6570{'b' * 40}c", "5"),  # also within a character
-        (f"{'b' * 64}c5\na{'b' * 64}c6", f"a{'b' * 64}c", f"5\na{'b' * 64}c6"),
-        ("\xe9crire5", "e\u0301crire", "5"),  # Qwen's tokenizer composes characters
-        ("Say : hi\n\n5", "Say: hi\n", "\n\n5"),  # white space around tokens
-        ("", "", ""),
-        ("5", "", "5"),
-        ("5", "What?", None),
-        ("t?5", "What?", "5"),
-        (f"?{'a' * 40}c?5", f"?{'a' * 40}b?", None),  # changed, not cut
-        ("", "What?", None),
-    ],
-)
+@pytest.mark.parametrize(("query", "prompt", "response"), table("queries_and_prompts"))
 def test_what_follows_the_prompt_is_the_response(query: str, prompt: str, response: str | None):
     assert response_of(query, prompt) == response
 
@@ -172,17 +136,7 @@ def test_openrlhf_an_empty_list_has_no_rewards(code: httpx.Client):
     assert found == {"rewards": [], "scores": [], "extra_logs": {}}
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        (openrlhf("5", FIVE), "query: does not begin with its prompt"),
-        (openrlhf(PROMPT, "42"), "ground_truth: give the `tests` of a request"),
-        (openrlhf(PROMPT, "{"), "ground_truth: not valid JSON"),
-        (openrlhf(PROMPT, {"inputs": ["\ud800"], "outputs": [""]}), "not valid JSON"),
-        ({"query": ["5"]}, "field 'prompts' is missing"),
-        ({**openrlhf(PROMPT, FIVE), "labels": []}, "give one prompt and one label per query"),
-    ],
-)
+@pytest.mark.parametrize(("body", "reason"), table("invalid_queries"))
 def test_what_the_caller_wrote_may_be_invalid(code: httpx.Client, body: object, reason: str):
     assert reason in refusal(code, "/get_reward", body)
 
@@ -230,22 +184,7 @@ def rollout(text: str, **row: object) -> dict[str, object]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"verifier_metadata": {"unit_tests": {**FIVE, "fn_name": None}, "difficulty": "easy"}},
-        {"ground_truth": json.dumps(FIVE)},
-        {"input_output": json.dumps(FIVE)},
-        {"tests": {"kind": "stdio", "cases": [{"stdout": "5"}]}},
-        {"reward_model": {"style": "rule", "ground_truth": json.dumps(FIVE)}},
-        {"input_output": json.dumps(FIVE), "metadata": {"difficulty": "easy"}},
-        {"metadata": {"reference_answer": FIVE, "difficulty": "easy"}},
-        {"difficulty": "easy", "verifier_metadata": FIVE},
-        # In this order, whatever else the row has.
-        {"label": FIVE, "reference_answer": "x", "verification_info": "x", "answer": "x"},
-        {"reward_model": {"ground_truth": "x"}, "verifier_metadata": {"unit_tests": FIVE}},
-    ],
-)
+@pytest.mark.parametrize("row", table("rows_of_gym"))
 def test_gym_gets_its_row_back_with_the_reward(code: httpx.Client, row: dict[str, object]):
     assert answer(code, "/seed_session", rollout("", **row)) == {}
     body = rollout("```python\nprint(5)\n```", **row)

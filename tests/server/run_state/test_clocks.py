@@ -15,6 +15,7 @@ from rewardfleet_server.run_state import Damaged, GroupKey, RunState, Scope
 from rewardfleet_server.run_state.redis import RedisStore
 from rewardfleet_server.testing import wait_until
 
+from ...conftest import table
 from ..conftest import RedisServer
 from ..http.test_requests import metric
 from ..processes import service_process
@@ -146,13 +147,7 @@ async def is_kept(store: RunState) -> bool:
 
 @pytest.mark.parametrize(
     ("clock", "group", "kept", "remaining_s"),
-    [
-        ("'$.seen[1]', seen - :days", "'$.seen[1]', seen - :days", False, 0),
-        ("'$.wall', wall - :days", "'$.size', 3", True, 60),
-        ("'$.wall', wall + :days", "'$.size', 3", True, 60),
-        ("'$.seen', json_array('another', :days)", "'$.seen', json_array('b', :days)", True, 60),
-        ("'$.seen', json_array('another', 0.0)", "'$.seen', json_array('b', 0.0)", True, 60),
-    ],
+    table("ages_of_runs"),
     ids=["not used for long", "ahead", "behind", "restarted", "restarted long ago"],
 )
 async def test_ages_in_a_file_are_those_of_the_machines_clock_since_its_start(

@@ -26,6 +26,7 @@ from rewardfleet_server.run_state.redis import RedisStore
 from rewardfleet_server.run_state.settings import RunStateSettings
 from rewardfleet_server.run_state.steps import StepLog, contains, including
 
+from ...conftest import table
 from ..conftest import RedisServer
 from .test_state import (
     PREFIX,
@@ -437,24 +438,10 @@ async def test_a_locked_or_full_file_is_no_damage(tmp_path: Path):
 
 # Damage in Redis
 
-RUN = f'{PREFIX}["run {{1}}"]'
-LIST = f'{PREFIX}["run {{1}}","groups",1]'
 STORED = f'{PREFIX}["run {{1}}","groups",1,"g"]'
 
 #: The group that is added to afterwards, and the damage.
-REDIS_DAMAGES = [
-    ("g", ["HSET", STORED, "", "{}"]),
-    ("g", ["HSET", STORED, "", '{"size": 3, "options": null, "left_s": "nan"}']),
-    ("g", ["SET", STORED, "text"]),
-    ("g", ["DEL", STORED]),  # as an eviction would
-    ("other", ["DEL", LIST]),
-    ("other", ["SET", LIST, "text"]),
-    ("other", ["DEL", RUN]),
-    ("other", ["HDEL", RUN, "groups steps"]),
-    ("other", ["HSET", RUN, "groups steps", "{"]),
-    ("other", ["HSET", RUN, "groups", "[]"]),
-    ("other", ["SET", RUN, "text"]),
-]
+REDIS_DAMAGES = table("damages_in_redis")
 
 
 @pytest.mark.parametrize(("group", "damage"), REDIS_DAMAGES)

@@ -167,16 +167,7 @@ def test_nan_fails_its_item_only(service: httpx.Client):
     assert "cost_weights.search" in second["error"]["detail"]
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        ({"items": []}, "items"),
-        ({"items": [{}] * 257}, "items"),
-        ({"item": []}, "item"),
-        ([], "object"),
-        ({"items": 3}, "items"),
-    ],
-)
+@pytest.mark.parametrize(("body", "reason"), table("not_batches"))
 def test_what_is_not_a_batch_is_refused(service: httpx.Client, body: object, reason: str):
     response = service.post("/score/batch", json=body)
     assert response.status_code == 422

@@ -61,11 +61,11 @@ def build(settings: CodeSettings) -> "JailPool":
     check_memory(settings)
     python = jail_python(settings)
     require("server", "the sandbox jail", "pyseccomp")
-    levels: tuple[IsolationLevel, ...] = (
-        FALLBACK_ORDER if settings.isolation == "auto" else (settings.isolation,)
-    )
     try:
-        filters = {each: compiled_filters(sets_times=each == "bubblewrap") for each in levels}
+        filters = {
+            each: compiled_filters(sets_times=each == "bubblewrap")
+            for each in settings.isolation_levels
+        }
     except RuntimeError as error:
         raise ValueError(
             f"the sandbox jail needs libseccomp: apt-get install libseccomp2 ({error})"
