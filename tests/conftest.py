@@ -60,6 +60,11 @@ def table(name: str) -> list[Any]:
     return [json.loads(line) for line in lines if not line.startswith("#")]
 
 
+def text_of(pieces: list[Any] | str) -> str:
+    """Return a text of a table: as it is, or its pieces, some with how often they are repeated."""
+    return "".join(each if isinstance(each, str) else each[0] * each[1] for each in pieces)
+
+
 # The same examples in each run, and no limit of time for one, which a busy machine exceeds.
 settings.register_profile("tests", settings.get_profile("ci"), max_examples=50)
 

@@ -50,6 +50,12 @@ def rows(file: str, table: str | None = None) -> dict[str, dict[str, Any]]:
     return found
 
 
+def sources(file: str) -> dict[str, str]:
+    """Return the programs of a text file in `tests/data/code` by their names."""
+    _, *blocks = (DATA / "code" / f"{file}.txt").read_text().split("\n=== ")
+    return {name: source.rstrip("\n") + "\n" for name, source in (b.split("\n", 1) for b in blocks)}
+
+
 def sample(cases: Mapping[str, object], every: int = 1) -> list[object]:
     """Return parameters, of which `make test` tries the first of `every`, `make test-full` all."""
     return [

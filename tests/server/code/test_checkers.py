@@ -13,7 +13,7 @@ from rewardfleet_server.code.checkers import compiler
 from rewardfleet_server.code.settings import CodeSettings
 
 from ...conftest import DATA, table
-from .conftest import LEVELS, LIMITS, Service, rows, served_code, stdio
+from .conftest import LEVELS, LIMITS, Service, rows, served_code, sources, stdio
 
 pytestmark = [pytest.mark.slow, pytest.mark.protocol]
 
@@ -21,27 +21,8 @@ HEADER = Path(compiler.__file__).with_name("testlib.h")
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
-PERMUTATION = """
-import sys
-n = int(open(sys.argv[1]).read())
-with open(sys.argv[2]) as output:
-    numbers = [int(word) for word in output.read().split()]
-if sorted(numbers) != list(range(1, n + 1)):
-    sys.exit("not a permutation")
-print("good")
-"""
-PERMUTATION_CPP = """
-#include "testlib.h"
-int main(int argc, char* argv[]) {
-    setName("any permutation");
-    registerTestlibCmd(argc, argv);
-    int n = inf.readInt(1, 1000000, "n");
-    std::vector<int> p = ouf.readInts(n, 1, n, "p");
-    std::set<int> different(p.begin(), p.end());
-    if ((int)different.size() != n) quitf(_wa, "%d different numbers", (int)different.size());
-    quitf(_ok, "good");
-}
-"""
+SOURCES = sources("checkers")
+PERMUTATION, PERMUTATION_CPP = SOURCES["permutation"], SOURCES["permutation in C++"]
 UP, DOWN, ZERO = (
     f"n = int(input())\nprint(*range({numbers}))" for numbers in ("1, n + 1", "n, 0, -1", "n")
 )
@@ -217,23 +198,7 @@ def test_two_checkers_are_refused(service, fields):
 
 
 def test_a_checker_is_isolated(service):
-    source = """
-import os, socket, sys
-for name, attempt in {
-    "network": lambda: socket.create_connection(("127.0.0.1", 80)),
-    "passwd": lambda: open("/etc/passwd"),
-    "write": lambda: open("/usr/x", "w"),
-    "fork": os.fork,
-    "exec": lambda: os.execv("/bin/true", ["true"]),
-    "kill": lambda: os.kill(os.getppid(), 9),
-}.items():
-    try:
-        attempt()
-    except OSError:
-        continue
-    print(name)
-"""
-    score = service.score(DOWN, checked(source))
+    score = service.score(DOWN, checked(SOURCES["isolated"]))
     assert score["score"] == 1.0
     assert score["verdicts"][0]["checker_message"] == ""
 
@@ -248,45 +213,15 @@ def test_programs_and_checkers_have_different_jails(service):
 
 
 def test_a_program_cannot_see_the_checker_or_the_answer(service):
-    program = """
-import ctypes, gc, os, sys
-texts = [repr(sys.argv), repr(sorted(os.environ))]
-for each in gc.get_objects():
-    texts += [value for value in gc.get_referents(each) if isinstance(value, (str, bytes))]
-for number in range(3, 256):
-    try:
-        texts.append(os.pread(number, 1 << 16, 0))
-    except OSError:
-        pass
-libc, page = ctypes.CDLL(None), 4096
-libc.sbrk.restype = ctypes.c_void_p
-end = libc.sbrk(0) // page * page
-start = end
-while not libc.mincore(ctypes.c_void_p(start - page), page, ctypes.create_string_buffer(1)):
-    start -= page
-texts.append(ctypes.string_at(start, end - start))
-print(len(texts[-1]) > 100_000, [a for a, b in PAIRS for text in texts if a + b in str(text)])
-""".replace("PAIRS", "(('sec', 'ret '), ('checker', '-mark'))")
     source = "# checker-mark\nimport sys\nprint(open(sys.argv[2]).read())"
     tests = checked(source, ("1", "secret 1"), ("2", "secret 2"), ("3", "secret 3"))
     for _ in range(2):
-        score = service.score(program, tests)
+        score = service.score(SOURCES["a program that looks for its checker"], tests)
         assert {each["stdout"] for each in score["verdicts"]} == {"True []\n"}, score["verdicts"]
 
 
 def test_checks_share_nothing(service):
-    source = """
-import builtins, os, sys
-seen = getattr(builtins, "mark", None)
-builtins.mark = 1
-try:
-    seen = seen or os.path.exists("mark")
-    open("mark", "w").close()
-except OSError:
-    pass
-print(seen)
-"""
-    score = service.score(DOWN, checked(source, *[("3", "1 2 3")] * 4))
+    score = service.score(DOWN, checked(SOURCES["marks"], *[("3", "1 2 3")] * 4))
     assert {each["checker_message"] for each in score["verdicts"]} == {"False"} or {
         each["checker_message"] for each in score["verdicts"]
     } == {"None"}
@@ -363,21 +298,7 @@ def test_a_request_replaces_the_checker_of_a_row(service):
 
 @needs_compiler
 def test_a_checker_without_testlib_decides_by_its_exit_status(service):
-    source = """
-#include <fstream>
-#include <iostream>
-int n, Py_Version = 7;  // names that the Python process has as well
-extern "C" int PyErr_CheckSignals() { return 1; }
-int main(int argc, char** argv) {
-    std::ifstream input(argv[1]), output(argv[2]);
-    int got;
-    input >> n;
-    if (!(output >> got)) throw 1;
-    std::cout << "got " << got << " of " << n;
-    return got == n && PyErr_CheckSignals() == 1 && Py_Version == 7 ? 0 : 1;
-}
-"""
-    tests = checked(source, ("3", "3"), language="cpp")
+    tests = checked(SOURCES["without testlib"], ("3", "3"), language="cpp")
     score = service.score("print(input())", tests)
     assert score["verdicts"][0]["checker_message"] == "got 3 of 3"
     assert score["score"] == 1.0

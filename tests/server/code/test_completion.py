@@ -11,30 +11,10 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.tests.completion import complete, take_prompt
 
 from ...conftest import table
-from .conftest import Service, asserts, rows, sample
+from .conftest import Service, asserts, rows, sample, sources
 
-PROMPT = '''from math import sqrt
-
-def helper(x):
-    """Return x."""
-    return x
-
-
-def f(xs: list) -> int:
-    """Count.
-
-    >>> f([])
-    0
-    """
-'''
+PROMPT, BODY = sources("completion").values()
 STUB = PROMPT[PROMPT.index("def f") :].rstrip()
-BODY = """    total = 0
-    for x in xs:
-        if x:
-            total += 1
-
-    return total
-"""
 METHOD = "class Solution:\n    def f(self, xs: List[int]) -> int:\n        "
 
 

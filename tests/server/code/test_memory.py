@@ -18,7 +18,7 @@ from rewardfleet_server.flags import read_settings
 from ...cgroups import memory_group
 from ...conftest import table
 from ..processes import service_process
-from .conftest import LEVELS, asserts, rows, sample, stdio
+from .conftest import LEVELS, asserts, rows, sample, sources, stdio
 
 GIB, MIB = 2**30, 2**20
 
@@ -122,43 +122,10 @@ def test_a_job_that_no_longer_waits_is_passed():
 
 # In a container
 
+PROGRAMS = sources("memory")
 #: Takes all that it can, also what its limit does not count, and keeps it.
-HOG = """
-import os, signal, socket
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-def until_refused(take, errors=(OSError, MemoryError)):
-    try:
-        while True:
-            take()
-    except errors:
-        pass
-for file in range(1, 10):
-    until_refused(lambda: os.write(file, bytes(1 << 20)))
-for folder in ("/tmp", "/dev/shm"):
-    numbers = iter(range(999))
-    until_refused(lambda: open(f"{folder}/{next(numbers)}", "wb").write(bytes(1 << 20)))
-held = []
-def fill():
-    held.append(socket.socketpair())
-    for end in held[-1]:
-        end.setblocking(False)
-        until_refused(lambda: end.send(b"x"))
-until_refused(fill)
-for size in (1 << 24, 1 << 20, 1 << 16, 1 << 12):
-    until_refused(lambda: held.append(b"x" * size))
-def f(number):
-    return [bytes(1 << 22) for _ in range(number)]
-while __name__ == "__main__":
-    pass
-"""
-HOLDS = """
-import time
-held = b"x" * ({} << 20)
-time.sleep({})
-def f(number):
-    return number + {}
-print(len(held) + f(0))
-"""
+HOG = PROGRAMS["hog"]
+HOLDS = PROGRAMS["holds"]
 
 
 @pytest.mark.slow

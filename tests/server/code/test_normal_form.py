@@ -23,7 +23,7 @@ import pytest
 
 from rewardfleet_server.code.normal_form import LARGEST, allowed, normal_form
 
-from ...conftest import table
+from ...conftest import table, text_of
 from ...measure import CpuStopwatch
 from .fuzz_normal_form import programs
 
@@ -117,43 +117,10 @@ def test_the_levels_have_different_keys():
 # Unusual input
 
 UNUSUAL = {
-    "20,000 minuses": "x = " + "-" * 20_000 + "1",
-    "5,000 attributes": "x = a" + ".b" * 5_000,
-    "20,000 terms": "x = " + "+".join(["1"] * 20_000),
-    "20,000 parentheses": "(" * 20_000 + "1" + ")" * 20_000,
-    "open brackets": "[" * 199,
-    "brackets around an error": "{" * 150 + "1 2" + "}" * 150,
-    "3,000 lambdas": "lambda: " * 3_000 + "1",
-    "3,000 elifs": "if x: pass\n" + "elif x: pass\n" * 3_000,
-    "a number of 80,000 digits": "x = 0x" + "f" * 80_000,
-    "lone surrogate": "x = '\ud800'",
-    "lone surrogate in a comment": "x = 1  # \udfff",
-    "NUL": "x = 1\0",
-    "byte order mark": "\ufeffx = 1",
-    "Python 2": "print 'x'\nexec 'y'",
-    "tabs and spaces": "if 1:\n\tx\n        y",
-    "words": "I think the answer is 42.",
-    "nothing": "",
-    "invalid escape": "x = '\\d'",
-    "Python 3.12": "type X[T] = list[T]\ndef f[T](x: T) -> T: return x",
-    "many fields": 'x = f"' + "{a}" * 10_000 + '"',
-    "many statements": "x = 1\n" * 8_000,
-    "many hints": "def f(x: int) -> int: return x\n" * 3_200,
-    "many lambdas": "f(key=lambda x: x)\n" * 2_000,
-    "many arguments": "f(" + "a," * 49_000 + ")",
-    "many threads": "from threading import Thread\n" + "t = Thread(target=f)\n" * 4_700,
+    **{name: text_of(pieces) for name, pieces in table("unusual_programs")},
     "many names": "".join(f"def f{n}(): f{n}()\n" for n in range(5_000)),
     "many functions passed on": "".join(f"def f{n}(g): f{n + 1}(g)\n" for n in range(4_000)),
-    "many decorators": "def d(f):\n def g(): f()\n return g\n" + "@d\ndef f(): 1\n" * 6_000,
     "many classes' names": "class A:\n" + "".join(f" a{n} = b{n}\n" for n in range(6_000)),
-    "many builtins": "dir = 1\n" * 12_000,
-    "many handlers": "class E(Exception): pass\n" + "try: f()\nexcept E as e: print(e)\n" * 3_000,
-    "many classes": "from enum import Enum\nclass A: pass\n"
-    + "class A(A):\n def f(x): x\n" * 3_800,
-    "many generators": "from collections import *\nx = 'a b c'\n" + "sum(x for x in y)\n" * 5_000,
-    "many underscores": "x = '" + "__a" * 30_000 + "'",
-    "many coding lines": "#coding:" * 12_000,
-    "too large": "x = 1\n" * 1_000_000,
 }
 
 

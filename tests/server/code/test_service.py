@@ -47,6 +47,7 @@ from .conftest import (
     programs,
     sample,
     served_code,
+    sources,
     stdio,
 )
 
@@ -244,17 +245,7 @@ class Deaths:
 
 #: Sets the name of its thread, then sleeps, if the input says so: for longer than a busy machine
 #: may take to notice.
-BEGINS = """
-import ctypes, time
-def begin(line):
-    if "sleep" in line:
-        _, name, seconds = line.split()
-        ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)
-        time.sleep(float(seconds))
-    return line
-if __name__ == "__main__":
-    print(begin(input()))
-"""
+BEGINS = sources("service")["begins"]
 
 
 @pytest.mark.slow
@@ -571,15 +562,8 @@ def test_an_environment_in_the_hosts_tmp_can_be_used(open_folder: Path):
     before = descendants()
     with served_code(python=python, workers=1) as service:
         jails = descendants() - before
-        program = (
-            "import glob, os, in_environment as m\nprint(m.number, glob.glob('/tmp/*/*/*'))\n"
-            "open('/tmp/left', 'w')\nos.mkdir('/tmp/left-too')\n"
-            "here = os.path.dirname(m.__file__)\n"
-            "for folder in (here, *[here.split('/lib')[0] + '/..' * n for n in (1, 2)]):\n"
-            "  try: open(folder + '/left', 'w')\n  except OSError: pass\n"
-        )
         seen = f"7 ['{python.parent.parent}']"
-        score = service.score(program, stdio(*[("", seen)] * 3))
+        score = service.score(sources("service")["leaves files"], stdio(*[("", seen)] * 3))
         assert (score["score"], score["isolation"]) == (1.0, "bubblewrap"), score
         assert jails <= descendants()  # none had to be replaced
 

@@ -21,6 +21,7 @@ from rewardfleet_server.code.text_parser import TextParser
 from rewardfleet_server.code.text_tasks import form_digest
 from rewardfleet_server.testing import wait_until
 
+from ...conftest import table, text_of
 from ..processes import Watch, descendants, idle_seconds, service_process
 from .conftest import stdio
 
@@ -120,42 +121,15 @@ DELAY = 0.25
 #: None compiles, though the parser takes it: of programs that run, the jails' cores hold up others.
 BAD = "\nreturn"
 PROGRAMS = {
-    "fields of an f-string": "f'" + "{x}" * 16_000 + "'",
-    "f-strings": "f'{a}' " * 7_000,
-    "brackets": ("[" * 99 + "1 2" + "]" * 99 + "\n") * 240,
-    "open brackets": "[" * 49_000,
-    "a long string": "x = '" + "a" * 990_000 + "'",
-    "a long integer": "x = " + "9" * 49_000,
-    "a sum": "x = " + "1+" * 24_000 + "1",
-    "attributes": "x" + ".a" * 24_000,
-    "comparisons": "x = 1" + "<1" * 24_000,
-    "decorators": "@a\n" * 16_000 + "def f(): pass",
-    "10,000 functions": "def f(): pass\n" * 10_000,
+    **{name: text_of(pieces) for name, pieces in table("programs_that_take_long")},
     "3,000 functions": "".join(f"def f{n}():1\n" for n in range(3_000)),
-    "5,000 threads": "from threading import Thread\n" + "Thread(target=f)\n" * 5_000,
-    "2,000 threads": "from threading import Thread\n" + "t = Thread(target=f)\n" * 2_000,
-    "arguments": "f(" + "a," * 24_000 + ")",
-    "a dictionary": "x = {" + "1:2," * 12_000 + "}",
-    "comprehensions": "[x for x in x]\n" * 3_300,
-    "patterns": "match x:\n" + " case 1: pass\n" * 3_500,
-    "ligatures": "\ufb01=\ufb01\n" * 12_000,
-    "backslashes": "x = '" + "\\" * 990_000 + "'",
-    "short, but dense": "a;" * 990,
-    "quotes": "'" * 990_000,
-    "fences": "```\n" * 50_000,
-    "fences and quotes": "```python\n'''\n" * 14_000,
-    "a long line after a fence": "```" + ". " * 50_000 + "\n" + "x\n" * 50_000,
-    "thinking": "<think>" * 140_000,
 }
 JUDGED = "Overall judgment: Correct"
 TEXTS = {
     **{name: {"revision": text + BAD} for name, text in PROGRAMS.items()},
     "a critique of judgments": {"critique": "overall judgment: " * 55_000},
     "a critique of tags": {"critique": f"overall judgment: {'<_>' * 60}x" * 4_500},
-    "an original program": {
-        "original_program": PROGRAMS["fences"],
-        "critique": JUDGED,
-    },
+    "an original program": {"original_program": PROGRAMS["fences"], "critique": JUDGED},
 }
 
 

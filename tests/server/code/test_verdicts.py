@@ -1,7 +1,6 @@
 """Verdicts from tests and the results of runs: tables, and forged results."""
 
 import json
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewardfleet.wire.code import AssertTests, Outcome, StdioTests
+from rewardfleet.wire.code import AssertTests, StdioTests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.judging.values import Equality, Tolerance
 from rewardfleet_server.code.judging.verdict import CallRun, failure
@@ -17,7 +16,7 @@ from rewardfleet_server.code.sandboxes import Check, ProgramRun, RunLimits, RunR
 from rewardfleet_server.code.sandboxes.jail.guest.answers import plain
 from rewardfleet_server.code.tests.prepared import prepare
 
-from ...conftest import table
+from ...conftest import table, text_of
 from ...measure import CpuStopwatch
 from .conftest import rows, sample
 
@@ -44,32 +43,11 @@ def test_a_long_word_that_is_not_a_number_takes_little_time(start: str):
     assert watch.seconds < 5
 
 
-@pytest.mark.parametrize(
-    ("result", "outcome"),
-    [
-        (RunResult(), None),
-        (RunResult(exit_code=1), Outcome.RUNTIME_ERROR),
-        (RunResult(exit_code=1, report=b'{"failed": "compile"}\n'), Outcome.COMPILE_ERROR),
-        (RunResult(exit_code=1, report=b'{"failed": "memory"}\n'), Outcome.MEMORY_LIMIT),
-        (RunResult(exit_code=0, report=b'{"failed": "memory"}\n'), None),
-        (RunResult(exit_code=1, report=b'junk\n{"failed": []}\n[]\n'), Outcome.RUNTIME_ERROR),
-        (RunResult(stopped="cpu"), Outcome.TIME_LIMIT),
-        (RunResult(stopped="wall"), Outcome.TIME_LIMIT),
-        (RunResult(stopped="files"), Outcome.OUTPUT_LIMIT),
-        (RunResult(stopped="died"), Outcome.RUNTIME_ERROR),
-        (RunResult(cpu_ms=1001), Outcome.TIME_LIMIT),
-        (RunResult(run_ms=2999), None),  # the load of the machine does not change verdicts
-        (RunResult(exit_code=-signal.SIGXCPU), Outcome.TIME_LIMIT),
-        (RunResult(exit_code=-signal.SIGXFSZ), Outcome.OUTPUT_LIMIT),
-        (RunResult(exit_code=-signal.SIGKILL), Outcome.RUNTIME_ERROR),  # nothing proves more
-        (RunResult(exit_code=-signal.SIGSEGV), Outcome.RUNTIME_ERROR),
-        (RunResult(stdout=b"x" * 1000), None),
-        (RunResult(stdout=b"x" * 1001), Outcome.OUTPUT_LIMIT),
-        (RunResult(stderr=b"x" * 1001), Outcome.OUTPUT_LIMIT),
-    ],
-)
-def test_why_a_run_failed(result: RunResult, outcome: Outcome | None):
-    assert failure(result, LIMITS) == outcome
+@pytest.mark.parametrize(("fields", "outcome"), table("failed_runs"))
+def test_why_a_run_failed(fields: dict, outcome: str | None):
+    for name in {"stdout", "stderr", "report"} & fields.keys():
+        fields = {**fields, name: text_of(fields[name]).encode()}
+    assert failure(RunResult(**fields), LIMITS) == outcome
 
 
 @pytest.mark.parametrize(

@@ -259,47 +259,16 @@ def delete(where: str) -> Callable[[Path], None]:
 
 
 STATE, STEPS = "field = 'count'", "field = 'count steps'"
-OUTCOME = """key LIKE '%"count",0]' AND field = ':a'"""
 GROUP = """key LIKE '%"groups",1,%' AND field = ''"""
-RELEASED = """key LIKE '%"groups",1,"released"]' AND field = ''"""
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "header": lambda path: overwrite(path, 0, b"x" * 100),
     "pages": overwrite_all_pages,
     "truncated": lambda path: truncate(path, path.stat().st_size // 2),
     "truncated within a page": lambda path: truncate(path, path.stat().st_size - 1000),
-    "version": lambda path: execute(path, "PRAGMA user_version = 3"),
-    "newer version": lambda path: execute(path, "PRAGMA user_version = 5"),
-    "other program": lambda path: execute(path, "PRAGMA application_id = 7"),
-    "table dropped": lambda path: execute(path, "DROP TABLE entries"),
-    "table added": lambda path: execute(path, "CREATE TABLE more (key TEXT)"),
-    "column added": lambda path: execute(path, "ALTER TABLE entries ADD COLUMN more"),
-    "state": change("'[]'", STATE),
-    "state of text": change("'\"1\"'", STATE),
-    "state NaN": change("'NaN'", STATE),
-    "state blob": change("x'ff'", STATE),
-    "state not UTF-8": change("CAST(x'22ff22' AS TEXT)", STATE),
-    "outcome": change("'1'", OUTCOME),
-    "outcome of text": change("'{'", OUTCOME),
-    "steps": change("""'{"stored": 5}'""", STEPS),
-    "negative step": change("""'{"stored": [-1], "deleted": []}'""", STEPS),
-    "no clock": delete("key = 'clock'"),
-    "clock": change("""'{"seconds": 9e999, "seen": ["a", 1.0], "wall": 1.0}'""", "key = 'clock'"),
-    "clock of text": change("'soon'", "key = 'clock'"),
-    "age": change("'soon'", "key = 'runs'"),
-    "no age": delete("key = 'runs' AND field = 'run'"),
-    "group": change("'{}'", GROUP),
-    "size": change("json_set(value, '$.size', 0)", GROUP),
-    "wait": change("json_set(value, '$.left_s', 'soon')", GROUP),
-    "release": change("json_set(value, '$.missing', -5)", RELEASED),
-    "open groups": change("'[]'", "field = 'groups'"),
-    "member": change("'{'", "key LIKE '%\"groups\",1,%' AND field = ':a'"),
-    "no steps": delete(STEPS),
-    "no steps of groups": delete("field = 'groups steps'"),
-    "no outcomes": delete("key LIKE '%\"count\",0]'"),
-    "members of no group": delete(GROUP),
-    "no group": delete('key LIKE \'%"groups",1,"open"]\''),
-    "no run": delete("""key = '["run"]'"""),
-    "another key": lambda path: execute(path, "INSERT INTO entries VALUES ('x', '', '1')"),
+    **{
+        name: lambda path, statement=statement: execute(path, statement)
+        for name, statement in table("damages_of_files")
+    },
 }
 
 
