@@ -53,23 +53,6 @@ def test_json_with_invalid_values_is_rejected(service: Service, content: bytes):
     check_problem(service.client.post("/score", content=content, headers=headers), "invalid")
 
 
-def test_a_batch_with_too_many_items_is_rejected(service: Service):
-    items = [{"revision": "print(1)", "tests": VALID_TESTS}] * 10_000
-    response = service.client.post("/score/batch", json={"items": items})
-    check_problem(response, "invalid")
-
-
-def test_an_invalid_item_of_a_batch_fails_individually(service: Service):
-    items = [
-        {"revision": "print(1)", "tests": VALID_TESTS},
-        {"revision": "print(1)", "tests": stdio()},
-        {"revision": "print(2)", "tests": VALID_TESTS},
-    ]
-    results = service.client.post("/score/batch", json={"items": items}).json()["results"]
-    assert [each["score"] for each in results] == [1.0, None, 0.0]
-    assert results[1]["error"]["kind"] == "invalid"
-
-
 def test_standard_input_and_output_may_contain_any_characters(service: Service):
     """NUL characters are rejected in Python source only."""
     text = "\0 \x7f ü 漢 🙂 \u2028"

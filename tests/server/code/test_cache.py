@@ -352,21 +352,6 @@ def test_an_invalid_cache_url_prevents_the_start(tmp_path: Path):
         served_code(sandbox=FakeSandbox(), cache="http://127.0.0.1").__enter__()
 
 
-def test_the_metrics_count_hits_and_misses(cached: Service):
-    before = _lookups(cached.client)
-    for _ in range(2):
-        cached.score("print('metrics')", stdio(("", "metrics")))
-    after = _lookups(cached.client)
-    assert after["hit"] - before["hit"] == 1 and after["miss"] - before["miss"] == 1
-
-
-def _lookups(client: httpx.Client) -> dict[str, float]:
-    found = re.findall(
-        r'_cache_lookups_total{result="(\w+)",service="code"} ([\d.]+)', client.get("/metrics").text
-    )
-    return {"hit": 0.0, "miss": 0.0} | {name: float(count) for name, count in found}
-
-
 def test_by_default_verdicts_are_stored_in_the_users_cache_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

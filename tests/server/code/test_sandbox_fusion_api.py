@@ -355,15 +355,6 @@ def test_an_internal_failure_is_the_error_on_which_its_client_repeats(path: str,
 
 
 @BOTH
-def test_an_api_key_is_required(path: str, body: dict, tmp_path):
-    (tmp_path / "keys").write_text("secret\n")
-    with served_code(sandbox=FakeSandbox(), api_key_file=tmp_path / "keys") as service:
-        check_problem(service.client.post(path, json=body), "unauthorized")
-        headers = {"authorization": "Bearer secret"}
-        assert service.client.post(path, json=body, headers=headers).status_code == 200
-
-
-@BOTH
 def test_a_body_that_is_too_large_is_rejected(path: str, body: dict):
     with served_code(sandbox=FakeSandbox(), max_body_mb=1) as service:
         response = service.client.post(path, json={**body, "more": "x" * (2 << 20)})

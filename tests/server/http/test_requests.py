@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import socket
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -377,20 +376,6 @@ def test_no_task_path_or_request_becomes_a_label(serve: Serve, frames_request):
         client.post("/score", json={**frames_request, "backend": f"secret {index}"})
         client.get(f"/secret/{index}")
     assert "secret" not in client.get("/metrics").text
-
-
-def test_a_cached_score_that_cannot_be_decoded_is_computed_again(
-    serve: Serve, frames_request, tmp_path
-):
-    path = tmp_path / "cache.sqlite"
-    judge = FakeJudge()
-    serve(judge, cache=path).post("/score", json=frames_request)
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE entries SET value = substr(value, 1, 10)")
-    db.close()
-    client = serve(judge, cache=path)
-    cached = [client.post("/score", json=frames_request).json()["cached"] for _ in range(2)]
-    assert (cached, len(judge.seen)) == ([False, True], 2)
 
 
 @pytest.mark.parametrize(

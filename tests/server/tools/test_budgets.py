@@ -205,20 +205,6 @@ def test_the_name_of_a_run_has_the_limit_of_an_item(service: httpx.Client):
     assert all("at most 200 characters" in answer.json()["detail"] for answer in answers)
 
 
-def test_budgets_need_the_key(tmp_path: Path):
-    keys = tmp_path / "keys"
-    keys.write_text("secret\n")
-    with served_tools(api_key_file=keys) as service:
-        for headers, status in (({}, 401), ({"authorization": "Bearer secret"}, 200)):
-            update = {"step": 0, "costs": [1]}
-            answers = (
-                service.put("/budgets/r", json={}, headers=headers),
-                service.get("/budgets/r", headers=headers),
-                service.post("/budgets/r/update", json=update, headers=headers),
-            )
-            assert {answer.status_code for answer in answers} == {status}
-
-
 # Many workers, several replicas
 
 
