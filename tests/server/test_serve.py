@@ -199,7 +199,7 @@ def test_the_startup_table_shows_where_items_are_scored_and_how_many_at_a_time()
     assert fusion == {"sandbox": "fusion at http://***@127.0.0.1:8080/", "concurrency": "7"}
 
 
-class _FailingJudge(FakeJudge):
+class FailingJudge(FakeJudge):
     """A judge that cannot be warmed up."""
 
     @asynccontextmanager
@@ -217,7 +217,7 @@ class _FailingJudge(FakeJudge):
     ids=lambda judge: type(judge).__name__,
 )
 async def test_judges_are_closed_if_another_one_fails_at_startup(judge: Judge):
-    app = create_video_app(VideoSettings(), {"first": judge, "second": _FailingJudge()})
+    app = create_video_app(VideoSettings(), {"first": judge, "second": FailingJudge()})
     with pytest.raises(RuntimeError, match="no warm-up"):
         async with app.service.lifespan():
             raise AssertionError("it has started")

@@ -145,6 +145,12 @@ def served_code(
         yield Service(client, level)
 
 
+@pytest.fixture(scope="session")
+def service() -> Iterator[Service]:
+    with served_code(workers=2) as service:
+        yield service
+
+
 @pytest.fixture(scope="session", params=LEVELS)
 def level_service(request: pytest.FixtureRequest) -> Iterator[Service]:
     with served_code(request.param) as service:

@@ -3,19 +3,13 @@
 import pytest
 
 from ..video.test_bad_input import check_problem
-from .conftest import Service, rows, sample, served_code, stdio
-
-
-@pytest.fixture(scope="module")
-def one_service():
-    with served_code(workers=1) as service:
-        yield service
+from .conftest import Service, rows, sample, stdio
 
 
 @pytest.fixture
-def service(one_service: Service):
-    yield one_service
-    assert one_service.verdict("print(input())", stdio(("x", "x"))) == "accepted"
+def service(service: Service):
+    yield service
+    assert service.verdict("print(input())", stdio(("x", "x"))) == "accepted"
 
 
 VALID_TESTS = stdio(("", "1"))

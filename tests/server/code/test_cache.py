@@ -86,17 +86,9 @@ def test_a_prompt_is_part_of_the_key_as_the_program_uses_it(cached: Service):
     """Equal bodies share their verdicts, and not with a program that hides a helper."""
     prompt = 'def twice(x):\n    return x * 2\n\ndef double(number):\n    """Double."""\n'
     tests = {**TESTS, "prompt": prompt}
-    programs = {
-        "    return twice(number)": (False, 2 / 3),
-        "result = number\nreturn result * 2": (False, 2 / 3),
-        "    r = number  # twice\n    return r * 2": (True, 2 / 3),
-        "    twice = lambda x: x * 3\n    return twice(number)": (False, 0),
-        "def twice(x): return x * 3\ndef double(number): return twice(number)": (False, 0),
-        "def thrice(x): return x * 3\ndef double(number): return twice(number)": (False, 2 / 3),
-    }
-    for program, (is_cached, score) in programs.items():
+    for program, is_cached, passed in table("programs_with_a_prompt"):
         found = cached.score(program, tests)
-        assert (found["cached"], found["score"]) == (is_cached, pytest.approx(score)), program
+        assert (found["cached"], found["score"]) == (is_cached, pytest.approx(passed / 3)), program
     other = {**tests, "prompt": prompt.replace("* 2", "* 3")}
     assert cached.score("    return twice(number)", other)["score"] == 0.0
 

@@ -32,12 +32,6 @@ TESTS = stdio(("1", "1"), ("2", "2"))
 CRITIQUES = {"correct": "Overall judgment: Correct", "incorrect": "Overall judgment: Incorrect"}
 
 
-@pytest.fixture(scope="module")
-def service():
-    with served_code(workers=1) as service:
-        yield service
-
-
 def test_a_request_without_a_critique_is_scored_by_its_tests_only(service: Service):
     score = service.score(f"Sure:\n```python\n{RIGHT}\n```", TESTS)
     assert (score["score"], score["critique_valid"], score["judgment"]) == (1.0, None, None)

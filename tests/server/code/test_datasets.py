@@ -15,8 +15,9 @@ from rewardfleet_server.code.datasets.rows import read_row
 
 from ...conftest import DATA
 from ...measure import CpuStopwatch
+from ..http.test_requests import metric
 from ..video.test_bad_input import check_problem
-from .conftest import Service, check_verdicts, rows, sample, served_code
+from .conftest import Service, check_verdicts, rows, sample
 
 PAIRS = [{"input": {"stdin": "1 2"}, "output": {"stdout": "3"}}] * 2
 #: A script of MBPP+, as EvalPlus writes them.
@@ -138,12 +139,6 @@ def test_a_row_that_cannot_be_read(dataset: str, row: dict, detail: str):
 # Over HTTP
 
 
-@pytest.fixture(scope="module")
-def service():
-    with served_code(workers=1) as service:
-        yield service
-
-
 def dataset(name: str, row: dict, **fields: object) -> dict[str, object]:
     return {"kind": "dataset", "dataset": name, "row": row, **fields}
 
@@ -199,6 +194,7 @@ def test_a_time_limit_of_nan_is_none(service: Service):
 
 def test_a_package_that_only_the_program_imports_is_named_and_counted(service: Service):
     row = rows("datasets", "sources")["HumanEval"]["row"]
+    before = metric(service.client, "rewardfleet_missing_modules_total")
     (verdict,) = service.score("    import absent_.x", dataset("auto", row))["verdicts"]
     assert (verdict["verdict"], verdict["missing_module"]) == ("runtime_error", "absent_")
-    assert "rewardfleet_missing_modules_total 1.0" in service.client.get("/metrics").text
+    assert metric(service.client, "rewardfleet_missing_modules_total") == before + 1

@@ -38,22 +38,13 @@ def kind(source: str, level: Any = "unit") -> str:
 
 CASES = json.loads((DATA / "cases.json").read_text())
 
-#: Equal programs with different keys: one is not a renaming, and only locals are numbers.
-MISSED = {
-    "while_to_for",
-    "rename_lambda_param",
-    "rename_local_import",
-    "rename_param_reassigned",
-    "rename_posonly_param",
-}
-
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_cases_share_a_key_as_expected(case: dict[str, Any]):
+    """Programs that are `missed` are equal and have two: only renamed locals are found."""
     a = normal_form(case["a"], level="unit")
     if case["expect"] != "no_crash":
-        equal = case["expect"] == "equal" and case["id"] not in MISSED
-        assert (a == normal_form(case["b"], level="unit")) is equal
+        assert (a == normal_form(case["b"], level="unit")) is (case["expect"] == "equal")
 
 
 @dataclass(frozen=True)

@@ -87,12 +87,6 @@ def stdio_row(dataset: str, expected: str) -> dict:
 RULES = rows("outputs", "rules").values()
 
 
-@pytest.fixture(scope="module")
-def service():
-    with served_code(workers=2) as service:
-        yield service
-
-
 @pytest.mark.slow
 def test_a_row_is_compared_by_the_rule_of_its_dataset(service: Service):
     for dataset, printed, expected, accepted in map(dict.values, RULES):

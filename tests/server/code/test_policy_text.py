@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -31,12 +31,6 @@ JUDGED = "Overall judgment: Correct"
 NO_PROGRAM = dict(table("texts_without_programs")) | {
     "too long": "#" * MAX_CHARACTERS + "\nprint('never printed by a policy')"
 }
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    with served_code(workers=2) as service:
-        yield service
 
 
 def by_json(service: Service, text: str) -> dict:

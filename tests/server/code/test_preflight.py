@@ -1,7 +1,5 @@
 """Preflight: tests that fail by themselves are invalid; what a program provokes is judged."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from rewardfleet.wire.code import AssertTests, StdioTests
@@ -14,7 +12,7 @@ from rewardfleet_server.code.tests.prepared import prepare
 from rewardfleet_server.testing import FakeSandbox
 
 from ...conftest import table
-from .conftest import Service, asserts, rows, sample, served_code, stdio
+from .conftest import asserts, rows, sample, stdio
 
 pytestmark = pytest.mark.slow
 
@@ -48,12 +46,6 @@ async def test_the_same_imports_are_checked_once():
         tests = AssertTests(kind="asserts", cases=cases)
         await check.check(prepare(tests, ""), LIMITS)
     assert len(sandbox.jobs) == 2, "its imports, and the script without a program"
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    with served_code() as service:
-        yield service
 
 
 @pytest.mark.parametrize("row", sample(rows("preflight", "missing")))

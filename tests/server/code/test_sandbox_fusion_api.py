@@ -32,12 +32,6 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("no_proxy", "*")
 
 
-@pytest.fixture(scope="module")
-def service():
-    with served_code(workers=2) as service:
-        yield service
-
-
 def run(service: Service, code: str, **fields: object) -> sf.RunCodeResponse:
     request = sf.RunCodeRequest(code=code, language="python", **fields)
     return sf.run_code(request, endpoint=str(service.client.base_url), max_attempts=1)

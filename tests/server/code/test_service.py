@@ -52,12 +52,6 @@ from .conftest import (
 )
 
 
-@pytest.fixture(scope="module")
-def service():
-    with served_code(workers=1) as service:
-        yield service
-
-
 def verdicts(score: dict) -> list[str]:
     return [each["verdict"] for each in score["verdicts"]]
 

@@ -1,7 +1,7 @@
 """Connections that make no progress: they end, and others do not notice them."""
 
+import http.client
 import json
-import re
 import select
 import shutil
 import socket
@@ -26,6 +26,7 @@ from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import client_of, image_base64
 from ..processes import idle_seconds, service_process, watched
+from .test_requests import metric
 
 MIB = 2**20
 Connect = Callable[[], socket.socket]
@@ -54,16 +55,9 @@ def chunk(content: bytes) -> bytes:
 
 def response(connection: socket.socket) -> tuple[int, bytes]:
     """Read one response; return its status and body."""
-    received = b""
-    while b"\r\n\r\n" not in received:
-        received += (more := connection.recv(65536))
-        if not more:
-            return 0, received
-    start, _, content = received.partition(b"\r\n\r\n")
-    length = int(re.search(rb"content-length: (\d+)", start, re.IGNORECASE)[1])
-    while len(content) < length:
-        content += connection.recv(65536)
-    return int(start.split()[1]), content[:length]
+    with http.client.HTTPResponse(connection) as answer:
+        answer.begin()
+        return answer.status, answer.read()
 
 
 def has_ended(connection: socket.socket) -> bool:
@@ -228,19 +222,15 @@ def test_bodies_count_by_what_has_arrived(item: bytes, monkeypatch: pytest.Monke
         for connection in large:
             connection.sendall(head(2 * MIB) + b" " * 1000)
 
-        def admitted() -> float:
-            name = "rewardfleet_admitted_requests{"
-            lines = client.get("/metrics").text.splitlines()
-            return next(float(each.rpartition(" ")[2]) for each in lines if each.startswith(name))
-
-        wait_until(lambda: admitted() == 3)
+        admitted = "rewardfleet_admitted_requests{"
+        wait_until(lambda: metric(client, admitted) == 3)
         answer = client.post("/score", content=item, headers={"content-type": "application/json"})
         assert answer.status_code == 200
         for connection in large[:2]:
             with suppress(ConnectionError):
                 connection.sendall(b" " * (2 * MIB - 1001))
         # Together they are too large: the one that would exceed the limit is refused.
-        wait_until(lambda: admitted() == 2)
+        wait_until(lambda: metric(client, admitted) == 2)
 
 
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])

@@ -29,8 +29,8 @@ from ...gateways import LOOPBACK
 
 EPISODE = {"uid": "a", "success": True}
 MEMBER = {"run": "r", "step": 1, "group_size": 1, "item": {**EPISODE, "group": "g"}}
-#: Routes that answer without a key.
-OPEN = {"/", "/health", "/healthz", "/readyz"}
+#: Routes that answer without a key; that of metrics with a setting only.
+OPEN = {"/", "/health", "/healthz", "/readyz", "/metrics"}
 
 
 @contextmanager
@@ -55,10 +55,11 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, htt
         yield {**services, "gateway": gateway}
 
 
-def test_every_route_but_those_of_health_needs_the_key(tmp_path: Path):
+def test_every_other_route_needs_the_key(tmp_path: Path):
     (tmp_path / "keys").write_text("secret\n")
     key = {"authorization": "Bearer secret"}
-    with serving_all(tmp_path, api_key_file=tmp_path / "keys") as services:
+    settings = {"api_key_file": tmp_path / "keys", "open_metrics": True}
+    with serving_all(tmp_path, **settings) as services:
         for name, client in services.items():
             paths = client.get("/openapi.json", headers=key).json()["paths"]
             routes = [(path, method) for path, methods in paths.items() for method in methods]

@@ -11,6 +11,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from rewardfleet_server.testing import wait_until
 
+from ...conftest import table
 from ..processes import service_process
 
 CASE = {"inputs": [""], "outputs": ["5"]}
@@ -53,17 +54,7 @@ def test_an_episode_has_a_reset_and_a_step(env: ClientConnection, text: str, sco
 
 
 @pytest.mark.parametrize(
-    ("message", "code"),
-    [
-        ("{", "UNKNOWN_TYPE"),
-        ('{"data": {}, "type": "step"}', "UNKNOWN_TYPE"),
-        ({"type": "mcp", "data": {}}, "UNKNOWN_TYPE"),
-        (b"\xff\xfe", "UNKNOWN_TYPE"),
-        ({"type": "step"}, "VALIDATION_ERROR"),
-        ('{"type": "step", "data": {"code"', "VALIDATION_ERROR"),
-        ({"type": "step", "data": {"code": "print(5)"}}, "VALIDATION_ERROR"),
-        ('{"type": "step", "data": {}}}, {"action": {}}', "VALIDATION_ERROR"),
-    ],
+    ("message", "code"), [*table("invalid_messages"), (b"\xff\xfe", "UNKNOWN_TYPE")]
 )
 def test_a_message_that_is_not_valid_is_an_error(env: ClientConnection, message, code: str):
     answer = ask(env, message)

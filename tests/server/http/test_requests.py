@@ -112,14 +112,6 @@ def test_scores_of_a_nondeterministic_judge_are_not_cached(serve: Serve, frames_
     assert len(judge.seen) == 2
 
 
-def test_scores_in_a_cache_file_outlive_the_service(serve: Serve, frames_request, tmp_path):
-    settings = {"cache": tmp_path / "cache.sqlite"}
-    serve(**settings).post("/score", json=frames_request)
-    judge = FakeJudge()
-    assert serve(judge, **settings).post("/score", json=frames_request).json()["cached"] is True
-    assert judge.seen == []
-
-
 @pytest.mark.slow
 def test_a_shared_computation_continues_while_anyone_waits(serve: Serve, frames_request):
     """Each waiter has its own deadline; the work is cancelled when the last one leaves."""

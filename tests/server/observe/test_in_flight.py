@@ -153,16 +153,6 @@ def test_a_batch_that_is_scored_as_a_whole_is_one_entry(service: str, monkeypatc
             release.set()
 
 
-def test_a_key_is_required_even_if_metrics_are_open(serve: Serve, tmp_path):
-    keys = tmp_path / "keys"
-    keys.write_text("secret")
-    client = serve(api_key_file=keys, open_metrics=True)
-    assert client.get("/metrics").status_code == 200
-    assert client.get("/inflight").status_code == 401
-    answer = client.get("/inflight", headers={"authorization": "Bearer secret"})
-    assert answer.json() == {"total": 0, "samples": [], "failures": {}}
-
-
 def test_the_oldest_are_listed_with_the_total():
     contexts = [RequestContext("/score/batch", f"r{n}") for n in range(3)]
     for context in contexts[:2]:

@@ -250,16 +250,6 @@ def truncate(path: Path, size: int) -> None:
         file.truncate(size)
 
 
-def change(value: str, where: str) -> Callable[[Path], None]:
-    return lambda path: execute(path, f"UPDATE entries SET value = {value} WHERE {where}")
-
-
-def delete(where: str) -> Callable[[Path], None]:
-    return lambda path: execute(path, f"DELETE FROM entries WHERE {where}")
-
-
-STATE, STEPS = "field = 'count'", "field = 'count steps'"
-GROUP = """key LIKE '%"groups",1,%' AND field = ''"""
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "header": lambda path: overwrite(path, 0, b"x" * 100),
     "pages": overwrite_all_pages,
@@ -385,7 +375,7 @@ async def test_a_damaged_value_fails_the_calls_that_need_it_and_no_others(
 ):
     path = await written(tmp_path / "runs.sqlite")
     store = open_file(path, SHAPES)
-    change(value, STATE)(path)
+    execute(path, f"UPDATE entries SET value = {value} WHERE field = 'count'")
     for _ in range(2):
         with pytest.raises(Unavailable, match=r"run 'run \{1\}' \(count\) is damaged"):
             await store.apply_once(SCOPE, 2, "a", count_one)

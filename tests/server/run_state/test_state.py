@@ -20,6 +20,7 @@ from rewardfleet_server.run_state.settings import RunStateSettings
 from rewardfleet_server.run_state.sqlite import SqliteStore
 from rewardfleet_server.run_state.values import NO_SHAPES
 
+from ...conftest import table
 from ...measure import Stopwatch
 from ..conftest import RedisServer
 
@@ -216,21 +217,9 @@ KEYS = [RUN, STEP, f"{PREFIX}runs", f"{PREFIX}clock"]
 @pytest.mark.parametrize(
     "damage",
     [
-        ["HSET", RUN, "count", "{"],
-        ["HSET", RUN, "count", "NaN"],
+        *table("damages_of_values"),
         ["HSET", RUN, "count", b"\xff"],
         ["HSET", RUN, "count", "[" * 100_000],
-        ["HSET", RUN, "count steps", "{"],
-        ["HDEL", RUN, "count steps"],
-        ["HDEL", RUN, ""],
-        ["SET", RUN, "text"],
-        ["SET", STEP, "text"],
-        ["DEL", RUN],  # as an eviction would
-        ["DEL", STEP],
-        ["DEL", f"{PREFIX}runs"],
-        ["SET", f"{PREFIX}runs", "text"],
-        ["HSET", f"{PREFIX}clock", "", "soon"],
-        ["SET", f"{PREFIX}clock", "text"],
     ],
     ids=lambda damage: " ".join(map(str, damage)).replace(PREFIX, "")[:40],
 )

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import http.client
 import json
 import os
 import re
@@ -33,6 +32,7 @@ from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import table
 from ...gateways import LOOPBACK
+from ..http.test_connections import response
 from ..processes import service_process
 
 ANSWER = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
@@ -168,14 +168,6 @@ def exchange(client: httpx.Client, request: bytes) -> bytes:
         while chunk := connection.recv(65536):
             answer += chunk
         return answer
-
-
-def response(connection: socket.socket) -> int:
-    """Read a complete response from a connection that stays open; return its status."""
-    with http.client.HTTPResponse(connection) as answer:
-        answer.begin()
-        answer.read()
-        return answer.status
 
 
 # Paths and services
@@ -335,27 +327,13 @@ def test_headers_of_one_connection_are_not_passed_on(front: Front):
 SMUGGLED = b"GET /tools/smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
-        b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
-        b"Content-Length: 5\r\nContent-Length: 6\r\n",
-        b"Content-Length: +5\r\n",
-        b"Content-Length: 5, 5\r\n",
-        b"Transfer-Encoding: xchunked\r\n",
-        b"Transfer-Encoding: chunked, identity\r\n",
-        b"Transfer-Encoding : chunked\r\n",
-        b"X: a\rTransfer-Encoding: chunked\r\n",
-        b"X: a\nTransfer-Encoding: chunked\r\n",
-    ],
-)
-def test_ambiguous_framing_is_refused_and_nothing_is_smuggled(front: Front, headers: bytes):
+@pytest.mark.parametrize("headers", table("ambiguous_framing"))
+def test_ambiguous_framing_is_refused_and_nothing_is_smuggled(front: Front, headers: str):
     stub = Stub()
     client = front(stub)
     client.get("/tools/x")  # a connection to the replica is open: requests reach it at once
     head = b"POST /tools/score HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-    answer = exchange(client, head + headers + b"\r\n0\r\n\r\n" + SMUGGLED)
+    answer = exchange(client, head + headers.encode() + b"\r\n0\r\n\r\n" + SMUGGLED)
     assert answer.startswith(b"HTTP/1.1 400")
     client.get("/tools/x")
     assert [scope["path"] for scope, _ in stub.requests] == ["/x", "/x"]
@@ -472,8 +450,11 @@ def test_a_503_is_tried_elsewhere_and_passed_on_if_all_answer_it(front: Front):
 
 
 @contextmanager
-def broken_server(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """Accept connections, read a request, send `answer`, and close; yield URL and requests."""
+def broken_server(answer: bytes, end: bytes = b"") -> Iterator[tuple[str, list[bytes]]]:
+    """Accept connections, read a request, send `answer`, and close; yield URL and requests.
+
+    With the `end` of requests, close when the next one starts.
+    """
     requests: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -484,8 +465,13 @@ def broken_server(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
                 except OSError:
                     return
                 with connection:
-                    requests.append(connection.recv(65536))
+                    received = connection.recv(65536)
+                    while not received.endswith(end):
+                        received += connection.recv(65536)
+                    requests.append(received)
                     connection.sendall(answer)
+                    if end:
+                        connection.recv(1)
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
@@ -564,7 +550,7 @@ def test_an_early_answer_arrives_while_the_body_is_still_being_sent(fleet: httpx
     head = b"POST /tools/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     size = 800 * MIB
     with connected(fleet, head + b"Content-Length: %d\r\n\r\n" % size) as connection:
-        assert response(connection) == 413
+        assert response(connection)[0] == 413
         sent = 0
         with suppress(ConnectionError):
             while sent < size:
@@ -581,7 +567,7 @@ def test_a_refusal_in_the_middle_of_a_small_body_is_not_seen(front: Front):
     with connected(client, request) as connection:
         wait_until(lambda: client.replicas[1].outstanding == 2)
         connection.sendall(b"defghi")
-        assert response(connection) == 200
+        assert response(connection)[0] == 200
     assert [body for _, body in free.requests] == [b"abcdefghi"]
     assert len(full.requests) == 1
 
@@ -590,7 +576,7 @@ def test_an_answer_in_the_middle_of_a_small_body_arrives(front: Front):
     client = front(Stub(413, reads=False))
     request = b"POST /tools/score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nx"
     with connected(client, request) as connection:
-        assert response(connection) == 413
+        assert response(connection)[0] == 413
     wait_until(lambda: client.replicas[0].outstanding == 0)
 
 
@@ -602,7 +588,7 @@ def test_a_caller_that_waits_for_100_continue_gets_it_from_the_service(fleet: ht
     with connected(fleet, head) as connection:
         assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(body)
-        assert response(connection) == 200
+        assert response(connection)[0] == 200
 
 
 # Responses
@@ -659,29 +645,13 @@ def test_an_answer_that_is_not_http_is_a_failure_of_the_replica(front: Front):
 
 def test_a_request_on_a_connection_that_has_just_ended_arrives_whole(front: Front):
     """aiohttp sends requests of idempotent methods again, with their bodies."""
-    bodies = []
-
-    def serve(listener: socket.socket) -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = listener.accept()
-                with connection:
-                    received = b""
-                    while not received.endswith(b"end"):
-                        received += connection.recv(65536)
-                    bodies.append(received.partition(b"\r\n\r\n")[2])
-                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na")
-                    connection.recv(1)  # the start of the next request
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
-        thread.start()
-        client = front(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    body = b"x" * 99_999 + b"end"
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na"
+    with broken_server(answer, end=b"end") as (url, requests):
+        client = front(url)
         for _ in range(3):
-            assert client.put("/tools/x", content=b"x" * 99_999 + b"end").text == "a"
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(5)
-    assert bodies == [b"x" * 99_999 + b"end"] * 3
+            assert client.put("/tools/x", content=body).text == "a"
+    assert [each.partition(b"\r\n\r\n")[2] for each in requests] == [body] * 3
 
 
 def test_a_second_response_on_a_connection_is_not_given_to_another_request(front: Front):
@@ -791,7 +761,7 @@ def test_a_caller_that_stops_sending_its_body_is_answered(front: Front, monkeypa
     client = front(stub)
     request = b"POST /tools/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\nabc"
     with connected(client, request) as connection:
-        assert response(connection) == 504
+        assert response(connection)[0] == 504
     wait_until(lambda: client.replicas[0].outstanding == 0)
 
 
@@ -872,7 +842,7 @@ def test_the_body_of_a_request_in_line_is_not_read(front: Front):
         client.replicas[0].is_ready = True
         connection.settimeout(60)
         connection.sendall(bytes(64 * MIB - sent))
-        assert response(connection) == 200
+        assert response(connection)[0] == 200
 
 
 @pytest.mark.slow

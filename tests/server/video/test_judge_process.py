@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
-from rewardfleet_server.testing import FakeJudge, wait_until
+from rewardfleet_server.testing import wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.custom_judge import process as judge_process
 from rewardfleet_server.video.custom_judge.process import JudgeProcess
@@ -27,6 +27,7 @@ from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import image_base64, served_with
 from ..http.test_requests import metric
+from ..test_serve import FailingJudge
 from ..up.test_supervisor import is_running
 
 #: Calls that a judge without coroutines works on at the same time.
@@ -369,18 +370,9 @@ def test_other_calls_at_a_judge_that_is_killed_are_unavailable(folder):
         assert (post(client).status_code, restarts(client)) == (200, 1)
 
 
-class _FailingJudge(FakeJudge):
-    """A judge that cannot be warmed up."""
-
-    @asynccontextmanager
-    async def lifespan(self):
-        raise RuntimeError("no warm-up")
-        yield
-
-
 async def test_its_process_ends_if_another_judge_fails_at_startup(folder):
     settings = folder.settings()
-    app = create_app(settings, {**load_judges(settings), "second": _FailingJudge()})
+    app = create_app(settings, {**load_judges(settings), "second": FailingJudge()})
     with pytest.raises(RuntimeError, match="no warm-up"):
         async with app.service.lifespan():
             raise AssertionError("it has started")

@@ -41,11 +41,7 @@ from rewardfleet_server.video.settings import VideoSettings
 from ...conftest import DATA, table
 
 #: The part of a checkpoint's config.json that is read before loading.
-CONFIG = {
-    "model_type": "qwen3_vl",
-    "vision_config": {"patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2},
-    "text_config": {"max_position_embeddings": 32768},
-}
+CONFIG = dict(table("checkpoint_configs"))["qwen3_vl"]
 
 
 def clip(count: int, *, height: int = 32, width: int = 32) -> Clip:

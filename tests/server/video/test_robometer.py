@@ -13,11 +13,7 @@ from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import DATA, table
 
-CONFIG: dict[str, Any] = {
-    "model_type": "qwen3_vl",
-    "vision_config": {"patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2},
-    "text_config": {"max_position_embeddings": 32768, "hidden_size": 8},
-}
+CONFIG: dict[str, Any] = dict(table("checkpoint_configs"))["robometer"]
 YAML = (DATA / "video" / "robometer.yaml").read_text()
 EMBEDDING = "model.language_model.embed_tokens.weight"
 

@@ -30,11 +30,7 @@ from ...conftest import DATA, served, table
 from ...measure import CpuStopwatch
 
 #: The part of a checkpoint's config.json that is read before loading.
-CONFIG = {
-    "model_type": "qwen2_5_vl",
-    "vision_config": {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2},
-    "text_config": {"max_position_embeddings": 32768},
-}
+CONFIG = dict(table("checkpoint_configs"))["qwen2_5_vl"]
 
 
 def clip(count: int) -> Clip:
