@@ -51,6 +51,9 @@ GATES = {
 #: What the tests of such a folder import, where that is in an environment of its own. It warns.
 PACKAGES = {"engines": "vllm", "ray_serve": "ray"}
 
+#: Headers of a request whose body is written by the test.
+JSON = {"content-type": "application/json"}
+
 Serve = Callable[..., httpx.Client]
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ...conftest import JSON
 from ..video.test_bad_input import check_problem
 from .conftest import Service, rows, sample, stdio
 
@@ -43,8 +44,7 @@ def test_an_invalid_field_is_named(service: Service, row):
     ids=["surrogate", "nan", "deep"],
 )
 def test_json_with_invalid_values_is_rejected(service: Service, content: bytes):
-    headers = {"content-type": "application/json"}
-    check_problem(service.client.post("/score", content=content, headers=headers), "invalid")
+    check_problem(service.client.post("/score", content=content, headers=JSON), "invalid")
 
 
 def test_standard_input_and_output_may_contain_any_characters(service: Service):

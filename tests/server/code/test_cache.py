@@ -27,7 +27,7 @@ from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.http import app as http_app
 from rewardfleet_server.testing import FakeSandbox, serving, wait_until
 
-from ...conftest import table
+from ...conftest import JSON, table
 from ..conftest import RedisServer, cached_value
 from .conftest import (
     SHORT_LIMITS,
@@ -266,8 +266,7 @@ def test_an_invalid_row_shares_no_key_with_a_valid_one(cached: Service):
     statuses = []
     for value in ("Infinity", "null", "Infinity", "NaN"):
         body = '{"revision": "def f(x): return None", "tests": ' + tests % value + "}"
-        headers = {"content-type": "application/json"}
-        response = cached.client.post("/score", content=body, headers=headers)
+        response = cached.client.post("/score", content=body, headers=JSON)
         statuses.append(response.status_code)
         assert not (response.status_code == 200 and response.json()["cached"])
     assert statuses == [422, 200, 422, 422]

@@ -13,7 +13,7 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.datasets.columns import MAX_DECOMPRESSED
 from rewardfleet_server.code.datasets.rows import read_row
 
-from ...conftest import DATA
+from ...conftest import DATA, JSON
 from ...measure import CpuStopwatch
 from ..http.test_requests import metric
 from ..video.test_bad_input import check_problem
@@ -187,8 +187,7 @@ def test_a_time_limit_of_nan_is_none(service: Service):
         "revision": "print(3)",
         "tests": dataset("code_contests", {"test": PAIRS, "time_limit": math.nan}),
     }
-    headers = {"content-type": "application/json"}
-    response = service.client.post("/score", content=json.dumps(body), headers=headers)
+    response = service.client.post("/score", content=json.dumps(body), headers=JSON)
     assert response.json()["score"] == 1.0
 
 

@@ -186,8 +186,8 @@ def test_a_text_that_the_service_refuses_as_too_large_scores_0(coalesce_s: float
     """Within the limit of characters, and beyond that of this service's bodies."""
     text = "print(1)\n#" + "\x01" * 900_000  # six bytes each
     with served_code(sandbox=FakeSandbox(RunResult(stdout=b"1")), max_body_mb=2) as service:
-        found = rewards(service, ["1", text, "2", text, "3"], coalesce_s=coalesce_s)
-    assert found == [1.0, 0.0, 1.0, 0.0, 1.0] * 2
+        found = rewards(service, ["1", text, "2", text, "3", "4"], coalesce_s=coalesce_s)
+    assert found == [1.0, 0.0, 1.0, 0.0, 1.0, 1.0] * 2
 
 
 def test_a_text_that_does_not_fit_next_to_its_tests_scores_0():

@@ -14,10 +14,9 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from rewardfleet import RewardFleet, blocking, code_request
 from rewardfleet.commands.main import main
 from rewardfleet.wire.code import CodeTiming
-from rewardfleet.wire.errors import InvalidRequest, Unavailable
+from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult
 from rewardfleet_server.code.sandboxes.jail import isolation, pool
 from rewardfleet_server.code.sandboxes.jail.guest.descriptors import ORDER
@@ -640,27 +639,3 @@ def test_no_process_outlives_a_service_that_is_killed(level: str):
         server.kill()
         server.wait(60)
         wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in jails))
-
-
-# The client
-
-
-async def test_the_client_scores_programs(service: Service):
-    url = str(service.client.base_url)
-    tests = stdio(("1", "1"), ("2", "x"))
-    async with RewardFleet(code=url) as fleet:
-        score = await fleet.code.score("print(input())", tests, limits=LIMITS)
-        assert score.pass_rate == 0.5
-        assert score.verdicts[0].verdict == "accepted"
-        assert await fleet.code.reward("print(input())", tests) == 0.5
-        requests = [code_request(f"print({number})", stdio(("", "2"))) for number in range(4)]
-        assert await fleet.code.rewards(requests) == [0.0, 0.0, 1.0, 0.0]
-        with pytest.raises(InvalidRequest, match=r"tests\.stdio\.cases"):
-            await fleet.code.score("print(1)", stdio())
-        with pytest.raises(AttributeError, match="give video="):
-            fleet.video  # noqa: B018 - the access is the test
-
-
-def test_the_blocking_client_scores_programs(service: Service):
-    with blocking.RewardFleet(code=str(service.client.base_url)) as fleet:
-        assert fleet.code.reward("print(1)", stdio(("", "1"))) == 1.0

@@ -8,7 +8,7 @@ import pytest
 from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
 from rewardfleet_server.episode import decode, encode
 
-from ...conftest import table
+from ...conftest import JSON, table
 from ...measure import Stopwatch
 from .conftest import post_batch
 
@@ -74,9 +74,8 @@ def test_an_invalid_request_for_temperatures_is_refused(
 @pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"[", b'{"items": [{"uid": "\\ud800"}]}', b"[" * 10**5])
 def test_a_body_that_is_not_json_is_refused(service: httpx.Client, content: bytes):
-    headers = {"content-type": "application/json"}
     for path in ("/score", "/score/batch", "/groups/members", "/temperatures"):
-        response = service.post(path, content=content, headers=headers)
+        response = service.post(path, content=content, headers=JSON)
         assert (response.status_code, response.json()["kind"]) == (422, "invalid")
 
 

@@ -24,7 +24,7 @@ from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.video.app import create_app as create_video
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import DATA, client_of, table
+from ...conftest import DATA, JSON, client_of, table
 from ...gateways import LOOPBACK
 
 EPISODE = {"uid": "a", "success": True}
@@ -155,8 +155,7 @@ def test_items_of_a_batch_are_as_strict_as_single_ones(
 def test_numbers_that_are_not_finite_are_refused(
     services: dict[str, httpx.Client], service: str, path: str, body: str, number: str
 ):
-    headers = {"content-type": "application/json"}
-    refused = services[service].post(path, content=body % number, headers=headers)
+    refused = services[service].post(path, content=body % number, headers=JSON)
     assert (refused.status_code, refused.json()["kind"]) == (422, "invalid")
 
 

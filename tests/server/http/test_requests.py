@@ -22,7 +22,7 @@ from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import Serve, client_of, image_base64
+from ...conftest import JSON, Serve, client_of, image_base64
 from ...measure import Stopwatch
 
 
@@ -411,12 +411,11 @@ def test_a_body_with_very_many_fields_does_not_block_the_service(
 ):
     """Each field would cost an error, and a hundred times its size."""
     client, body = serve(), make()
-    headers = {"content-type": "application/json"}
     path = "/score/batch" if body.startswith(b'{"items') else "/score"
     for _ in range(3):  # a busy machine delays an answer now and then
         slowest = 0.0
         with ThreadPoolExecutor(1) as pool:
-            flood = pool.submit(client.post, path, content=body, headers=headers)
+            flood = pool.submit(client.post, path, content=body, headers=JSON)
             while not flood.done():
                 started = time.monotonic()
                 assert client.get("/healthz").status_code == 200
@@ -474,8 +473,7 @@ def test_small_bodies_of_unknown_length_are_not_counted_as_large_ones(
     def send(number: int) -> int:
         item = {"task_text": str(number), "frames_base64": [image_base64()]}
         content = iter([json.dumps(item).encode()])
-        headers = {"content-type": "application/json"}
-        return client.post("/score", content=content, headers=headers).status_code
+        return client.post("/score", content=content, headers=JSON).status_code
 
     with ThreadPoolExecutor(6) as pool:
         statuses = []

@@ -15,7 +15,7 @@ from rewardfleet_server.scorer import ScoreFields
 from rewardfleet_server.tools.budgets import Price
 from rewardfleet_server.tools.scorer import ToolsScorer
 
-from ...conftest import table
+from ...conftest import JSON, table
 from .conftest import TRUTH, answer, call, served_tools, update
 
 
@@ -137,9 +137,8 @@ def test_any_text_of_a_policy_gets_a_low_reward(service: httpx.Client, text: str
 def test_a_lone_surrogate_in_the_body_is_part_of_the_text(service: httpx.Client):
     item = '{"response": "\\ud800' + json.dumps(TRUTH)[1:] + ', "ground_truth": '
     item += json.dumps(TRUTH) + "}"
-    headers = {"content-type": "application/json"}
-    single = service.post("/score", content=item, headers=headers).json()
-    batch = service.post("/score/batch", content=f'{{"items": [{item}]}}', headers=headers).json()
+    single = service.post("/score", content=item, headers=JSON).json()
+    batch = service.post("/score/batch", content=f'{{"items": [{item}]}}', headers=JSON).json()
     assert single["components"]["correctness"] == 3.0
     assert batch["results"][0]["score"] == single["score"] == 3.0
 
@@ -149,8 +148,7 @@ def test_nan_fails_its_item_only(service: httpx.Client):
     items = [item, {**item, "options": {"cost_weights": {"search": float("nan")}}}, item]
     body = json.dumps({"items": items})
     assert "NaN" in body
-    headers = {"content-type": "application/json"}
-    answered = service.post("/score/batch", content=body, headers=headers)
+    answered = service.post("/score/batch", content=body, headers=JSON)
     first, second, third = answered.json()["results"]
     assert first["score"] == third["score"] == 4.0
     assert "cost_weights.search" in second["error"]["detail"]

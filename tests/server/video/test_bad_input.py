@@ -19,7 +19,7 @@ from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import LONG_CLIP, image_base64, served, table
+from ...conftest import JSON, LONG_CLIP, image_base64, served, table
 
 TASK = "put the bowl on the plate"
 
@@ -328,8 +328,7 @@ def test_a_body_without_a_length_is_rejected_at_the_limit(serve):
         for _ in range(64):
             yield b"x" * 2**16
 
-    headers = {"content-type": "application/json"}
-    answer = client.post("/score", content=endless(), headers=headers)
+    answer = client.post("/score", content=endless(), headers=JSON)
     check_problem(answer, "too_large", "1 MiB")
 
 

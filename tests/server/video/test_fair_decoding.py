@@ -18,7 +18,7 @@ from rewardfleet_server.system.anonymous_file import spool_bytes
 from rewardfleet_server.video.clip.decoding_limit import DecodingLimit
 from rewardfleet_server.video.clip.frames import video_cost
 
-from ...conftest import image_base64
+from ...conftest import JSON, image_base64
 from ...videos import encode_cached
 from ..processes import service_process
 
@@ -157,8 +157,7 @@ def test_a_small_request_is_answered_within_a_second_during_six_large_ones():
             return time.monotonic() - began
 
         def large(body: bytes) -> int:
-            headers = {"content-type": "application/json"}
-            return client.post("/score", content=body, headers=headers).status_code
+            return client.post("/score", content=body, headers=JSON).status_code
 
         # Before the clock starts: encoding them holds the interpreter of this process.
         item = {"frames_base64": [large_image] * 16, "nframes": 16}
