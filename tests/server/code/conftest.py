@@ -106,10 +106,12 @@ def check_verdicts(service: Service, row: dict[str, Any]) -> None:
     """Score the program of a row, and compare what it says of the score."""
     options = {name: row[name] for name in ("limits", "mode") if name in row}
     score = service.score(row["program"], row["tests"], **options)
+    first = score["verdicts"][0]
     assert [each["verdict"] for each in score["verdicts"]] == row["verdicts"], score
     assert score["score"] == row.get("score", score["score"])
-    assert row.get("stderr", "") in score["verdicts"][0]["stderr"]
+    assert row.get("stderr", "") in first["stderr"]
     assert "by" not in row or {each["verdict_by"] for each in score["verdicts"]} == {row["by"]}
+    assert first["checker_message"] == row.get("message", first["checker_message"])
     fields = row.get("fields", {})
     assert {name: score[name] for name in fields} == fields
 

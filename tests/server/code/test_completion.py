@@ -111,17 +111,7 @@ def test_a_demonstration_after_the_function_is_not_the_program(
 def test_a_text_of_any_kind_is_judged(level_service: Service):
     """Nothing that a policy writes makes a request with a prompt invalid."""
     tests = asserts("assert f([1, 0]) == 1", prompt=PROMPT, entry_point="f")
-    for text in (
-        "",
-        "    ",
-        "\x00",
-        "é" * 9,
-        "def",
-        "return (",
-        "#",
-        "\treturn\n  x",
-        "(" * 999,
-    ):
+    for text in table("texts_for_prompts"):
         assert level_service.score(text, tests)["score"] == 0
 
 

@@ -13,15 +13,13 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.datasets.columns import MAX_DECOMPRESSED
 from rewardfleet_server.code.datasets.rows import read_row
 
-from ...conftest import DATA, JSON
+from ...conftest import JSON
 from ...measure import CpuStopwatch
 from ..http.test_requests import metric
 from ..video.test_bad_input import check_problem
 from .conftest import Service, check_verdicts, rows, sample
 
 PAIRS = [{"input": {"stdin": "1 2"}, "output": {"stdout": "3"}}] * 2
-#: A script of MBPP+, as EvalPlus writes them.
-EVALPLUS = (DATA / "code" / "evalplus.txt").read_text()
 
 
 def encoded(value: object, protocol: int = 4) -> str:
