@@ -32,6 +32,8 @@ from rewardfleet_server.settings import CacheSettings
 from rewardfleet_server.system.threads import run_in_thread
 from rewardfleet_server.testing import serving, wait_until
 
+from .http.test_requests import metric
+
 
 class Item(Request):
     """What the test scorer does with an item."""
@@ -377,21 +379,15 @@ def test_in_flight_items_are_those_that_hold_a_permit(serve_scripted):
     client = serve_scripted(max_in_flight=2)
     body = {"items": [{"behavior": "slow"}] * 5}
 
-    def gauge(name: str) -> str:
-        (line,) = [n for n in client.get("/metrics").text.splitlines() if n.startswith(name + "{")]
-        return line.rpartition(" ")[2]
-
     with pytest.raises(httpx.ReadTimeout):
         client.post("/score/batch", json=body, timeout=1)
-    wait_until(lambda: gauge("rewardfleet_in_flight_items") == "0.0")
+    wait_until(lambda: metric(client, "rewardfleet_in_flight_items{") == 0)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(
             client.post, "/score/batch", json=body, headers={"x-request-timeout": "4"}
         )
         names = ("in_flight_items", "queue_depth", "admitted_requests")
-        wait_until(
-            lambda: [gauge(f"rewardfleet_{each}") for each in names] == ["2.0", "3.0", "1.0"]
-        )
+        wait_until(lambda: [metric(client, f"rewardfleet_{each}{{") for each in names] == [2, 3, 1])
         assert running.result().is_success
 
 
