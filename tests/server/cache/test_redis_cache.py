@@ -213,17 +213,13 @@ def test_a_value_of_another_type_is_a_miss_and_is_replaced(
     assert "could not be used" not in caplog.text
 
 
-#: What somebody who can write to the server might store instead.
-FORGED = table("forged_scores")
-
-
 def test_a_score_that_cannot_be_one_of_the_item_is_computed_again(
     serve_code: ServeCode, redis_server: RedisServer
 ):
     client = serve_code()
     first = score(client, expected="other")
     assert (first["score"], first["cached"]) == (0.5, False)
-    for fields in FORGED:
+    for fields in table("forged_scores"):
         change(redis_server, **fields)
         again = score(client, expected="other")
         found = (again["score"], again["cached"], again["backend"])

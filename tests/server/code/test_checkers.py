@@ -124,11 +124,7 @@ def test_a_checker_decides(service, row):
     check_verdicts(service, row)
 
 
-#: What a checker does if the output is `bad`, and why it fails; None: it is wrong without a sign.
-FAILURES = table("failing_checkers")
-
-
-@pytest.mark.parametrize(("action", "reason"), FAILURES)
+@pytest.mark.parametrize(("action", "reason"), table("failing_checkers"))
 def test_a_checker_that_fails_on_an_output_rejects_it(service, action, reason):
     check_failure(service, action, reason, LIMITS)
 

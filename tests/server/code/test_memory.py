@@ -42,11 +42,7 @@ def test_the_memory_is_that_of_the_container_or_the_machine(tmp_path: Path, row)
     assert Capacity.here(tmp_path).total == pytest.approx(row["gib"] * GIB, abs=1)
 
 
-#: Workers, `max_memory_mb` and what 2 GiB are too little for.
-CONFIGURATIONS = table("memory_of_workers")
-
-
-@pytest.mark.parametrize(("workers", "limit_mb", "refusal"), CONFIGURATIONS)
+@pytest.mark.parametrize(("workers", "limit_mb", "refusal"), table("memory_of_workers"))
 def test_a_service_without_memory_for_a_program_per_worker_does_not_start(
     monkeypatch: pytest.MonkeyPatch, workers: int, limit_mb: int | None, refusal: str | None
 ):

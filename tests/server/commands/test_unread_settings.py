@@ -18,11 +18,9 @@ from rewardfleet_server.video.settings import VideoSettings
 from ...conftest import table
 
 VLLM = "qwen2_5_vl_vllm"
-#: Flags, what is loaded, and one of those that have the setting.
-UNREAD = table("unread_settings")
 
 
-@pytest.mark.parametrize(("flags", "loaded", "reader"), UNREAD)
+@pytest.mark.parametrize(("flags", "loaded", "reader"), table("unread_settings"))
 def test_a_setting_that_no_judge_has_stops_the_command(flags, loaded, reader, capsys):
     assert main(["serve", "video", *flags.split()]) == 2
     found = re.search(r"no such setting of ([^;]*); those with it: (.*)", capsys.readouterr().err)

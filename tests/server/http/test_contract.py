@@ -72,10 +72,7 @@ def test_every_other_route_needs_the_key(tmp_path: Path):
                 assert refused == [not is_open, False], (name, method, path)
 
 
-WRONG_METHODS = table("wrong_methods")
-
-
-@pytest.mark.parametrize(("service", "method", "path", "allowed"), WRONG_METHODS)
+@pytest.mark.parametrize(("service", "method", "path", "allowed"), table("wrong_methods"))
 def test_a_wrong_method_is_405_with_allow(
     services: dict[str, httpx.Client], service: str, method: str, path: str, allowed: str
 ):

@@ -399,11 +399,8 @@ async def test_a_locked_or_full_file_is_no_damage(tmp_path: Path):
 
 STORED = f'{PREFIX}["run {{1}}","groups",1,"g"]'
 
-#: The group that is added to afterwards, and the damage.
-REDIS_DAMAGES = table("damages_in_redis")
 
-
-@pytest.mark.parametrize(("group", "damage"), REDIS_DAMAGES)
+@pytest.mark.parametrize(("group", "damage"), table("damages_in_redis"))
 async def test_damaged_groups_are_an_error(
     redis_server: RedisServer, group: str, damage: list[str]
 ):
