@@ -124,8 +124,11 @@ def test_files_of_the_same_user_on_the_host_are_out_of_reach(service: Service):
         )
         setup = f"""
 name = {file.name!r}
-os.chmod(name, 0o777)  # calls that have no effect
-os.utime(name, (1, 1))
+for change in (lambda: os.chmod(name, 0o777), lambda: os.utime(name, (1, 1))):
+    try:
+        change()  # it has no effect
+    except OSError:
+        pass
 """
         assert service.score(program_trying(attempts, setup), HELD)["score"] == 1.0
         after = os.stat(file.name)

@@ -1,13 +1,22 @@
-"""Calibrations of the fake judge."""
+"""Calibrations of the fake judge, and how well scores tell failures."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from rewardfleet.evaluation.metrics import auroc
+
 from ...conftest import DATA
+
+
+def separation(successes: Sequence[float], failures: Sequence[float]) -> float | None:
+    """Return the AUROC of scores."""
+    labels = np.repeat([True, False], [len(successes), len(failures)])
+    return auroc(labels, np.array([*successes, *failures]))
 
 
 @pytest.fixture

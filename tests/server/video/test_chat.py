@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rewardfleet_server.commands.demo import auroc
 from rewardfleet_server.http import app as http_app
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
@@ -29,6 +28,7 @@ from ...conftest import DATA, Serve, client_of, table
 from ...gateways import fleet_of
 from ...measure import Stopwatch
 from ..test_engine import item_metrics
+from .conftest import separation
 from .test_bad_input import check_problem
 
 PATH = "/v1/chat/completions"
@@ -475,7 +475,8 @@ def test_real_rollouts_get_the_numbers_of_score_and_their_trends_point_the_right
                 trends.append(read_trend(content_of(answer)))
                 answer = client.post(PATH, json=payload([*window[::-1], *window], prompt))
                 assert read_trend(content_of(answer)) != "positive"
-    assert auroc(numbers[True], numbers[False]) == auroc(scores[True], scores[False]) > 0.95
+    areas = [separation(each[True], each[False]) for each in (numbers, scores)]
+    assert areas[0] == areas[1] > 0.95
     assert trends.count("positive") >= 0.9 * len(trends)
 
 

@@ -12,7 +12,6 @@ import pytest
 from rewardfleet.commands.main import main
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.commands import demo
-from rewardfleet_server.commands.demo import auroc
 from rewardfleet_server.commands.look import strips
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.clip.frames import DecodeSpec, decode_video
@@ -26,6 +25,7 @@ from rewardfleet_server.video.references.matcher import ReferenceMatcher
 from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import DATA, client_of, table
+from .conftest import separation
 
 LIBERO = DATA / "libero"
 DEMO = Path(demo.__file__).parent / "rollouts"
@@ -94,7 +94,7 @@ def test_successes_are_distinguished_from_failures(results):
     """At least 0.95 AUROC and at most 10% false positives at the default threshold."""
     successes, failures = scores_of(results, success=True), scores_of(results, success=False)
     assert (len(successes), len(failures)) == (14, 24)
-    assert auroc(successes, failures) >= 0.95
+    assert separation(successes, failures) >= 0.95
     assert sum(score >= 0.5 for score in failures) / len(failures) <= 0.10
     assert sum(score >= 0.5 for score in successes) / len(successes) >= 0.80
 

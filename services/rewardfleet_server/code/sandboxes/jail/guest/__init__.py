@@ -16,6 +16,7 @@ MODULES = (
     "names",
     "random_numbers",
     "arrays",
+    "frames",
     "builtin_types",
     "proxies",
     "exceptions",

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from .frames import FRAMES
+
 
 def _parts_of_time(value: Any) -> tuple[Any, ...] | None:
     zone, offset = value.tzinfo, value.utcoffset()
@@ -115,6 +117,7 @@ VALUES: dict[tuple[str, str], tuple[Callable[[Any], Iterable[Any] | None], Calla
         for name in names.split()
     },
 }
+VALUES |= {("pandas", name): functions for name, functions in FRAMES.items()}
 #: Time zones that the text of a time tells.
 TIMEZONES = {None, dt.UTC}
 #: Mutable collections that are sent item by item, or pair by pair.

@@ -100,9 +100,11 @@ class Encoder:
                 names = side.exception_names(value)
                 is_own = side.is_trusted or len(names) == 1
                 return ["exception", names, *([] if is_own else [self.remote(value)])]
-        parts_of, _ = VALUES.get((kind.__module__, kind.__name__), (None, None))
+        module = str(kind.__module__)
+        module = "pandas" if module.startswith("pandas.") else module
+        parts_of, _ = VALUES.get((module, kind.__name__), (None, None))
         if parts_of is not None and (parts := parts_of(value)) is not None:
-            return ["value", kind.__module__, kind.__name__, *map(self.encode, parts)]
+            return ["value", module, kind.__name__, *map(self.encode, parts)]
         if kind.__module__ == "numpy" and "numpy" in sys.modules:
             if kind.__name__ == "ndarray" and not value.dtype.hasobject:
                 return self._reference(value)

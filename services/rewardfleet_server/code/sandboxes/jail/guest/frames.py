@@ -1,0 +1,80 @@
+"""Data frames of pandas as values: columns and indexes are arrays, or lists of values.
+
+What a column of another kind has, e.g. one of categories, stays in the other process.
+"""
+
+import importlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def _pandas() -> Any:
+    return importlib.import_module("pandas")  # which is there if one of its values crossed
+
+
+def _content(value: Any) -> list[Any]:
+    """Return the items of a column or an index, and the name of their type."""
+    kind: Any = value.dtype
+    is_array = type(kind).__module__.startswith("numpy") and kind.kind in "biufcmM"
+    return [value.to_numpy() if is_array else list(value), str(kind)]
+
+
+def _is_plain(value: Any) -> bool:
+    return not str(value.dtype).startswith(("category", "period", "interval", "Sparse"))
+
+
+def _parts_of_index(value: Any) -> list[Any] | None:
+    return [*_content(value), value.name] if _is_plain(value) else None
+
+
+def _index(items: Any, kind: str, name: Any) -> Any:
+    return _pandas().Index(items, dtype=kind, name=name)
+
+
+def _parts_of_series(value: Any) -> list[Any] | None:
+    return [*_content(value), value.name, value.index] if _is_plain(value) else None
+
+
+def _series(items: Any, kind: str, name: Any, index: Any) -> Any:
+    return _pandas().Series(items, index, kind, name)
+
+
+def _parts_of_frame(value: Any) -> list[Any] | None:
+    columns = [value.iloc[:, number] for number in range(value.shape[1])]
+    if not all(map(_is_plain, columns)):
+        return None
+    return [[_content(each) for each in columns], value.index, value.columns]
+
+
+def _frame(columns: list[Any], index: Any, names: Any) -> Any:
+    content = {n: _series(items, kind, None, index) for n, (items, kind) in enumerate(columns)}
+    frame = _pandas().DataFrame(content, index)
+    frame.columns = names
+    return frame
+
+
+#: By the name of the type: the parts of a value, or None if it stays; and the value of parts.
+FRAMES: dict[str, tuple[Callable[[Any], Iterable[Any] | None], Callable[..., Any]]] = {
+    "DataFrame": (_parts_of_frame, _frame),
+    "Series": (_parts_of_series, _series),
+    "Index": (_parts_of_index, _index),
+    "RangeIndex": (
+        lambda value: [value.start, value.stop, value.step, value.name],
+        lambda start, stop, step, name: _pandas().RangeIndex(start, stop, step, name=name),
+    ),
+    "DatetimeIndex": (
+        lambda value: [*_content(value), value.name, value.freqstr],
+        lambda items, kind, name, step: _pandas().DatetimeIndex(items, step, dtype=kind, name=name),
+    ),
+    "MultiIndex": (
+        lambda value: [[*value], [*value.names]],
+        lambda items, names: _pandas().MultiIndex.from_tuples(items, names=names),
+    ),
+    "Timestamp": (
+        lambda value: [value.tz_localize(None).isoformat(), value.tz and str(value.tz)],
+        lambda text, zone: _pandas().Timestamp(text, tz=zone),
+    ),
+    "Timedelta": (lambda value: [value.isoformat()], lambda text: _pandas().Timedelta(text)),
+    "NaTType": (lambda _: [], lambda: _pandas().NaT),
+    "NAType": (lambda _: [], lambda: _pandas().NA),
+}
