@@ -12,11 +12,21 @@ def _pandas() -> Any:
     return importlib.import_module("pandas")  # which is there if one of its values crossed
 
 
-def _content(value: Any) -> list[Any]:
-    """Return the items of a column or an index, and the name of their type."""
+def _content(value: Any) -> tuple[Any, ...]:
+    """Return the items of a column or an index, and the names of their types.
+
+    They are no mutable objects, which might be filled after the value is constructed.
+    """
     kind: Any = value.dtype
-    is_array = type(kind).__module__.startswith("numpy") and kind.kind in "biufcmM"
-    return [value.to_numpy() if is_array else list(value), str(kind)]
+    if type(kind).__module__.startswith("numpy") and kind.kind in "biufcmM":
+        return value.to_numpy().tobytes(), kind.str, str(kind)
+    return tuple(value), "", str(kind)
+
+
+def _items(content: Any, kind: str) -> Any:
+    if not kind:
+        return list(content)
+    return importlib.import_module("numpy").frombuffer(content, kind).copy()
 
 
 def _is_plain(value: Any) -> bool:
@@ -27,27 +37,27 @@ def _parts_of_index(value: Any) -> list[Any] | None:
     return [*_content(value), value.name] if _is_plain(value) else None
 
 
-def _index(items: Any, kind: str, name: Any) -> Any:
-    return _pandas().Index(items, dtype=kind, name=name)
+def _index(items: Any, numbers: str, kind: str, name: Any) -> Any:
+    return _pandas().Index(_items(items, numbers), dtype=kind, name=name)
 
 
 def _parts_of_series(value: Any) -> list[Any] | None:
     return [*_content(value), value.name, value.index] if _is_plain(value) else None
 
 
-def _series(items: Any, kind: str, name: Any, index: Any) -> Any:
-    return _pandas().Series(items, index, kind, name)
+def _series(items: Any, numbers: str, kind: str, name: Any, index: Any) -> Any:
+    return _pandas().Series(_items(items, numbers), index, kind, name)
 
 
 def _parts_of_frame(value: Any) -> list[Any] | None:
     columns = [value.iloc[:, number] for number in range(value.shape[1])]
     if not all(map(_is_plain, columns)):
         return None
-    return [[_content(each) for each in columns], value.index, value.columns]
+    return [tuple(map(_content, columns)), value.index, value.columns]
 
 
-def _frame(columns: list[Any], index: Any, names: Any) -> Any:
-    content = {n: _series(items, kind, None, index) for n, (items, kind) in enumerate(columns)}
+def _frame(columns: tuple[tuple[Any, str, str], ...], index: Any, names: Any) -> Any:
+    content = {n: _series(*each, None, index) for n, each in enumerate(columns)}
     frame = _pandas().DataFrame(content, index)
     frame.columns = names
     return frame
@@ -64,10 +74,12 @@ FRAMES: dict[str, tuple[Callable[[Any], Iterable[Any] | None], Callable[..., Any
     ),
     "DatetimeIndex": (
         lambda value: [*_content(value), value.name, value.freqstr],
-        lambda items, kind, name, step: _pandas().DatetimeIndex(items, step, dtype=kind, name=name),
+        lambda items, numbers, kind, name, step: _pandas().DatetimeIndex(
+            _items(items, numbers), step, dtype=kind, name=name
+        ),
     ),
     "MultiIndex": (
-        lambda value: [[*value], [*value.names]],
+        lambda value: [tuple(value), tuple(value.names)],
         lambda items, names: _pandas().MultiIndex.from_tuples(items, names=names),
     ),
     "Timestamp": (
