@@ -1,6 +1,7 @@
 """What a program may use of the objects of a test."""
 
 import functools
+import importlib
 import io
 import sys
 import types
@@ -29,6 +30,10 @@ _CALLABLES = (
     types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.GeneratorType,
     functools.partial,
 )  # fmt: skip
+
+
+#: Functions that run code.
+_RUNNING_CODE = (eval, exec, compile, __import__, importlib.import_module)
 
 
 def is_own(data: Any) -> bool:
@@ -60,7 +65,10 @@ def is_usable(value: Any) -> bool:
     kind = type(value)
     if kind.__module__ == "program" or (kind is type and value.__module__ == "program"):
         return True
-    if isinstance(value, (*_CALLABLES, io.IOBase)) or _is_mock(value):
+    if _is_mock(value):  # one that only counts calls of `exec` would run code of the program here
+        done = (value.side_effect, value._mock_wraps)
+        return not any(each is function for each in done for function in _RUNNING_CODE)
+    if isinstance(value, (*_CALLABLES, io.IOBase)):
         return True
     return hasattr(kind, "__next__") and kind.__module__ in {"builtins", "itertools"}
 

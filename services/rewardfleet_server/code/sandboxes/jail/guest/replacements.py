@@ -9,7 +9,6 @@ import importlib
 import os
 import pkgutil
 import re
-import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -20,9 +19,8 @@ from .proxies import is_proxy
 #: What a test may replace without naming it, to give input to a program and to see its output.
 _STREAMS = (("sys", "stdin"), ("sys", "stdout"), ("sys", "stderr"), ("builtins", "input"))
 _MISSING = object()
-#: Words of tests that ask for the environment, folders of modules, warnings, and log records.
+#: Words of tests that ask for the environment, for warnings, and for log records.
 _ENVIRONMENT = re.compile(r"\b(?:environ|getenv)\b")
-_FOLDERS = re.compile(r"\bsys\.path\b")
 _WARNINGS = re.compile(r"\b(?:warnings|assertWarns|assertWarnsRegex|warns|deprecated_call)\b")
 _LOGS = re.compile(r"\bassert(?:No)?Logs\b")
 
@@ -76,8 +74,6 @@ class Replacements:
         if _ENVIRONMENT.search(source):
             vars(os)["environ"] = dict(os.environ)  # which both sides may change
             self._shared["os", "environ"] = os.environ
-        if _FOLDERS.search(source):
-            self._shared["sys", "path"] = sys.path
         if _WARNINGS.search(source):
             self._shared["warnings", "showwarning"] = _warn
             self._shared["warnings", "filters"] = [("always", None, Warning, None, 0)]
