@@ -72,7 +72,7 @@ PARALLEL_TESTS := -m "not serial and not full and not chaos and not browser"
 
 # What fails beside others must pass alone: a machine that pauses fails no test for good.
 test: install  ## every behavior once, in WORKERS processes, then what measures time or memory alone
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(PARALLEL_TESTS) || \
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PARALLEL_TESTS) || \
 		$(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none $(PARALLEL_TESTS)
 	$(BIN)/python -m pytest -q -m "serial and not full" $$(grep -rl --include='test_*.py' mark.serial tests)
 
