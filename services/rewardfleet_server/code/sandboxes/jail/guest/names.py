@@ -46,7 +46,7 @@ ALIASES = {name for name in typing.__all__ if hasattr(getattr(typing, name), "__
 }
 #: Modules that tests may use, by the names under which they are usually imported. Not those whose
 #: name is as often that of a class in them.
-_MODULES = {
+MODULES = {
     **{name: name for name in sys.stdlib_module_names - {"copy", "datetime", "time"}},
     "np": "numpy",
     "numpy": "numpy",
@@ -74,7 +74,7 @@ def standard(name: str) -> Any:
     Raises:
         KeyError: It is not in the table, or its module is not installed.
     """
-    module, attribute = STANDARD_NAMES.get(name) or (_MODULES[name], "")
+    module, attribute = STANDARD_NAMES.get(name) or (MODULES[name], "")
     try:
         found = importlib.import_module(module)
     except ImportError:
@@ -100,7 +100,7 @@ def names_of(tree: ast.AST) -> Names:
     found = _Finder()
     found.visit_all(tree)
     free = found.used - found.bound
-    modules = (_MODULES.keys() & free) - found.objects
+    modules = (MODULES.keys() & free) - found.objects
     owners = found.imported | modules | {"self", "cls"}
     return Names(
         frozenset(free),

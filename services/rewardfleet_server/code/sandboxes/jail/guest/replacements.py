@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .names import PROGRAM_MODULES
+from .names import MODULES, PROGRAM_MODULES
 from .proxies import is_proxy
 
 #: What a test may replace without naming it, to give input to a program and to see its output.
@@ -27,11 +27,13 @@ _LOGS = re.compile(r"\bassert(?:No)?Logs\b")
 
 def replaced_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Yield what a test may replace: the paths of modules or classes, and names in these."""
-    aliases: dict[str, str] = {}
+    aliases = dict(MODULES)
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
+                tops = {each.name.partition(".")[0] for each in names}
                 aliases |= {each.asname: each.name for each in names if each.asname}
+                aliases |= {name: name for name in tops}
             case ast.ImportFrom(module=str(module), names=names):
                 aliases |= {each.asname or each.name: f"{module}.{each.name}" for each in names}
     for node in ast.walk(tree):
@@ -54,7 +56,7 @@ def replaced_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
 def _path(node: ast.expr, aliases: dict[str, str]) -> str:
     match node:
         case ast.Name(id=name):
-            return aliases.get(name, name)
+            return aliases.get(name, "")
         case ast.Attribute(value=owner, attr=name):
             return f"{_path(owner, aliases)}.{name}"
     return ""
