@@ -23,7 +23,7 @@ from rewardfleet_server.code.sandboxes.jail.guest.scripts import functions_of, h
 #: Names of tests that look into the process of the program.
 _LOOKS_INSIDE = {
     "gc", "_getframe", "settrace", "threading", "concurrent", "setrecursionlimit", "vars", "locals",
-    "sys.modules",
+    "sys.modules", "wraps=",
 }  # fmt: skip
 #: Special attributes that a test may not use of objects in another process.
 _OF_PROCESS = {".__builtins__", ".__code__", ".__closure__", ".__globals__", ".__subclasses__"}
@@ -123,6 +123,8 @@ def _identifiers(nodes: Sequence[ast.AST]) -> set[str]:
                 found.add(f".{name}" if name.startswith("__") else name)
             case ast.alias(name=name):
                 found |= {*name.split(".")}
+            case ast.keyword(arg="wraps"):  # of a mock, which would call it beside the program
+                found.add("wraps=")
             case ast.Match():
                 found.add("match")
     return found - variables

@@ -1,12 +1,13 @@
 """What a program may use of the objects of a test."""
 
 import functools
-import importlib
 import io
 import sys
 import types
 from collections.abc import Set as AbstractSet
 from typing import Any
+
+from .proxies import is_proxy
 
 #: What a program may use of a generator of a test.
 _OF_GENERATORS = {"send", "throw", "close"}
@@ -31,9 +32,8 @@ _CALLABLES = (
     functools.partial,
 )  # fmt: skip
 
-
-#: Functions that run code.
-_RUNNING_CODE = (eval, exec, compile, __import__, importlib.import_module)
+#: Functions that reach whatever their arguments name.
+_REACHING_OUT = (eval, exec, compile, open, getattr, setattr, delattr, __import__)
 
 
 def is_own(data: Any) -> bool:
@@ -65,12 +65,21 @@ def is_usable(value: Any) -> bool:
     kind = type(value)
     if kind.__module__ == "program" or (kind is type and value.__module__ == "program"):
         return True
-    if _is_mock(value):  # one that only counts calls of `exec` would run code of the program here
+    if _is_mock(value):  # it may do what a function of the test does, not what others would do here
         done = (value.side_effect, value._mock_wraps)
-        return not any(each is function for each in done for function in _RUNNING_CODE)
+        return all(each is None or not callable(each) or _is_of_test(each) for each in done)
+    if isinstance(value, functools.partial) and value.func in _REACHING_OUT:
+        return False
     if isinstance(value, (*_CALLABLES, io.IOBase)):
         return True
     return hasattr(kind, "__next__") and kind.__module__ in {"builtins", "itertools"}
+
+
+def _is_of_test(value: Any) -> bool:
+    """Return whether a callable is the test's or a mock's own, the program's, or an exception."""
+    is_exception = isinstance(value, type) and issubclass(value, BaseException)
+    module = getattr(value, "__module__", None)
+    return is_exception or is_proxy(value) or module in {"program", "unittest.mock"}
 
 
 def _is_mock(value: Any) -> bool:

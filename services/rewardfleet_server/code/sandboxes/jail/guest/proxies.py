@@ -300,7 +300,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 #: Operations that only tests may ask for.
 OF_TESTS = {"hasattr", "of_library", "itself", "library", "copy", "deepcopy", "dumps", "loads"}
 #: Operations that ask an object for a value, and do not tell it what is expected.
-_ANSWERING = {"str", "repr", "len", "getitem", "int", "float", "index", "abs", "neg", "bytes"}
+_ANSWERING = {
+    "str", "repr", "len", "getitem", "int", "float", "index", "abs", "neg", "bytes", "enter",
+}  # fmt: skip
 #: Operations by which an object decides a comparison.
 _DECIDING = {"eq", "ne", "lt", "le", "gt", "ge", "contains", "bool", "hash"}
 _REFLECTED = {

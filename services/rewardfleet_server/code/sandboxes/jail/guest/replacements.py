@@ -9,6 +9,7 @@ import importlib
 import os
 import pkgutil
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -27,7 +28,7 @@ _LOGS = re.compile(r"\bassert(?:No)?Logs\b")
 
 def replaced_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Yield what a test may replace: the paths of modules or classes, and names in these."""
-    aliases = dict(MODULES)
+    aliases = {**{name: name for name in sys.stdlib_module_names}, **MODULES}
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
