@@ -23,7 +23,10 @@ from rewardfleet_server.code.sandboxes.jail.guest.scripts import functions_of, h
 #: Names of tests that look into the process of the program.
 _LOOKS_INSIDE = {
     "gc", "_getframe", "settrace", "threading", "concurrent", "setrecursionlimit", "vars", "locals",
-    "sys.modules", "wraps=",
+    "sys.modules",
+    # Mocks that call what they replace, or that are like an object of the program.
+    "wraps=", "spec=", "spec_set=", "autospec=", "create_autospec", "PropertyMock", "AsyncMock",
+    "multiple",
 }  # fmt: skip
 #: Special attributes that a test may not use of objects in another process.
 _OF_PROCESS = {".__builtins__", ".__code__", ".__closure__", ".__globals__", ".__subclasses__"}
@@ -123,8 +126,8 @@ def _identifiers(nodes: Sequence[ast.AST]) -> set[str]:
                 found.add(f".{name}" if name.startswith("__") else name)
             case ast.alias(name=name):
                 found |= {*name.split(".")}
-            case ast.keyword(arg="wraps"):  # of a mock, which would call it beside the program
-                found.add("wraps=")
+            case ast.keyword(arg=str(name)):
+                found.add(f"{name}=")
             case ast.Match():
                 found.add("match")
     return found - variables
@@ -213,9 +216,13 @@ def _is_immutable(node: ast.expr) -> bool:
 def _changes_inside(
     nodes: Sequence[ast.AST], shared: AbstractSet[str], classes: AbstractSet[str]
 ) -> bool:
-    """Return whether a test uses state that a setup shares."""
+    """Return whether a test uses state that a setup shares, or changes a class of the program."""
+    own = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
     for node in nodes:
         match node:
+            case ast.Attribute(value=ast.Name(id=name), ctx=ast.Store()) if name[:1].isupper():
+                if name not in own:
+                    return True
             case ast.Name(id=name) if name in shared:
                 return True
             case ast.Attribute(value=ast.Name(id=name)) if name in classes:

@@ -255,7 +255,7 @@ def new_module(name: str) -> types.ModuleType:
     module.__dict__.update(__builtins__=builtins, __file__="program.py")
     sys.modules[name] = module
     if name == "program":
-        sys.modules["solution"] = module  # as tests import it
+        sys.modules["solution"] = sys.modules["__main__"] = module  # as tests import it
     return module
 
 
@@ -277,12 +277,13 @@ def prepare() -> Program:
     code = os.memfd_create("code", os.MFD_ALLOW_SEALING)
     write_all(code, marshal.dumps(("pass", compile("pass", "program.py", "exec"))))
     fcntl.fcntl(code, fcntl.F_ADD_SEALS, ALL_SEALS)
-    tried = Program()
+    tried, main = Program(), sys.modules["__main__"]
     for _ in range(_WARM_UPS):
         module = new_module("program")
         tried.run_source(tried.compiled(os.dup(code), os.dup(code)), module.__dict__, None)
         tried.flush()
     del sys.modules["program"], sys.modules["solution"]
+    sys.modules["__main__"] = main
     os.close(code)
     return Program()
 
