@@ -410,7 +410,7 @@ def test_command_lines_are_accepted(words: list[str]):
     arguments = [_EXISTING.get(word, word) for word in words[1:]]
     is_router = Path(words[0]).name == "rewardfleet-router"
     command: click.Command = router_command if is_router else cli.command
-    context = click.Context(command)
+    context = click.Context(command, **command.context_settings)
     while isinstance(command, click.Group):
         name, found, arguments = command.resolve_command(context, arguments)
         assert found is not None, words
