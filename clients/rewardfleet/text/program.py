@@ -34,6 +34,7 @@ _DEFINED = re.compile(
 )
 #: The body of a function, which a prompt began.
 _BODY = re.compile(r"^(?:return|yield)\b", re.MULTILINE)
+_NO_CODE = re.compile(r"\s*(?:#|$)")
 #: A statement that has an effect, unlike a definition.
 _ACTS = re.compile(
     r"^(?!(?:async|def|class|import|from)\b|[\w, ]+(?::[^=\n]+)?=)[^\s@#)\]}\"']", re.MULTILINE
@@ -176,7 +177,7 @@ def _unfenced(answer: str, called: AbstractSet[str]) -> str:
         return answer
     if _parsed(answer):
         return _WORD.sub("", answer)
-    regions = _regions(answer.split("\n"), is_whole=not called)
+    regions = _regions(answer.split("\n"), called)
     defining = (
         number
         for number, each in enumerate(regions)
@@ -196,44 +197,75 @@ def _at_margin(source: str, called: AbstractSet[str]) -> str:
     return bare if is_indented and is_program and _parsed(bare) else source
 
 
-def _regions(lines: Sequence[str], *, is_whole: bool) -> list[Block]:
+def _regions(lines: Sequence[str], called: AbstractSet[str]) -> list[Block]:
     """Return the runs of lines that are valid Python, each from a line that looks like code.
 
     A run ends at the left margin: a program with an error in a function is none. An indented one,
     which Markdown shows as a block, begins after a blank line.
 
     Args:
-        is_whole: Whether the runs are whole programs, which no other code follows.
+        called: Names that the tests use. Without any, the runs are whole programs, which no other
+            code follows.
     """
+    lines = _restored(lines)
+    is_body = _begins_with_body(lines, called)
     found: list[Block] = []
     number, budget = 0, _MAX_SOUGHT
     while number < len(lines) and budget > 0:
-        indent = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
+        indent = _indentation(lines[number])
         is_apart = not (indent and number and lines[number - 1].strip())
-        if not (is_apart and CODE.match(lines[number])):
+        begins = CODE.match(lines[number]) or (indent and lines[number].startswith(f"{indent}#"))
+        is_body = is_body and number == 0
+        if not is_body and not (is_apart and begins):
             number += 1
             continue
-        body, prefix = lines[number:], ""
-        if indent and not any(map(str.strip, lines[:number])):
+        run, prefix = lines[number:], ""
+        if is_body:
             prefix = "if 1:\n"  # the body of a function
         elif indent:
-            block = takewhile(re.compile(rf"\s*$|{indent}").match, body)
-            body = [line.removeprefix(indent) for line in block]
-        size = len(body)
+            block = takewhile(re.compile(rf"\s*$|{indent}").match, run)
+            run = [line.removeprefix(indent) for line in block]
+        size = len(run)
         while size > 0 and budget > 0:
-            source = "\n".join(body[:size])
+            source = "\n".join(run[:size])
             budget -= len(source)
             valid = _valid_lines(prefix + source)
             if valid is None:
                 break
             size = min(size - 1, valid - bool(prefix))
-        rest = next((line for line in body[size:] if line.strip()), "")
-        if size > 0 and (rest[:1].isspace() or (is_whole and CODE.match(rest))):
+        rest = next((line for line in run[size:] if line.strip()), "")
+        if size > 0 and (rest[:1].isspace() or (not called and CODE.match(rest))):
             break
-        if size > 0:
+        if not all(map(_NO_CODE.match, run[:size])):
             found.append(Block("python", f"{source}\n"))
         number += max(size, 1)
     return found
+
+
+def _restored(lines: Sequence[str]) -> Sequence[str]:
+    """Return an answer from its first line on, with the indentation of a function's body.
+
+    That line may have lost it, or some of it, or have a space that SentencePiece writes.
+    """
+    first = next((number for number, line in enumerate(lines) if line.strip()), 0)
+    rest = [*takewhile(re.compile(r"\s|$").match, lines[first + 1 :])]
+    deeper = [_indentation(line) for line in rest if not _NO_CODE.match(line)]
+    indent = min(deeper, key=len, default="")
+    body = [indent + lines[first].lstrip(), *rest]
+    is_body = indent and _valid_lines("\n".join(["if 1:", *body])) is None
+    return [*body, *lines[first + len(body) :]] if is_body else lines[first:]
+
+
+def _begins_with_body(lines: Sequence[str], called: AbstractSet[str]) -> bool:
+    """Return whether an indented answer is the body of a function, and no program."""
+    indent, answer = _indentation(lines[0]), "\n".join(lines)
+    returns = re.search(rf"^{indent}(?:return|yield)\b", answer, re.MULTILINE) is not None
+    defines = not called or not called.isdisjoint(defined_names(answer))
+    return bool(indent) and (returns or not defines)
+
+
+def _indentation(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
 
 
 def _valid_lines(source: str) -> int | None:

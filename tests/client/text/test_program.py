@@ -1,6 +1,7 @@
 """Extraction of the program from a model's text: a table of what models write."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,9 @@ CASES.append({"id": "ten-thousand", "text": fence("x = 1\n") * 9_999 + fence(P),
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_extraction(case: dict[str, str]):
-    assert extract_program(case["text"]).rstrip("\n") == case["program"].rstrip("\n")
+def test_extraction(case: dict[str, Any]):
+    program = extract_program(case["text"], {*case.get("called", ())})
+    assert program.rstrip("\n") == case["program"].rstrip("\n")
 
 
 @pytest.mark.parametrize(
