@@ -16,7 +16,6 @@ import builtins
 import collections
 import contextlib
 import enum
-import functools
 import re
 import socket
 import struct
@@ -42,6 +41,8 @@ from .builtin_types import (
     VALUES,
     base_of,
     import_numpy,
+    is_computed,
+    is_known,
     known_type,
     nan_of,
     new_arguments,
@@ -112,7 +113,7 @@ class Side(Exceptions):
         self._lock = threading.RLock()
         self._exported: list[Any] = []
         self._handles: dict[int, int] = {}
-        self._exceptions: dict[tuple[str, ...], type[BaseException]] = {}
+        self._exceptions: dict[str, type[BaseException]] = {}
         self._subclasses: dict[tuple[type, str], type] = {}
         self._forget()
 
@@ -488,7 +489,7 @@ class Side(Exceptions):
         else:
             attributes = {str(name): self.decode(item) for name, item in content[0]}
             if self.is_trusted:  # a program does not replace methods of a class of the tests
-                kept = [name for name in attributes if not _is_computed(type(value), name)]
+                kept = [name for name in attributes if not is_computed(type(value), name)]
                 attributes = {name: attributes[name] for name in kept}
             set_attributes(value, attributes)
             if isinstance(value, (list, dict, set)):
@@ -501,9 +502,10 @@ class ProgramSide(Side):
 
     is_trusted = False
 
-    def __init__(self, link: int, namespace: dict[str, Any]) -> None:
+    def __init__(self, link: int, namespace: dict[str, Any], source: str) -> None:
         super().__init__(link)
         self._namespace = namespace
+        self._source = source
         self._setup: dict[str, Any] = {}
         self._builtins = dict(vars(builtins))
 
@@ -516,9 +518,9 @@ class ProgramSide(Side):
                 self.classes[name] = value
                 self.class_names[value] = name
 
-    def exception_class(self, names: Iterable[str], *proxy: Any) -> type[BaseException]:
+    def exception_class(self, names: Sequence[Any], *proxy: Any) -> type[BaseException]:
         """Return a class of the program, if it has one with this name and these bases."""
-        own = self._namespace.get(next(iter(names)))
+        own = self._namespace.get(names[0])
         if isinstance(own, type) and issubclass(own, BaseException):
             is_named = self.exception_names(own) == [*names]
             return own if is_named else super().exception_class(names, *proxy)
@@ -548,6 +550,8 @@ class ProgramSide(Side):
             if name not in self._namespace:
                 raise NameError(f"name {name!r} is not defined")
             return Variable(name, self._namespace[name])
+        if "imports" in message:
+            return self._take_imports(message["imports"])
         if "inside" in message:
             variables = {**self._namespace, "__builtins__": self._builtins}
             entry = message["entry_point"]
@@ -555,6 +559,15 @@ class ProgramSide(Side):
             script.run(ast.parse(message["inside"]))
             return script.checks
         return super().do(message, roots)
+
+    def _take_imports(self, imports: Iterable[tuple[str, Sequence[str]]]) -> None:
+        """Import what the program uses and only its tests import, as if both were one file."""
+        for statement, names in imports:
+            lacking = [n for n in names if n in self._source and n not in self._namespace]
+            found: dict[str, Any] = {}
+            with contextlib.suppress(Exception):
+                exec(statement if lacking else "", found)
+            self._namespace.update({name: found[name] for name in lacking if name in found})
 
 
 class TestSide(Side):
@@ -591,7 +604,7 @@ class TestSide(Side):
         self._take_objects(reply)
         if isinstance(data, list) and data[:1] == ["import"]:
             module, path = map(str, data[1:])
-            if has_own_name(name, module, path) and path in {"", name} and _is_known(module, path):
+            if has_own_name(name, module, path) and path in {"", name} and is_known(module, path):
                 return super().imported(module, path)
             raise NameError(f"the program's {name!r} is not the test's")
         self.looked_up.add(name)
@@ -639,16 +652,3 @@ class TestSide(Side):
         if (module, name) not in COMMON_TYPES:
             raise TypeError(f"the program answered with {module}.{name}")
         return COMMON_TYPES[module, name]
-
-
-def _is_computed(kind: type, name: str) -> bool:
-    """Return whether an attribute is a method or a property of a class."""
-    found = getattr(kind, name, None)
-    return callable(found) or isinstance(found, (property, functools.cached_property))
-
-
-def _is_known(module: str, path: str) -> bool:
-    """Return whether the name of a module is the test's own, or its import has no effect."""
-    return (
-        module in sys.modules if path else module in {*sys.stdlib_module_names, "numpy", "pandas"}
-    )

@@ -13,7 +13,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from .frames import FRAMES
@@ -201,6 +201,19 @@ def known_type(module: str, path: str) -> type:
     for part in str(path).split("."):
         found = getattr(found, part, None)
     return found if isinstance(found, type) else object
+
+
+def is_computed(kind: type, name: str) -> bool:
+    """Return whether an attribute is a method or a property of a class."""
+    found = getattr(kind, name, None)
+    return callable(found) or isinstance(found, (property, cached_property))
+
+
+def is_known(module: str, path: str) -> bool:
+    """Return whether the name of a module is the test's own, or its import has no effect."""
+    return (
+        module in sys.modules if path else module in {*sys.stdlib_module_names, "numpy", "pandas"}
+    )
 
 
 def import_numpy() -> Any:

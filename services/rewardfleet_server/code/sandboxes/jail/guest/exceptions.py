@@ -3,17 +3,19 @@
 import itertools
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .builtin_types import import_path
+from .builtin_types import import_path, known_type
 from .proxies import is_proxy, owned
 
 if TYPE_CHECKING:
     from .encoder import Encoder
 
-#: Top-level modules whose exceptions are the same on both sides, except those that end tests.
-_WITH_EXCEPTIONS = sys.stdlib_module_names - {"unittest"} | {"numpy"}
+#: Top-level modules with exceptions that end tests.
+_END_TESTS = {"unittest", "pytest", "_pytest", "hypothesis"}
+#: Top-level modules whose exceptions both sides have.
+_WITH_EXCEPTIONS = sys.stdlib_module_names - _END_TESTS | {"numpy"}
 #: Types of what a program gets of an exception of a test.
 _PLAIN = {str, int, float, bool, bytes}
 #: Frames of the program that an exception names.
@@ -27,7 +29,7 @@ class Exceptions:
 
     is_trusted: ClassVar[bool]
     classes: dict[str, type]
-    _exceptions: dict[tuple[str, ...], type[BaseException]]
+    _exceptions: dict[str, type[BaseException]]
 
     def decode(self, data: Any) -> Any:
         """See `Side.decode`."""
@@ -56,33 +58,31 @@ class Exceptions:
         encoded = encoder.encode(tuple(error.args))
         return [names, encoded, _text(error), attributes, place, handle, linked]
 
-    def exception_names(self, kind: type) -> list[str]:
-        """Return the names of a class and its bases, the last one as both sides can import it."""
-        names: list[str] = []
-        for each in kind.__mro__:
-            found = import_path(each)
-            if found is not None:
-                return [*names, ".".join(found[1:])]
-            names.append(each.__name__)
-        return [*names, "builtins.Exception"]
+    def exception_names(self, kind: type) -> list[Any]:
+        """Return the path or the name of a class, and those of its bases, unless all have it."""
+        found = import_path(kind)
+        path = "" if found is None else ".".join(found[1:])
+        if path.partition(".")[0] in _WITH_EXCEPTIONS:
+            return [path]
+        bases = [each for each in kind.__bases__ if issubclass(each, BaseException)]
+        return [path or kind.__name__, *map(self.exception_names, bases)]
 
-    def exception_class(self, names: Iterable[str], proxy: Any = None) -> type[BaseException]:
-        """Return the class with this name, and bases of these names; the last one is built in.
+    def exception_class(self, names: Sequence[Any], proxy: Any = None) -> type[BaseException]:
+        """Return the class at this path, or one with this name and bases.
 
         Args:
             names: As `exception_names` returns them.
             proxy: The class of the other side, encoded, which constructs its instances.
         """
-        key = tuple(map(str, names))
-        if len(key) == 1:
-            return _known_exception(key[0])
-        own = self.classes.get(key[0])
+        path, *bases = names
+        own = self.classes.get(path) or _known_exception(str(path))
         if own is not None and issubclass(own, BaseException):
             return own
-        if key not in self._exceptions:
-            bases = (self.exception_class(key[1:]),)
-            self._exceptions[key] = type(key[0], bases, {**_METHODS, "_p_class": None})
-        kind: Any = self._exceptions[key]
+        if repr(names) not in self._exceptions:
+            built = tuple(map(self.exception_class, bases)) or (Exception,)
+            members = {**_METHODS, "_p_class": None}
+            self._exceptions[repr(names)] = type(str(path).rpartition(".")[2], built, members)
+        kind: Any = self._exceptions[repr(names)]
         if proxy is not None and "_p_class" in vars(kind):
             kind._p_class = self.decode(proxy)
         return kind  # type: ignore[no-any-return] # it is one
@@ -172,13 +172,12 @@ _METHODS = {
 }
 
 
-def _known_exception(path: str) -> type[BaseException]:
+def _known_exception(path: str) -> type[BaseException] | None:
     """Return an exception of a module that is imported already. Nothing is imported for it."""
     module, _, name = path.rpartition(".")
-    is_common = module.partition(".")[0] in _WITH_EXCEPTIONS
-    found = getattr(sys.modules.get(module), name, None) if is_common else None
-    is_exception = isinstance(found, type) and issubclass(found, BaseException)
-    return found if is_exception else Exception  # type: ignore[return-value] # it was checked
+    found = known_type(module, name)
+    ends_tests = module.partition(".")[0] in _END_TESTS
+    return found if issubclass(found, BaseException) and not ends_tests else None
 
 
 def _text(error: BaseException) -> str:

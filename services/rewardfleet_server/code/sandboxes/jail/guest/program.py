@@ -82,7 +82,8 @@ class Program:
         limit(resource.RLIMIT_FSIZE, file_bytes + 1)
         is_module = bool(checks) or self.link >= 0  # tested programs are imported
         module = new_module("program" if is_module else "__main__")
-        side = ProgramSide(self.link, module.__dict__) if self.link >= 0 else None
+        is_apart = self.link >= 0
+        side = ProgramSide(self.link, module.__dict__, self.source) if is_apart else None
         status = self.run_source(code, module.__dict__, side)
         if is_module:
             if not status and side is not None:

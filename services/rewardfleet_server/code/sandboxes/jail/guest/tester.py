@@ -186,6 +186,7 @@ class Tester:
                 return {"held": True, "checks": checks}
             tree = ast.parse(source)
             self.take_names(source, tree, check["entry_point"])
+            self.share_imports(tree)
             script = self.script_of(check["entry_point"])
             if "value" in check:
                 return {"value": plain(script.value_of(source))}
@@ -252,6 +253,16 @@ class Tester:
         self.side.entry_names = names.methods | {entry_point.rpartition(".")[2]}
         if self.setup_seeds or seeds(tree):
             self.side.generators.watch(packages | names.modules)
+
+    def share_imports(self, tree: ast.Module) -> None:
+        """Let the program have the imports of a test, if that does not import the program."""
+        imports = [
+            (ast.unparse(each), [alias.asname or alias.name.partition(".")[0] for alias in names])
+            for each in tree.body
+            if isinstance(each, (ast.Import, ast.ImportFrom)) and (names := each.names)
+        ]
+        if imports and {*imported_packages(tree)}.isdisjoint(PROGRAM_MODULES):
+            self.side.request({"imports": imports})
 
     def is_given(self, name: str) -> bool:
         """Return whether a name is built in, or imported by the setup."""
