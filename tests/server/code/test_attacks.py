@@ -320,6 +320,16 @@ def test_verdicts_report_where_an_assert_was_evaluated(service: Service):
     assert score["suspicions"] == ["test 1: decided by the program's process"]
 
 
+@pytest.mark.parametrize(("equal", "paid"), [("True", 1.0), ("False", 0.0)])
+def test_a_test_is_repeated_if_only_that_helps_the_solution_of_its_row(
+    service: Service, equal: str, paid: float
+):
+    four = "class Four:\n  __eq__ = lambda *_: {}"
+    row = {"test": "class F(Four): pass\nassert F() == 4", "solution": four.format(equal)}
+    score = service.score(four.format("True"), {"kind": "dataset", "dataset": "auto", "row": row})
+    assert score["score"] == paid
+
+
 # Correct programs that other sandboxes fail
 
 

@@ -89,7 +89,7 @@ class Preflight:
     async def repeated_as_needed(
         self, tests: PreparedTests, limits: RunLimits, run: Run
     ) -> PreparedTests:
-        """Return tests that are repeated only if the solution of the row needs it.
+        """Return tests that are repeated only if the solution of the row passes only then.
 
         Args:
             run: Runs a program on all tests.
@@ -99,14 +99,18 @@ class Preflight:
             return tests
         once = replace(tests, asserts=[replace(each, may_repeat=False) for each in tests.asserts])
 
-        async def failing() -> Mapping[int, str]:
-            done = await run(tests.solution or "", once, limits)
+        async def passed(tests: PreparedTests) -> list[bool]:
+            done = await run(tests.solution or "", tests, limits)
             _check_alive(done)
             passed = [each.verdict is Outcome.ACCEPTED for each in done.verdicts]
-            rest = range(len(passed), len(tests.asserts))
-            return dict.fromkeys([*(n for n, held in enumerate(passed) if not held), *rest], "")
+            return passed + [False] * (len(tests.asserts) - len(passed))
 
-        needed = await self._checked.get(f"repeats {limits} {tests.digest}", failing)
+        async def helped() -> Mapping[int, str]:
+            alone = await passed(once)
+            repeated = alone if all(alone) else await passed(tests)
+            return {n: "" for n, held in enumerate(repeated) if held and not alone[n]}
+
+        needed = await self._checked.get(f"repeats {limits} {tests.digest}", helped)
         asserts = [(tests if n in needed else once).asserts[n] for n in range(len(tests.asserts))]
         return replace(tests, asserts=asserts)
 
