@@ -125,8 +125,12 @@ def fails_a_test(error: BaseException) -> bool:
 
 def is_skip(error: BaseException) -> bool:
     """Return whether a test ends itself without a failure. A program's exception is another one."""
+    return isinstance(error, _skips())
+
+
+def _skips() -> tuple[Any, ...]:
     outcomes = (("unittest.case", "SkipTest"), *(("_pytest.outcomes", n) for n in _SKIPS))
-    return isinstance(error, tuple(itertools.starmap(_outcome, outcomes)))
+    return tuple(itertools.starmap(_outcome, outcomes))
 
 
 #: Exceptions of pytest that end a test, which say that they are built in.
@@ -176,8 +180,9 @@ def _known_exception(path: str) -> type[BaseException] | None:
     """Return an exception of a module that is imported already. Nothing is imported for it."""
     module, _, name = path.rpartition(".")
     found = known_type(module, name)
-    ends_tests = module.partition(".")[0] in _END_TESTS
-    return found if issubclass(found, BaseException) and not ends_tests else None
+    homes = {each.partition(".")[0] for each in (module, found.__module__)}  # numpy has SkipTest
+    is_common = issubclass(found, BaseException) and homes.isdisjoint(_END_TESTS)
+    return found if is_common and not issubclass(found, _skips()) else None
 
 
 def _text(error: BaseException) -> str:
