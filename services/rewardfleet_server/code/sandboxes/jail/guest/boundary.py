@@ -28,6 +28,7 @@ from json import dumps, loads  # which a test may replace in their modules
 from typing import Any, ClassVar, NoReturn
 
 from . import random_numbers
+from .arrays import without_items
 from .builtin_types import (
     ATOM_NAMES,
     ATOMS,
@@ -455,7 +456,8 @@ class Side(Exceptions):
             case "array":
                 if not _NUMBERS.fullmatch(meta[0]):
                     raise TypeError(f"the program answered with an array of {meta[0]}")
-                return import_numpy().zeros(meta[1], meta[0])
+                zeros = import_numpy().zeros(meta[1], meta[0])
+                return zeros.view(without_items()) if self.is_trusted and not zeros.size else zeros
             case "numbers":
                 return array.array(str(meta))
         if tag in NAMESPACES:

@@ -170,7 +170,7 @@ def kind_of(value: Any) -> Any:
     """Return the class of an object, also if it is on the other side."""
     if is_proxy(value):
         return value._p_side.call("getattr", value, "__class__")
-    return type(value)
+    return vars(type(value)).get("_p_kind_of", type(value))
 
 
 def is_instance(value: Any, kinds: Any) -> bool:
