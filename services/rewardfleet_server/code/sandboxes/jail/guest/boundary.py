@@ -105,6 +105,7 @@ class Side(Exceptions):
         #: Names of the entry point and of methods of `Solution()`, which may be those of methods of
         #: a built-in type.
         self.entry_names: AbstractSet[str] = frozenset()
+        self.predicates: AbstractSet[str] = frozenset()  #: see `Names`
         self.refused = False  #: whether an operation of the current test was refused
         self.looked_up: set[str] = set()  #: names that the current test has from the program
         #: Answers of objects of the other side that the current test did not construct.

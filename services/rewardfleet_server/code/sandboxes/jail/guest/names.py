@@ -93,6 +93,7 @@ class Names(NamedTuple):
     has_objects: bool = False  #: whether the test uses attributes that no value has
     called: frozenset[str] = frozenset()  #: the names that are called
     methods: frozenset[str] = frozenset()  #: attributes of `Solution()`
+    predicates: frozenset[str] = frozenset()  #: methods that answer a question
 
 
 def names_of(tree: ast.AST) -> Names:
@@ -109,7 +110,17 @@ def names_of(tree: ast.AST) -> Names:
         any(each not in _OF_VALUES for owner, each in found.attributes if owner not in owners),
         frozenset(found.called & free),
         frozenset(found.methods),
+        frozenset(name for node in ast.walk(tree) for name in _predicates(node)),
     )
+
+
+def _predicates(node: ast.AST) -> Iterator[str]:
+    """Yield the methods with arguments of whose results a node asks whether they are true."""
+    asks = isinstance(node, (ast.Assert, ast.If, ast.UnaryOp, ast.BoolOp))
+    name = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
+    for each in ast.iter_child_nodes(node) if asks or name in {"assertTrue", "assertFalse"} else ():
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.args:
+            yield each.func.attr
 
 
 class _Finder:

@@ -230,7 +230,8 @@ class CallableProxy(Proxy):
             return result
         # A method that compares: what it is given may be what is expected.
         is_compared = not owner._p_is_own or any(isinstance(each, Proxy) for each in args)
-        if type(result) is bool and args and is_compared:
+        is_answer = type(result) is bool or self._p_name in self._p_side.predicates
+        if is_answer and args and is_compared:
             self._p_side.decided_by.add(owner._p_kind)
         return _same_as_before(owner, (self._p_name, *args, *kwargs.values()), result)
 

@@ -250,6 +250,7 @@ class Tester:
         self.side.replacements.watch({*replaced_in(tree), *self.setup_replaced})
         self.side.replacements.share(self.script.setup + source)
         self.side.uses_objects = bool(self.side.constructs) or names.has_objects
+        self.side.predicates = names.predicates
         self.side.entry_names = names.methods | {entry_point.rpartition(".")[2]}
         if self.setup_seeds or seeds(tree):
             self.side.generators.watch(packages | names.modules)
