@@ -133,16 +133,20 @@ class TestScript:
         self.checks += 1
         return value
 
-    def _caught(self, lines: tuple[int, ...]) -> None:
+    def _caught(self, lines: tuple[int, ...], is_any: bool) -> None:
         """Remember that the script ignores a check that did not hold, or that did not end.
 
         Args:
             lines: The lines of checks. Elsewhere, an AssertionError of the program may be expected.
+            is_any: Whether the script ignores any error, so that it expects none.
         """
         error = sys.exception()
-        if isinstance(error, AssertionError) and error.__traceback__ is not None:
+        if error is not None and error.__traceback__ is not None:
             is_in_check = error.__traceback__.tb_lineno in lines
-            if is_in_check or _last_file(error) not in _OF_PROGRAM:
+            is_of_test = _last_file(error) not in _OF_PROGRAM
+            is_missing = isinstance(error, NameError) and is_of_test  # there may be no program
+            is_other = is_in_check and is_any and not is_missing
+            if is_in_check or is_of_test if isinstance(error, AssertionError) else is_other:
                 self._failures.append(error)
 
     def _test(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -489,7 +493,7 @@ class _Instrument(ast.NodeTransformer):
         node.body = self.block(node.body)
         if lines and any(_called_name(each.context_expr) == "suppress" for each in node.items):
             failed = ast.Name("AssertionError", ast.Load())
-            note = _statement(node, _CAUGHT, lines)
+            note = _statement(node, _CAUGHT, lines, False)
             handler = ast.ExceptHandler(failed, None, [note, ast.Raise()])
             node.body = [ast.Try(node.body, [handler], [], [])]
             ast.fix_missing_locations(node)
@@ -509,7 +513,9 @@ class _Instrument(ast.NodeTransformer):
             if expects:
                 handler.body.insert(0, _statement(handler, _COUNT))
             elif lines and is_ignoring:
-                handler.body.insert(0, _statement(handler, _CAUGHT, lines))
+                kind = handler.type and ast.unparse(handler.type)
+                is_any = kind in {None, "Exception", "BaseException"}
+                handler.body.insert(0, _statement(handler, _CAUGHT, lines, is_any))
         self._in_handler = before
         node.finalbody = self.block(node.finalbody)
         return node
