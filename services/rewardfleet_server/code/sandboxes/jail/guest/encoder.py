@@ -110,7 +110,7 @@ class Encoder:
                 return self._reference(value)
             if hasattr(value, "dtype") and not value.ndim and not value.dtype.hasobject:
                 return ["scalar", value.dtype.str, value.tobytes().hex()]
-        if isinstance(value, (*FUNCTIONS, types.ModuleType)):
+        if isinstance(value, (*FUNCTIONS, types.ModuleType)) or kind.__module__ == "numpy":
             found = import_path(value)
             if found is not None and (self._side.is_trusted or tuple(found[1:]) in COMMON_TYPES):
                 return found

@@ -2,6 +2,8 @@
 
 import functools
 import io
+import operator
+import random
 import sys
 import types
 from collections.abc import Set as AbstractSet
@@ -19,17 +21,21 @@ _OF_STREAMS = {
     "errors", "closed", "readable", "writable", "seekable", "seek", "tell", "truncate", "close",
     "getvalue", "newlines", "line_buffering", "name", "mode", "buffer",
 }  # fmt: skip
+#: What a program may use of a generator of random numbers of a test.
+_OF_RANDOM = {*dir(random.Random), "integers", "normal", "rand"} - {"seed", "setstate"}
 
 #: Names that a program may read of objects of a test.
 _READABLE: dict[type, AbstractSet[str]] = {
     types.FunctionType: _OF_FUNCTIONS,
     types.GeneratorType: _OF_GENERATORS,
     io.IOBase: _OF_STREAMS,
+    random.Random: _OF_RANDOM,
 }
 #: Functions of a test that a program may call.
 _CALLABLES = (
     types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.GeneratorType,
-    functools.partial,
+    functools.partial, type(functools.lru_cache(len)), type(functools.cmp_to_key(operator.sub)),
+    operator.attrgetter, operator.itemgetter, operator.methodcaller,
 )  # fmt: skip
 
 #: Functions that reach whatever their arguments name.
@@ -55,8 +61,9 @@ def is_accessible(operation: str, args: tuple[Any, ...]) -> bool:
     for kind, readable in _READABLE.items():
         if isinstance(owner, kind):
             return operation == "getattr" and name in readable
-    if type(owner).__module__ != "program":
-        return False
+    module = type(owner).__module__
+    if module != "program":
+        return module.startswith("numpy.random.") and operation == "getattr" and name in _OF_RANDOM
     return operation in {"getattr", "dir"} or not callable(getattr(type(owner), name, None))
 
 
@@ -70,7 +77,8 @@ def is_usable(value: Any) -> bool:
         return all(each is None or not callable(each) or _is_of_test(each) for each in done)
     if isinstance(value, functools.partial) and value.func in _REACHING_OUT:
         return False
-    if isinstance(value, (*_CALLABLES, io.IOBase)):
+    is_of_numpy = kind.__module__.partition(".")[0] == "numpy"  # a function, or random generator
+    if isinstance(value, (*_CALLABLES, io.IOBase, random.Random)) or is_of_numpy:
         return True
     return hasattr(kind, "__next__") and kind.__module__ in {"builtins", "itertools"}
 
