@@ -145,7 +145,7 @@ COLLECTIONS = {kind: name for name, kind in {**SEQUENCES, **SETS, **MAPPINGS, **
 #: Types whose subclasses are sent as they are, with the other attributes on the side of the class.
 BASES: tuple[Any, ...] = (
     str, int, float, complex, bytes, bytearray, list, tuple, dict, set, frozenset,
-    fractions.Fraction, decimal.Decimal,
+    fractions.Fraction, decimal.Decimal, dt.datetime, dt.date, dt.time, dt.timedelta,
 )  # fmt: skip
 #: Types that are the same on both sides, by module and name.
 COMMON_TYPES = {
@@ -254,6 +254,8 @@ def new_arguments(value: Any) -> tuple[Any, ...]:  # noqa: PLR0911 - one for eac
         return (list(tuple.__iter__(value)),)
     if isinstance(value, frozenset):
         return (list(frozenset.__iter__(value)),)
+    if isinstance(value, (dt.date, dt.time, dt.timedelta)):
+        return base_of(type(value)).__reduce__(value)[1]  # type: ignore[no-any-return]
     return ()
 
 

@@ -116,7 +116,7 @@ class Encoder:
                 return found
         elif isinstance(value, BaseException):
             return ["error", side.encoded_exception(value, self)]
-        elif isinstance(value, BASES) and not self._stays(kind):
+        elif isinstance(value, BASES) and kind not in BASES and not self._stays(kind):
             base = next(base for base in BASES if isinstance(value, base))
             proxy = getattr(value, "__dict__", {}).get("_p_proxy")
             if is_proxy(proxy) and base not in {list, dict, set, bytearray}:  # it did not change
