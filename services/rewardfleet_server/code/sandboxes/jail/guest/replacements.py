@@ -23,7 +23,7 @@ _MISSING = object()
 #: Words of tests that ask for the environment, for warnings, and for log records.
 _ENVIRONMENT = re.compile(r"\b(?:environ|getenv)\b")
 _WARNINGS = re.compile(r"\b(?:warnings|assertWarns|assertWarnsRegex|warns|deprecated_call)\b")
-_LOGS = re.compile(r"\bassert(?:No)?Logs\b")
+_LOGS = re.compile(r"\b(?:assertLogs|assertNoLogs|addHandler)\b")
 
 
 def replaced_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
