@@ -132,11 +132,11 @@ def test_a_short_call_changes_no_verdict_of_a_longer_one(case: str):
 def test_a_limit_of_the_tests_is_a_verdict_in_a_short_call(service: Service):
     """Also in a short call a program that is over before half of it ends has its verdicts."""
     body = {"revision": "while True: pass", "tests": stdio(*[("", "")] * 9)}
-    headers = {"x-request-timeout": "120", "x-call-timeout": "3"}
+    headers = {"x-request-timeout": "120", "x-call-timeout": "2"}
     for mode, expected in (("all_pass", ["time_limit"] + ["skipped"] * 8), ("pass_rate", None)):
-        given = {"limits": {"cpu_s": 0.5}, "mode": mode}
+        given = {"limits": {"cpu_s": 0.25}, "mode": mode}
         response = service.client.post("/score", json=body | given, headers=headers)
-        if expected is None:  # of nine runs of 0.5 s, three fit
+        if expected is None:  # of nine runs of 0.25 s, four fit
             assert response.json()["kind"] == "deadline_exceeded"
         else:
             assert verdicts(response.json()) == expected
