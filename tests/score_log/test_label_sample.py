@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from scipy.stats import binom
+import scipy
 
 from rewardfleet.commands.main import main
 from rewardfleet.score_log import Scored, ScoreLog
@@ -36,7 +36,7 @@ def test_computed_scores_are_drawn_whatever_they_are_of(tmp_path: Path, frames_r
     drawn = [each for each in records if each["label_fraction"] is not None]
     by_fraction = [each["label_fraction"] for each in drawn]
     assert by_fraction.count(1) == 1
-    low, high = binom.ppf([1e-5, 1 - 1e-5], count, share)
+    low, high = scipy.stats.binom.ppf([1e-5, 1 - 1e-5], count, share)
     assert low <= by_fraction.count(share) <= high
     assert {each["score"] for each in drawn} == {0.5, 1.0}
 

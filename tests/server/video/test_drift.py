@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 from prometheus_client.parser import text_string_to_metric_families
-from scipy.stats import poisson
 
 from rewardfleet.evaluation.fitting import distribution_of
 from rewardfleet.wire.calibration import Distribution, LabelCounts
@@ -66,7 +66,7 @@ def test_a_policy_that_learns_is_no_drift():
         for task, success in learning(rng, clock, 3):
             watch.add(raw_score(rng, success), task)
         alarms += alarms_of(watch)
-    assert alarms <= poisson.ppf(0.9999, 1)
+    assert alarms <= scipy.stats.poisson.ppf(0.9999, 1)
 
 
 def test_rollouts_of_a_group_may_be_all_alike():
@@ -82,7 +82,7 @@ def test_rollouts_of_a_group_may_be_all_alike():
                 for success in (rng.random(64) < rate).tolist():
                     watch.add(raw[success], f"t {task}")
         alarms += alarms_of(watch)
-    assert alarms <= poisson.ppf(0.9999, runs * days / 30)
+    assert alarms <= scipy.stats.poisson.ppf(0.9999, runs * days / 30)
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_false_alarms_are_as_rare_as_stated_where_nothing_is_to_spare():
                 watch.add(raw, "any")
         alarms += alarms_of(watch)
     print(f"{alarms} false alarms in {runs * days} days")
-    assert 0 < alarms <= poisson.ppf(0.9999, runs * days / 30)
+    assert 0 < alarms <= scipy.stats.poisson.ppf(0.9999, runs * days / 30)
 
 
 @pytest.mark.parametrize(
