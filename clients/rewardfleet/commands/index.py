@@ -8,6 +8,7 @@ import httpx
 from pydantic import BaseModel, JsonValue, RootModel, ValidationError
 
 from rewardfleet.client import is_base_url
+from rewardfleet.http.replicas import certificates
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import Problem
 from rewardfleet.wire.headers import GATEWAY
@@ -142,7 +143,12 @@ async def get(http: httpx.AsyncClient, url: str) -> Reply:
 def http_client(api_key: str) -> httpx.AsyncClient:
     """Return a client for `get`, which sends the API key if it is not empty."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False)  # noqa: S113 - `get` limits complete requests
+    return httpx.AsyncClient(
+        headers=headers,
+        timeout=None,  # noqa: S113 - `get` limits complete requests
+        verify=certificates(),
+        trust_env=False,
+    )
 
 
 def base_url(url: str) -> str:

@@ -16,10 +16,11 @@ given more requests than it has connections.
 import asyncio
 import base64
 import math
+import ssl
 from collections import deque
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import httpx
@@ -111,6 +112,12 @@ class _Waiter:
     )
 
 
+@cache
+def certificates() -> ssl.SSLContext:
+    """Return what TLS servers are checked with. To read it is slow, so this is done once."""
+    return httpx.create_ssl_context(trust_env=False)
+
+
 class Replicas:
     """The replicas of one service, in one event loop.
 
@@ -126,7 +133,7 @@ class Replicas:
         connect = partial(
             httpx.AsyncHTTPTransport,
             limits=httpx.Limits(max_connections=max_concurrency),
-            verify=httpx.create_ssl_context(trust_env=False),  # slow, so done once
+            verify=certificates(),
             # A proxy from the environment is for external hosts, not for traffic within a fleet.
             trust_env=False,
         )
