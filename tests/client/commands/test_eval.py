@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rewardfleet.commands.main import main
+from rewardfleet_server.commands import demo
 from rewardfleet_server.testing import FakeJudge
 
-from ...conftest import DATA, served
+from ...conftest import served
 from .test_score_lerobot import LENGTHS, BrightnessJudge, data_set
 
 
@@ -330,16 +331,16 @@ def test_a_judge_is_calibrated_served_and_evaluated_again(
 
 
 @pytest.mark.slow
-def test_the_benchmark_evaluates_the_embedded_judge_and_changes_no_label(tmp_path, capsys):
-    manifest = DATA / "libero" / "manifest.jsonl"
+def test_the_embedded_judge_is_evaluated_and_no_label_changed(tmp_path, capsys):
+    manifest = demo._ROLLOUTS / "manifest.jsonl"
     before = manifest.read_bytes()
     given = [str(manifest), "--start", "", "-o", str(tmp_path)]
     assert main(["eval", "video", *given]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["counts"] == {"labels": 38, "unclear": 0, "ok": 38}
-    assert report["over_tasks"]["tasks_with_both_labels"] == 14
-    assert report["pooled"]["near_miss_false_positives"]["of"] == 14
+    assert report["counts"] == {"labels": 11, "unclear": 0, "ok": 11}
+    assert report["over_tasks"]["tasks_with_both_labels"] == 4
+    assert report["pooled"]["near_miss_false_positives"]["of"] == 5
     assert report["frame_sizes"] == [[256, 256]]
     assert manifest.read_bytes() == before
     lines = (tmp_path / "verdicts.jsonl").read_text().splitlines()
-    assert len(lines) == 38 and json.loads(lines[0])["judge_success"] is False
+    assert len(lines) == 11 and json.loads(lines[0])["judge_success"] is False

@@ -250,8 +250,8 @@ def test_a_row_of_csv_that_is_not_utf8_does_not_end_the_table(score, tmp_path: P
 # What is already scored
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C"])
-def test_a_command_that_is_ended_goes_on_and_scores_nothing_twice(tmp_path: Path, number: int):
+@pytest.mark.parametrize("how", ["killed", "Ctrl-C", "what keeps the scores is killed"])
+def test_a_command_that_is_ended_goes_on_and_scores_nothing_twice(tmp_path: Path, how: str):
     """It ends while requests are answered; each item is computed once but those in flight."""
     judged: list[str] = []
     release = threading.Event()
@@ -273,10 +273,15 @@ def test_a_command_that_is_ended_goes_on_and_scores_nothing_twice(tmp_path: Path
         started = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True)
         journal = out / "journal.jsonl"
         wait_until(lambda: len(judged) > 30 and journal.exists() and journal.stat().st_size)
-        started.send_signal(number)
+        [child] = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
+        number = signal.SIGINT if how == "Ctrl-C" else signal.SIGKILL
+        os.kill(int(child) if "keeps" in how else started.pid, number)
+        if "keeps" in how:
+            release.set()
         _, errors = started.communicate()
-        if number == signal.SIGINT:
-            assert (started.returncode, "Traceback" in errors) == (130, False)
+        if how != "killed":
+            status = 130 if how == "Ctrl-C" else 2
+            assert (started.returncode, "Traceback" in errors) == (status, False)
             assert "goes on" in errors
         with (out / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the process that keeps the scores has ended
@@ -356,23 +361,6 @@ sys.exit(main(sys.argv[1:]))
     assert "File too large" in shown and "Traceback" not in shown
     assert main(arguments) == 0
     assert [each["row"] for each in records(out)] == list(range(50))
-
-
-def test_if_what_keeps_the_scores_is_killed_the_command_ends_and_goes_on_later(
-    tools: str, tmp_path: Path
-):
-    path, out = write_rows(tmp_path / "rows.jsonl", rows(20_000)), tmp_path / "out"
-    arguments = ["score", "tools", str(path), "--url", tools, "-o", str(out)]
-    started = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True)
-    journal = out / "journal.jsonl"
-    wait_until(lambda: journal.exists() and journal.stat().st_size)
-    [child] = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
-    os.kill(int(child), signal.SIGKILL)
-    _, errors = started.communicate()
-    assert started.returncode == 2
-    assert "was killed" in errors and "Traceback" not in errors
-    assert main(arguments) == 0
-    assert [each["row"] for each in records(out)] == list(range(20_000))
 
 
 def test_a_folder_that_another_command_writes_is_refused(
