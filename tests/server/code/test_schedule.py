@@ -54,7 +54,7 @@ def busy_cores(count: int) -> Iterator[list[int]]:
 @pytest.mark.parametrize(
     ("long", "count"),
     [
-        (COMPUTES.format(10 * LONG_S) + "print({})", 8),
+        (COMPUTES.format(10 * LONG_S) + "print({})", 5),
         ("import time\ntime.sleep(2)\nprint({})", 5),
     ],
     ids=["computes", "sleeps"],

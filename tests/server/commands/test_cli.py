@@ -8,7 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -296,22 +296,35 @@ def test_an_occupied_port_is_reported_before_anything_is_loaded(tmp_path: Path):
     assert "the judge was loaded" not in done.stderr
 
 
+@pytest.fixture
+def doctor(capsys, monkeypatch) -> Callable[..., tuple[int, str]]:
+    """Return the function that runs `rewardfleet doctor`: its status, and what it has printed."""
+
+    def doctor(**environment: str) -> tuple[int, str]:
+        with monkeypatch.context() as patched:
+            for name, value in environment.items():
+                patched.setenv(name, value)
+            return main(["doctor"]), capsys.readouterr().out
+
+    return doctor
+
+
 @pytest.mark.slow
-def test_doctor_reports_whether_a_fleet_answers(tmp_path: Path):
+def test_doctor_reports_whether_a_fleet_answers(doctor):
     with serving(create_app(VideoSettings(), {"fake": FakeJudge()})) as url:
-        done = run("doctor", REWARDFLEET_URL=url)
-    assert f"ok      video at {url}: ready" in done.stdout.splitlines()
-    done = run("doctor", REWARDFLEET_URL="http://127.0.0.1:1")
-    assert done.returncode == 1
-    assert "failed  ? at http://127.0.0.1:1: unreachable: " in done.stdout
-    assert "        fix: start it, or correct REWARDFLEET_URL" in done.stdout
+        _, text = doctor(REWARDFLEET_URL=url)
+    assert f"ok      video at {url}: ready" in text.splitlines()
+    status, text = doctor(REWARDFLEET_URL="http://127.0.0.1:1")
+    assert status == 1
+    assert "failed  ? at http://127.0.0.1:1: unreachable: " in text
+    assert "        fix: start it, or correct REWARDFLEET_URL" in text
 
 
 @pytest.mark.slow
-def test_doctor_reports_what_works_and_how_to_fix_the_rest():
-    done = run("doctor", REWARDFLEET_PROT="1")
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0, done.stdout
+def test_doctor_reports_what_works_and_how_to_fix_the_rest(doctor):
+    status, text = doctor(REWARDFLEET_PROT="1")
+    lines = text.splitlines()
+    assert status == 0, text
     assert "ok      video: decoding with OpenCV" in lines
     assert "ok      code: isolation bubblewrap" in lines
     assert any(line.startswith("ok      code: packages in the jail") for line in lines)
@@ -328,22 +341,21 @@ def test_doctor_reports_what_works_and_how_to_fix_the_rest():
 
 
 @pytest.mark.slow
-def test_doctor_applies_the_environment_and_names_the_service_on_an_occupied_port():
+def test_doctor_applies_the_environment_and_names_the_service_on_an_occupied_port(doctor):
     app = create_app(VideoSettings(), {"fake": FakeJudge()})
     with serving(app) as url:
         for _ in range(3):  # it waits for the service for a short time only
-            done = run(
-                "doctor",
+            status, text = doctor(
                 REWARDFLEET_PORT=url.rpartition(":")[2],
                 REWARDFLEET_CACHE="redis://user:secret@127.0.0.1:1/0",
                 REWARDFLEET_RUN_STATE="redis://user:secret@127.0.0.1:1/1",
                 REWARDFLEET_ISOLATION="landlock",
                 REWARDFLEET_GPU_IDS="x",
             )
-            if "the video service is running there" in done.stdout:
+            if "the video service is running there" in text:
                 break
-    text, address = done.stdout, url.removeprefix("http://")
-    assert done.returncode == 1
+    address = url.removeprefix("http://")
+    assert status == 1
     assert "failed  video: REWARDFLEET_GPU_IDS x: give numbers, each once, like 0 or 0,1\n" in text
     for what in ("cache that replicas share: redis://***@127.0.0.1:1/0",
                  "run state that replicas share: redis://***@127.0.0.1:1/1"):  # fmt: skip

@@ -41,27 +41,10 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_all_services_start_log_score_and_end_with_ctrl_c(tmp_path: Path):
-    with up(tmp_path, "--logs") as fleet:
-        fleet.wait_until_ready()
-        # What a service has written may be read after it has been found to be ready.
-        wait_until(lambda: "tools-1 | " in fleet.log and "episode-0 | " in fleet.log)
-        assert set(fleet.index()) == {"tools", "episode"}
-        assert f"{fleet.url}/tools" in fleet.log
-        assert "Starting tools-0, tools-1, episode-0 below" in fleet.log
-        assert re.search(r"(?m)^ *[\d.]+ s  tools-1 is ready$", fleet.log)
-        with blocking.RewardFleet(fleet.url) as client:
-            assert client.tools.reward(ANSWER, ANSWER) == 1.0
-            client.tools.put_budget("run", budget=0.5)
-        pids = fleet.services()
-        assert len(pids) == 3
-        fleet.process.send_signal(signal.SIGINT)
-        assert fleet.process.wait(90) == 130
-        assert not any(map(is_running, pids))
-    assert (tmp_path / "data" / "logs" / "tools-1.log").exists()
-
-
-def test_a_crashed_replica_starts_again_and_all_end_with_their_parent(tmp_path: Path):
+def test_a_fleet_restarts_a_replica_and_ends_with_its_services_if_killed_and_by_ctrl_c(
+    tmp_path: Path,
+):
+    """No other fleet starts with its data folder before it has ended."""
     with up(tmp_path) as fleet:
         fleet.wait_until_ready()
         before = fleet.services()
@@ -81,23 +64,33 @@ def test_a_crashed_replica_starts_again_and_all_end_with_their_parent(tmp_path: 
         wait_until(restarted)
         assert "was ended by SIGKILL" in fleet.log
         pids = fleet.services()
-        fleet.process.kill()  # services end with their parent
-        wait_until(lambda: not any(map(is_running, pids)))
-
-
-def test_two_fleets_with_one_data_folder_are_refused(tmp_path: Path):
-    with up(tmp_path) as fleet:
-        fleet.wait_until_ready()
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "data").symlink_to(tmp_path / "data")
         with up(tmp_path / "other") as other:
             assert other.process.wait(150) == 2
             assert f"the fleet of process {fleet.process.pid} uses it" in other.log
-        assert len(fleet.services()) == 3
-        fleet.process.kill()
+        assert fleet.services() == pids
+        fleet.process.kill()  # services end with their parent
         fleet.process.wait(60)
-        with up(tmp_path / "other") as other:  # a fleet that was killed keeps no lock
-            other.wait_until_ready()
+        wait_until(lambda: not any(map(is_running, pids)))
+    # It keeps no lock.
+    with up(tmp_path / "other", "--logs") as fleet:
+        fleet.wait_until_ready()
+        # What a service has written may be read after it has been found to be ready.
+        wait_until(lambda: "tools-1 | " in fleet.log and "episode-0 | " in fleet.log)
+        assert set(fleet.index()) == {"tools", "episode"}
+        assert f"{fleet.url}/tools" in fleet.log
+        assert "Starting tools-0, tools-1, episode-0 below" in fleet.log
+        assert re.search(r"(?m)^ *[\d.]+ s  tools-1 is ready$", fleet.log)
+        with blocking.RewardFleet(fleet.url) as client:
+            assert client.tools.reward(ANSWER, ANSWER) == 1.0
+            client.tools.put_budget("run", budget=0.5)
+        pids = fleet.services()
+        assert len(pids) == 3
+        fleet.process.send_signal(signal.SIGINT)
+        assert fleet.process.wait(90) == 130
+        assert not any(map(is_running, pids))
+    assert (tmp_path / "data" / "logs" / "tools-1.log").exists()
 
 
 def test_an_occupied_port_is_reported_before_anything_starts(tmp_path: Path):
@@ -119,7 +112,7 @@ def test_an_occupied_port_is_reported_before_anything_starts(tmp_path: Path):
 def test_a_service_that_cannot_start_ends_the_fleet_with_its_log(tmp_path: Path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "run-state.sqlite").write_text("no database" * 100)
-    with up(tmp_path) as fleet:
+    with starting_fleet(tmp_path, "[tools]\nport = 0\n", "--only", "tools") as fleet:
         assert fleet.process.wait(150) == 1
         assert "ended with status 2" in fleet.log
         assert "run-state" in fleet.log
