@@ -369,12 +369,11 @@ def test_doctor_applies_the_environment_and_names_the_service_on_an_occupied_por
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("module", "package"), [("cv2", "OpenCV"), ("av", "PyAV"), ("PIL", "Pillow")]
-)
-def test_doctor_fails_where_a_package_that_decodes_frames_is_missing(module: str, package: str):
-    done = run_without(module, "doctor")
+def test_doctor_fails_where_packages_that_decode_frames_are_missing():
+    packages = {"av": "PyAV", "cv2": "OpenCV", "PIL": "Pillow"}
+    done = run_without(",".join(packages), "doctor")
     assert done.returncode == 1
-    line, fix = re.findall(r"(?m)^failed  (.*)\n +fix: (.*)$", done.stdout)[0]
-    assert line == f"video: decoding with {package}: No module named '{module}'"
-    assert fix.startswith(f"{sys.executable} -m pip install ")
+    failures = re.findall(r"(?m)^failed  (.*)\n +fix: (.*)$", done.stdout)[: len(packages)]
+    for (module, package), (line, fix) in zip(packages.items(), failures, strict=True):
+        assert line == f"video: decoding with {package}: No module named '{module}'"
+        assert fix.startswith(f"{sys.executable} -m pip install ")
