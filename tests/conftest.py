@@ -106,8 +106,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if folder in PACKAGES:
             item.add_marker(pytest.mark.filterwarnings("ignore"))
     # No long file is begun last.
+    every = Counter(item.path for item in items)
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    items.sort(key=lambda item: (-slow[item.path], -every[item.path]))
 
 
 def pytest_collection_finish() -> None:

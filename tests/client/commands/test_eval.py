@@ -17,6 +17,8 @@ from rewardfleet_server.testing import FakeJudge
 from ...conftest import served
 from .test_score_lerobot import LENGTHS, BrightnessJudge, data_set
 
+pytestmark = pytest.mark.slow
+
 
 class LengthJudge(FakeJudge):
     """Scores a clip by its number of frames, in percent; above 90 it abstains."""
@@ -291,7 +293,6 @@ def test_a_lerobot_data_set_has_its_labels_and_a_judge_s_are_refused(tmp_path, c
     assert text.count("data:image/jpeg") == 2
 
 
-@pytest.mark.slow
 def test_a_judge_is_calibrated_served_and_evaluated_again(
     evaluate, judge, tmp_path, make_video, capsys
 ):
@@ -330,7 +331,6 @@ def test_a_judge_is_calibrated_served_and_evaluated_again(
     assert "interrupted" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_the_embedded_judge_is_evaluated_and_no_label_changed(tmp_path, capsys):
     manifest = demo._ROLLOUTS / "manifest.jsonl"
     before = manifest.read_bytes()

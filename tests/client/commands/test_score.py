@@ -36,6 +36,8 @@ TRUTH = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {"q": "
 #: The command, in a process of its own.
 COMMAND = [sys.executable, "-m", "rewardfleet"]
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def tools() -> Iterator[str]:

@@ -115,7 +115,7 @@ def test_a_process_that_fails_is_replaced_and_no_text_is_judged_by_it(
 
 # Beside others
 
-CALLERS = 4
+CALLERS = 2
 #: Seconds that a text may delay an answer, besides the longest one of the idle service.
 DELAY = 0.25
 #: None compiles, though the parser takes it: of programs that run, the jails' cores hold up others.
