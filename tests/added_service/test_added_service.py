@@ -76,14 +76,14 @@ class Project(NamedTuple):
         packages = f"{self.folder / 'clients'}:{self.folder / 'services'}"
         return {**os.environ, "PYTHONPATH": packages, "COLUMNS": "200"}
 
-    def run(self, *arguments: object, status: int | None = 0) -> str:
+    def run(self, *arguments: object, status: int | None = 0, **variables: str) -> str:
         """Run a command; return what it has written. `status` is its exit status, None for any."""
-        return self.finish(self.command(*arguments), status)
+        return self.finish(self.command(*arguments), status, **variables)
 
-    def finish(self, command: list[str], status: int | None = 0) -> str:
+    def finish(self, command: list[str], status: int | None = 0, **variables: str) -> str:
         done = subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True,
-            timeout=170, check=False,
+            command, cwd=self.folder, env={**self.environment, **variables}, capture_output=True,
+            text=True, timeout=170, check=False,
         )  # fmt: skip
         assert status in {None, done.returncode}, done.stdout + done.stderr
         return done.stdout + done.stderr
@@ -192,5 +192,14 @@ def test_commands_that_it_takes_no_part_in_say_so(project: Project):
     )
 
 
-def test_the_demo_scores_an_item_of_it(project: Project):
-    assert re.search(r"\nwords +a response with all words +1.00\n", project.run("demo"))
+def test_the_demo_scores_its_rollouts_and_an_item_of_each_service(project: Project):
+    shown = project.run("demo", COLUMNS="60")
+    table, summary, *_ = shown.split("\n\n")[1:]
+    assert len(table.splitlines()) == 1 + 11
+    assert max(len(line) for line in table.splitlines()) <= 60
+    assert "AUROC 1.000 over 4 successes and 7 failures; 0 abstained." in summary
+    assert "11 of 11 scores came from the cache" in summary
+    for name in ("code", "episode", "tools"):
+        assert f"\n{name} " in shown
+    assert re.search(r"\nwords +a response with all words +1.00\n", shown)
+    assert shown.endswith('"the task" --success\n')  # and nothing on standard error
