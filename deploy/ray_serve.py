@@ -121,7 +121,7 @@ def _settings(service: str, given: dict[str, Any], most: int) -> ServerSettings:
 
     They are read here, so that the environment of the one who deploys counts, not that of nodes.
     """
-    settings_type = SERVICES[service].load_settings()
+    settings_type = SERVICES[service].settings.load()
     for name in given.keys() - settings_type.model_fields.keys() | given.keys() & {"port"}:
         raise ValueError(f"[{service}] {name}: no such setting of a service in Ray Serve")
     has_runs = "run_state" in settings_type.model_fields
@@ -288,7 +288,7 @@ def main(config: Path | None, only: str | None, address: str | None, **given: An
 def _run(config: FleetConfig, address: str | None) -> None:
     if "data_dir" in config.model_fields_set:
         raise ValueError("data_dir: replicas may run on several machines; give --cache URL instead")
-    for warning in unknown_variable_warnings(each.load_settings() for each in SERVICES.values()):
+    for warning in unknown_variable_warnings(each.settings.load() for each in SERVICES.values()):
         click.echo(f"warning: {warning}", err=True)
     planned = _plan(config, config.host)
     if address is None:

@@ -140,7 +140,7 @@ def services() -> dict[str, Service[Any, Any]]:
 
 
 def _service(entry: ServiceEntry) -> Service[Any, Any]:
-    service: Service[Any, Any] = entry.app(entry.load_settings()()).service
+    service: Service[Any, Any] = entry.app(entry.settings.load()()).service
     return service
 
 
@@ -150,7 +150,7 @@ def settings_page() -> str:
     parts = ["# Settings", _SETTINGS_INTRODUCTION]
     parts += ["## All services", _setting_table(ServerSettings, list(common))]
     for name, entry in SERVICES.items():
-        own = entry.load_settings()
+        own = entry.settings.load()
         names = [
             each for each in own.model_fields if each not in common or each in own.__annotations__
         ]

@@ -300,7 +300,7 @@ import sys
 import rewardfleet_server.serve, rewardfleet_server.commands.doctor
 from rewardfleet_server.registry import SERVICES
 for entry in SERVICES.values():
-    entry.load_settings()
+    entry.settings.load()
     entry.app.load()
 print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
 """

@@ -290,7 +290,7 @@ def commands_of(group: click.Group) -> Iterator[click.Command]:
 
 
 def test_flags_and_variables_that_are_named_exist():
-    settings = {name for entry in SERVICES.values() for name in entry.load_settings().model_fields}
+    settings = {name for entry in SERVICES.values() for name in entry.settings.load().model_fields}
     flags = {f"--{name.replace('_', '-')}" for name in settings}
     groups = (cli.command, router_command)
     own = [param for group in groups for each in commands_of(group) for param in each.params]
@@ -334,7 +334,7 @@ def at_services() -> Iterator[Callable[[str], str]]:
     urls, ports = {}, {"fleet": 18000}
     with ExitStack() as stack:
         for name, entry in SERVICES.items():
-            settings = entry.load_settings()
+            settings = entry.settings.load()
             urls[name] = stack.enter_context(
                 serving(entry.app.load()(settings(**given.get(name, {}))))
             )
@@ -418,7 +418,7 @@ def test_command_lines_are_accepted(words: list[str]):
     with command.make_context(context.info_name, arguments, context.parent) as parsed:
         given = {name: value for name, value in parsed.params.items() if value not in (None, ())}
     if words[1] == "serve":
-        read_settings(SERVICES[words[2]].load_settings(), given)
+        read_settings(SERVICES[words[2]].settings.load(), given)
 
 
 @pytest.mark.parametrize("words", command_lines("pip"), ids=" ".join)

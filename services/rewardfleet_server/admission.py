@@ -318,14 +318,10 @@ class Admission:
         kept = self._kept_for_first if share.held else 0
         return self._free > kept and not (is_large and not self._free_for_large)
 
-    def _has_first(self) -> bool:
-        """Return whether a request waits that holds no permit."""
-        return any(not share.held for share in self._shares.values())
-
     def _grant(self) -> None:
         for each in [*self._queue] if self._free else ():
             only_first = self._free <= self._kept_for_first
-            if not self._free or (only_first and not self._has_first()):
+            if not self._free or (only_first and all(s.held for s in self._shares.values())):
                 return
             if not self._fits(each.share, is_large=each.is_large):
                 continue

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from rewardfleet.services import Lazy
 
 if TYPE_CHECKING:  # the command's help works without the server's packages
-    from .settings import ServerSettings
     from .system.diagnosis import Diagnosis
 
 
@@ -24,11 +23,6 @@ class ServiceEntry:
     #: Whether its container, its pods and its application of Ray Serve are written by hand, as it
     #: needs more than run state. Those of others are generated, see docs/deployment_files.py.
     has_own_deployment: bool = False
-
-    def load_settings(self) -> "type[ServerSettings]":
-        """Import the class of its settings."""
-        settings: type[ServerSettings] = self.settings.load()
-        return settings
 
 
 #: The services by name, as `rewardfleet serve NAME` takes it.

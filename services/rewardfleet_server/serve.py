@@ -220,7 +220,7 @@ def serve(entry: ServiceEntry, settings: ServerSettings) -> int:
     """
     capture_native_output()
     configure_logging(settings.log_level)
-    for warning in unknown_variable_warnings(each.load_settings() for each in SERVICES.values()):
+    for warning in unknown_variable_warnings(each.settings.load() for each in SERVICES.values()):
         log.warning(warning)
     listener = bind(settings.host, settings.port)
     with listener:

@@ -54,12 +54,9 @@ def setting(
     return Field(default, description=help_text, json_schema_extra=extra, **constraints)
 
 
-def _split_at_commas(value: object) -> object:
-    return value.split(",") if isinstance(value, str) else value
-
-
+_SPLIT = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)
 #: A list that an environment variable holds joined by commas.
-NameList = Annotated[list[str], NoDecode, BeforeValidator(_split_at_commas)]
+NameList = Annotated[list[str], NoDecode, _SPLIT]
 
 
 def _parse_store(given: object) -> str | None:

@@ -149,7 +149,7 @@ def serving(
 
 
 def _service(name: str, judge: FakeJudge | None, given: dict[str, object]) -> uvicorn.Server:
-    settings = SERVICES[name].load_settings()(port=0, **given)
+    settings = SERVICES[name].settings.load()(port=0, **given)
     configure_logging(settings.log_level)
     judges = [{"fake": judge}] if judge else []
     return serve.Server(SERVICES[name].app.load()(settings, *judges), settings)

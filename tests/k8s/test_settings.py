@@ -36,7 +36,7 @@ def settings_of(overlay: Manifests, workload: Manifest, keys: Path) -> ServerSet
     given = {name: value or "redis://:p@redis:6379/0" for name, value in environment.items()}
     serve, service = container_of(workload)["args"]
     assert serve == "serve"
-    settings_type = SERVICES[service].load_settings()
+    settings_type = SERVICES[service].settings.load()
     known = {f"{ENV_PREFIX}{name.upper()}" for name in settings_type.model_fields}
     assert given.keys() - OTHERS <= known
     with mock.patch.dict(os.environ, given):

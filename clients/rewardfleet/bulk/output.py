@@ -22,6 +22,7 @@ from rewardfleet.bulk.flat_columns import arrow_table
 from .arrow import pyarrow
 from .files import new_file, temporary_name
 from .records import Record, records_of
+from .rows import open_sources
 
 Format = Literal["parquet", "jsonl"]
 
@@ -60,7 +61,7 @@ class Output:
         self._lock = _opened(folder, {**input_key, "format": kind})
         self._parts = sorted(folder.glob(f"part-*.{kind}"))
         #: Rows before this one are in parts.
-        self._next = sum(_count(part) for part in self._parts)
+        self._next = sum(part.count() for part in open_sources(self._parts))
         #: Records that are in no part, and the bytes of their lines in the journal.
         self._later: dict[int, tuple[Record, int]] = {}
         self._later_bytes = 0
@@ -105,7 +106,7 @@ class Output:
         rest = memoryview(line)
         while rest:  # a full disk takes a part of it, and then raises
             rest = rest[self._journal.write(rest) :]
-        self._keep_all(records, len(line))
+        self._keep(records, len(line))
         if self._pending >= self._part_rows or self._pending_bytes >= _PART_BYTES:
             self._write_part()
         return records
@@ -118,20 +119,17 @@ class Output:
         if not self._later:
             self._journal_path.unlink(missing_ok=True)
 
-    def _keep_all(self, records: Sequence[Record], size: int) -> None:
+    def _keep(self, records: Sequence[Record], total: int) -> None:
         for record in records:
-            self._keep(record, size // len(records))
-
-    def _keep(self, record: Record, size: int) -> None:
-        row = record["row"]
-        if row < self._next:
-            self._replaced[row] = record
-            return
-        self._later[row] = record, size
-        self._later_bytes += size
-        while (following := self._later.get(self._next + self._pending)) is not None:
-            self._pending += 1
-            self._pending_bytes += following[1]
+            row, size = record["row"], total // len(records)
+            if row < self._next:
+                self._replaced[row] = record
+                continue
+            self._later[row] = record, size
+            self._later_bytes += size
+            while (following := self._later.get(self._next + self._pending)) is not None:
+                self._pending += 1
+                self._pending_bytes += following[1]
 
     def _write_part(self) -> None:
         rows = range(self._next, self._next + self._pending)
@@ -176,7 +174,7 @@ class Output:
         for line in lines:
             is_several = line.startswith(b"[")
             records = records_of(line, empty) if is_several else [empty | json.loads(line)]
-            self._keep_all(records, len(line))
+            self._keep(records, len(line))
         os.truncate(self._journal_path, sum(map(len, lines)))  # a full disk allows that
 
 
@@ -226,12 +224,6 @@ def _check_input(path: Path, key: Mapping[str, Any]) -> None:
         raise ValueError(f"{folder} has other files: give a new or an empty folder")
 
 
-def _count(part: Path) -> int:
-    if part.suffix == ".jsonl":
-        return part.read_bytes().count(b"\n")
-    return int(pyarrow().parquet.read_metadata(part).num_rows)
-
-
 def _read(part: Path, columns: Mapping[str, str]) -> Iterator[Record]:
     if part.suffix == ".jsonl":
         with part.open(encoding="utf-8") as file:
@@ -242,12 +234,6 @@ def _read(part: Path, columns: Mapping[str, str]) -> Iterator[Record]:
         for batch in file.iter_batches(batch_size=1000):
             for record in batch.to_pylist(maps_as_pydicts="strict"):
                 yield record | {name: json.loads(record[name] or "null") for name in texts}
-
-
-def read_parts(folder: Path) -> Iterator[Record]:
-    """Yield the records of a finished output whose format is jsonl."""
-    for part in sorted(folder.glob("part-*.jsonl")):
-        yield from _read(part, {})
 
 
 class Printer:

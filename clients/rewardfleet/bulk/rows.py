@@ -271,10 +271,6 @@ def _count_lines(path: Path) -> int:
         return sum(1 for line in _lines(file) if line.strip())
 
 
-def _count_parquet(path: Path) -> int:
-    return int(pyarrow().parquet.read_metadata(path).num_rows)
-
-
 def _count_rows(read: Callable[[Path], Iterator[Row]]) -> Callable[[Path], int]:
     return lambda path: sum(1 for _ in read(path))
 
@@ -283,6 +279,6 @@ _READERS: dict[str, tuple[Callable[[Path], Iterator[Row]], Callable[[Path], int]
     ".jsonl": (_json_lines, _count_lines),
     ".ndjson": (_json_lines, _count_lines),
     ".csv": (_csv, _count_rows(_csv)),
-    ".parquet": (_parquet, _count_parquet),
+    ".parquet": (_parquet, lambda path: int(pyarrow().parquet.read_metadata(path).num_rows)),
     ".arrow": (_arrow, _count_rows(_arrow)),
 }

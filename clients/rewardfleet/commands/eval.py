@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from rewardfleet.bulk.output import read_parts
 from rewardfleet.bulk.records import Record
 from rewardfleet.bulk.requests import Columns
-from rewardfleet.bulk.rows import open_sources
+from rewardfleet.bulk.rows import open_sources, read_rows
 from rewardfleet.evaluation import check_packages
 from rewardfleet.evaluation.labels import LabeledClips, check_labels, labeled_clips
 from rewardfleet.evaluation.page import render
@@ -105,7 +104,10 @@ def _evaluate(inputs: Sequence[str], run: Scoring, options: _Evaluation) -> int:
             return INTERRUPTED
         report["repeated"] = repeated(found.clips, again, report["threshold"])
     if options.compare is not None:
-        report["comparison"] = _comparison(report, options.compare)
+        try:
+            report["comparison"] = compare(report, read_report(options.compare))
+        except ValueError as error:
+            report["comparison"] = {"error": f"{options.compare}: not compared: {error}"}
     write_report(options.output, report)
     write_file(options.output / "report.html", render(report, found.clips))
     return _conclude(report, found, options.output)
@@ -116,14 +118,8 @@ def _scored(inputs: Sequence[str], run: Scoring) -> dict[int, Record] | None:
     if run.run(inputs) == INTERRUPTED:
         return None
     assert run.output is not None  # noqa: S101 - see `video`
-    return {each["row"]: each for each in read_parts(run.output)}
-
-
-def _comparison(report: Report, other: Path) -> Report:
-    try:
-        return compare(report, read_report(other))
-    except ValueError as error:
-        return {"error": f"{other}: not compared: {error}"}
+    parts = sorted(run.output.glob("part-*.jsonl"))
+    return {each.fields["row"]: {**each.fields} for part in parts for each in read_rows(part)}
 
 
 def _conclude(report: Report, found: LabeledClips, folder: Path) -> int:

@@ -245,18 +245,15 @@ def distribution_of(clips: Iterable[Clip]) -> Distribution:
     for each in clips:
         if each["raw_score"] is not None or each["status"] == "abstained":
             by_task[task_key(each["task"])].append(each)
-    known = [task for task, own in sorted(by_task.items()) if _is_enough(own)]
-    known.sort(key=lambda task: len(by_task[task]), reverse=True)
+    counts = {task: _counts(own) for task, own in sorted(by_task.items())}
+    labels = {task: (sum(each.failures), sum(each.successes)) for task, each in counts.items()}
+    known = [task for task, each in labels.items() if min(each) >= _LEAST_OF_TASK]
+    known.sort(key=lambda task: sum(labels[task]), reverse=True)
     return Distribution(
         edges=_EDGES,
         overall=_counts([each for own in by_task.values() for each in own]),
-        tasks={task: _counts(by_task[task]) for task in known[:MOST_TASKS]},
+        tasks={task: counts[task] for task in known[:MOST_TASKS]},
     )
-
-
-def _is_enough(clips: Sequence[Clip]) -> bool:
-    successes = sum(each["success"] is True for each in clips)
-    return min(successes, len(clips) - successes) >= _LEAST_OF_TASK
 
 
 def _counts(clips: Sequence[Clip]) -> LabelCounts:

@@ -141,23 +141,21 @@ def reliability(success: Labels, scores: Scores) -> dict[str, Any]:
     return {"ece": sum(gaps) / len(scores) if len(scores) else None, "bins": bins}
 
 
-def best_threshold(success: Labels, scores: Scores) -> float:
-    """Return the threshold with the highest mean of recall and of failures below it."""
-    from sklearn.metrics import roc_curve  # noqa: PLC0415 - optional
-
-    wrong, right, thresholds = roc_curve(success, scores)
-    return float(thresholds[int(np.argmax(right - wrong))])
-
-
 def verdicts_leaving_a_task_out(
     success: Labels, scores: Scores, tasks: Indices
 ) -> tuple[Labels, Labels]:
-    """Return verdicts by thresholds that are chosen on the other tasks, and where there are any."""
+    """Return verdicts by thresholds that are chosen on the other tasks, and where there are any.
+
+    A threshold has the highest mean of recall and of failures below it.
+    """
+    from sklearn.metrics import roc_curve  # noqa: PLC0415 - optional
+
     verdicts, known = np.zeros(len(success), bool), np.zeros(len(success), bool)
     for task in np.unique(tasks):
         others = tasks != task
         if len(set(success[others].tolist())) == 2:
-            verdicts[~others] = scores[~others] >= best_threshold(success[others], scores[others])
+            wrong, right, thresholds = roc_curve(success[others], scores[others])
+            verdicts[~others] = scores[~others] >= thresholds[np.argmax(right - wrong)]
             known[~others] = True
     return verdicts, known
 

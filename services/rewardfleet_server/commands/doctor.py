@@ -21,7 +21,7 @@ def diagnoses() -> Iterator[Diagnosis]:
     settings_of: dict[str, ServerSettings] = {}
     for name, entry in SERVICES.items():
         try:
-            settings_of[name] = read_settings(entry.load_settings(), {})
+            settings_of[name] = read_settings(entry.settings.load(), {})
         except ValueError as error:
             fix = "correct the value, or unset the environment variable"
             yield Diagnosis("failed", f"{name}: {error}", fix)
@@ -36,7 +36,7 @@ def diagnoses() -> Iterator[Diagnosis]:
     for name, settings in settings_of.items():
         yield from SERVICES[name].checks(settings)
         yield _check_port(name, settings)
-    for warning in unknown_variable_warnings(each.load_settings() for each in SERVICES.values()):
+    for warning in unknown_variable_warnings(each.settings.load() for each in SERVICES.values()):
         variable = next(word for word in warning.split() if word.startswith(ENV_PREFIX))
         yield Diagnosis("note", warning, f"unset {variable}")
 

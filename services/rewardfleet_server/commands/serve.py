@@ -12,7 +12,7 @@ def _command_of(name: str, entry: ServiceEntry) -> click.Command:
     from rewardfleet_server.flags import ServiceCommand  # noqa: PLC0415 - needs the server's packages
     from rewardfleet_server.serve import serve  # noqa: PLC0415 - needs the server's packages
 
-    return ServiceCommand(name, entry.description, entry.load_settings(), partial(serve, entry))
+    return ServiceCommand(name, entry.description, entry.settings.load(), partial(serve, entry))
 
 
 @click.group(

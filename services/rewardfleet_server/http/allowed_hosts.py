@@ -7,6 +7,7 @@ the `Host` header. A header with an IP address cannot come from such a page.
 
 import ipaddress
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 from rewardfleet.wire.errors import Forbidden
@@ -53,18 +54,12 @@ class AllowedHosts:
         host = _normalized(name if has_port else header)
         if host in self._names or is_loopback(host):
             return True
-        return self._accepts_addresses and _is_address(host)
+        with suppress(ValueError):
+            return self._accepts_addresses and bool(ipaddress.ip_address(host))
+        return False
 
 
 def _normalized(host: str) -> str:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     return host.lower().removesuffix(".")
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -146,7 +146,7 @@ def plan(config: FleetConfig) -> list[PlannedReplica]:
 
 
 def _replicas(config: FleetConfig, service: str) -> Iterable[PlannedReplica]:
-    settings_type = SERVICES[service].load_settings()
+    settings_type = SERVICES[service].settings.load()
     own = dict(config.settings.get(service, {}))
     count = own.pop("replicas", 1)
     if not (isinstance(count, int) and 1 <= count <= _MAX_REPLICAS):
@@ -187,7 +187,7 @@ def free_port() -> int:
 
 def _defaults(config: FleetConfig, service: str, count: int) -> dict[str, Any]:
     """Return what the file does not say: stores on disk, and who may use the services."""
-    folder, fields = config.data_dir.expanduser(), SERVICES[service].load_settings().model_fields
+    folder, fields = config.data_dir.expanduser(), SERVICES[service].settings.load().model_fields
     shared = ("api_key_file", "score_log", "score_log_sample", "score_log_key_file")
     given = {name: each for name in shared if (each := getattr(config, name)) is not None}
     if "run_state" in fields:

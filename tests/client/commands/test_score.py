@@ -56,7 +56,7 @@ def test_without_a_url_it_is_the_service_that_serve_starts(
     service: str, capsys: pytest.CaptureFixture[str]
 ):
     assert main(["score", service, "--help"]) == 0
-    port = SERVICES[service].load_settings().model_fields["port"].default
+    port = SERVICES[service].settings.load().model_fields["port"].default
     assert f"http://127.0.0.1:{port}]" in capsys.readouterr().out.replace("\n", "")
 
 

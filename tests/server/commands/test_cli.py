@@ -28,7 +28,7 @@ from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import LONG_CLIP, table
 
-SETTINGS = {name: entry.load_settings() for name, entry in SERVICES.items()}
+SETTINGS = {name: entry.settings.load() for name, entry in SERVICES.items()}
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

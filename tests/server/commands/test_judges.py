@@ -62,7 +62,7 @@ def example(text: str) -> VideoSettings:
     assert found is not None
     with found.make_context(service, arguments) as parsed:
         given = {name: value for name, value in parsed.params.items() if value not in (None, ())}
-    settings = read_settings(SERVICES["video"].load_settings(), given)
+    settings = read_settings(SERVICES["video"].settings.load(), given)
     assert isinstance(settings, VideoSettings)
     return settings
 

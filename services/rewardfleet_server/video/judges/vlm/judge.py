@@ -26,7 +26,6 @@ from .checkpoint import Checkpoint
 from .prompt_layouts import PromptLayout
 from .readouts import Readout
 
-S = TypeVar("S")
 T = TypeVar("T")
 
 #: Completions of one request: samples times points of the curve.
@@ -141,11 +140,8 @@ class ModelJudge(Generic[T]):
             self._checkpoint.check_length(conversation, prompt, params)
             return self._checkpoint.geometry.prepare(conversation), prompt
 
-        prepared, prompt = await self._in_thread(prepare)
+        prepared, prompt = await run_in_thread(self._threads, prepare)
         return await self._engine.generate(prepared, prompt, params)
-
-    async def _in_thread(self, work: Callable[[], S]) -> S:
-        return await run_in_thread(self._threads, work)
 
 
 class VlmJudge(ModelJudge[list[Completion]]):
@@ -247,7 +243,9 @@ class VlmJudge(ModelJudge[list[Completion]]):
     async def _judge(self, conversation: Conversation, query: _Query) -> Judgment:
         completions = await self._run(conversation, query.params)
         # Parsing a long chain of thought takes milliseconds.
-        return await self._in_thread(lambda: query.readout.read(completions, query.mode))
+        return await run_in_thread(
+            self._threads, lambda: query.readout.read(completions, query.mode)
+        )
 
 
 def with_curve(

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
+
 from rewardfleet.text import read
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.video.judges import Judgment
@@ -119,10 +121,10 @@ class LabelReadout:
         del mode
         (completion,) = completions
         logprobs = {
-            value: _log_sum_exp([completion.logprobs[token] for token in tokens])
+            value: float(np.logaddexp.reduce([completion.logprobs[token] for token in tokens]))
             for value, tokens in self.labels.items()
         }
-        total = _log_sum_exp(list(logprobs.values()))
+        total = float(np.logaddexp.reduce([*logprobs.values()]))
         if not math.isfinite(total):
             return Judgment(None, f"{completion.text}\n[no label has any probability]")
         score = math.fsum(value * math.exp(logprob - total) for value, logprob in logprobs.items())
@@ -176,10 +178,3 @@ def label_tokens(
                 f"{' or '.join(map(repr, labels[value]))}"
             )
     return tokens
-
-
-def _log_sum_exp(logs: Sequence[float]) -> float:
-    largest = max(logs)
-    if not math.isfinite(largest):
-        return largest
-    return largest + math.log(math.fsum(math.exp(log - largest) for log in logs))

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from rewardfleet.wire.causes import VideoCause
+from rewardfleet_server.system.threads import run_in_thread
 from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.options import JudgeOptions
@@ -130,8 +131,8 @@ class SoleJudge(VlmJudge):
         progress, judgments = 0.0, []
         for position in range(1, len(clip.frames)):
             question = query.prompt.render(task_text, previous_progress=str(round(100 * progress)))
-            conversation = await self._in_thread(
-                partial(layout.at, clip, position, question, system)
+            conversation = await run_in_thread(
+                self._threads, partial(layout.at, clip, position, question, system)
             )
             judgment = await self._judge(conversation, query)
             progress = judgment.components.get("progress", progress)
