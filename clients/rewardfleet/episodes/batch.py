@@ -50,8 +50,7 @@ class Columns:
     @property
     def has_known_kind(self) -> Bools:
         """Episodes whose kind is known, [N]."""
-        known: Bools = self._kinds >= 0
-        return known
+        return self._kinds >= 0
 
     def is_kind(self, kind: str) -> Bools:
         """Return whether an episode is of a kind, [N].

@@ -56,8 +56,7 @@ class Grouping:
 
     def mean(self, values: Floats) -> Floats:
         """Return the mean of each group: [N] → [G]; 0 for an empty group."""
-        means: Floats = self.sum(values) / np.maximum(self.sizes, 1)
-        return means
+        return self.sum(values) / np.maximum(self.sizes, 1)
 
     def std(self, values: Floats) -> Floats:
         """Return the sample standard deviation of each group: [N] → [G]; NaN below two members.
@@ -75,8 +74,7 @@ class Grouping:
         member = np.zeros(self.count)
         member[self._members(self.codes)] = self._members(values)
         shifted = values - self.broadcast(member)
-        centered: Floats = shifted - self.broadcast(self.mean(shifted))
-        return centered
+        return shifted - self.broadcast(self.mean(shifted))
 
     def std_of_centered(self, centered: Floats) -> Floats:
         """Return `std` of values from which the mean of their group was subtracted."""
@@ -154,8 +152,7 @@ def leave_one_out(rewards: ArrayLike, grouping: Grouping, *, mask: ArrayLike = T
     """
     values, counting = _counting(rewards, grouping, mask)
     factors = counting.sizes / np.maximum(counting.sizes - 1, 1)
-    advantages: Floats = counting.centered(values) * counting.broadcast(factors)
-    return advantages
+    return counting.centered(values) * counting.broadcast(factors)
 
 
 def _counting(rewards: ArrayLike, grouping: Grouping, mask: ArrayLike) -> tuple[Floats, Grouping]:
@@ -186,8 +183,7 @@ def all_equal(rewards: ArrayLike, grouping: Grouping, tolerance: float) -> Bools
     """
     values = np.asarray(rewards, float)
     grouping = grouping.where(~np.isnan(values))
-    equal: Bools = -grouping.minimum(-values) - grouping.minimum(values) <= tolerance
-    return equal
+    return -grouping.minimum(-values) - grouping.minimum(values) <= tolerance
 
 
 def most_efficient(

@@ -61,8 +61,7 @@ class KindEpisodes:
     @cached_property
     def indices(self) -> list[int]:
         """Their indices in the batch, [M]."""
-        indices: list[int] = np.flatnonzero(self.mask).tolist()
-        return indices
+        return np.flatnonzero(self.mask).tolist()
 
     def number(self, name: str) -> Floats:
         """Return a scalar field, [M]."""

@@ -44,8 +44,7 @@ class LabeledClip:
     @property
     def raw_score(self) -> float | None:
         """The score before a calibration."""
-        raw: float | None = (self.record.get("components") or {}).get("raw_score", self.score)
-        return raw
+        return (self.record.get("components") or {}).get("raw_score", self.score)
 
 
 @dataclass

@@ -84,8 +84,7 @@ def advantages(
     z_task = normalize(task_rewards, grouping, by_std=True)
     if method == "separate":
         z_cost = normalize(costs, grouping, by_std=True)
-        separate: Floats = (z_task - multiplier * z_cost) / (1 + multiplier)
-        return separate
+        return (z_task - multiplier * z_cost) / (1 + multiplier)
     if method != "gated":
         raise ValueError(f"unknown method {method!r}; known: {', '.join(get_args(Method))}")
     if correct is None:
@@ -107,8 +106,7 @@ def _gated(
     shift = multiplier / (1 + multiplier) * np.where(compared, z_cost, 0.0)
     is_mixed = grouping.broadcast((correct_ones.sizes < grouping.sizes).astype(float)) > 0
     limit = np.where(is_mixed, _MAX_COST_SHARE * np.maximum(z_task, 0.0), np.inf)
-    gated: Floats = z_task - np.clip(shift, -limit, limit)
-    return gated
+    return z_task - np.clip(shift, -limit, limit)
 
 
 def _numbers(name: str, values: ArrayLike) -> Floats:

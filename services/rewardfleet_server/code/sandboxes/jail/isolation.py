@@ -184,7 +184,7 @@ def spawn(command: Sequence[str], channels: Sequence[int], errors: int) -> subpr
         channels: Descriptors of the supervisor's and the zygote's ends of their channels.
         errors: Descriptor of a file for its standard error.
     """
-    process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - from `isolation_spec`
+    return subprocess.Popen(  # noqa: S603 - from `isolation_spec`
         [*command, *map(str, channels)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -195,7 +195,6 @@ def spawn(command: Sequence[str], channels: Sequence[int], errors: int) -> subpr
         start_new_session=True,
         **as_jail_user(),
     )
-    return process
 
 
 def as_jail_user() -> dict[str, Any]:

@@ -12,28 +12,25 @@ CHECKPOINT = "Checkpoint: a folder, or a name on a hub."
 GPU_SHARE = "Share of a GPU's memory for the model."
 GPUS_PER_REPLICA = "GPUs per replica of the model. If it fits on one GPU, use 1 and more replicas."
 
+# One line per setting.
+# fmt: off
+
 
 class ModelSettings(JudgeSettings):
     """The settings of a judge with a model in this process."""
 
-    # One line per setting.
-    # fmt: off
     model_path: str | None = own(None, CHECKPOINT)
     max_model_len: PositiveInt = own(16384, "Tokens of prompt, frames and answer together.")
     frame_resize: Literal["single", "qwen-vl-utils"] = own("single", "How frames are resized. single: one resize. qwen-vl-utils: by that library, which is slower.")
-    # fmt: on
 
 
 class VllmSettings(ModelSettings):
     """The settings of a judge whose model runs on vLLM."""
 
-    # One line per setting.
-    # fmt: off
     tensor_parallel_size: PositiveInt = own(1, GPUS_PER_REPLICA)
     data_parallel_size: PositiveInt = own(1, "Replicas of the model, each on its own GPUs.")
     gpu_memory_utilization: float = own(0.8, GPU_SHARE, gt=0, le=1)
     enforce_eager: bool = own(False, "Start faster and run slower: vLLM compiles nothing.")
-    # fmt: on
 
     @property
     def runs_on(self) -> str:
@@ -47,11 +44,8 @@ class VllmSettings(ModelSettings):
 class TransformersSettings(ModelSettings):
     """The settings of a judge whose model runs on transformers."""
 
-    # One line per setting.
-    # fmt: off
     device: str = own("auto", "Device as torch names it: cuda, cuda:1, mps, cpu.")
     batch_size: PositiveInt = own(8, "Most clips in one forward pass.")
-    # fmt: on
 
     @property
     def runs_on(self) -> str:
@@ -67,11 +61,8 @@ class EitherEngineSettings(VllmSettings, TransformersSettings):
         for name in settings.model_fields.keys() - ModelSettings.model_fields.keys()
     }
 
-    # One line per setting.
-    # fmt: off
     engine: Literal["vllm", "transformers"] = own("vllm", "What runs the model.")
     prompts: FilePath | None = own(None, "A file of the authors with their prompts, which replace the shipped ones. It is parsed, not executed.")
-    # fmt: on
 
     @property
     def runs_on(self) -> str:
@@ -81,8 +72,5 @@ class EitherEngineSettings(VllmSettings, TransformersSettings):
 class QwenVlSettings(ModelSettings, SamplingSettings):
     """The settings of a judge that prompts any model of the Qwen-VL family."""
 
-    # One line per setting.
-    # fmt: off
     prompts: FilePath | None = own(None, "The original LIBERO server's libero_reward_server.py, whose prompt replaces the shipped one that asks for a percentage. It is parsed, not executed.")
     readout: Literal["text", "constrained", "probability", "rubric"] = own("text", "How the answer becomes a score. text: parse it. constrained: it can only be a number. probability: P(yes) against P(no). rubric: the expected grade from 1 to 5.")
-    # fmt: on

@@ -124,8 +124,7 @@ def _resized(frames: Frames, size: tuple[int, int]) -> Frames:
     # The permuted view is in torch's memory format "channels last": its fast path.
     channels_first = torch.from_numpy(frames).permute(0, 3, 1, 2)
     resized = interpolate(channels_first, size, mode="bicubic", antialias=True)
-    result: Frames = np.ascontiguousarray(resized.permute(0, 2, 3, 1).numpy())
-    return result
+    return np.ascontiguousarray(resized.permute(0, 2, 3, 1).numpy())
 
 
 @dataclass(frozen=True)
