@@ -135,13 +135,11 @@ def _overview(log: Log) -> Iterator[str]:
     if rate is not None and rate < 1:
         yield f"The log keeps a share of the records, at least {rate:.0%}: numbers are estimates."
     head = ("service", "records", "mean score", "zeros", "abstained", "failed", "cached")
-    yield table(
-        head,
-        [
-            (row[0], f"{row[1]:,.0f}", _number(row[2]), *(_share(each, row[1]) for each in row[3:]))
-            for row in rows
-        ],
-    )
+    shown = []
+    for service, records, mean, *parts in rows:
+        shares = (_share(each, records) for each in parts)
+        shown.append((service, f"{records:,.0f}", _number(mean), *shares))
+    yield table(head, shown)
 
 
 def _zeros(log: Log) -> Iterator[str]:
@@ -176,22 +174,13 @@ def _zeros(log: Log) -> Iterator[str]:
         _MAX_PARTS,
     )
     head = ("service", "steps", "scores", "zeros", "causes of zeros")
-    yield table(
-        head,
-        [
-            (
-                service,
-                "" if low is None else str(low) if low == high else f"{low} to {high}",
-                f"{scores:,.0f}",
-                _share(zeros, scores),
-                ", ".join(
-                    f"{escaped(name, _MAX_SHOWN)} {_share(count, zeros)}"
-                    for name, count in (causes or [])[:_MAX_CAUSES]
-                ),
-            )
-            for service, low, high, scores, zeros, causes in rows
-        ],
-    )
+    shown = []
+    for service, low, high, scores, zeros, causes in rows:
+        steps = "" if low is None else str(low) if low == high else f"{low} to {high}"
+        counts = (causes or [])[:_MAX_CAUSES]
+        named = ", ".join(f"{_text(name)} {_share(count, zeros)}" for name, count in counts)
+        shown.append((service, steps, f"{scores:,.0f}", _share(zeros, scores), named))
+    yield table(head, shown)
 
 
 def _groups(log: Log) -> Iterator[str]:
@@ -210,13 +199,10 @@ def _groups(log: Log) -> Iterator[str]:
     )
     if rows:
         head = ("service", "groups", "without variance", "of these all zero")
-        yield table(
-            head,
-            [
-                (row[0], f"{row[1]:,.0f}", _share(row[2], row[1]), _share(row[3], row[2]))
-                for row in rows
-            ],
+        shown = (
+            (name, f"{n:,.0f}", _share(same, n), _share(zero, same)) for name, n, same, zero in rows
         )
+        yield table(head, shown)
 
 
 def _without_score(log: Log) -> Iterator[str]:
@@ -228,13 +214,11 @@ def _without_score(log: Log) -> Iterator[str]:
         _MAX_ROWS,
     )
     if rows:
-        yield table(
-            ("service", "backend", "status", "cause", "records", "e.g."),
-            [
-                (row[0], row[1] or "", row[2], row[3] or "", f"{row[4]:,.0f}", _text(row[5]))
-                for row in rows
-            ],
-        )
+        head = ("service", "backend", "status", "cause", "records", "e.g.")
+        shown = [
+            (*(each or "" for each in row[:4]), f"{row[4]:,.0f}", _text(row[5])) for row in rows
+        ]
+        yield table(head, shown)
 
 
 def _slowest(log: Log) -> Iterator[str]:

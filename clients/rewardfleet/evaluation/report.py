@@ -49,12 +49,13 @@ def build_report(found: LabeledClips, threshold: float | None, seconds: float | 
     limit = calibration.get("threshold", 0.5) if threshold is None else threshold
     verdicts = arrays.scores >= limit
     mistakes = _mistakes(arrays, verdicts)
+    requests = {json.dumps(dict(e.request), sort_keys=True): dict(e.request) for e in found.clips}
     return {
         "format": FORMAT,
         "cannot_conclude": _cannot_conclude(arrays.clips),
         "judge": found.backend,
         "provenance": found.provenance,
-        "requests": [dict(each) for each in _distinct(clip.request for clip in found.clips)],
+        "requests": [requests[text] for text in sorted(requests)],
         "frame_sizes": frame_sizes(found.clips),
         "cameras": sorted({each.camera or "" for each in found.clips}),
         "threshold": limit,
@@ -334,11 +335,6 @@ def _missing(clip: LabeledClip) -> Report:
     record = clip.record
     words = record.get("error_detail") or record.get("model_output") or ""
     return {**_clip(clip), "error": record.get("error_kind"), "reason": str(words)}
-
-
-def _distinct(values: Any) -> list[Any]:
-    texts = {json.dumps(each, sort_keys=True): each for each in values}
-    return [texts[text] for text in sorted(texts)]
 
 
 def _rounded(value: Any, digits: int = 3) -> float | None:

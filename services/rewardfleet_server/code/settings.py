@@ -34,10 +34,6 @@ def _default_cache_file() -> Path:
 _FUSION_WORKERS = 32
 
 
-def _default_workers(given: dict[str, object]) -> int:
-    return _FUSION_WORKERS if given.get("fusion_url") else usable_cores()
-
-
 def _default_memory_mb(given: dict[str, object]) -> int:
     """Return the most that there is memory for here; on a SandboxFusion server, the usual."""
     return MOST_MB if given.get("fusion_url") else default_limit_mb()
@@ -95,7 +91,7 @@ class CodeSettings(CacheSettings):
     port: int = setting(SERVICES["code"].port, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT")
     cache: Store = setting(help_text="Stored verdicts: a SQLite file, or redis://HOST:6379/0 for replicas; empty for none.", default_factory=lambda: str(_default_cache_file()), shown="~/.cache/rewardfleet/code.sqlite", metavar="FILE|URL")
     fusion_url: HttpUrl | None = setting(None, "Run programs on SandboxFusion, e.g. http://127.0.0.1:8080, not in jails.")
-    workers: PositiveInt = setting(help_text="Programs that use a core at the same time; up to four times as many while some sleep.", default_factory=_default_workers, shown="one per core; 32 on a SandboxFusion server")
+    workers: PositiveInt = setting(help_text="Programs that use a core at the same time; up to four times as many while some sleep.", default_factory=lambda given: _FUSION_WORKERS if given.get("fusion_url") else usable_cores(), shown="one per core; 32 on a SandboxFusion server")
     isolation: Literal["auto", "bubblewrap", "landlock", "none-unsafe"] = setting("auto", "auto (the best one that works here), bubblewrap, landlock, or none-unsafe: programs can read this user's files.", metavar="LEVEL")
     python: FilePath | None = setting(None, "Interpreter of programs, with its packages unless --packages is given.", shown="that of this service, without its packages")
     packages: Annotated[list[str], NoDecode, BeforeValidator(_parse_requirements)] = setting([], "Packages that programs can import, e.g. numpy,scipy>=1.14. The first start installs them, or `rewardfleet packages build` does it beforehand.", shown="numpy,pytest,sortedcontainers if that command has installed them", metavar="PACKAGES")

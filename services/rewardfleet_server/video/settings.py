@@ -48,8 +48,9 @@ CUSTOM = "custom"
 _COMMA = re.compile(r",(?=[^,=\s]+=)")
 
 
-def _split_pairs(value: object) -> object:
-    return _COMMA.split(value) if value and isinstance(value, str) else value or []
+_SPLIT_PAIRS = BeforeValidator(
+    lambda value: _COMMA.split(value) if value and isinstance(value, str) else value or []
+)
 
 
 def _read_abstention(value: object) -> object:
@@ -114,7 +115,7 @@ class VideoSettings(CacheSettings):
     openai_url: HttpUrl | None = setting(None, "Endpoint such as http://127.0.0.1:8000/v1. Selects the judge openai.")
     openai_model: str | None = setting(None, "Model to request there.")
     custom_backend_factory: str | None = setting(None, "pkg.mod:function that builds your own judge, named by --backend.", metavar="FUNCTION")
-    set: Annotated[list[str], NoDecode, BeforeValidator(_split_pairs)] = setting([], "A setting below, or an option of the judge, see `rewardfleet judges JUDGE`: top_p=0.9, or JUDGE.top_p=0.9 of several; repeatable.", metavar="NAME=VALUE")
+    set: Annotated[list[str], NoDecode, _SPLIT_PAIRS] = setting([], "A setting below, or an option of the judge, see `rewardfleet judges JUDGE`: top_p=0.9, or JUDGE.top_p=0.9 of several; repeatable.", metavar="NAME=VALUE")
     calibration: FilePath | None = setting(None, "Of `rewardfleet calibrate`, applied to scores; refused with another judge.")
     label_fraction: float = setting(0.0, "Share of scores drawn for people to label; needs --score-log.", ge=0, le=1, metavar="SHARE")
     abstention: Annotated[Literal["null", "error"] | float, BeforeValidator(_read_abstention)] = setting("null", "null: a score of null. error: the HTTP error `abstained`. A number in [0, 1]: null, and on /rlinf/score, which it opens, the number.", metavar="null|error|NUMBER")

@@ -81,11 +81,11 @@ class Limits:
     help="A new value of a field of all requests, e.g. `tests.checker=exact`. Can be repeated.",
 )
 @number("--threshold", "SCORE", "Rewards are 1 from this score on, else 0.", of=float)
-@click.option(
+@number(
     "--threshold-before",
-    type=float,
-    metavar="SCORE",
-    help="The threshold of the rewards before.  [default: that of --threshold]",
+    "SCORE",
+    "The threshold of the rewards before.  [default: that of --threshold]",
+    of=float,
 )
 @click.option(
     "--fail-if-changed",

@@ -137,7 +137,9 @@ class Scoring:
         items = builder.items(rows)
         if self.dry_run:
             return _show(builder, items, expected)
-        self._check_packages(sources)
+        is_lerobot = any(each.is_lerobot for each in sources)
+        if self.output is not None and (self.format == "parquet" or is_lerobot):
+            pyarrow()  # it writes the output: if it is missing, nothing is scored
         is_single = self.output is None and sources[0].is_clip and count == 1
         with self._urls(paths) as urls:
             fleet, replicas = self.connection.fleet(self.service, urls)
@@ -163,12 +165,6 @@ class Scoring:
         for path in paths:
             if path.is_dir() and path.resolve() in (output, *output.parents):
                 raise ValueError(f"-o: give a folder that is not in the input {path}")
-
-    def _check_packages(self, sources: Sequence[Source]) -> None:
-        """Check that what writes the output is installed, before anything is scored."""
-        is_lerobot = any(each.is_lerobot for each in sources)
-        if self.output is not None and (self.format == "parquet" or is_lerobot):
-            pyarrow()
 
     @contextlib.contextmanager
     def _urls(self, paths: Sequence[Path]) -> Iterator[Sequence[str]]:

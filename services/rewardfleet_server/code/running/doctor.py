@@ -96,7 +96,11 @@ def _jail_checks(settings: CodeSettings) -> Iterator[Diagnosis]:
                 yield Diagnosis("note", _NO_DELAYS, "use a kernel with CONFIG_SCHED_INFO")
             yield from asyncio.run(_package_checks(pool, python.path))
         asyncio.run(pool.aclose())
-    yield _compiler_check()
+    if (compiler := find_compiler()) is None:
+        what = "code: no C++ compiler: checker programs must be in Python"
+        yield Diagnosis("note", what, "apt-get install g++")
+    else:
+        yield Diagnosis("ok", f"code: C++ compiler for checker programs: {compiler}")
 
 
 def _memory_check(settings: CodeSettings) -> Diagnosis:
@@ -120,14 +124,6 @@ def _memory_check(settings: CodeSettings) -> Diagnosis:
     if alone < settings.workers:
         return Diagnosis("note", f"{what}, which is less than --workers", "request lower limits")
     return Diagnosis("ok", what)
-
-
-def _compiler_check() -> Diagnosis:
-    compiler = find_compiler()
-    if compiler is None:
-        what = "code: no C++ compiler: checker programs must be in Python"
-        return Diagnosis("note", what, "apt-get install g++")
-    return Diagnosis("ok", f"code: C++ compiler for checker programs: {compiler}")
 
 
 def _fix(level: IsolationLevel) -> str:

@@ -197,7 +197,9 @@ class Schedule:
             self._release(paused)
             paused.pause()
             self._grant()
-        self._leave_room()
+        long = self._long
+        while long and not self._may_be_long(long):  # the last ones of too many
+            long.pop().stop()
 
     def _grant(self) -> None:
         while (
@@ -308,12 +310,6 @@ class Schedule:
             self._assign()
 
         starting.add_done_callback(is_idle)
-
-    def _leave_room(self) -> None:
-        """Stop the last ones of too many long jobs."""
-        long = self._long
-        while long and not self._may_be_long(long):
-            long.pop().stop()
 
 
 class CoreTurn:
