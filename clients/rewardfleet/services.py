@@ -29,7 +29,6 @@ class Lazy:
         return getattr(importlib.import_module(module), attribute)
 
     def __call__(self, *args: Any) -> Any:
-        """Call it."""
         return self.load()(*args)
 
 

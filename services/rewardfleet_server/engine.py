@@ -378,7 +378,6 @@ def _score_in_turn(
 
 
 def _failed(failure: RewardFleetError, context: RequestContext) -> ScoreFields:
-    """Return the fields of the score of an item that has none."""
     problem = failure.problem(context.request_id).model_dump(mode="json")
     return {"score": None, "status": Status.ERROR, "cause": failure.kind, "error": problem}
 

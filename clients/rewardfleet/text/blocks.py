@@ -85,7 +85,6 @@ class _Fence:
 
     @classmethod
     def of(cls, found: re.Match[str]) -> "_Fence":
-        """Return the fence that a pattern found."""
         line = found.string.rfind("\n", 0, found.start()) + 1
         before = found.string[line : found.start()]
         start = found.start() if before.strip(" \t>") else line

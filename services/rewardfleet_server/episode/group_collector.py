@@ -100,7 +100,6 @@ class GroupCollector:
 
 
 def _check(key: GroupKey, model: type[ModelT], stored: JsonValue) -> ModelT:
-    """Return a stored value as a model."""
     try:
         return model.model_validate(stored)
     except ValidationError as error:

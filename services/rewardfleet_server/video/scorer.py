@@ -326,7 +326,6 @@ _encode = json.JSONEncoder(sort_keys=True).encode
 
 
 def _digest(value: object) -> str:
-    """Return the SHA-256 of a value of JSON, in hex."""
     return hashlib.sha256(_encode(value).encode()).hexdigest()
 
 

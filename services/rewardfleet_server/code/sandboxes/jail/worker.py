@@ -382,7 +382,6 @@ class Worker:
         return report
 
     def _was_killed(self) -> bool:
-        """Return whether SIGKILL has ended the jail."""
         assert self._process is not None  # noqa: S101 - it has a channel
         try:
             status = self._process.wait(_END_TIMEOUT_S)
