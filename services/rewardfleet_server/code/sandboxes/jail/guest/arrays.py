@@ -6,6 +6,7 @@ numpy and pytest compare item by item, so that one without items differs from no
 import contextlib
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -75,8 +76,11 @@ def _if_alike(
 ) -> Callable[..., Any]:
     @functools.wraps(compare)
     def compare_if_alike(actual: Any, desired: Any, *args: Any, **options: Any) -> Any:
-        is_alike = (size(actual) == 0) == (size(desired) == 0)
-        return compare(actual, desired, *args, **options) if is_alike else otherwise()
+        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        is_of_library = caller != "program" and not caller.startswith("numpy.testing")
+        if is_of_library or (size(actual) == 0) == (size(desired) == 0):
+            return compare(actual, desired, *args, **options)
+        return otherwise()
 
     return compare_if_alike
 
