@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,9 +30,10 @@ SHORT_LIMITS = {**LIMITS, "cpu_s": 0.25, "wall_s": 1.5}
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave two thirds of what is alike at both isolation levels to `make test-full` at one."""
-    second = [each for each in items if LEVELS[1] in each.name and "protocol" in each.keywords]
-    for number, item in enumerate(second):
-        if number % 3:
+    for item in items:
+        # By its name: a test that failed is tried again, among fewer.
+        is_second = LEVELS[1] in item.name and "protocol" in item.keywords
+        if is_second and zlib.crc32(item.nodeid.encode()) % 3:
             item.add_marker("full")
 
 
