@@ -236,7 +236,7 @@ async def folder_store(
         ValueError: The folder has the scores of another input, or something else, or is in use.
         OSError: It cannot be read or written.
     """
-    is_new = not any(Path(opening["folder"]).glob("*"))  # noqa: ASYNC240 - nothing else runs yet
+    is_new = _is_new(Path(opening["folder"]))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _PROGRAM),
         stdin=subprocess.PIPE,
@@ -264,6 +264,13 @@ async def folder_store(
         except TimeoutError:
             process.kill()
             await process.wait()
+
+
+def _is_new(folder: Path) -> bool:
+    try:
+        return not any(folder.iterdir())
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
 
 
 async def _answer(process: asyncio.subprocess.Process) -> tuple[str, Any]:

@@ -20,14 +20,15 @@ from rewardfleet_server.code.sandboxes.jail.guest.names import (
 )
 from rewardfleet_server.code.sandboxes.jail.guest.scripts import functions_of, has_check
 
-#: Names of tests that look into the process of the program.
+#: Modules, names and arguments of mocks by which tests look into the process of the program. The
+#: last ones make mocks that call what they replace, or that are like an object of the program.
+_MODULES_INSIDE = {"gc", "threading", "concurrent"}
 _LOOKS_INSIDE = {
-    "gc", "_getframe", "settrace", "threading", "concurrent", "setrecursionlimit", "vars", "locals",
-    "sys.modules",
-    # Mocks that call what they replace, or that are like an object of the program.
-    "wraps=", "spec=", "spec_set=", "autospec=", "create_autospec", "PropertyMock", "AsyncMock",
-    "multiple",
+    *_MODULES_INSIDE, "Thread", "ThreadPoolExecutor", "_getframe", "settrace", "setrecursionlimit",
+    "vars", "locals", "sys.modules", "create_autospec", "PropertyMock", "AsyncMock",
+    "patch.multiple", "wraps=", "spec=", "spec_set=", "autospec=",
 }  # fmt: skip
+_MOCKS = {"patch", "object", "Mock", "MagicMock", "NonCallableMock", "NonCallableMagicMock"}
 #: Special attributes that a test may not use of objects in another process.
 _OF_PROCESS = {".__builtins__", ".__code__", ".__closure__", ".__globals__", ".__subclasses__"}
 #: Packages whose objects cross the boundary as values, or that tests only run with.
@@ -118,25 +119,27 @@ def _identifiers(nodes: Sequence[ast.AST]) -> set[str]:
         match node:
             case ast.Name(id=name, ctx=ast.Store()):
                 variables.add(name)
-            case ast.Name(id=name):
+            case ast.Name(id=name):  # a function of the program may be named like a module
+                found |= {name} - _MODULES_INSIDE
+            case ast.Attribute(value=ast.Name(id=name)) if name in _MODULES_INSIDE:
                 found.add(name)
             case ast.Attribute(value=ast.Name(id="sys"), attr="modules"):
                 found.add("sys.modules")
+            case ast.Attribute(value=ast.Name(id="patch") | ast.Attribute(attr="patch"), attr=name):
+                found.add(f"patch.{name}")
             case ast.Attribute(attr=name):
                 found.add(f".{name}" if name.startswith("__") else name)
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), keywords=keywords) if (
+                name in _MOCKS
+            ):
+                found |= {f"{each.arg}=" for each in keywords}
             case ast.alias(name=name):
                 found |= {*name.split(".")}
-            case ast.keyword(arg=str(name)):
-                found.add(f"{name}=")
-            case ast.Match():
-                found.add("match")
     return found - variables
 
 
 def _looks_inside(names: AbstractSet[str]) -> bool:
-    return bool(names & (_LOOKS_INSIDE | _OF_PROCESS)) or any(
-        name.startswith("Thread") for name in names
-    )
+    return bool(names & (_LOOKS_INSIDE | _OF_PROCESS))
 
 
 def _fails_alone(statements: Sequence[ast.stmt], given: AbstractSet[str]) -> bool:
@@ -218,6 +221,9 @@ def _changes_inside(
 ) -> bool:
     """Return whether a test uses state that a setup shares, or changes a class of the program."""
     own = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    own |= {
+        each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    }
     for node in nodes:
         match node:
             case ast.Attribute(value=ast.Name(id=name), ctx=ast.Store()) if name[:1].isupper():
