@@ -56,6 +56,8 @@ class RewardFleet:
             services are always the scores.
         run: The training run of requests to the video and the code service that do not name one,
             for score logs.
+        attempt: Which start of the training run this is, the same in all of its processes: the
+            first call of a new one discards what services store of the run from its step on.
         score_log: A folder that keeps what was scored; see `rewardfleet log`.
         sample_tables: Logs tables of samples to the tracker of the training run.
         success_threshold: The least score of a success, in [0, 1].
@@ -87,6 +89,7 @@ class RewardFleet:
         binary_reward: bool = True,
         success_threshold: float = 0.5,
         run: str | None = None,
+        attempt: str | None = None,
         score_log: str | Path | None = None,
         sample_tables: "SampleTables | None" = None,
         **urls: str | Sequence[str] | None,
@@ -136,7 +139,9 @@ class RewardFleet:
                 on_failure, is_binary, success_threshold, transport.count_fallback
             )
             log = self._log_of(name, run)
-            client = client_type(transport, policy, coalesce_s=coalesce_s, run=run, log=log)
+            client = client_type(
+                transport, policy, coalesce_s=coalesce_s, run=run, attempt=attempt, log=log
+            )
             setattr(self, name, client)
 
     if not TYPE_CHECKING:  # else any attribute would be accepted

@@ -80,6 +80,7 @@ class EpisodeClient(ServiceClient):
             RewardFleetError: The batch was refused. An invalid item has its own `error` instead.
         """
         fields: dict[str, Any] = {"options": options or {}, "run": run, "step": step}
+        fields |= self._attempt
         given = {name: value for name, value in fields.items() if value is not None}
         header = validate(EpisodeBatchHeader, given)
         batch = EpisodeBatchRequest.model_construct(
@@ -133,7 +134,9 @@ class EpisodeClient(ServiceClient):
             RewardFleetError: The request failed, or this episode is invalid.
         """
         fields = {"run": run, "step": step, "group_size": group_size, "wait_s": wait_s}
-        request = validate(GroupMemberRequest, {**fields, "options": options or {}, "item": item})
+        request = validate(
+            GroupMemberRequest, {**fields, **self._attempt, "options": options or {}, "item": item}
+        )
         give_up = self._transport.deadline() + wait_s
         while True:
             deadline = min(self._transport.deadline(), give_up)
@@ -171,4 +174,7 @@ class EpisodeClient(ServiceClient):
         """
         fields = {"base_temperature": base_temperature, "temperature_range": temperature_range}
         request = validate(TemperaturesRequest, {"n": n, "adapt": adapt, **fields})
+        if request.adapt is not None and request.adapt.attempt is None:
+            adapt = request.adapt.model_copy(update=self._attempt)
+            request = request.model_copy(update={"adapt": adapt})
         return await self._transport.call("POST", "/temperatures", TemperaturesResponse, request)

@@ -127,6 +127,7 @@ class ServiceClient:
         policy: Turns scores into rewards.
         coalesce_s: Seconds in which a `BatchClient` collects single calls; 0 for none.
         run: The training run of its requests.
+        attempt: The attempt of their runs; None if they name one, or none.
         log: Keeps what was scored; None if nothing does.
     """
 
@@ -144,12 +145,14 @@ class ServiceClient:
         *,
         coalesce_s: float = 0.0,
         run: str | None = None,
+        attempt: str | None = None,
         log: "ClientLog | None" = None,
     ) -> None:
         self._transport = transport
         self.policy = policy
         self._coalesce_s = coalesce_s
         self._run = run
+        self._attempt = {} if attempt is None else {"attempt": attempt}
         self._log = log
 
     async def aclose(self) -> None:
@@ -234,7 +237,9 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         return answer
 
     def _labeled(self, request: RequestT) -> RequestT:
-        """Return a request with the run of this client, if it has none."""
+        """Return a request with the run and the attempt of this client, if it has none."""
+        if self._attempt and getattr(request, "attempt", "") is None:
+            request = request.model_copy(update=self._attempt)
         if self._run is None or not self.has_run_label or getattr(request, "run", None):
             return request
         return request.model_copy(update={"run": self._run})

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 from urllib.parse import quote
+from uuid import uuid4
 
 from pydantic import TypeAdapter
 
@@ -41,7 +42,7 @@ class BudgetUpdateFields(TypedDict, total=False):
 
     mean_cost: float | None
     count: int | None
-    part: str | None
+    part: str
     mean_task_reward: float | None
 
 
@@ -83,7 +84,7 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
         Raises:
             RewardFleetError: An option is invalid, or the request failed.
         """
-        request = validate(BudgetRequest, options)
+        request = validate(BudgetRequest, {**self._attempt, **options})
         return await self._transport.call("PUT", _path(run), Budget, request)
 
     async def budget(self, run: str) -> Budget:
@@ -102,17 +103,21 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
         costs: Iterable[float] | None = None,
         **fields: Unpack[BudgetUpdateFields],
     ) -> BudgetUpdate:
-        """Report the costs of a step, or of a part of it. Sending it again counts nothing twice.
+        """Report costs of a step, which count once.
+
+        Several calls for one step are parts of it. A call that is to be repeated after a failure
+        names its `part`.
 
         Args:
             costs: The cost of each answer; or give `mean_cost` and `count`.
 
         Raises:
+            Conflict: The part was sent with other costs.
             InvalidRequest: The step is closed, or an argument is out of range.
             NotFound: The run has no budget.
             RewardFleetError: The request failed.
         """
-        given: dict[str, Any] = {"step": step, **fields}
+        given: dict[str, Any] = {"part": uuid4().hex, "step": step, **self._attempt, **fields}
         if costs is not None:
             given["costs"] = list(costs)
         request = validate(BudgetUpdateRequest, given)

@@ -12,7 +12,7 @@ from .frames import Buffer, Frames
 from .video import JSON_INPUTS, VideoRequest
 
 #: The fields that say what a request is part of, and not what is scored.
-LABELS = frozenset({"run", "step", "uid"})
+LABELS = frozenset({"run", "step", "uid", "attempt"})
 #: The fields whose content counts by its SHA-256.
 _CONTENT = frozenset({"video_base64", "frames_base64"})
 #: Where the pixels are in the body is no part of the frames.

@@ -15,7 +15,17 @@ from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, model_validator
 from .causes import EpisodeCause
 from .errors import ErrorKind
 from .html import scores_html
-from .score import JsonSchema, Name, Request, Response, Score, Step, Timing, of_types
+from .score import (
+    ATTEMPT,
+    JsonSchema,
+    Name,
+    Request,
+    Response,
+    Score,
+    Step,
+    Timing,
+    of_types,
+)
 
 #: Limit on the episodes of one batch.
 MAX_EPISODES = 4096
@@ -263,6 +273,7 @@ class EpisodeBatchHeader(Request):
     step: Step | None = Field(
         None, description="Step of the training run; required by `normalize: running`."
     )
+    attempt: str | None = ATTEMPT
 
     @model_validator(mode="after")
     def _running_needs_a_run(self) -> Self:
@@ -389,6 +400,7 @@ class GroupMemberRequest(Request):
 
     run: Name = Field(description="Name of the training run.")
     step: Step = Field(description="Step of the training run.")
+    attempt: str | None = ATTEMPT
     group_size: Annotated[int, Field(ge=1, le=1024)] = Field(
         description="Number of members of a complete group."
     )
@@ -441,6 +453,7 @@ class TemperatureAdaptation(Request):
 
     run: Name = Field(description="Name of the training run.")
     step: Step = Field(description="Step of the training run.")
+    attempt: str | None = ATTEMPT
     success_rate: Fraction | None = Field(
         None, description="Measured in this step; give it or `diversity`."
     )

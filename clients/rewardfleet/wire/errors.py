@@ -21,6 +21,7 @@ class ErrorKind(StrEnum):
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
+    CONFLICT = "conflict"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     TOO_LARGE = "too_large"
     ABSTAINED = "abstained"
@@ -139,6 +140,10 @@ class Forbidden(RewardFleetError, kind=ErrorKind.FORBIDDEN, status=403):
 
 class NotFound(RewardFleetError, kind=ErrorKind.NOT_FOUND, status=404):
     """There is no such file or route."""
+
+
+class Conflict(RewardFleetError, kind=ErrorKind.CONFLICT, status=409):
+    """The call differs from an earlier one that it repeats, or is of an attempt that has ended."""
 
 
 class MethodNotAllowed(RewardFleetError, kind=ErrorKind.METHOD_NOT_ALLOWED, status=405):

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, StringConstraints, model_va
 from .causes import ToolsCause
 from .errors import ErrorKind
 from .policy_text import PolicyText
-from .score import UID_LABEL, Name, Request, Response, Score, Step, having, of_types
+from .score import ATTEMPT, UID_LABEL, Name, Request, Response, Score, Step, having, of_types
 
 #: Maximum number of characters of a ground truth.
 MAX_GROUND_TRUTH = 100_000
@@ -156,10 +156,15 @@ class ToolsRequest(Request):
         json_schema_extra={"pattern": "<(think|tool_call|response)>"},
         description="A correct answer with the same tags, as in ToolRL's datasets.",
     )
-    step: Step | None = Field(None, description="Step of the training run, for schedules.")
-    run: Name | None = Field(
-        None, description="Training run whose budget counts: the score is task - lambda * cost."
+    step: Step | None = Field(
+        None, description="Step of the training run, for schedules and the price of a budget."
     )
+    run: Name | None = Field(
+        None,
+        description="Training run whose budget counts: the score is task - lambda * cost. With "
+        "`step`, lambda is what it was at the first score of this step.",
+    )
+    attempt: str | None = ATTEMPT
     options: ToolsOptions = Field(ToolsOptions(), description="How the answer is scored.")
     tools: list[ToolDescription] = Field(
         [], max_length=1_000, description="The tools that were available, for patterns."
@@ -309,6 +314,7 @@ class BudgetRequest(BudgetOptions):
         description="Resume from the `checkpoint` of an earlier answer; later steps are counted "
         "again.",
     )
+    attempt: str | None = ATTEMPT
 
     @model_validator(mode="after")
     def _has_a_checkpoint_in_range(self) -> Self:
@@ -337,10 +343,11 @@ class BudgetUpdateRequest(Request):
     )
 
     step: Step = Field(description="Step of the training run.")
-    part: Name | None = Field(
-        None,
-        description="Name of the part, e.g. of the worker. Null: these are all costs of the step.",
+    part: Name = Field(
+        description="Name of the part, e.g. of the worker, unique in its step. A part that is sent "
+        "again is counted once."
     )
+    attempt: str | None = ATTEMPT
     costs: Annotated[list[Cost], Field(fail_fast=True)] | None = Field(
         None, min_length=1, max_length=MAX_COSTS, description="The cost of each answer."
     )

@@ -36,7 +36,7 @@ class RunBudget:
         self.run = run
         self.checkpoint: dict[str, Any] = {}
         self._tools = fleet.tools
-        self._options = options
+        self._options = {**options, "parts": 1}
 
     def open(self, checkpoint: dict[str, Any] | None = None) -> float:
         """Create the budget, or set it to a checkpoint's: steps after it are counted again.
@@ -74,7 +74,7 @@ class RunBudget:
 
     def _count(self, step: int, task: NDArray[np.float64], cost: NDArray[np.float64]) -> float:
         update = self._tools.update_budget(
-            self.run, step, cost.tolist(), mean_task_reward=float(task.mean())
+            self.run, step, cost.tolist(), part="all", mean_task_reward=float(task.mean())
         )
         # Not before both calls: the service may lose the budget between them.
         self.checkpoint = self._tools.budget(self.run).checkpoint.model_dump(mode="json")

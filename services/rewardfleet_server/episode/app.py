@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Service
+from rewardfleet_server.http.runs import run_route
 from rewardfleet_server.run_state import RunState, describe_run_state, open_run_state
 
 from . import running_stats, temperature_schedule
@@ -33,11 +34,11 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        try:
-            yield
-        finally:
-            thread.shutdown(wait=False, cancel_futures=True)
-            await state.aclose()
+        async with state.opened():
+            try:
+                yield
+            finally:
+                thread.shutdown(wait=False, cancel_futures=True)
 
     service = Service(
         name="episode",
@@ -45,8 +46,12 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
         request_type=EpisodeRequest,
         score_type=EpisodeScore,
         lifespan=lifespan,
-        routes=lambda engine: EpisodeApi(engine, state, metrics, thread).routes(),
+        routes=lambda engine: [
+            *EpisodeApi(engine, state, metrics, thread).routes(),
+            run_route(engine, state),
+        ],
         collectors=(*metrics.collectors, state.metrics),
+        check_ready=state.ready,
         failure=lambda: state.failure,
         overview={"run state": describe_run_state(settings)},
     )

@@ -54,6 +54,7 @@ class _BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     options: msgspec.Raw = msgspec.Raw(b"{}")
     run: msgspec.Raw = msgspec.Raw(b"null")
     step: msgspec.Raw = msgspec.Raw(b"null")
+    attempt: msgspec.Raw = msgspec.Raw(b"null")
 
 
 def _array(_: type, value: Any) -> _Array:
@@ -107,7 +108,9 @@ def _decode_leniently(body: bytes, is_small: bool) -> DecodedBatch:
             items.append(Item(uid[:200] if isinstance(uid, str) else ""))
             reason = f"item {index} (uid {items[index].uid[:60]!r}): {error.detail}"
             invalid[index] = InvalidRequest(reason)
-    header = EpisodeBatchHeader(options=batch.options, run=batch.run, step=batch.step)
+    header = EpisodeBatchHeader.model_construct(
+        **{name: getattr(batch, name) for name in EpisodeBatchHeader.model_fields}
+    )
     return DecodedBatch(header, items, invalid, is_small)
 
 

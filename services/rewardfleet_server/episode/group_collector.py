@@ -7,6 +7,7 @@ store, a group and its members apart from all others.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -55,6 +56,7 @@ class GroupCollector:
         """Add a member, once; return a `GroupMemberResponse` as plain values.
 
         Raises:
+            Conflict: The uid was sent with another episode before, or the attempt has ended.
             InvalidRequest: The group is complete or was released without this member, the first
                 member had another group size or other options, or the step is too old.
             Overloaded: The run has too many open groups.
@@ -64,7 +66,8 @@ class GroupCollector:
         item = request.item.model_dump(mode="json", exclude_unset=True)
         options = request.options.model_dump(mode="json")
         new = Group(size=request.group_size, options=options, left_s=request.wait_s)
-        group, score = await self._groups.add(key, request.item.uid, item, new)
+        add = partial(self._groups.add, key, request.item.uid, item, new, request.attempt)
+        group, score = await add()
         while group.missing is None:
             retry_after_s = _retry_after_s(group)
             if retry_after_s is not None:
@@ -72,7 +75,7 @@ class GroupCollector:
                 return {"released": False, "missing": missing, "retry_after_s": retry_after_s}
             await self._release(key, group, request_id)
             # The member is stored already: this returns its result.
-            group, score = await self._groups.add(key, request.item.uid, item, new)
+            group, score = await add()
         _check(key, EpisodeScore, score)
         if group.stats is not None:
             _check(key, GroupStats, group.stats)

@@ -3,11 +3,11 @@
 import hashlib
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter
+from pydantic import BaseModel, ConfigDict, FiniteFloat, StringConstraints, TypeAdapter
 
 from rewardfleet.episodes import Rewards, RunningMeanStd
 from rewardfleet.wire.episode import EpisodeBatchHeader
-from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.errors import Conflict, InvalidRequest
 from rewardfleet_server.run_state import RunState, Scope, Shape
 from rewardfleet_server.run_state.steps import Ranges, contains, including
 
@@ -22,14 +22,16 @@ class _StatsState(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     moments: RunningMeanStd
-    #: Digests of the episodes counted in the last steps, in the order of these steps.
-    seen: dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,16}$")], list[str]]
+    #: Rewards of the episodes counted in the last steps by digests of their names, in the order of
+    #: these steps.
+    seen: dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,16}$")], dict[str, FiniteFloat]]
     deleted: Ranges  #: the steps before
 
     def count(self, step: int, rewards: dict[str, float]) -> RunningMeanStd:
         """Count the rewards of a step by the digests of their episodes; return the statistics.
 
         Raises:
+            Conflict: An episode was counted with another reward.
             InvalidRequest: The step is so old that its counted episodes are no longer stored.
         """
         if contains(self.deleted, step):
@@ -37,10 +39,15 @@ class _StatsState(BaseModel):
                 f"step {step} is too old: the run is at step {next(reversed(self.seen), step)}, "
                 f"and counted episodes are stored for the last {_STEPS} steps"
             )
-        before = set(self.seen.get(str(step), []))
+        before = self.seen.get(str(step), {})
+        if any(before.get(digest, reward) != reward for digest, reward in rewards.items()):
+            raise Conflict(
+                f"step {step}: an episode was counted with another reward; a trainer that starts "
+                "again and samples anew sends another `attempt`"
+            )
         new = [reward for digest, reward in rewards.items() if digest not in before]
         self.moments = self.moments.updated(new)
-        self.seen[str(step)] = sorted(before | set(rewards))
+        self.seen[str(step)] = before | rewards
         while len(self.seen) > _STEPS:
             oldest = next(iter(self.seen))
             del self.seen[oldest]
@@ -62,6 +69,7 @@ async def count_rewards(
     episodes are counted.
 
     Raises:
+        Conflict: An episode was counted with another reward, or the attempt has ended.
         InvalidRequest: The step is so old that its counted episodes are no longer stored.
         Unavailable: The run state cannot be written now.
     """
@@ -83,7 +91,9 @@ async def count_rewards(
 
     uid = _digest("\0".join(sorted(counted)))
     scope = Scope(header.run, "running_stats")
-    running: RunningMeanStd = await store.apply_once(scope, step, uid, transition)
+    running: RunningMeanStd = await store.apply_once(
+        scope, step, uid, transition, content=sorted(counted.items()), attempt=header.attempt
+    )
     return running
 
 

@@ -27,6 +27,7 @@ async def sample_temperatures(
     The store has the schedule of each run, which each step moves once.
 
     Raises:
+        Conflict: The step was applied with another outcome, or the attempt has ended.
         InvalidRequest: The step is so old that it is unknown whether it was applied.
         Unavailable: The run state cannot be written now.
     """
@@ -40,7 +41,14 @@ async def sample_temperatures(
             return adapted, adapted
 
         scope = Scope(adaptation.run, "temperatures")
-        schedule = await store.apply_once(scope, adaptation.step, "schedule", transition)
+        schedule = await store.apply_once(
+            scope,
+            adaptation.step,
+            "schedule",
+            transition,
+            content=request.model_dump(mode="json", exclude={"n": True, "adapt": {"attempt"}}),
+            attempt=adaptation.attempt,
+        )
     return TemperaturesResponse(
         temperatures=spread_temperatures(request.n, schedule.base, schedule.width).tolist(),
         base_temperature=schedule.base,

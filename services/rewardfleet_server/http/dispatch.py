@@ -15,6 +15,7 @@ from rewardfleet.wire.chat import ChatError
 from rewardfleet.wire.errors import InvalidRequest, Overloaded, RewardFleetError, Unavailable
 from rewardfleet.wire.headers import (
     CALL_TIMEOUT_HEADER,
+    DISCARDED_HEADER,
     FALLBACK_REWARDS_HEADER,
     HELD_HEADER,
     MAX_FALLBACK_REWARDS,
@@ -107,9 +108,10 @@ class Dispatcher:
         finally:
             del self._requests[task]
         self._telemetry.record_response(context, 200, None)
-        return Response(
-            content, media_type="application/json", headers={REQUEST_ID_HEADER: context.request_id}
-        )
+        own = {REQUEST_ID_HEADER: context.request_id}
+        if context.discarded_from is not None:
+            own[DISCARDED_HEADER] = str(context.discarded_from)
+        return Response(content, media_type="application/json", headers=own)
 
     async def _answer(
         self,

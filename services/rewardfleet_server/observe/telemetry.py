@@ -99,6 +99,8 @@ class RequestContext:
     samples: dict[ItemSpan, None] = field(default_factory=dict)  #: its samples in flight, in order
     begun: int = 0  #: how many samples have begun
     body_bytes: int = 0  #: the bytes of its body
+    #: The step of a run from which it has discarded all, as it began a new attempt.
+    discarded_from: int | None = None
     draw: float | None = None  #: what decides, in [0, 1), whether its items are in a sample
     fallback_rewards: int = 0  #: how many rewards its client replaced since it last reported them
     #: Its span; None without traces.

@@ -1,7 +1,8 @@
 """The state of training runs: running means, temperatures, incomplete groups.
 
 A trainer that crashed sends its last step again. So every transition is named by (scope, step,
-uid) and applied once: a repeated call returns the outcome of the first one.
+uid) and applied once: a repeated call returns the outcome of the first one, and one with other
+content is refused. A new attempt of a run discards what came after the step at which it begins.
 """
 
 from pathlib import Path
@@ -17,9 +18,10 @@ from .settings import RunStateSettings
 from .sqlite import SqliteStore
 from .state import RunState
 from .store import Damaged, Scope, Store
-from .values import NO_SHAPES, Shape, Shapes
+from .values import NO_SHAPES, Call, Shape, Shapes
 
 __all__ = [
+    "Call",
     "Damaged",
     "Group",
     "GroupKey",

@@ -9,7 +9,18 @@ from .clock import RECORD
 from .groups import GROUP, GROUPS, OPEN
 from .steps import load_steps
 from .store import Damaged, Scope
-from .values import CLOCK, RUNS, SECONDS, WHOLE, Shapes, load, shape_of, steps_field
+from .values import (
+    CLOCK,
+    RUNS,
+    SECONDS,
+    STORE,
+    WHOLE,
+    Shapes,
+    load,
+    shape_of,
+    steps_field,
+    unstamped,
+)
 
 #: A part of the state of a scope, and whether it is there or another part needs it.
 _Part = tuple[Scope, object, bool]
@@ -45,6 +56,9 @@ def _parts(key: str, fields: dict[str, bytes], shapes: Shapes) -> Iterator[_Part
             yield Scope(run, RUNS), RUNS, True
         return
     whole = fields.pop(WHOLE)
+    if key == STORE:
+        load(Scope("", STORE), whole)
+        return
     if key == CLOCK:
         load(clock, whole, RECORD)
         yield from ((clock, CLOCK, is_there) for is_there in (True, False))
@@ -55,14 +69,13 @@ def _parts(key: str, fields: dict[str, bytes], shapes: Shapes) -> Iterator[_Part
         return
     name, step, *group = place
     scope = Scope(run, name)
-    if group:
-        load(scope, whole, GROUP)
+    load(scope, whole, GROUP if group else None)
     yield scope, (step, *group), True
     for field, value in fields.items():
         if name == GROUPS and not group:
             yield scope, (step, field[1:]), False
         else:
-            load(scope, value, None if group else shape_of(shapes, scope).outcome)
+            load(scope, unstamped(value), None if group else shape_of(shapes, scope).outcome)
 
 
 def _parts_of_run(run: str, fields: dict[str, bytes], shapes: Shapes) -> Iterator[_Part]:

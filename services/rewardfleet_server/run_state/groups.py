@@ -11,7 +11,19 @@ from rewardfleet.wire.errors import InvalidRequest, Overloaded
 
 from .steps import enter_step
 from .store import Damaged, Moment, Scope, Transaction
-from .values import WHOLE, dump, load, run_key, step_key, steps_field
+from .values import (
+    WHOLE,
+    Call,
+    digest,
+    digest_of,
+    dump,
+    load,
+    run_key,
+    same,
+    step_key,
+    steps_field,
+    unstamped,
+)
 
 if TYPE_CHECKING:  # it imports this module
     from .state import RunState
@@ -99,28 +111,32 @@ class Groups:
         self._state = state
 
     async def add(
-        self, key: GroupKey, uid: str, value: JsonValue, new: Group
+        self, key: GroupKey, uid: str, value: JsonValue, new: Group, attempt: str | None = None
     ) -> tuple[Group, JsonValue]:
-        """Add a member, once. The first value that was sent for a uid counts.
+        """Add a member, once.
 
         Args:
             uid: Names the member within the group.
             new: The group as this member would open it: its size, its options and its wait.
+            attempt: The attempt of the run; see `enter_attempt`.
 
         Returns:
             Its group, and its result if that is released.
 
         Raises:
+            Conflict: The uid was sent with another value before, or the attempt has ended.
             InvalidRequest: The group is complete or was released without this member, its other
                 members have another size or other options, or its step is so old that it was
                 deleted.
             Overloaded: The run has too many open groups.
         """
         members, field = key.members, f":{uid}"
+        sent = digest([new.size, new.options, value])
 
         def work(tx: Transaction) -> tuple[Group, JsonValue]:
             group = _find(tx, key) or _opened(tx, key, new)
-            known = tx.get(members, field)
+            stored = tx.get(members, field)
+            known = stored and same(key.scope, stored, sent, f"uid {uid[:60]!r}")
             if group.missing is not None:
                 if known is None:
                     raise _late(key, uid, "was released without it")
@@ -134,13 +150,14 @@ class Groups:
                 if group.arrived >= group.size:
                     raise _late(key, uid, "is complete")
                 group.arrived += 1
-                tx.put(members, field, dump(value))
+                tx.put(members, field, sent + dump(value))
             if is_changed:
                 _store(tx, key, group)
             return group, None
 
         expected = [(members, WHOLE), (members, field)]
-        return await self._state.change(key.scope, expected, work)
+        call = Call(attempt, key.step)
+        return await self._state.change(key.scope, expected, work, call)
 
     async def members(self, key: GroupKey) -> dict[str, JsonValue] | None:
         """Return the members of an open group by uid, sorted; None if it is not open.
@@ -157,7 +174,8 @@ class Groups:
                 return None
             if len(fields) != group.arrived:
                 raise Damaged(key.scope)
-            return {field[1:]: load(key.scope, fields[field]) for field in sorted(fields)}
+            values = ((field[1:], unstamped(fields[field])) for field in sorted(fields))
+            return {uid: load(key.scope, value) for uid, value in values}
 
         return await asyncio.to_thread(parsed) if len(fields) > _FEW else parsed()
 
@@ -179,16 +197,18 @@ class Groups:
             if group is None or group.missing is not None:
                 return False
             group.missing, group.stats = missing, stats
+            members = tx.fields(key.members)
             tx.drop(key.members)
             _store(tx, key, group)
             for uid, result in results.items():
-                tx.put(key.members, f":{uid}", dump(result))
+                sent = digest_of(members.get(f":{uid}", b""))
+                tx.put(key.members, f":{uid}", sent + dump(result))
             still_open = open_groups(tx, key.scope)
             still_open.pop(key.place, None)
             _store_open(tx, key.scope, still_open)
             return True
 
-        expected = [(key.members, WHOLE), (run_key(key.run), GROUPS)]
+        expected = [(key.members, WHOLE), (key.members, None), (run_key(key.run), GROUPS)]
         return await self._state.change(key.scope, expected, work, is_slow=len(results) > _FEW)
 
 

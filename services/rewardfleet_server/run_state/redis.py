@@ -23,7 +23,7 @@ from .store import (
     Work,
     machine_seconds,
 )
-from .values import RUNS
+from .values import RUNS, STORE
 
 T = TypeVar("T")
 
@@ -88,7 +88,13 @@ end
 return {time[1], time[2], 1, {}}
 """
 
-#: The key with the runs has another type in earlier versions: none can use the state of another.
+#: Fails if there are runs without the id of the store, as in earlier versions: none can use the
+#: state of another.
+_CHECK = """
+if redis.call('EXISTS', KEYS[1]) == 1 and redis.call('EXISTS', KEYS[2]) == 0 then
+    return redis.error_reply('WRONGTYPE of an earlier version')
+end
+"""
 _EARLIER = (
     "Redis has run state of an earlier version of rewardfleet: finish its runs with that version, "
     f"or give another database; to start every run from scratch, delete the keys {_PREFIX}*"
@@ -109,7 +115,8 @@ class RedisStore:
         import redis.asyncio.retry  # noqa: PLC0415 - an extra
         import redis.backoff  # noqa: PLC0415 - an extra
 
-        reason = unreachable_reason(url, _COMMAND_SECONDS, ("HLEN", f"{_PREFIX}{RUNS}"))
+        keys = f"{_PREFIX}{RUNS}", f"{_PREFIX}{STORE}"
+        reason = unreachable_reason(url, _COMMAND_SECONDS, ("EVAL", _CHECK, "2", *keys))
         if reason is not None and "WRONGTYPE" in reason:
             raise Unavailable(_EARLIER)
         if reason is not None:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 #: Marks run-state files, so that no other file is taken for one: "rfrs" in ASCII.
 _APPLICATION_ID = 0x72667273
 #: Changes with the table or with what it stores.
-_VERSION = 4
+_VERSION = 5
 _TABLE = """CREATE TABLE entries (
     key TEXT NOT NULL,
     field TEXT NOT NULL,

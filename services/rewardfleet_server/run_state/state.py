@@ -4,12 +4,16 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from rewardfleet.wire.errors import Unavailable
+from rewardfleet_server.observe.telemetry import REQUEST
 
 from . import groups
+from .attempts import apply_before_later, enter_attempt, note_before
 from .clock import RunClock
 from .metrics import RunStateMetrics
 from .steps import enter_step, load_steps
@@ -19,11 +23,16 @@ from .values import (
     NO_SHAPES,
     RUNS,
     SECONDS,
+    STORE,
     WHOLE,
+    Call,
     Shapes,
+    Transition,
+    digest,
     dump,
     load,
     run_key,
+    same,
     shape_of,
     step_key,
     steps_field,
@@ -42,11 +51,6 @@ KEEP_STEPS = 1000
 _INTERVAL_SECONDS = 3600.0
 #: Limit on the runs that this process remembers to have changed.
 _MAX_TOUCHED = 10_000
-
-#: Maps the state of a scope (None at first) to its next state and the outcome, which is returned to
-#: the caller. It is called again if another process changed the state in the meantime: it must have
-#: no side effects.
-Transition = Callable[[Any], tuple[Any, Any]]
 
 
 class RunState:
@@ -67,6 +71,7 @@ class RunState:
         self._shapes = shapes
         self._max_age_s = max_age_days * 86_400
         self._interval_s = min(_INTERVAL_SECONDS, self._max_age_s / 10)
+        self.id: str | None = None  #: of the store, the same in all processes that share it
         self._touched: dict[str, float] = {}
         self._prune_at = 0.0
         self._pruning: asyncio.Task[None] | None = None
@@ -78,6 +83,20 @@ class RunState:
     def failure(self) -> str | None:
         """Why the store can never be used again, or None."""
         return self._store.failure
+
+    def ready(self) -> dict[str, str]:
+        """Return what `/readyz` says of the store."""
+        return {} if self.id is None else {"run_state": self.id}
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Identify the store if it can be used now, and close it at the end."""
+        try:
+            with suppress(Unavailable):
+                await self._identify()
+            yield
+        finally:
+            await self.aclose()
 
     async def read(self, scope: Scope) -> Any:
         """Return the state of a scope, or None."""
@@ -91,7 +110,10 @@ class RunState:
         uid: str,
         transition: Transition,
         *,
+        content: Any = None,
+        attempt: str | None = None,
         keep_steps: int = KEEP_STEPS,
+        is_slow: bool = True,
     ) -> Any:
         """Apply a transition once for (scope, step, uid); return its outcome.
 
@@ -100,31 +122,46 @@ class RunState:
         Args:
             step: The step of the run, 0 to 2^53.
             uid: Names the transition within the step.
-            transition: A pure function. It runs in a thread.
+            transition: A pure function.
+            content: What the call has sent, as JSON; a repeated call has the same.
+            attempt: The attempt of the run; see `enter_attempt`.
             keep_steps: When a step is new to the scope, the outcomes of this many others are kept,
                 those that came last. Other steps are deleted, and refused from then on.
+            is_slow: See `Store.transact`.
 
         Raises:
+            Conflict: It was called with other content before, or the attempt has ended.
             InvalidRequest: The step is so old that its outcomes were deleted.
             ValueError: The new state or the outcome is not JSON, e.g. contains NaN.
         """
-        key, field, shape = step_key(scope, step), f":{uid}", shape_of(self._shapes, scope).outcome
+        key, field, shape = step_key(scope, step), f":{uid}", shape_of(self._shapes, scope)
+        run, sent = run_key(scope.run), digest(content)
 
         def work(tx: Transaction) -> Any:
             known = tx.get(key, field)
             if known is not None:
-                return load(scope, known, shape)
+                return load(scope, same(scope, known, sent, f"step {step}"), shape.outcome)
+            is_new = tx.get(key, WHOLE) is None
             groups.drop_steps(tx, scope, enter_step(tx, scope, step, keep_steps))
+            before = tx.get(run, scope.name)
             outcome = self._applied(tx, scope, transition)
-            tx.put(key, field, dump(outcome, shape))
+            if is_new:
+                note_before(tx, scope, step, before, shape)
+            apply_before_later(tx, scope, step, transition, shape)
+            tx.put(key, field, sent + dump(outcome, shape.outcome))
             return outcome
 
-        run = run_key(scope.run)
         expected = [(run, scope.name), (run, steps_field(scope.name)), (key, WHOLE), (key, field)]
-        return await self.change(scope, expected, work, is_slow=True)
+        call = Call(attempt, step)
+        return await self.change(scope, expected, work, call, is_slow=is_slow)
 
     async def update(
-        self, scope: Scope, transition: Transition, *, forget_outcomes: bool = False
+        self,
+        scope: Scope,
+        transition: Transition,
+        *,
+        call: Call = Call(),  # noqa: B008 - immutable
+        forget_outcomes: bool = False,
     ) -> Any:
         """Apply a transition that belongs to no step, e.g. restore a checkpoint.
 
@@ -133,6 +170,7 @@ class RunState:
 
         Args:
             transition: A pure function. It runs in a thread.
+            call: The call that it serves.
             forget_outcomes: Also delete the outcomes of the scope, in the same transaction. Steps
                 that were applied can then be applied again.
 
@@ -149,7 +187,19 @@ class RunState:
                 _forget(tx, scope)
             return outcome
 
-        return await self.change(scope, [(run_key(scope.run), scope.name)], work, is_slow=True)
+        expected = [(run_key(scope.run), scope.name)]
+        return await self.change(scope, expected, work, call, is_slow=True)
+
+    async def delete(self, run: str) -> bool:
+        """Delete all that is stored of a run; return whether anything was."""
+
+        def work(tx: Transaction) -> bool:
+            is_there = tx.get(RUNS, run) is not None
+            _delete(tx, run)
+            return is_there
+
+        with self.metrics.counting_failures():
+            return await self._store.transact(Scope(run, RUNS), [(RUNS, run)], work)
 
     async def read_entry(self, scope: Scope, entry: Entry) -> Any:
         """Return what is stored in an entry; see `Store.read`."""
@@ -157,23 +207,42 @@ class RunState:
             return await self._store.read(scope, entry)
 
     async def change(
-        self, scope: Scope, expected: Sequence[Entry], work: Work[T], *, is_slow: bool = False
+        self,
+        scope: Scope,
+        expected: Sequence[Entry],
+        work: Work[T],
+        call: Call | None = None,
+        *,
+        is_slow: bool = False,
     ) -> T:
         """Run a transaction on behalf of a run; see `Store.transact`.
 
         At times, note that the run is changed now, and delete what is too old.
+
+        Raises:
+            Conflict: The attempt of the call has ended; see `enter_attempt`.
         """
+        if self.id is None:
+            await self._identify()
         now, run, whole = time.monotonic(), scope.run, (run_key(scope.run), WHOLE)
         is_due = self._touched.get(run, -math.inf) <= now - self._interval_s
 
-        def noting(tx: Transaction) -> tuple[T, float | None]:
+        def noting(tx: Transaction) -> tuple[T, float | None, int | None]:
+            discarded = None if call is None else enter_attempt(tx, run, call)
             result = work(tx)
             is_noted = tx.has_writes and (is_due or tx.get(*whole) is None)
-            return result, self._note(tx, scope) if is_noted else None
+            first = digest(call.attempt or "") if call else b""
+            return result, self._note(tx, scope, first) if is_noted else None, discarded
 
         expected = [*expected, whole, *(((CLOCK, WHOLE), (RUNS, run)) if is_due else ())]
         with self.metrics.counting_failures():
-            result, ahead_s = await self._store.transact(scope, expected, noting, is_slow=is_slow)
+            result, ahead_s, discarded = await self._store.transact(
+                scope, expected, noting, is_slow=is_slow
+            )
+        if discarded is not None:
+            log.warning("run %r began again: steps from %d on were discarded", run, discarded)
+            if request := REQUEST.get(None):
+                request.discarded_from = discarded
         if ahead_s is not None:
             if len(self._touched) >= _MAX_TOUCHED:
                 self._touched.clear()
@@ -183,6 +252,20 @@ class RunState:
             self._prune_at = now + self._interval_s
             self._pruning = asyncio.create_task(self._prune())
         return result
+
+    async def _identify(self) -> None:
+        scope = Scope("", STORE)
+
+        def work(tx: Transaction) -> str:
+            known = tx.get(STORE, WHOLE)
+            if known is None and tx.fields(RUNS):
+                raise Damaged(scope)
+            text = known or dump(uuid.uuid4().hex)
+            tx.put(STORE, WHOLE, text)
+            return str(load(scope, text))
+
+        with self.metrics.counting_failures():
+            self.id = await self._store.transact(scope, [(STORE, WHOLE)], work)
 
     async def aclose(self) -> None:
         """Release files, connections and threads."""
@@ -199,8 +282,11 @@ class RunState:
         tx.put(key, scope.name, dump(state, shape.state))
         return outcome
 
-    def _note(self, tx: Transaction, scope: Scope) -> float:
+    def _note(self, tx: Transaction, scope: Scope, attempt: bytes) -> float:
         """Store that a run is changed now; return by how much the wall clock is ahead.
+
+        Args:
+            attempt: The digest of its first attempt.
 
         Raises:
             Unavailable: A part of the run is missing, e.g. because the server evicted it.
@@ -209,7 +295,7 @@ class RunState:
         if (tx.get(key, WHOLE) is None) != (tx.get(RUNS, run) is None):
             raise Damaged(scope)
         seconds, ahead_s = self._clock.read(tx, scope)
-        tx.put(key, WHOLE, b"1")
+        tx.put(key, WHOLE, tx.get(key, WHOLE) or attempt)
         tx.put(RUNS, run, dump(seconds))
         return ahead_s
 
@@ -232,15 +318,20 @@ class RunState:
             if load(scope, changed_at, SECONDS) >= seconds - self._max_age_s:
                 groups.abandon_groups(tx, scope, groups.ABANDONED_SECONDS)
                 return
-            for field in tx.fields(run_key(scope.run)):
-                if field.endswith(steps_field("")):
-                    _forget(tx, Scope(scope.run, field.removesuffix(steps_field(""))))
-            tx.drop(run_key(scope.run))
-            tx.put(RUNS, scope.run, None)
+            _delete(tx, scope.run)
 
         expected = [(RUNS, scope.run), (CLOCK, WHOLE), (run_key(scope.run), groups.GROUPS)]
         with self.metrics.counting_failures():
             await self._store.transact(scope, expected, work)
+
+
+def _delete(tx: Transaction, run: str) -> None:
+    """Delete all that is stored of a run."""
+    for field in tx.fields(run_key(run)):
+        if field.endswith(steps_field("")):
+            _forget(tx, Scope(run, field.removesuffix(steps_field(""))))
+    tx.drop(run_key(run))
+    tx.put(RUNS, run, None)
 
 
 def _forget(tx: Transaction, scope: Scope) -> None:

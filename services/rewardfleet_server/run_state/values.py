@@ -4,24 +4,30 @@
 |---|---|
 | `runs` | per run, when it was changed last, by `RunClock` |
 | `clock` | `""`: the record of `RunClock` |
-| `[run]` | `""`; per feature its state, and as `NAME steps` its `StepLog` |
-| `[run, feature, step]` | `""`; per `:uid` an outcome, or per `:name` of a group |
+| `store` | `""`: the id of the store |
+| `[run]` | `""`: its attempts; per feature its state, and as `NAME steps` its `StepLog` |
+| `[run, feature, step]` | `""`: the state before it; per `:uid` an outcome, or a group's `:name` |
 | `[run, "groups", step, name]` | `""`: the group; per `:uid` a member or its result |
 
 An empty field says that the key was written. If it is missing where it is expected, e.g. because
-the server evicted a key, the state is damaged.
+the server evicted a key, the state is damaged. Members, results and outcomes begin with the digest
+of what was sent.
 """
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 from pydantic import FiniteFloat, TypeAdapter
 
+from rewardfleet.wire.errors import Conflict
+
 from .store import Damaged, Scope
 
-RUNS, CLOCK = "runs", "clock"
+RUNS, CLOCK, STORE = "runs", "clock", "store"
+_DIGEST_BYTES = 8
 #: The field that says that a key was written, or has what belongs to the key as a whole.
 WHOLE = ""
 
@@ -33,6 +39,23 @@ class Shape(NamedTuple):
     state: TypeAdapter[Any] | None
     #: The outcomes of its transitions; None for any JSON.
     outcome: TypeAdapter[Any] | None
+    #: Fields of the state that no step changes, and that stay when its steps are discarded.
+    kept: frozenset[str] = frozenset()
+
+
+#: Maps the state of a scope (None at first) to its next state and the outcome, which is returned to
+#: the caller. It is called again if another process changed the state in the meantime: it must have
+#: no side effects.
+Transition = Callable[[Any], tuple[Any, Any]]
+
+
+class Call(NamedTuple):
+    """The call of a trainer that a transaction serves."""
+
+    attempt: str | None = None
+    step: int | None = None  #: None if it belongs to none
+    #: The feature whose state it sets, which needs no earlier state.
+    sets: str | None = None
 
 
 #: The shapes of features, by `Scope.name`. Other features may store any JSON.
@@ -73,6 +96,43 @@ def dump(value: Any, adapter: TypeAdapter[Any] | None = None) -> bytes:
     if adapter is not None:
         return adapter.dump_json(value)
     return json.dumps(value, allow_nan=False).encode()
+
+
+def digest(content: Any) -> bytes:
+    """Return the digest of what a call has sent, which begins what is stored of it."""
+    return hashlib.blake2b(dump(content), digest_size=_DIGEST_BYTES).hexdigest().encode()
+
+
+def unstamped(stored: bytes) -> bytes:
+    """Return what is stored of a call, without its digest."""
+    return stored[2 * _DIGEST_BYTES :]
+
+
+def digest_of(stored: bytes) -> bytes:
+    """Return the digest with which begins what is stored of a call."""
+    return stored[: 2 * _DIGEST_BYTES]
+
+
+def same(scope: Scope, stored: bytes, sent: bytes, what: str) -> bytes:
+    """Return what is stored of a call, without its digest.
+
+    Args:
+        sent: The digest of what is sent now.
+        what: Names the call.
+
+    Raises:
+        Conflict: Another content was sent the first time.
+        Unavailable: There is no digest.
+    """
+    known = digest_of(stored)
+    if len(known) < len(sent) or not known.isalnum():
+        raise Damaged(scope)
+    if known != sent:
+        raise Conflict(
+            f"{what}: other content than the first time; a repeated call sends the same, and a "
+            "trainer that starts again and samples anew sends another `attempt`"
+        )
+    return unstamped(stored)
 
 
 def load(scope: Scope, text: str | bytes, adapter: TypeAdapter[Any] | None = None) -> Any:

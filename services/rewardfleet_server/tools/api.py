@@ -8,8 +8,6 @@ from typing import Any
 from prometheus_client import Gauge
 from pydantic import BaseModel, JsonValue
 
-from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.score import MAX_NAME
 from rewardfleet.wire.tools import (
     Budget,
     BudgetRequest,
@@ -22,6 +20,7 @@ from rewardfleet.wire.tools_rows import fields_of_truth
 from rewardfleet.wire.validation import validate
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route
+from rewardfleet_server.http.runs import run_of
 from rewardfleet_server.observe.telemetry import RequestContext
 
 from .budgets import Budgets
@@ -117,21 +116,21 @@ class ToolsApi:
         )
 
     async def _put_budget(self, request: BudgetRequest, context: RequestContext) -> BaseModel:
-        run = _run(context)
+        run = run_of(context)
         async with self._engine.permit(context):
             budget = await self._budgets.put(run, request)
         self._metrics.observe(budget)
         return budget
 
     async def _get_budget(self, _: None, context: RequestContext) -> BaseModel:
-        run = _run(context)
+        run = run_of(context)
         async with self._engine.permit(context):
             return await self._budgets.get(run)
 
     async def _update_budget(
         self, request: BudgetUpdateRequest, context: RequestContext
     ) -> BaseModel:
-        run = _run(context)
+        run = run_of(context)
         async with self._engine.permit(context):
             update = await self._budgets.update(run, request)
         self._metrics.observe(update)
@@ -151,11 +150,3 @@ def request_of(response: str, ground_truth: JsonValue) -> ToolsRequest:
     """
     given = {**fields_of_truth(ground_truth), "response": response}
     return validate(ToolsRequest, given, prefix="ground_truth: ")
-
-
-def _run(context: RequestContext) -> str:
-    """Return the run that the path names."""
-    run = context.parameters["run"]
-    if len(run) > MAX_NAME:
-        raise InvalidRequest(f"run: give a name of at most {MAX_NAME} characters")
-    return run

@@ -1,11 +1,10 @@
 """Assembly of the tools service."""
 
-from contextlib import aclosing
-
 from rewardfleet.tool_use.families import read_families
 from rewardfleet.wire.tools import ToolsRequest, ToolsScore
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Service
+from rewardfleet_server.http.runs import run_route
 from rewardfleet_server.http.trainers import TrainerApi
 from rewardfleet_server.run_state import RunState, describe_run_state, open_run_state
 
@@ -37,14 +36,16 @@ def create_app(settings: ToolsSettings, store: RunState | None = None) -> Reward
         scorer=scorer,
         request_type=ToolsRequest,
         score_type=ToolsScore,
-        lifespan=lambda: aclosing(state),
+        lifespan=state.opened,
         bulk=scorer,
         max_batch_fields=_MAX_BATCH_FIELDS,
         routes=lambda engine: [
             *ToolsApi(engine, budgets, metrics).routes(),
+            run_route(engine, state),
             *TrainerApi(engine, ToolsRequest, request_of, reads_calls=True).routes(),
         ],
         collectors=(*metrics.collectors, state.metrics),
+        check_ready=state.ready,
         failure=lambda: state.failure,
         overview={"run state": describe_run_state(settings)},
     )

@@ -1,14 +1,14 @@
 """The budgets of training runs: one multiplier per run, shared by all replicas.
 
-The costs of a step arrive at once, or in parts from many workers. Each part is counted once, by
+The costs of a step arrive in parts, from one worker or many. Each part is counted once, by
 (run, step, part). A step is closed with its last part if their number is known, else by the first
 part of a later step; there is no deadline, so that the multiplier does not depend on the clock.
 """
 
 import json
-from typing import NamedTuple, Self
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, model_validator
 
 from rewardfleet.tool_use import update
 from rewardfleet.wire.errors import InvalidRequest, NotFound
@@ -24,11 +24,11 @@ from rewardfleet.wire.tools import (
     MultiplierCheckpoint,
     StepSum,
 )
-from rewardfleet_server.run_state import RunState, Scope, Shape
+from rewardfleet_server.run_state import Call, RunState, Scope, Shape
 from rewardfleet_server.run_state.steps import Ranges, contains, including
 
-#: Whole steps; names of parts are in lists.
-_WHOLE_STEP = "step"
+#: Names the price of a step; names of parts are in lists.
+_PRICE = "price"
 
 #: A new step this far below the last one is no late part: the last one was a stray number.
 _FAR = 1000
@@ -68,16 +68,11 @@ class _BudgetState(BaseModel):
             )
         if opened is not None and request.step != opened:
             self._close()
-        if request.part is None and self.parts.parts:
-            raise InvalidRequest(
-                f"part: {self.parts.parts} parts of step {request.step} have arrived; send the "
-                "rest of it in parts as well"
-            )
         self.open_step = request.step
         self._add(request)
         parts = self.options.parts
         # More than that have arrived if `PUT` reduced their number.
-        if request.part is None or (parts is not None and self.parts.parts >= parts):
+        if parts is not None and self.parts.parts >= parts:
             self._close()
             return True
         return False
@@ -141,31 +136,46 @@ class _BudgetState(BaseModel):
         )
 
 
-#: What is stored of each run.
-SHAPE = Shape(TypeAdapter(_BudgetState), TypeAdapter(BudgetUpdate))
-
-
-class Price(NamedTuple):
+class Price(BaseModel):
     """What the scores of a run need of its budget."""
 
-    multiplier: float  #: Lambda
-    budget: float  #: mean cost per answer to stay within
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    multiplier: FiniteFloat  #: Lambda
+    budget: FiniteFloat  #: mean cost per answer to stay within
+
+
+#: What is stored of each run.
+SHAPE = Shape(
+    TypeAdapter(_BudgetState), TypeAdapter(BudgetUpdate | Price), kept=frozenset({"options"})
+)
 
 
 class Budgets:
     """The budgets in a run-state store.
 
-    Every method raises `Unavailable` if the store cannot be used now. All but `put` raise
-    `NotFound` if the run has no budget.
+    Every method raises `Unavailable` if the store cannot be used now, and all with an attempt
+    `Conflict` if that has ended. All but `put` raise `NotFound` if the run has no budget.
     """
 
     def __init__(self, store: RunState) -> None:
         self._store = store
 
-    async def price(self, run: str) -> Price:
-        """Return the multiplier and the budget of a run."""
-        state = _existing(await self._store.read(_scope(run)), run)
-        return Price(state.checkpoint.multiplier.multiplier, state.options.budget)
+    async def price(self, run: str, step: int | None, attempt: str | None) -> Price:
+        """Return the multiplier and the budget of a run, fixed by the first call for a step."""
+
+        def transition(stored: _BudgetState | None) -> tuple[_BudgetState, Price]:
+            state = _existing(stored, run)
+            multiplier = state.checkpoint.multiplier.multiplier
+            return state, Price(multiplier=multiplier, budget=state.options.budget)
+
+        scope = _scope(run)
+        if step is None:
+            return transition(await self._store.read(scope))[1]
+        price: Price = await self._store.apply_once(
+            scope, step, _PRICE, transition, attempt=attempt, is_slow=False
+        )
+        return price
 
     async def get(self, run: str) -> Budget:
         """Return the budget of a run."""
@@ -181,18 +191,24 @@ class Budgets:
             multiplier.integral = min(multiplier.integral, state.options.max_lambda)
             return state, state.budget(run)
 
+        restored = request.checkpoint
+        step = None if restored is None else (-1 if restored.step is None else restored.step) + 1
         budget: Budget = await self._store.update(
-            _scope(run), transition, forget_outcomes=request.checkpoint is not None
+            _scope(run),
+            transition,
+            call=Call(request.attempt, step, sets="budget"),
+            forget_outcomes=restored is not None,
         )
         return budget
 
     async def update(self, run: str, request: BudgetUpdateRequest) -> BudgetUpdate:
-        """Count the costs of a step, or of a part of it, once.
+        """Count the costs of a part of a step, once.
 
         A request that is sent again gets the answer it got the first time.
 
         Raises:
-            InvalidRequest: The step is closed, or it has parts and these are all its costs.
+            Conflict: The part was sent with other costs before.
+            InvalidRequest: The step is closed.
         """
 
         def transition(stored: _BudgetState | None) -> tuple[_BudgetState, BudgetUpdate]:
@@ -200,9 +216,13 @@ class Budgets:
             is_closed = state.count(request)
             return state, state.answer(run, request.step, closed=is_closed)
 
-        uid = _WHOLE_STEP if request.part is None else json.dumps([request.part])
         update: BudgetUpdate = await self._store.apply_once(
-            _scope(run), request.step, uid, transition
+            _scope(run),
+            request.step,
+            json.dumps([request.part]),
+            transition,
+            content=request.model_dump(mode="json", exclude={"attempt"}),
+            attempt=request.attempt,
         )
         return update
 

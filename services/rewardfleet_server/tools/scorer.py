@@ -42,7 +42,9 @@ class ToolsScorer:
         upload: AnonymousFile | None = None,  # noqa: ARG002 - this service accepts none
     ) -> ScoringPlan[ToolsScore]:
         async def compute(_: float | None) -> ToolsScore:
-            price = None if request.run is None else await self._budgets.price(request.run)
+            price = None
+            if request.run is not None:
+                price = await self._budgets.price(request.run, request.step, request.attempt)
             timing = Timing()
             with stage(timing, "backend"):
                 if self.is_small([request]):
@@ -56,16 +58,17 @@ class ToolsScorer:
     async def prepare(
         self, requests: Sequence[ToolsRequest]
     ) -> Callable[[ToolsRequest], ScoreFields]:
-        """Read the price of each run once; an item whose run has none fails."""
-        prices: dict[str, Price | RewardFleetError] = {}
-        for run in {each.run for each in requests if each.run is not None}:
-            try:
-                prices[run] = await self._budgets.price(run)
-            except RewardFleetError as error:
-                prices[run] = error
+        """Read the price of each step of a run once; an item whose run has none fails."""
+        prices: dict[tuple[str | None, int | None, str | None], Price | RewardFleetError] = {}
+        for run, step, attempt in {_place(each) for each in requests}:
+            if run is not None:
+                try:
+                    prices[run, step, attempt] = await self._budgets.price(run, step, attempt)
+                except RewardFleetError as error:
+                    prices[run, step, attempt] = error
 
         def score(request: ToolsRequest) -> ScoreFields:
-            price = None if request.run is None else prices[request.run]
+            price = None if request.run is None else prices[_place(request)]
             if isinstance(price, RewardFleetError):
                 raise price
             return self.score(request, price)
@@ -125,3 +128,8 @@ class ToolsScorer:
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:  # noqa: ARG002 - there is one
         return {"service": f"rewardfleet {__version__}"}
+
+
+def _place(request: ToolsRequest) -> tuple[str | None, int | None, str | None]:
+    """Return what the price of an answer depends on."""
+    return request.run, request.step, request.attempt

@@ -159,24 +159,30 @@ def test_a_stray_step_does_not_end_a_run(store: dict[str, object], stray: int):
         too_old = add_member(service, four_items()[0], step=stray)
         assert (too_old.status_code, too_old.json()["retryable"]) == (422, False)
     with served_tools(**store) as service:
-        service.put("/budgets/a", json={"eta": 1, "budget": 0})
+        service.put("/budgets/a", json={"eta": 1, "budget": 0, "parts": 1})
         for count, step in enumerate((1, stray, 2, 3, 4), 1):
-            body = {"step": step, "costs": [1]}
+            body = {"step": step, "part": "a", "costs": [1]}
             assert service.post("/budgets/a/update", json=body).json()["lambda"] == count
         for step in (2, stray):  # repeated calls get their answers
-            response = service.post("/budgets/a/update", json={"step": step, "costs": [1]})
+            response = service.post(
+                "/budgets/a/update", json={"step": step, "part": "a", "costs": [1]}
+            )
             assert response.json()["closed"]
             part = {"step": step, "part": "late", "costs": [1]}
             assert service.post("/budgets/a/update", json=part).status_code == 422
         budget = service.get("/budgets/a").json()
         assert budget["lambda"] == 5
         # A checkpoint whose last step is a stray one does not end the run either.
-        service.post("/budgets/a/update", json={"step": stray - 1, "costs": [1]})
+        service.post("/budgets/a/update", json={"step": stray - 1, "part": "a", "costs": [1]})
         checkpoint = service.get("/budgets/a").json()["checkpoint"]
         assert checkpoint["step"] == stray - 1
-        service.put("/budgets/a", json={"eta": 1, "budget": 0, "checkpoint": checkpoint})
+        service.put(
+            "/budgets/a", json={"eta": 1, "budget": 0, "parts": 1, "checkpoint": checkpoint}
+        )
         for step, status in ((4, 422), (stray - 1, 422), (5, 200)):
-            response = service.post("/budgets/a/update", json={"step": step, "costs": [1]})
+            response = service.post(
+                "/budgets/a/update", json={"step": step, "part": "a", "costs": [1]}
+            )
             assert response.status_code == status, response.text
 
 

@@ -309,7 +309,7 @@ async def test_a_file_that_is_damaged_while_it_is_used_is_never_used_again(tmp_p
     execute(path, "PRAGMA wal_checkpoint(TRUNCATE)")
     overwrite_all_pages(path)
     # What another process writes makes this one read the file again, instead of its copy.
-    execute(path, "PRAGMA user_version = 4")
+    execute(path, "PRAGMA user_version = 5")
     for _ in range(2):
         with pytest.raises(Unavailable, match="restore it from a backup"):
             await store.read(large)

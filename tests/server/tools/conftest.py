@@ -39,6 +39,7 @@ TRUTH = answer(call(query="x", limit=3))
 
 
 def update(service: httpx.Client, run: str, step: int, **fields: object) -> dict:
-    response = service.post(f"/budgets/{run}/update", json={"step": step, **fields})
+    body = {"step": step, "part": "all", **fields}
+    response = service.post(f"/budgets/{run}/update", json=body)
     assert response.status_code == 200, response.text
     return response.json()

@@ -19,12 +19,14 @@ from ..processes import service_process
 from .conftest import served_tools, update
 
 ETA, BUDGET = 0.5, 0.25
+#: With one part in each step.
+OPTIONS = {"eta": ETA, "budget": BUDGET, "parts": 1}
 
 
 @pytest.fixture
 def run(service: httpx.Client, request: pytest.FixtureRequest) -> str:
     name = request.node.name
-    assert service.put(f"/budgets/{name}", json={"eta": ETA, "budget": BUDGET}).status_code == 200
+    assert service.put(f"/budgets/{name}", json=OPTIONS).status_code == 200
     return name
 
 
@@ -42,14 +44,14 @@ def test_the_rule_of_dual_ascent(service: httpx.Client, run: str):
 
 
 def test_the_multiplier_has_a_limit(service: httpx.Client):
-    service.put("/budgets/limit", json={"eta": 100, "max_lambda": 3})
+    service.put("/budgets/limit", json={"eta": 100, "max_lambda": 3, "parts": 1})
     assert update(service, "limit", 0, costs=[1])["lambda"] == 3
     lower = service.put("/budgets/limit", json={"eta": 100, "max_lambda": 2}).json()
     assert lower["lambda"] == 2
 
 
 def test_an_update_of_every_k_steps_uses_the_mean_of_all_their_answers(service: httpx.Client):
-    service.put("/budgets/k", json={"eta": 1, "budget": 0, "every": 3})
+    service.put("/budgets/k", json={"eta": 1, "budget": 0, "every": 3, "parts": 1})
     assert [update(service, "k", step, costs=[1] * (step + 1))["lambda"] for step in (0, 1)] == [
         0
     ] * 2
@@ -60,13 +62,14 @@ def test_an_update_of_every_k_steps_uses_the_mean_of_all_their_answers(service: 
 def test_a_repeated_update_gets_its_first_answer_and_counts_once(service: httpx.Client, run: str):
     first = update(service, run, 5, costs=[1, 1])
     update(service, run, 6, costs=[1])
-    assert update(service, run, 5, costs=[0, 0, 0]) == first
+    assert update(service, run, 5, costs=[1, 1]) == first
     assert service.get(f"/budgets/{run}").json()["checkpoint"]["updates"] == 2
 
 
 def test_parts_are_weighted_by_their_answers_and_closed_by_a_later_step(
     service: httpx.Client, run: str
 ):
+    service.put(f"/budgets/{run}", json={**OPTIONS, "parts": None})
     assert update(service, run, 0, part="a", costs=[1, 1, 1])["closed"] is False
     update(service, run, 0, part="b", mean_cost=0, count=1)
     budget = service.get(f"/budgets/{run}").json()
@@ -123,7 +126,7 @@ def test_options_out_of_range(service: httpx.Client, options: dict, reason: str)
 def test_a_run_without_a_budget_is_not_found(service: httpx.Client):
     for answer in (
         service.get("/budgets/nobody"),
-        service.post("/budgets/nobody/update", json={"step": 0, "costs": [1]}),
+        service.post("/budgets/nobody/update", json={"step": 0, "part": "a", "costs": [1]}),
         service.post(
             "/score", json={"response": "", "ground_truth": "<response>", "run": "nobody"}
         ),
@@ -137,11 +140,11 @@ def test_a_run_without_a_budget_is_not_found(service: httpx.Client):
 def test_putting_the_same_options_again_keeps_the_multiplier(service: httpx.Client, run: str):
     update(service, run, 0, costs=[1])
     before = service.get(f"/budgets/{run}").json()
-    assert service.put(f"/budgets/{run}", json={"eta": ETA, "budget": BUDGET}).json() == before
+    assert service.put(f"/budgets/{run}", json=OPTIONS).json() == before
 
 
 def test_a_checkpoint_resumes_a_run_and_counts_later_steps_again(service: httpx.Client):
-    options = {"controller": "pid", "every": 2}
+    options = {"controller": "pid", "every": 2, "parts": 1}
     service.put("/budgets/resumed", json=options)
     rng = random.Random(0)
     costs = [[rng.random() for _ in range(4)] for _ in range(9)]
@@ -162,7 +165,7 @@ def test_a_checkpoint_resumes_a_run_and_counts_later_steps_again(service: httpx.
 @pytest.mark.slow
 def test_metrics_have_the_runs_that_were_changed_last(service: httpx.Client):
     for number in range(40):
-        service.put(f"/budgets/many-{number}", json={"eta": 1})
+        service.put(f"/budgets/many-{number}", json={"eta": 1, "parts": 1})
         update(service, f"many-{number}", 0, costs=[1], mean_task_reward=number)
     text = service.get("/metrics").text
     assert 'rewardfleet_budget_mean_task_reward{run="many-39"} 39.0' in text
@@ -188,8 +191,9 @@ def test_metrics_do_not_go_back_with_an_update_that_is_sent_again(service: httpx
 @pytest.mark.parametrize("name", ["a/b", "a%2Fb", "x/update", 'ü\n"', "x" * 200])
 def test_the_name_of_a_run_may_be_any_text(service: httpx.Client, name: str):
     path = f"/budgets/{quote(name, safe='')}"
-    assert service.put(path, json={"eta": 1, "budget": 0}).json()["run"] == name
-    assert service.post(f"{path}/update", json={"step": 0, "costs": [1]}).json()["lambda"] == 1
+    assert service.put(path, json={"eta": 1, "budget": 0, "parts": 1}).json()["run"] == name
+    body = {"step": 0, "part": "a", "costs": [1]}
+    assert service.post(f"{path}/update", json=body).json()["lambda"] == 1
     item = {"response": "", "ground_truth": "<response>1</response>", "run": name}
     assert service.post("/score", json=item).json()["components"]["lambda"] == 1
 
@@ -199,7 +203,7 @@ def test_the_name_of_a_run_has_the_limit_of_an_item(service: httpx.Client):
     answers = (
         service.put(path, json={}),
         service.get(path),
-        service.post(f"{path}/update", json={"step": 0, "costs": [1]}),
+        service.post(f"{path}/update", json={"step": 0, "part": "a", "costs": [1]}),
     )
     assert {answer.status_code for answer in answers} == {422}
     assert all("at most 200 characters" in answer.json()["detail"] for answer in answers)
@@ -291,7 +295,7 @@ def test_a_budget_survives_kill_9(tmp_path: Path):
 @pytest.mark.usefixtures("patient")
 def test_without_redis_calls_with_a_run_fail_and_count_nothing(redis_server: RedisServer):
     with served_tools(run_state=redis_server.url) as service:
-        service.put("/budgets/r", json={"eta": 1, "budget": 0})
+        service.put("/budgets/r", json={"eta": 1, "budget": 0, "parts": 1})
         update(service, "r", 0, costs=[1])
         redis_server.stop()
         try:
@@ -299,7 +303,7 @@ def test_without_redis_calls_with_a_run_fail_and_count_nothing(redis_server: Red
             for answer in (
                 service.put("/budgets/r", json={}),
                 service.get("/budgets/r"),
-                service.post("/budgets/r/update", json={"step": 1, "costs": [1]}),
+                service.post("/budgets/r/update", json={"step": 1, "part": "a", "costs": [1]}),
                 service.post("/score", json={**item, "run": "r"}),
             ):
                 assert answer.status_code == 503
@@ -328,7 +332,7 @@ def test_the_cost_settles_at_the_budget(service: httpx.Client, options: dict, se
     """A policy with one logit per level of difficulty learns from group advantages."""
     rng = np.random.default_rng(seed)
     run = f"loop-{options}-{seed}"
-    service.put(f"/budgets/{run}", json=options)
+    service.put(f"/budgets/{run}", json={**options, "parts": 1})
     levels = np.repeat(np.arange(8), 8)
     succeeds = np.linspace(0.95, 0.05, 8)[levels]  # without a tool; with one, 0.9
     logits, means = np.zeros(8), []

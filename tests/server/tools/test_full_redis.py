@@ -30,7 +30,7 @@ PASSWORD = "the-password"
 HEALTH = COMPOSE["healthcheck"]["test"][1:]
 READINESS = MANIFEST["readinessProbe"]["exec"]["command"]
 LIVENESS = MANIFEST["livenessProbe"]["exec"]["command"]
-UPDATE = {"costs": [1.0, 0.0]}
+UPDATE = {"part": "all", "costs": [1.0, 0.0]}
 
 
 def _in_compose(port: int, folder: Path) -> list[str]:
@@ -98,7 +98,7 @@ def _server(make, folder: Path) -> Iterator[tuple[Server, str]]:
 
 def _fill(service: httpx.Client) -> tuple[int, dict]:
     """Update a budget until that fails; return how many updates were acknowledged, and why."""
-    assert service.put("/budgets/run", json={"budget": 0.3}).status_code == 200
+    assert service.put("/budgets/run", json={"budget": 0.3, "parts": 1}).status_code == 200
     for step in range(1000):
         answer = service.post("/budgets/run/update", json={"step": step, **UPDATE})
         if answer.status_code != 200:

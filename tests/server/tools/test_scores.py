@@ -170,7 +170,7 @@ def test_the_number_of_patterns_has_a_limit(service: httpx.Client):
 
 
 def test_the_score_of_a_run_pays_for_tools(service: httpx.Client):
-    service.put("/budgets/paid", json={"initial_lambda": 2, "budget": 0.25})
+    service.put("/budgets/paid", json={"initial_lambda": 2, "budget": 0.25, "parts": 1})
     result = score(service, TRUTH, run="paid")
     assert (result["score"], result["components"]["lambda"]) == (2.0, 2.0)
     assert result["components"]["violation"] == 0.75
@@ -218,7 +218,7 @@ def url(service: httpx.Client) -> str:
 async def test_the_client_scores_and_keeps_a_budget(url: str):
     async with RewardFleet(tools=url) as fleet:
         run = "client/run ü"
-        created = await fleet.tools.put_budget(run, budget=0.5, eta=1.0)
+        created = await fleet.tools.put_budget(run, budget=0.5, eta=1.0, parts=1)
         assert (created.lambda_, created.options.budget) == (0.0, 0.5)
         assert (await fleet.tools.update_budget(run, 0, [1, 1], mean_task_reward=3)).lambda_ == 0.5
         budget = await fleet.tools.budget(run)

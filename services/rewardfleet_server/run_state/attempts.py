@@ -1,0 +1,145 @@
+"""Attempts of a run: a trainer that starts again at a step discards what came after it.
+
+The state of a feature before each of its last steps is stored with the step. It has no effect of
+this step and later ones, in whatever order they arrive.
+"""
+
+import json
+from typing import Any
+
+from rewardfleet.wire.errors import Conflict, RewardFleetError
+
+from .groups import GROUPS, drop_steps
+from .steps import Ranges, StepLog, load_steps
+from .store import Scope, Transaction
+from .values import (
+    WHOLE,
+    Call,
+    Shape,
+    Transition,
+    digest,
+    dump,
+    load,
+    run_key,
+    step_key,
+    steps_field,
+)
+
+#: The number of steps whose state before is stored.
+KEEP_BEFORE = 8
+#: The number of attempts that are remembered.
+_MAX_ATTEMPTS = 1000
+#: In place of a state before a step that is not stored any more.
+_NOT_STORED = b"1"
+
+
+def enter_attempt(tx: Transaction, run: str, call: Call) -> int | None:
+    """Make the attempt of a call that of its run; return the step from which that discards all.
+
+    Returns:
+        The step if the attempt is new, else None.
+
+    Raises:
+        Conflict: The attempt has ended, or the state before the step is not stored any more.
+    """
+    mine, text = digest(call.attempt or ""), tx.get(run_key(run), WHOLE)
+    if text is None or text.endswith(mine):
+        return None
+    known = text.split()
+    if mine in known:
+        given = "none" if call.attempt is None else repr(call.attempt[:60])
+        raise Conflict(
+            f"attempt: {given} of run {run[:100]!r} has ended, as another one began; all processes "
+            "of a trainer send the same, and one that starts again another (REWARDFLEET_ATTEMPT)"
+        )
+    if call.step is None:
+        return None
+    _discard(tx, run, call.step, call.sets)
+    tx.put(run_key(run), WHOLE, b" ".join([*known[1 - _MAX_ATTEMPTS :], mine]))
+    return call.step
+
+
+def note_before(tx: Transaction, scope: Scope, step: int, now: bytes | None, shape: Shape) -> None:
+    """Store the state before a step that is new, and delete an old one.
+
+    Args:
+        now: The state when the step arrived.
+    """
+    stored = load_steps(scope, tx.get(run_key(scope.run), steps_field(scope.name))).stored
+    if later := [each for each in stored if each > step]:
+        before = tx.get(step_key(scope, min(later)), WHOLE)
+    else:
+        before = _wrapped(now, shape)
+    tx.put(step_key(scope, step), WHOLE, before)
+    for each in stored[-KEEP_BEFORE - 1 : -KEEP_BEFORE]:
+        tx.put(step_key(scope, each), WHOLE, _NOT_STORED)
+
+
+def apply_before_later(
+    tx: Transaction, scope: Scope, step: int, transition: Transition, shape: Shape
+) -> None:
+    """Apply a transition of a step to the states before later steps, too."""
+    stored = load_steps(scope, tx.get(run_key(scope.run), steps_field(scope.name))).stored
+    later = [step_key(scope, each) for each in stored[-KEEP_BEFORE:] if each > step]
+    if later:
+        tx.expect(*((key, WHOLE) for key in later))
+    for key in later:
+        before = tx.get(key, WHOLE)
+        if before is not None and before != _NOT_STORED:
+            now = _restored(tx, scope, before)
+            try:
+                state, _ = transition(None if now is None else load(scope, now, shape.state))
+                tx.put(key, WHOLE, _wrapped(dump(state, shape.state), shape))
+            except RewardFleetError:
+                tx.put(key, WHOLE, _NOT_STORED)
+
+
+def _discard(tx: Transaction, run: str, step: int, sets: str | None) -> None:
+    """Return a run to what it was before a step."""
+    fields = tx.fields(run_key(run))
+    for field, text in fields.items():
+        scope = Scope(run, field.removesuffix(steps_field("")))
+        if field == scope.name:
+            continue
+        log = load_steps(scope, text)
+        later = [each for each in log.stored if each >= step]
+        has_state = scope.name in fields and scope.name not in {GROUPS, sets}
+        if any(last >= step for _, last in log.deleted):
+            if has_state:
+                raise _too_old(run, step)
+        elif later and has_state:
+            before = tx.get(step_key(scope, min(later)), WHOLE)
+            if before is None or before == _NOT_STORED:
+                raise _too_old(run, step)
+            tx.put(run_key(run), scope.name, _restored(tx, scope, before))
+        drop_steps(tx, scope, later)
+        deleted: Ranges = [(a, min(b, step - 1)) for a, b in log.deleted if a < step]
+        kept = StepLog(stored=[each for each in log.stored if each < step], deleted=deleted)
+        tx.put(run_key(run), field, kept.model_dump_json().encode())
+
+
+def _too_old(run: str, step: int) -> Conflict:
+    return Conflict(
+        f"attempt: what run {run[:100]!r} was before step {step} is stored of its last "
+        f"{KEEP_BEFORE} steps only; DELETE /runs/{run[:100]} to begin it again, and resume a "
+        "budget from its checkpoint"
+    )
+
+
+def _wrapped(state: bytes | None, shape: Shape) -> bytes:
+    """Return a state as a list, without what no step changes."""
+    if state is not None and shape.kept:
+        given: dict[str, Any] = json.loads(state)
+        state = dump({name: each for name, each in given.items() if name not in shape.kept})
+    return b"[%b]" % (state or b"null")
+
+
+def _restored(tx: Transaction, scope: Scope, before: bytes) -> bytes | None:
+    """Return the state that `_wrapped` has wrapped, with what no step changes as it is now."""
+    (state,) = load(scope, before)
+    if state is None:
+        return None
+    if isinstance(state, dict):
+        now = tx.get(run_key(scope.run), scope.name)
+        state = {**({} if now is None else load(scope, now)), **state}
+    return dump(state)
