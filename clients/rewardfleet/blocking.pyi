@@ -111,6 +111,7 @@ class RewardFleet:
         binary_reward: bool = True,
         success_threshold: float = 0.5,
         run: str | None = None,
+        attempt: str | None = None,
         score_log: str | Path | None = None,
         sample_tables: SampleTables | None = None,
     ) -> None: ...

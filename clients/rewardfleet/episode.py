@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .service import ServiceClient
+from .service import RunStateClient
 from .wire.episode import (
     EpisodeBatchHeader,
     EpisodeBatchRequest,
@@ -44,7 +44,7 @@ def episode_request(uid: str, **fields: Any) -> EpisodeRequest:
     return validate(EpisodeRequest, {"uid": uid, **plain})
 
 
-class EpisodeClient(ServiceClient):
+class EpisodeClient(RunStateClient):
     """A client of the episode service, created by `RewardFleet`."""
 
     request_type = EpisodeRequest

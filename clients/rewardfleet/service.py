@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from urllib.parse import quote
 
+from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
 from .http.coalesce import Coalescer
@@ -23,10 +25,12 @@ from .wire.errors import (
     Unauthorized,
 )
 from .wire.policy_text import POLICY_FIELDS, UNUSABLE
+from .wire.run_state import DeletedRun
 from .wire.score import (
     MAX_BATCH_ITEMS,
     BatchRequest,
     BatchResponse,
+    Name,
     Request,
     Score,
     Scores,
@@ -36,6 +40,8 @@ from .wire.score import (
 
 if TYPE_CHECKING:
     from .score_log.of_client import ClientLog
+
+_NAME = TypeAdapter(Name)
 
 RequestT = TypeVar("RequestT", bound=Request)
 ScoreT = TypeVar("ScoreT", bound=Score)
@@ -158,6 +164,37 @@ class ServiceClient:
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
         await self._transport.aclose()
+
+
+class RunStateClient(ServiceClient):
+    """A client of a service that stores the state of training runs."""
+
+    async def delete_run(self, run: str) -> bool:
+        """Delete the budget, groups, statistics and temperatures of a run.
+
+        Returns:
+            Whether the service had any.
+
+        Raises:
+            RewardFleetError: The request failed; see `rewardfleet.wire.errors`.
+        """
+        path = run_path("runs", run)
+        return (await self._transport.call("DELETE", path, DeletedRun)).was_stored
+
+
+def run_path(prefix: str, run: str) -> str:
+    """Return the path of a run.
+
+    Raises:
+        InvalidRequest: It has no valid name.
+    """
+    try:
+        name = quote(_NAME.validate_python(run), safe="")
+    except ValueError:
+        raise InvalidRequest("run: give a name of 1 to 200 characters") from None
+    if name in {".", ".."}:
+        raise InvalidRequest(f"run: {name!r} cannot be part of a URL; give another name")
+    return f"/{prefix}/{name}"
 
 
 class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):

@@ -2,14 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
-from urllib.parse import quote
 from uuid import uuid4
 
-from pydantic import TypeAdapter
-
-from .service import BatchClient
-from .wire.errors import InvalidRequest
-from .wire.score import Name
+from .service import BatchClient, RunStateClient, run_path
 from .wire.tools import (
     Budget,
     BudgetRequest,
@@ -22,8 +17,6 @@ from .wire.tools import (
     ToolsScore,
 )
 from .wire.validation import validate
-
-_NAME = TypeAdapter(Name)
 
 
 class ToolsFields(TypedDict, total=False):
@@ -46,7 +39,7 @@ class BudgetUpdateFields(TypedDict, total=False):
     mean_task_reward: float | None
 
 
-class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
+class ToolsClient(BatchClient[ToolsRequest, ToolsScore], RunStateClient):
     """The client of the tools service. `RewardFleet` creates it."""
 
     request_type = ToolsRequest
@@ -85,7 +78,7 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
             RewardFleetError: An option is invalid, or the request failed.
         """
         request = validate(BudgetRequest, {**self._attempt, **options})
-        return await self._transport.call("PUT", _path(run), Budget, request)
+        return await self._transport.call("PUT", run_path("budgets", run), Budget, request)
 
     async def budget(self, run: str) -> Budget:
         """Return the budget of a run. Its `checkpoint` can be stored with the trainer's own.
@@ -94,7 +87,7 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
             NotFound: The run has no budget.
             RewardFleetError: The request failed.
         """
-        return await self._transport.call("GET", _path(run), Budget)
+        return await self._transport.call("GET", run_path("budgets", run), Budget)
 
     async def update_budget(
         self,
@@ -121,7 +114,8 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore]):
         if costs is not None:
             given["costs"] = list(costs)
         request = validate(BudgetUpdateRequest, given)
-        return await self._transport.call("POST", f"{_path(run)}/update", BudgetUpdate, request)
+        path = f"{run_path('budgets', run)}/update"
+        return await self._transport.call("POST", path, BudgetUpdate, request)
 
 
 def tools_request(response: str, ground_truth: str, **fields: Unpack[ToolsFields]) -> ToolsRequest:
@@ -136,13 +130,3 @@ def tools_request(response: str, ground_truth: str, **fields: Unpack[ToolsFields
         InvalidRequest: The request is invalid; the message is the service's.
     """
     return validate(ToolsRequest, {"response": response, "ground_truth": ground_truth, **fields})
-
-
-def _path(run: str) -> str:
-    try:
-        name = quote(_NAME.validate_python(run), safe="")
-    except ValueError:
-        raise InvalidRequest("run: give a name of 1 to 200 characters") from None
-    if name in {".", ".."}:
-        raise InvalidRequest(f"run: {name!r} cannot be part of a URL; give another name")
-    return f"/budgets/{name}"

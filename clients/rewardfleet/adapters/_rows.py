@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rewardfleet.adapters.settings import attempt
 from rewardfleet.client import RewardFleet
 from rewardfleet.rows import SampleRow, requests_of, sampled, scores_of
 from rewardfleet.service import OnFailure
@@ -107,7 +108,7 @@ class _ServiceReward:
         self._declared = sampled(service)
         urls: Any = {service: url}
         self.service = service
-        self._fleet = RewardFleet(**urls, **options)
+        self._fleet = RewardFleet(**urls, **{"attempt": attempt(), **options})
         self.truth = column or self._declared.truth
 
     @property

@@ -15,6 +15,7 @@ from rewardfleet.adapters._rows import (
     is_before,
     marks_of,
 )
+from rewardfleet.adapters.settings import attempt
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.rows import SampleRow, requests_of, sampled, scores_of
@@ -137,7 +138,8 @@ def _client(
     given = {name: options[name] for name in options.keys() - _FROM_VERL}
     key = (service, urls[service], repr(on_failure), *sorted(given.items()))
     if key not in _fleets:  # setdefault is atomic, so all threads use the same fleet
-        given = {"coalesce_s": COALESCE_SECONDS, "on_failure": on_failure, **given}
+        own = {"attempt": attempt(), "coalesce_s": COALESCE_SECONDS, "on_failure": on_failure}
+        given = {**own, **given}
         _fleets.setdefault(key, RewardFleet(**urls, **given))
     return getattr(_fleets[key], service)
 

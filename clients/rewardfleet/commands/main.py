@@ -27,6 +27,7 @@ _COMMANDS = {
     "explain": (_CLIENT, "Tell why a score is what it is."),
     "report": (_CLIENT, "Report what happened in a run, from its score log."),
     "log": (_CLIENT, "List, count and delete what a score log has."),
+    "run-state": (_CLIENT, "Delete what services store of a training run."),
     "look": (_SERVER, "Show a page of what was scored."),
     "eval": (_CLIENT, "Measure how good a judge is, on labeled clips."),
     "calibrate": (_CLIENT, "Calibrate a judge on labeled clips."),
@@ -41,7 +42,7 @@ _COMMANDS = {
 @click.group(
     cls=LazyGroup,
     commands_by_name={
-        name: (Lazy(f"{package}.{name}:command").load, what)
+        name: (Lazy(f"{package}.{name.replace('-', '_')}:command").load, what)
         for name, (package, what) in _COMMANDS.items()
     },
     help="Rewards for reinforcement learning over HTTP.",

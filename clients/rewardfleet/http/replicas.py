@@ -27,6 +27,7 @@ import httpx
 
 from rewardfleet.wire.backoff import backoff_with_jitter
 from rewardfleet.wire.errors import ErrorKind, RewardFleetError, Unavailable
+from rewardfleet.wire.run_state import own_run_states
 
 T = TypeVar("T")
 
@@ -60,6 +61,7 @@ class Replica:
     http: httpx.AsyncHTTPTransport
     headers: Mapping[str, str]  #: of all its requests
     limit: float  #: items that may be unanswered at once
+    run_state: str = ""  #: the id of its store, as it last answered
     returns_ids: bool = False  #: whether it has answered with the `X-Request-Id` of a request
     in_flight: int = 0  #: items sent and not answered yet
     last_used: int = 0  #: the number of the last request that it got
@@ -183,6 +185,13 @@ class Replicas:
             each.url not in avoid and not each.is_failing and each.paused_until <= now
             for each in self._replicas
         )
+
+    def check_run_state(self, service: str) -> None:
+        """Raise `Conflict` if replicas have run state of their own."""
+        if len(self._replicas) > 1:
+            ids = {each.url: each.run_state for each in self._replicas}
+            if problem := own_run_states(service, ids):
+                raise problem
 
     def succeeded(self, replica: Replica, item_count: int, *, started: float) -> None:
         """Record that a request that started at `started`, by the loop's clock, was answered."""

@@ -26,6 +26,7 @@ from rewardfleet.wire.headers import (
     FALLBACK_REWARDS_HEADER,
     MAX_FALLBACK_REWARDS,
     REQUEST_ID_HEADER,
+    RUN_STATE_HEADER,
     TIMEOUT_HEADER,
 )
 from rewardfleet.wire.score import MAX_BATCH_ITEMS
@@ -48,7 +49,7 @@ _CONNECT_SECONDS = 5.0
 #: Bytes of a body that are copied to be sent at once.
 _PIECE_BYTES = 4 * 2**20
 #: The part of a path that names a training run. Spans of all runs have the same name.
-_RUN = re.compile(r"(?<=^/budgets/)[^/]+")
+_RUN = re.compile(r"(?<=^/budgets/)[^/]+|(?<=^/runs/)[^/]+")
 #: The service's deadline is earlier than the client's, as its response takes time: by a tenth of
 #: the remaining time, and at most by this many seconds.
 _MAX_RESPONSE_SECONDS = 1.0
@@ -260,6 +261,8 @@ class ServiceTransport:
             replica.returns_ids |= bool(call.request_id)
             replica.heard_at = now()
             model = model_of(response, replica.url, self.service, response_type)
+            replica.run_state = response.headers.get(RUN_STATE_HEADER, replica.run_state)
+            replicas.check_run_state(self.service)
         except RewardFleetError as error:
             replicas.failed(replica, error, started=started)
             if not isinstance(error, Overloaded):

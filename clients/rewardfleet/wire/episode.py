@@ -15,8 +15,8 @@ from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, model_validator
 from .causes import EpisodeCause
 from .errors import ErrorKind
 from .html import scores_html
+from .run_state import ATTEMPT
 from .score import (
-    ATTEMPT,
     JsonSchema,
     Name,
     Request,

@@ -10,6 +10,8 @@ TIMEOUT_HEADER = "x-request-timeout"
 CALL_TIMEOUT_HEADER = "x-call-timeout"
 #: In a request and its response: the id under which it is logged.
 REQUEST_ID_HEADER = "x-request-id"
+#: In a response: the id of the service's store of run state.
+RUN_STATE_HEADER = "x-run-state"
 #: In a response: the step from which all of the run was discarded, as a new attempt began.
 DISCARDED_HEADER = "x-discarded-from-step"
 #: In a request: how many rewards the client has replaced by its `on_failure` since it last

@@ -31,13 +31,6 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Step = Annotated[int, Field(ge=0, le=2**53)]
 
 
-#: Names a start of a training run, in calls that change the run's state.
-ATTEMPT: Any = Field(
-    None,
-    max_length=MAX_NAME,
-    description="Which start of the training run this is: any text, the same in all processes. The "
-    "first call of a new attempt discards what the run has from its step on.",
-)
 # Of items, for the score log: what they are part of.
 RUN_LABEL: Any = Field(
     None, min_length=1, max_length=MAX_NAME, description="Training run, for the score log."
@@ -97,13 +90,6 @@ class ForeignRequest(BaseModel, extra="ignore", frozen=True, allow_inf_nan=False
 
 class Response(BaseModel, extra="ignore", allow_inf_nan=False):
     """The base of response models. Unknown fields, of newer servers, are ignored."""
-
-
-class DeletedRun(Response):
-    """`DELETE /runs/{run}`."""
-
-    run: str = Field(description="The training run.")
-    was_stored: bool = Field(description="Whether anything of it was stored.")
 
 
 class Status(StrEnum):

@@ -7,7 +7,8 @@ from pydantic import ConfigDict, Field, FiniteFloat, StringConstraints, model_va
 from .causes import ToolsCause
 from .errors import ErrorKind
 from .policy_text import PolicyText
-from .score import ATTEMPT, UID_LABEL, Name, Request, Response, Score, Step, having, of_types
+from .run_state import ATTEMPT
+from .score import UID_LABEL, Name, Request, Response, Score, Step, having, of_types
 
 #: Maximum number of characters of a ground truth.
 MAX_GROUND_TRUTH = 100_000

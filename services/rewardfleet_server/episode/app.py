@@ -51,7 +51,7 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
             run_route(engine, state),
         ],
         collectors=(*metrics.collectors, state.metrics),
-        check_ready=state.ready,
+        run_state=lambda: state.id,
         failure=lambda: state.failure,
         overview={"run state": describe_run_state(settings)},
     )

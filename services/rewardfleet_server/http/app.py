@@ -115,7 +115,9 @@ class RewardApp:
         )
         self.routes = Routes(service, engine)  #: the routes that are dispatched
         self._keys = ApiKeys(settings.api_key_file)
-        self._dispatcher = Dispatcher(self._keys, self._admission, max_body_bytes, self.telemetry)
+        self._dispatcher = Dispatcher(
+            self._keys, self._admission, max_body_bytes, self.telemetry, service.run_state
+        )
         self.cancel_all = self._dispatcher.cancel_all
         self._hosts = AllowedHosts(
             settings.allowed_host,
@@ -180,7 +182,9 @@ class RewardApp:
                 raise Unavailable("the service is shutting down")
             if reason := service.failure():
                 raise Unavailable(reason)
-            return {"status": "ready", **(service.check_ready() or {})}
+            own = service.run_state()
+            store = {} if own is None else {"run_state": own}
+            return {"status": "ready", **store, **(service.check_ready() or {})}
 
         if service.health is not None:
             get("/health", summary="What is loaded", responses=OPEN_PROBLEMS)(service.health)

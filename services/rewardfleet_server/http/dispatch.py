@@ -21,6 +21,7 @@ from rewardfleet.wire.headers import (
     MAX_FALLBACK_REWARDS,
     PREFIX_HEADER,
     REQUEST_ID_HEADER,
+    RUN_STATE_HEADER,
     TIMEOUT_HEADER,
 )
 from rewardfleet.wire.waiting import RESERVED_SECONDS, Waits, waits_at
@@ -48,11 +49,18 @@ class Dispatcher:
         max_body_bytes: Limit on one body.
         telemetry: Counts requests. It knows their deadline; a caller may ask for an earlier one
             in `X-Request-Timeout`.
+        run_state: Returns the id of the store of run state, if there is one.
     """
 
     def __init__(
-        self, keys: ApiKeys, admission: Admission, max_body_bytes: int, telemetry: Telemetry
+        self,
+        keys: ApiKeys,
+        admission: Admission,
+        max_body_bytes: int,
+        telemetry: Telemetry,
+        run_state: Callable[[], str | None],
     ) -> None:
+        self._run_state = run_state
         self._keys = keys
         self._admission = admission
         self._bodies = BodyReader(max_body_bytes)
@@ -109,6 +117,8 @@ class Dispatcher:
             del self._requests[task]
         self._telemetry.record_response(context, 200, None)
         own = {REQUEST_ID_HEADER: context.request_id}
+        if (store := self._run_state()) is not None:
+            own[RUN_STATE_HEADER] = store
         if context.discarded_from is not None:
             own[DISCARDED_HEADER] = str(context.discarded_from)
         return Response(content, media_type="application/json", headers=own)

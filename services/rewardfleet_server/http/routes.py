@@ -133,6 +133,8 @@ class Service(Generic[RequestT, ScoreT]):
             the maximum of a limit.
         check_ready: Returns what `/readyz` reports besides its status, None for nothing; raises
             `Unavailable` if the service cannot score now.
+        run_state: Returns the id of its store of run state, None if it has none or cannot reach it:
+            all replicas must have the same.
         health: Answers `GET /health`; None if there is none.
         failure: Returns why the service can never score again, or None. The process then exits,
             for its supervisor to start a new one.
@@ -155,6 +157,7 @@ class Service(Generic[RequestT, ScoreT]):
     collectors: Sequence[Collector] = ()
     field_schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     check_ready: Callable[[], Mapping[str, str] | None] = lambda: None
+    run_state: Callable[[], str | None] = lambda: None
     health: Callable[[], BaseModel] | None = None
     failure: Callable[[], str | None] = lambda: None
     overview: Mapping[str, str] = field(default_factory=dict)

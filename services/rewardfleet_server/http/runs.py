@@ -5,7 +5,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.score import MAX_NAME, DeletedRun
+from rewardfleet.wire.run_state import DeletedRun
+from rewardfleet.wire.score import MAX_NAME
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.observe.telemetry import RequestContext
 from rewardfleet_server.run_state import RunState

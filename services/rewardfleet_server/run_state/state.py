@@ -84,10 +84,6 @@ class RunState:
         """Why the store can never be used again, or None."""
         return self._store.failure
 
-    def ready(self) -> dict[str, str]:
-        """Return what `/readyz` says of the store."""
-        return {} if self.id is None else {"run_state": self.id}
-
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Identify the store if it can be used now, and close it at the end."""

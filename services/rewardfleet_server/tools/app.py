@@ -45,7 +45,7 @@ def create_app(settings: ToolsSettings, store: RunState | None = None) -> Reward
             *TrainerApi(engine, ToolsRequest, request_of, reads_calls=True).routes(),
         ],
         collectors=(*metrics.collectors, state.metrics),
-        check_ready=state.ready,
+        run_state=lambda: state.id,
         failure=lambda: state.failure,
         overview={"run state": describe_run_state(settings)},
     )

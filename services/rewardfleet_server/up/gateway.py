@@ -34,8 +34,13 @@ from rewardfleet.wire.errors import (
     Unauthorized,
     Unavailable,
 )
-from rewardfleet.wire.headers import GATEWAY, REQUEST_ID_HEADER, SERVICE_HEADER
+from rewardfleet.wire.headers import (
+    GATEWAY,
+    REQUEST_ID_HEADER,
+    SERVICE_HEADER,
+)
 from rewardfleet.wire.in_flight import InFlight, merged
+from rewardfleet.wire.run_state import own_run_states
 from rewardfleet.wire.waiting import waits_at
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.openenv import Message, Receive, Send
@@ -245,7 +250,11 @@ class Gateway:
         Raises:
             Overloaded: There are too many.
             RewardFleetError: It was not answered; its client repeats this failure if it can.
+            Conflict: The replicas have run state of their own.
         """
+        stores = {each.url: each.run_state for each in self._fleet[service] if each.is_ready}
+        if problem := own_run_states(service, stores):
+            raise problem
         waits = request.waits
         count = self._in_progress if waits is None else self._patient
         most = MAX_REQUESTS if waits is None else self._max_waiting

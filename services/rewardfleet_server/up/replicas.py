@@ -23,6 +23,7 @@ class Replica:
     outstanding: int = 0  #: requests that it was sent and has not answered
     #: Time of `time.monotonic` before which it gets none, as it was at capacity.
     cooling_until: float = 0.0
+    run_state: str = ""  #: the id of its store of run state; empty if it has none
     restarts: int = 0  #: how often it was started again
     last_failure: str = ""  #: why it ended the last time, or is not ready; empty if it never failed
     #: Set once it has been ready.
@@ -64,10 +65,12 @@ async def watch(
                 last_answer = time.monotonic()
                 replica.is_ready = response.status_code == 200
                 if replica.is_ready:
+                    replica.run_state = _entry(response, "run_state", "")
                     was_ready = True
                     replica.has_been_ready.set()
                 elif was_ready:
-                    replica.last_failure = _detail(response)
+                    reason = f"not ready: HTTP {response.status_code}"
+                    replica.last_failure = _entry(response, "detail", reason)
             except httpx.HTTPError as error:
                 replica.is_ready = False
                 if was_ready:
@@ -86,8 +89,8 @@ async def watch(
             )
 
 
-def _detail(response: httpx.Response) -> str:
+def _entry(response: httpx.Response, name: str, default: str) -> str:
     try:
-        return str(response.json()["detail"])[:200]
+        return str(response.json()[name])[:200]
     except (ValueError, KeyError, TypeError):
-        return f"not ready: HTTP {response.status_code}"
+        return default
