@@ -10,9 +10,15 @@ from typing import Any
 import httpx
 import pytest
 
+from rewardfleet import blocking, episode_request
+from rewardfleet.wire.errors import Conflict
 from rewardfleet.wire.headers import DISCARDED_HEADER
 from rewardfleet_server.run_state import RunState, Scope
+from rewardfleet_server.testing import serving
+from rewardfleet_server.up.gateway import Gateway
+from rewardfleet_server.up.replicas import Replica, watch
 
+from ...gateways import LOOPBACK
 from ..conftest import RedisServer
 from ..episode.conftest import served_episodes
 from ..tools.conftest import TRUTH, served_tools
@@ -174,3 +180,42 @@ def test_lambda_is_fixed_in_a_step():
         part(service, 1, {"run": RUN, "step": 1})
         assert [price(1), price(2)] == [0.75, 1.5]
         assert [price(1, "b"), price(0, "b")] == [0.75, 0], "as it was before the step"
+
+
+def test_replicas_with_run_state_of_their_own_are_refused(request, tmp_path: Path):
+    items = [episode_request(each, group="g", success=each == "a") for each in "ab"]
+
+    def use(**where: Any) -> None:
+        with blocking.RewardFleet(**where) as fleet:
+            for _ in range(2):
+                fleet.episode.score_batch(items)
+
+    with replicas(served_episodes, tmp_path / "runs.sqlite") as (one, other):
+        shared = [str(one.base_url), str(other.base_url)]
+        use(episode=shared)
+        with served_episodes() as own:
+            apart = [shared[0], str(own.base_url)]
+            with pytest.raises(Conflict, match=r"episode service have .*--run-state redis"):
+                use(episode=apart)
+            with gateway_of("episode", shared) as url:
+                use(url=url)
+            with gateway_of("episode", apart) as url:
+                for _ in range(3):
+                    with pytest.raises(Conflict, match=r"episode service have .*--run-state redis"):
+                        use(url=url)
+
+
+@contextmanager
+def gateway_of(service: str, urls: list[str]) -> Iterator[str]:
+    """Serve a gateway once it has watched its replicas until all are ready; yield its URL."""
+    watched = [Replica(service, url.rstrip("/")) for url in urls]
+
+    async def ready() -> None:
+        watching = [asyncio.create_task(watch(each, watched)) for each in watched]
+        await asyncio.gather(*(each.has_been_ready.wait() for each in watched))
+        for each in watching:
+            each.cancel()
+
+    asyncio.run(ready())
+    with serving(Gateway({service: watched}, LOOPBACK)) as url:
+        yield url
