@@ -17,6 +17,7 @@ from .http.tracing import span
 from .http.transport import MAX_BATCH_BYTES, NotEncoded, ServiceTransport
 from .wire.errors import (
     BackendFailed,
+    Conflict,
     Forbidden,
     InvalidRequest,
     MethodNotAllowed,
@@ -49,7 +50,7 @@ ScoreT = TypeVar("ScoreT", bound=Score)
 log = logging.getLogger(__name__)
 
 #: Errors that the caller must correct, which no reward replaces.
-CALLER_ERRORS = InvalidRequest | Unauthorized | Forbidden | MethodNotAllowed | TooLarge
+CALLER_ERRORS = InvalidRequest | Unauthorized | Forbidden | MethodNotAllowed | TooLarge | Conflict
 
 #: "raise", or the reward that replaces a missing one.
 OnFailure = Literal["raise"] | float

@@ -26,7 +26,13 @@ Completion: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str
 ENV_PREFIX = "REWARDFLEET_"
 
 #: Environment variables that are read, but are not settings of a service.
-OTHER_VARIABLES = {"API_KEY", "URL", "ENGINE_PROCESS", *(f"{n.upper()}_URL" for n in SERVICES)}
+OTHER_VARIABLES = {
+    "API_KEY",
+    "URL",
+    "ENGINE_PROCESS",
+    "ATTEMPT",
+    *(f"{n.upper()}_URL" for n in SERVICES),
+}
 
 #: How many characters of a value an error shows.
 _MAX_SHOWN = 200

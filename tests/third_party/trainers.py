@@ -162,7 +162,7 @@ def random_trainer(folder: Path, reward: Any, rows: list[dict[str, Any]], **opti
     )  # fmt: skip
     arguments = trl.GRPOConfig(
         str(folder), seed=0, max_completion_length=8, use_cpu=True, bf16=False, logging_steps=1,
-        gradient_checkpointing=False, save_strategy="no", disable_tqdm=True, **options,
+        gradient_checkpointing=False, disable_tqdm=True, **{"save_strategy": "no", **options},
     )  # fmt: skip
     given = {"train_dataset": Dataset.from_list(rows), "processing_class": tokenizer}
     return trl.GRPOTrainer(LlamaForCausalLM(config), reward, arguments, **given)

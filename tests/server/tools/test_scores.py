@@ -1,5 +1,6 @@
 """The tools service over real HTTP: scores."""
 
+import asyncio
 import json
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from rewardfleet import RewardFleet, tools_request
 from rewardfleet.tool_use.families import read_families
-from rewardfleet.wire.errors import InvalidRequest, NotFound
+from rewardfleet.wire.errors import Conflict, InvalidRequest, NotFound
 from rewardfleet.wire.tools import ToolsRequest, ToolsScore
 from rewardfleet_server.scorer import ScoreFields
 from rewardfleet_server.tools.budgets import Price
@@ -235,3 +236,17 @@ async def test_the_client_scores_and_keeps_a_budget(url: str):
                 await fleet.tools.budget(name)
         resumed = await fleet.tools.put_budget(run, checkpoint=created.checkpoint)
         assert resumed.lambda_ == 0.0
+
+
+async def test_calls_without_a_part_are_parts(url: str):
+    """Eight workers report one answer each; one repeats its call with a part of its own."""
+    async with RewardFleet(tools=url) as fleet:
+        await fleet.tools.put_budget("eight", budget=0.3, eta=1, parts=8)
+        updates = await asyncio.gather(
+            *(fleet.tools.update_budget("eight", 0, [cost]) for cost in [0, *[1] * 6]),
+            *(fleet.tools.update_budget("eight", 0, [1], part="w") for _ in range(3)),
+        )
+        assert sum(each.closed for each in updates) in {1, 3}
+        assert (await fleet.tools.budget("eight")).lambda_ == pytest.approx(7 / 8 - 0.3)
+        with pytest.raises(Conflict, match="`attempt`"):
+            await fleet.tools.update_budget("eight", 0, [0], part="w")
