@@ -121,7 +121,7 @@ def draw(items: list[EpisodeRequest], response: EpisodeBatchResponse, figure: Pa
         (item, each) for item, each in zip(items, response.results, strict=True) if not each.error
     ]
     kept = np.array([each.keep for _, each in scored])
-    reward = np.array([each.components["reward"] for _, each in scored])
+    reward = np.array([each.details["reward"] for _, each in scored])
     length = np.array([item.steps for item, _ in scored])
     heat = np.array([item.temperature for item, _ in scored])
     mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})

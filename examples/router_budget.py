@@ -304,8 +304,8 @@ def expected_rewards(url: str) -> Table:
         scores = fleet.tools.score_batch(requests)
     task, cost = np.zeros((2, len(cells), len(ROUTES)))
     for (cell, action, weight), score in zip(weights, scores, strict=True):
-        task[cell, action] += weight * score.components["task"]
-        cost[cell, action] += weight * score.components["cost"]
+        task[cell, action] += weight * float(score.details["task"])
+        cost[cell, action] += weight * float(score.details["cost"])
     share = np.array([KINDS[kind] * LEVELS[level].percent / 10_000 for kind, level in cells])
     return Table(share, task, cost)
 

@@ -59,7 +59,7 @@ class Service:
     #: Returns the arguments of `request`, from what a policy wrote, the truth, and the row, whose
     #: fields are options of the request where they are not None.
     fields: Callable[..., Any] = dict
-    reported: tuple[str, ...] = ()  #: fields and components of a score that trainers log
+    reported: tuple[str, ...] = ()  #: fields and `numbers` of a score that trainers log
 
 
 # fmt: off
@@ -80,7 +80,7 @@ SERVICES: dict[str, Service] = {
         item=Lazy("rewardfleet.commands.load.requests:program"),
         example="a program that passes 2 tests",
         truth="tests", takes_rows=True, fields=Lazy("rewardfleet.rows:code_fields"),
-        reported=("pass_rate", "critique_valid", "judgment_correct"),
+        reported=("pass_rate", "critique_valid", "details/judgment_correct"),
     ),
     "episode": Service(
         EpisodeClient, EpisodeCause, port=18082, scores="episode", group="group", is_fast=True,
@@ -96,7 +96,8 @@ SERVICES: dict[str, Service] = {
         story=Lazy("rewardfleet.commands.explain.tools:story_of_answer"),
         item=Lazy("rewardfleet.commands.load.requests:answer"),
         example="an answer with the right call",
-        truth="ground_truth", fields=Lazy("rewardfleet.rows:tools_fields"), reported=("cost",),
+        truth="ground_truth", fields=Lazy("rewardfleet.rows:tools_fields"),
+        reported=("format", "correctness", "length", "cost", "details/cost"),
     ),
 }
 # fmt: on

@@ -342,7 +342,7 @@ class Engine(Generic[RequestT, ScoreT]):
                 raise
             shared = await self._compute(plan, context)
         # Each waiter has its own total, and may change its own score.
-        own = {"timing_ms": shared.timing_ms.model_copy(), "components": dict(shared.components)}
+        own = {"timing_ms": shared.timing_ms.model_copy(), "details": dict(shared.details)}
         return policy.from_cached(shared.model_copy(update=own))
 
     async def _compute(self, plan: ScoringPlan[ScoreT], context: RequestContext) -> ScoreT:

@@ -84,7 +84,10 @@ async def test_a_critique_is_scored_by_its_revision_and_its_judgment_is_reported
     ):
         result = await score("critic", critique, TESTS, extra, url=code_url)
         assert (result["score"], result["reward/critique_valid"]) == (reward, valid)
-        assert (result["reward/judgment_correct"], result["reward/failed"]) == (correct, 0.0)
+        assert (result["reward/details/judgment_correct"], result["reward/failed"]) == (
+            correct,
+            0.0,
+        )
     assert extra == {"revision": SUM, "original_passed": True}, "samples may share it"
     assert (await score("code", SUM, TESTS, {"critique": "Nice."}, url=code_url))["score"] == 0.0
 

@@ -360,7 +360,7 @@ def test_a_batch_flows_through_three_functions_and_validation_is_final():
         batch.ok[0] = False
 
 
-def test_objectives_are_summed_gated_or_normalized_and_returned_as_components():
+def test_objectives_are_summed_gated_or_normalized_and_have_their_values_as_details():
     weights = {"success": 1.0, "efficiency": 2.0, "low_energy": -0.5}
     energies = 1 / (1 + np.array([0, 2, 8]))
     successes, efficiencies = np.array([1, 1, 0]), np.array([1 / 1.1, 1 / 1.2, 0])
@@ -370,8 +370,8 @@ def test_objectives_are_summed_gated_or_normalized_and_returned_as_components():
         options = EpisodeOptions(weights=weights, combine=combine)
         result = score_episodes(episodes(), options)
         assert result.scores == pytest.approx(scores)
-        assert set(result.components) == set(weights)
-        assert result.components["low_energy"] == pytest.approx(energies)
+        assert set(result.components) == set(result.details) == set(weights)
+        assert result.details["low_energy"] == pytest.approx(energies)
     options = EpisodeOptions(weights=weights, combine="normalized")
     normalized = score_episodes(episodes(), options).scores
     by_hand = sum(
@@ -418,7 +418,7 @@ def test_the_score_of_a_reward_model_is_not_part_of_the_baseline():
     items.append(item("c", "reward_model", reward_model_score=100))
     result = score_episodes(items, options)
     assert result.scores.tolist() == [0.5, -0.5, 100]
-    assert result.components["reward"][result.batch.is_normalizable].tolist() == [1, 0]
+    assert result.details["reward"][result.batch.is_normalizable].tolist() == [1, 0]
 
 
 def test_the_only_episode_of_its_kind_is_refused_without_the_others():

@@ -74,7 +74,7 @@ async def test_it_returns_a_judgment(judge: ClipJudge, clip: Clip):
     assert isinstance(judgment, Judgment)
     assert judgment.score is not None and 0 <= judgment.score <= 1
     assert judgment.text
-    assert all(math.isfinite(value) for value in judgment.components.values())
+    assert all(math.isfinite(value) for value in judgment.details.values())
 
 
 async def test_its_provenance_is_json_and_constant(judge: ClipJudge, clip: Clip):

@@ -72,7 +72,7 @@ def test_probabilities_are_those_of_a_plain_forward_pass(
     for backend in ("qwen2_5_vl_vllm", "transformers"):
         kwargs = {"readout": "probability"}
         answer = service.score(backend, video_path=str(videos[0]), backend_kwargs=kwargs).json()
-        total = answer["components"]["labels_logprob"]
+        total = answer["details"]["labels_logprob"]
         assert math.log(answer["score"]) + total == pytest.approx(yes, abs=1e-2), backend
         assert math.log(1 - answer["score"]) + total == pytest.approx(no, abs=1e-2), backend
 
@@ -141,7 +141,7 @@ def test_a_curve_has_ascending_frames_and_ends_in_the_score(
     assert curve["frames"] == sorted(curve["frames"]) and len(curve["values"]) == 4
     assert curve["frames"][-1] == answer["provenance"]["frames"]["total"] - 1
     assert curve["values"][-1] == answer["score"]
-    assert -1 <= answer["components"]["value_order_correlation"] <= 1
+    assert -1 <= answer["details"]["value_order_correlation"] <= 1
 
 
 def test_a_prefix_has_the_same_score_in_every_curve(service: RunningService, videos: list[Path]):

@@ -62,8 +62,8 @@ def test_samples_differ_and_no_engine_outlives_a_service_that_is_killed(
     numbers = [int(text) / 100 for text in answer["model_output"].split("\n---\n")]
     assert len(set(numbers)) > 1
     assert answer["score"] == pytest.approx(np.mean(numbers))
-    assert answer["components"]["spread"] == pytest.approx(np.std(numbers))
-    assert answer["components"]["samples"] == 8
+    assert answer["details"]["spread"] == pytest.approx(np.std(numbers))
+    assert answer["details"]["samples"] == 8
     assert again["cached"] is False and again["model_output"] != answer["model_output"]
 
 

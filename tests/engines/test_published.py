@@ -79,12 +79,12 @@ async def test_topreward_is_the_log_probability_of_a_plain_forward_pass(
     clip = replace(clip, frames=clip.frames[:8], indices=clip.indices[:8], max_pixels=12544)
     expected = {count: _direct_logprobs(clip, count, checkpoint3) for count in (4, 8)}
     judgment = await judges.topreward.judge(TASK, clip, {})
-    assert judgment.components["true_logprob"] == pytest.approx(expected[8][0], abs=1e-2)
+    assert judgment.details["true_logprob"] == pytest.approx(expected[8][0], abs=1e-2)
     share = 1 / (1 + np.exp(expected[8][1] - expected[8][0]))
     assert judgment.score == pytest.approx(share, abs=1e-2)
     probabilities = replace(  # values of a curve are in [0, 1]
         judges.topreward._spec,
-        curve_values=lambda each: [math.exp(one.components["true_logprob"]) for one in each],
+        curve_values=lambda each: [math.exp(one.details["true_logprob"]) for one in each],
     )
     judge = VlmJudge(probabilities, judges.checkpoint, judges.topreward._engine)
     curve = (await judge.judge(TASK, clip, {"curve": 2})).curve
@@ -141,7 +141,7 @@ async def test_an_open_prompt_ends_with_the_text_and_keeps_out_special_tokens(
 async def test_sole_answers_for_each_frame_but_the_first(judges: Judges, clip: Clip):
     clip = replace(clip, frames=clip.frames[:4], indices=clip.indices[:4])
     judgment = await judges.sole.judge(TASK, clip, {})
-    assert judgment.score is None and judgment.components["unreadable_answers"] == 3
+    assert judgment.score is None and judgment.details["unreadable_answers"] == 3
     assert judgment.curve is not None
     assert judgment.curve.frames == list(clip.indices)
     assert judgment.curve.values == [0.0, None, None, None]

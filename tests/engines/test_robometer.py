@@ -168,22 +168,22 @@ def test_clips_of_different_sizes_and_lengths_share_a_batch(
 def test_a_request_gets_progress_success_and_a_curve(url: str, folder: Path, videos: list[Path]):
     body = {"task_text": TASK, "video_path": str(videos[0]), "nframes": 4}
     answer = httpx.post(f"{url}/score", json=body, trust_env=False).json()
-    components, curve = answer["components"], answer["curve"]
+    details, curve = answer["details"], answer["curve"]
     assert answer["status"] == "ok", answer
-    assert answer["score"] == components["progress"] == curve["values"][-1]
+    assert answer["score"] == details["progress"] == curve["values"][-1]
     assert curve["frames"] == answer["provenance"]["frames"]["indices"]
     assert len(curve["values"]) == 4
-    assert -1 <= components["value_order_correlation"] <= 1
-    assert answer["model_output"].startswith(f"progress {components['progress']:.2f}, success ")
+    assert -1 <= details["value_order_correlation"] <= 1
+    assert answer["model_output"].startswith(f"progress {details['progress']:.2f}, success ")
     expected = expected_scores(folder, clip_of(videos[0], 4), robometer._PROMPT.render(TASK))
     assert curve["values"] == pytest.approx(expected.progress, abs=1e-4)
-    assert components["success"] == pytest.approx(expected.success[-1], abs=1e-4)
+    assert details["success"] == pytest.approx(expected.success[-1], abs=1e-4)
 
     again = httpx.post(f"{url}/score", json=body, trust_env=False).json()
     assert again["cached"] and again["score"] == answer["score"]
     body["backend_kwargs"] = {"readout": "success"}
     other = httpx.post(f"{url}/score", json=body, trust_env=False).json()
-    assert other["score"] == components["success"] and not other["cached"]
+    assert other["score"] == details["success"] and not other["cached"]
     assert other["provenance"]["readout"] == "success v1"
 
 

@@ -75,10 +75,10 @@ class RewardFleetEvaluator:
         )
 
     def _score(self, answer: Any, row: SampleRow) -> tuple[float, dict[str, float]]:
-        """Return the reward of an answer and what rLLM logs, with the components of the score."""
+        """Return the reward of an answer and what rLLM logs, with the numbers of the score."""
         reward, score = self._loop.run(self._scorer.score(answer, row))
-        components = {} if score is None else score.components
-        named = {f"reward/{name}": float(each) for name, each in components.items()}
+        numbers = {} if score is None else score.numbers
+        named = {f"reward/{name}": float(each) for name, each in numbers.items()}
         return reward, marks_of(score) | named
 
 

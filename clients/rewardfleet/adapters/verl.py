@@ -67,9 +67,10 @@ async def compute_score_async(
         `score`; `reward/failed`, 1.0 where the service failed, else 0.0; `reward/abstained`, 1.0
         where the judge answered without a verdict; `reward/cached`, 1.0 for a score from the cache;
         `reward/cause/NAME` for each cause of the service, 1.0 for that of the sample; and for code
-        `reward/pass_rate`, `reward/critique_valid` and `reward/judgment_correct`, for tools
-        `reward/cost`. These are None where there is none, which verl's validation leaves out; NaN
-        before verl 0.9.
+        `reward/pass_rate`, `reward/critique_valid` and `reward/details/judgment_correct`, for tools
+        the addends `reward/format`, `reward/correctness`, `reward/length` and `reward/cost`, and
+        `reward/details/cost`, which is not multiplied by lambda. These are None where there is
+        none, which verl's validation leaves out; NaN before verl 0.9.
 
     Raises:
         RewardFleetError: There is no score, and `on_failure` is "raise".
@@ -190,7 +191,7 @@ def _result(
         reward, fields, found = client.policy.failed(score), {}, None
     else:
         reward, found = client.policy.reward(score), score
-        fields = {**score.model_dump(include=set(names)), **score.components}
+        fields = {**score.model_dump(include=set(names)), **score.numbers}
     values = {f"reward/{name}": fields.get(name) for name in names}
     reported = {name: _NO_VALUE if each is None else float(each) for name, each in values.items()}
     marks = {**marks_of(found), **cause_marks(service, found)}

@@ -39,7 +39,8 @@ class BatchResult:
 
     batch: Batch  #: the episodes, and why some have no score
     scores: Floats  #: [N], after normalization; NaN where there is none
-    components: Mapping[str, Floats]  #: by name: [N]; NaN where an episode has no such component
+    components: Mapping[str, Floats]  #: addends by name: [N]; NaN where an episode has no such one
+    details: Mapping[str, Floats]  #: other figures, likewise
     step_rewards: Mapping[int, Floats]  #: by index: [T]
     keep: Bools  #: [N], whether to train on an episode; False where there is no score
     drop_reasons: Mapping[int, DropReason]  #: by index: the filter rule that dropped an episode
@@ -90,15 +91,18 @@ def aggregate(
         success_rate=batch.grouping.mean(np.where(batch.ok, batch.columns.number("success"), 0.0)),
         all_equal=groups.all_equal(values, batch.grouping, options.filter.tolerance),
     )
-    components = rewards.components
-    if options.normalize != "none":
-        components = {**components, "reward": np.where(batch.ok, values, np.nan)}
     scores = np.where(batch.ok, _normalized(batch, values, options, running), np.nan)
+    components, details = rewards.components, rewards.details
+    if options.normalize != "none":
+        # One addend: what is subtracted from a sum and divides it belongs to no part of it.
+        reward = np.where(batch.ok, values, np.nan)
+        components, details = {"normalized": scores}, {**components, **details, "reward": reward}
     keep, drop_reasons = _filter(batch, statistics, clusters, options.filter)
     return BatchResult(
         batch=batch,
         scores=scores,
         components=components,
+        details=details,
         step_rewards=rewards.step_rewards,
         keep=keep,
         drop_reasons=drop_reasons,

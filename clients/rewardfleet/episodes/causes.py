@@ -69,7 +69,7 @@ def _of_kind(kind: RewardKind, rewards: Rewards, options: EpisodeOptions) -> _Co
 
 def _failed(kind: RewardKind, rewards: Rewards, options: EpisodeOptions) -> Bools:
     """Return whether an episode has not succeeded, where its reward depends on that, [N]."""
-    columns, success = rewards.batch.columns, _component(rewards, "success")
+    columns, success = rewards.batch.columns, _figure(rewards, "success")
     if kind == "objectives" and options.combine == "gated":
         success = columns.number("success")
     elif kind in {"shaped", "discounted"}:
@@ -79,9 +79,11 @@ def _failed(kind: RewardKind, rewards: Rewards, options: EpisodeOptions) -> Bool
     return failed
 
 
-def _component(rewards: Rewards, name: str) -> Floats:
+def _figure(rewards: Rewards, name: str) -> Floats:
     missing: Floats = np.full(len(rewards.batch), np.nan)
-    return rewards.components.get(name, missing)
+    details = rewards.details.get(name, missing)
+    figures: Floats = np.where(np.isnan(details), rewards.components.get(name, missing), details)
+    return figures
 
 
 def _always(cause: EpisodeCause) -> Callable[[Rewards], NDArray[np.int_]]:
@@ -92,7 +94,7 @@ def _low_reward_or(cause: EpisodeCause) -> Callable[[Rewards], NDArray[np.int_]]
     """Return a function for kinds that lower the reward of the environment."""
 
     def codes(rewards: Rewards) -> NDArray[np.int_]:
-        is_low = _component(rewards, "episode") < 1
+        is_low = _figure(rewards, "episode") < 1
         return np.where(is_low, _CODES[EpisodeCause.LOW_REWARD], _CODES[cause])
 
     return codes
@@ -100,7 +102,7 @@ def _low_reward_or(cause: EpisodeCause) -> Callable[[Rewards], NDArray[np.int_]]
 
 def _by_video(rewards: Rewards) -> NDArray[np.int_]:
     codes = _low_reward_or(EpisodeCause.NOT_FINISHED)(rewards)
-    says_no = _component(rewards, "visual_success") < SUCCESS_THRESHOLD
+    says_no = _figure(rewards, "visual_success") < SUCCESS_THRESHOLD
     return np.where(says_no, _CODES[EpisodeCause.JUDGE_SAYS_NO], codes)
 
 

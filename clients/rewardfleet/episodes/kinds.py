@@ -24,7 +24,8 @@ class Rewards:
 
     batch: Batch  #: the episodes
     values: Floats  #: [N], NaN where there is no reward
-    components: Mapping[str, Floats]  #: by name: [N], NaN where a kind has no such component
+    components: Mapping[str, Floats]  #: addends by name: [N], NaN where a kind has no such one
+    details: Mapping[str, Floats]  #: other figures, likewise
     step_rewards: Mapping[int, Floats]  #: by index, for the kinds `hybrid` and `shaped`: [T]
 
 
@@ -37,6 +38,7 @@ def compute_rewards(batch: Batch, options: EpisodeOptions) -> Rewards:
     """
     values = np.full(len(batch), np.nan)
     components: dict[str, Floats] = {}
+    details: dict[str, Floats] = {}
     step_rewards: dict[int, Floats] = {}
     for kind in batch.columns.kinds:
         mask = batch.columns.is_kind(kind) & batch.ok
@@ -45,10 +47,12 @@ def compute_rewards(batch: Batch, options: EpisodeOptions) -> Rewards:
         episodes = KindEpisodes(batch, mask)
         computed = KINDS[kind](episodes, options)
         values[mask] = computed.rewards
-        for name, column in computed.components.items():
-            components.setdefault(name, np.full(len(batch), np.nan))[mask] = column
+        addends = computed.components or {"reward": computed.rewards}
+        for found, columns in ((components, addends), (details, computed.details)):
+            for name, column in columns.items():
+                found.setdefault(name, np.full(len(batch), np.nan))[mask] = column
         step_rewards |= zip(episodes.indices, computed.step_rewards, strict=False)
-    return Rewards(batch, values, components, step_rewards)
+    return Rewards(batch, values, components, details, step_rewards)
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,10 @@ class KindRewards:
     """The rewards of the episodes of one kind."""
 
     rewards: Floats  #: [M]
-    components: Mapping[str, Floats] = field(default_factory=dict)  #: by name: [M]
+    #: Addends by name, [M], whose sum is the reward; if empty, it has the one `reward`.
+    components: Mapping[str, Floats] = field(default_factory=dict)
     step_rewards: Sequence[Floats] = ()  #: M arrays [T]; empty if the kind has none
+    details: Mapping[str, Floats] = field(default_factory=dict)  #: other figures by name, [M]
 
 
 def _success(episodes: KindEpisodes, _: EpisodeOptions) -> KindRewards:
@@ -104,7 +110,7 @@ def _success(episodes: KindEpisodes, _: EpisodeOptions) -> KindRewards:
 
 def _efficiency(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
     values = _efficiency_values(episodes, options)
-    return KindRewards(values, {"success": episodes.number("success")})
+    return KindRewards(values, details={"success": episodes.number("success")})
 
 
 def _hybrid(episodes: KindEpisodes, _: EpisodeOptions) -> KindRewards:
@@ -120,25 +126,26 @@ def _hybrid(episodes: KindEpisodes, _: EpisodeOptions) -> KindRewards:
 def _visual(episodes: KindEpisodes, _: EpisodeOptions) -> KindRewards:
     episode, score = episodes.total_rewards(), episodes.number("visual_success")
     values = rewards.visual(episode, score)
-    return KindRewards(values, {"episode": episode, "visual_success": score})
+    return KindRewards(values, details={"episode": episode, "visual_success": score})
 
 
 def _objectives(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
     """Weigh the objectives, each in [0, 1] except a `progress` outside that range."""
     total: Floats = np.zeros(len(episodes.indices))
     components: dict[str, Floats] = {}
+    details: dict[str, Floats] = {}
+    gate = episodes.number("success") if options.combine == "gated" else 1.0
     for name, weight in options.weights.items():
-        values = components[name] = OBJECTIVES[name][1](episodes, options)
+        values = details[name] = OBJECTIVES[name][1](episodes, options)
         if options.combine == "normalized":
             # Within its group, so that no objective dominates by its scale.
             column = np.full(len(episodes.mask), np.nan)
             column[episodes.mask] = values
             grouping, mask = episodes.batch.grouping, episodes.mask
             values = groups.normalize(column, grouping, by_std=True, mask=mask)[mask]
-        total = total + weight * values
-    if options.combine == "gated":
-        total = total * episodes.number("success")
-    return KindRewards(total, components)
+        components[name] = weight * values * gate
+        total = total + components[name]
+    return KindRewards(total, components, details=details)
 
 
 def _shaped(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
@@ -159,7 +166,7 @@ def _shaped(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
 def _discounted(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
     terminal = episodes.terminal_rewards()
     values = rewards.discounted(terminal, episodes.number("steps"), options.gamma)
-    return KindRewards(values, {"episode": terminal})
+    return KindRewards(values, details={"episode": terminal})
 
 
 def _efficiency_values(episodes: KindEpisodes, options: EpisodeOptions) -> Floats:

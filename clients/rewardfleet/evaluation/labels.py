@@ -12,6 +12,7 @@ from rewardfleet.bulk.records import Record
 from rewardfleet.bulk.requests import Columns, clip_name, task_of
 from rewardfleet.bulk.rows import Row, Source
 from rewardfleet.wire.calibration import BOUND_FIELDS, bound_fields, bound_provenance
+from rewardfleet.wire.score import figures_of
 from rewardfleet.wire.video import VideoRequest
 
 _WORDS = {"true": True, "false": False, "1": True, "0": False}
@@ -44,7 +45,8 @@ class LabeledClip:
     @property
     def raw_score(self) -> float | None:
         """The score before a calibration."""
-        return (self.record.get("components") or {}).get("raw_score", self.score)
+        raw: float | None = figures_of(self.record).get("raw_score", self.score)
+        return raw
 
 
 @dataclass

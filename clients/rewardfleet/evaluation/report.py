@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rewardfleet.bulk.files import new_file
+from rewardfleet.wire.score import figures_of
 
 from . import metrics
 from .labels import LabeledClip, LabeledClips, frame_sizes
@@ -279,7 +280,7 @@ def _value_order(clips: Sequence[LabeledClip]) -> Report:
     """Return the mean correlation of values with time, of successes and of failures."""
     values: dict[bool, list[float]] = {True: [], False: []}
     for each in clips:
-        value = (each.record.get("components") or {}).get("value_order_correlation")
+        value = figures_of(each.record).get("value_order_correlation")
         if value is not None:
             values[each.success].append(value)
     return {

@@ -183,12 +183,12 @@ def _of_output(folder: Path) -> list[str]:
     if service not in SERVICES:
         raise ValueError(f"{folder}: an output of a service {service!r}, which there is not")
     columns = columns_of(SERVICES[service].client.score_type)
-    base = [name for name in columns if name in COLUMNS and name != "service"]
+    base = [name for name in columns if name in COLUMNS and name not in {"service", "details"}]
     casts = {True: """'{0}', CAST("{0}" AS JSON)""", False: """'{0}', "{0}\""""}
     details = ", ".join(
         casts[kind == "json"].format(name)
         for name, kind in columns.items()
-        if name not in COLUMNS and name not in _OF_OUTPUTS
+        if name not in base and name not in _OF_OUTPUTS
     )
     shown = ", ".join(f'"{name}"' for name in [*base, *_OF_OUTPUTS])
     select = (

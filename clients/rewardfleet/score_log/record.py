@@ -44,8 +44,9 @@ COLUMNS = {
 
 #: A record of more bytes is not kept.
 MAX_RECORD_BYTES = 16 * 2**20
-#: Fields that are columns of their own.
-_BASE = frozenset({*Score.model_fields, "cause"})
+#: Fields that are columns of their own. The column `details` has all others, one of which is that
+#: of a score.
+_BASE = frozenset({*Score.model_fields, "cause"} - {"details"})
 #: Names of options that a caller may have given a key as, by mistake.
 _SECRET = re.compile(r"(^|[_-])(api_?key|key|token|secret|password|authorization)$", re.IGNORECASE)
 

@@ -46,7 +46,7 @@ class Recorded:
     uid: str | None
     batch: tuple[float, str | None]  #: what was scored together has the same one
     before: float | None  #: its score
-    components: Mapping[str, float]
+    price: float | None  #: lambda, of an answer that paid for tools
     prompt: str = ""  #: a digest of what its group has in common
     after: float | None = None
     problem: str | None = None  #: why there is no score now
@@ -78,7 +78,9 @@ def select_records(connection: "duckdb.DuckDBPyConnection", filters: Filters) ->
     condition = f"status <> 'error' AND request IS NOT NULL AND {condition}"
     if filters.run is None:
         condition += f" AND run IS DISTINCT FROM '{REPLAY}'"
-    names = "service, id, run, step, uid, call, time, score, components"
+    # Of older records, a component.
+    price = "coalesce(json_extract(details, '$.details.lambda')::DOUBLE, components['lambda'])"
+    names = f"service, id, run, step, uid, call, time, score, {price}"
     rows = query(
         connection, f"SELECT {names} FROM scores WHERE {condition} ORDER BY {_ORDER}", values
     )
@@ -92,8 +94,8 @@ def select_records(connection: "duckdb.DuckDBPyConnection", filters: Filters) ->
         found = " and ".join(services)
         raise ValueError(f"the log has records of {found}: select one service with --service")
     records = [
-        Recorded(id_, run, step, uid, (time, call), score, components or {})
-        for _, id_, run, step, uid, call, time, score, components in rows
+        Recorded(id_, run, step, uid, (time, call), score, price)
+        for _, id_, run, step, uid, call, time, score, price in rows
     ]
     return Selected(services[0], records, condition, values)
 

@@ -391,7 +391,7 @@ class CodeRequest(Request):
     original_program: PolicyText | None = Field(
         None,
         description="The program, or text with it, that the critique judged. It is run on the "
-        "same tests to determine whether the judgment is right (`components.judgment_correct`).",
+        "same tests to determine whether the judgment is right (`details.judgment_correct`).",
     )
     original_passed: bool | None = Field(
         None,

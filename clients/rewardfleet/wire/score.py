@@ -1,6 +1,7 @@
 """What every service answers: a score, or the reason why there is none."""
 
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Generic, Self, TypeVar
 
@@ -139,7 +140,10 @@ class Score(Response):
         "verdict. error: a failure; in batches only, as a single request fails with an HTTP error."
     )
     components: dict[str, FiniteFloat] = Field(
-        default_factory=dict, description="The parts that the score is computed from, by name."
+        default_factory=dict, description="Signed addends by name, whose sum is the score."
+    )
+    details: dict[str, FiniteFloat | str] = Field(
+        default_factory=dict, description="Other figures by name, which are no addends."
     )
     backend: str = Field("", description="The judge or sandbox that computed the score.")
     cached: bool = Field(False, description="Whether the score came from the cache.")
@@ -157,6 +161,12 @@ class Score(Response):
     )
     error: Problem | None = Field(None, description="Why there is no score (`status: error`).")
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What trainers log: the components by their names, and numbers as `details/NAME`."""
+        details = {f"details/{n}": v for n, v in self.details.items() if isinstance(v, float)}
+        return {**self.components, **details}
+
     def _repr_html_(self) -> str:
         return scores_html([self])
 
@@ -169,6 +179,11 @@ class Score(Response):
         if self.error is not None and self.cause is None:
             self.cause = self.error.kind
         return self
+
+
+def figures_of(score: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a score, given as fields. In older logs, all of them are components."""
+    return {**(score.get("components") or {}), **(score.get("details") or {})}
 
 
 def abstained(score: Score) -> Abstained:

@@ -185,8 +185,9 @@ class ToolsRequest(Request):
 class ToolsScore(Score):
     """A `Score` with the use of tools.
 
-    Its components are `task` (the sum of the next three), `format`, `correctness`, `length`,
-    `cost`, `lambda` and `violation` (the cost minus the budget; 0 without a run).
+    Its components are `format`, `correctness`, with `options.with_length` `length`, and with a run
+    `cost`: minus lambda times what the tools cost. Its details are `task` (the sum without `cost`),
+    `cost` (what the tools cost), and with a run `lambda` and `violation` (cost minus budget).
     """
 
     cause: ToolsCause | ErrorKind | str | None = Field(

@@ -36,8 +36,8 @@ GYM_FAILURE_KINDS: dict[ErrorKind, str] = {
 #: The fields of an earlier verification, which a request to verify again contains.
 GYM_RESULT_FIELDS = frozenset(
     {
-        "reward", "reward_components", "reward_cause", "mask_sample", "failure_kind",
-        "failure_reason", "_ng_failure_class", "_ng_failure_judge_error",
+        "reward", "reward_components", "reward_details", "reward_cause", "mask_sample",
+        "failure_kind", "failure_reason", "_ng_failure_class", "_ng_failure_judge_error",
     }
 )  # fmt: skip
 
@@ -71,8 +71,9 @@ class OpenRlhfResponse(Response):
     rewards: list[FiniteFloat] = Field(description="The scores.")
     scores: list[FiniteFloat] = Field(description="The same, which OpenRLHF filters by.")
     extra_logs: dict[str, list[FiniteFloat]] = Field(
-        description="By name, for OpenRLHF's log: the components that all scores have, and for "
-        "each cause of the service whether it is a score's (1 or 0), as `cause/wrong_answer`."
+        description="By name, for OpenRLHF's log: the components that all scores have, their "
+        "details as `details/NAME`, and for each cause of the service whether it is a score's "
+        "(1 or 0), as `cause/wrong_answer`."
     )
 
 
@@ -138,7 +139,8 @@ class GymVerifyResponse(BaseModel, extra="allow"):
     responses_create_params: dict[str, JsonValue] = Field(description="As in the request.")
     response: dict[str, JsonValue] = Field(description="As in the request.")
     reward: FiniteFloat = Field(description="The score. 0 if the sample is masked.")
-    reward_components: dict[str, FiniteFloat] = Field({}, description="Its components, by name.")
+    reward_components: dict[str, FiniteFloat] = Field({}, description="Addends of the reward.")
+    reward_details: dict[str, FiniteFloat | str] = Field({}, description="Other figures, by name.")
     reward_cause: str | None = Field(
         None, description="Why the reward is below its maximum; see docs/reference/causes.md."
     )
@@ -209,7 +211,8 @@ class OpenEnvResult(Response):
     """The state after a reset or a step."""
 
     observation: dict[str, JsonValue] = Field(
-        description="Empty after a reset. Else `status`, `components` and `cause` of the score."
+        description="Empty after a reset. Else `status`, `components`, `details` and `cause` of "
+        "the score."
     )
     reward: FiniteFloat | None = Field(
         None, description="The score; null after a reset, and if the judge abstained."

@@ -291,8 +291,8 @@ class RouterTrainer:
         scores = score_answers(self._fleet, rows, responses, step=self.step, options=self._options)
         return Scored(
             action=action.cpu().numpy(),
-            task=np.array([score.components["task"] for score in scores]),
-            cost=np.array([score.components["cost"] for score in scores]),
+            task=np.array([score.details["task"] for score in scores]),
+            cost=np.array([score.details["cost"] for score in scores]),
             probabilities=torch.softmax(logits.detach().float(), dim=-1).cpu().numpy(),
         )
 

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from functools import partial
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -179,6 +180,7 @@ class CodeScorer:
         if submission.critique_invalid:
             return CodeScore(
                 score=0.0,
+                components={request.mode: 0.0},
                 status=Status.OK,
                 backend=self._name,
                 verdicts=[Verdict(verdict=Outcome.SKIPPED)] * len(tests.tests.cases),
@@ -219,7 +221,7 @@ class CodeScorer:
                     raise _too_little_time(max_seconds, budget)
             if passed is not None:
                 right = passed == (submission.judgment == "correct")
-                score.components["judgment_correct"] = float(right)
+                score.details["judgment_correct"] = float(right)
         return score
 
     def _limits_of_row(self, given: Limits, cpu_s: float | None, limits: RunLimits) -> RunLimits:
@@ -315,16 +317,21 @@ class CodeScorer:
         pass_rate = passed / count
         suspicions = sorted(run.suspicions, key=lambda each: SANDBOX_DIED not in each)
         return CodeScore(
-            score=pass_rate if mode == "pass_rate" else float(passed == count),
+            **_reward(mode, pass_rate),
             status=Status.OK,
-            components={"pass_rate": pass_rate},
             backend=self._name,
             timing_ms=run.timing,
-            pass_rate=pass_rate,
             verdicts=verdicts,
             isolation=self.isolation,
             suspicions=suspicions[:_MAX_SUSPICIONS],
         )
+
+
+def _reward(mode: str, rate: float | None) -> dict[str, Any]:
+    """Return the fields of a score that depend on the mode, after which its component is named."""
+    score = rate if mode == "pass_rate" else float(rate == 1)
+    details = {} if mode == "pass_rate" else {"pass_rate": rate}
+    return {"score": score, "pass_rate": rate, "components": {mode: score}, "details": details}
 
 
 def _audit_fields(mode: str, score: CodeScore) -> object:
@@ -336,7 +343,7 @@ def _audit_fields(mode: str, score: CodeScore) -> object:
     if mode == "all_pass":
         failures = (n for n, each in enumerate(outcomes) if each is not Outcome.ACCEPTED)
         outcomes = outcomes[: next(failures, len(outcomes)) + 1]
-    return outcomes, score.components.get("judgment_correct")
+    return outcomes, score.details.get("judgment_correct")
 
 
 def _is_valid_cached(request: CodeRequest, score: CodeScore) -> bool:
@@ -349,24 +356,21 @@ def _is_valid_cached(request: CodeRequest, score: CodeScore) -> bool:
     if counted == 0 or {*map(type, outcomes)} != {Outcome}:
         return False
     passed = outcomes.count(Outcome.ACCEPTED)
-    right = score.components.get("judgment_correct")
+    right = score.details.get("judgment_correct")
     return score.pass_rate == passed / counted and right in {None, 0.0, 1.0}
 
 
 def _from_cached(request: CodeRequest, submission: Submission, score: CodeScore) -> CodeScore:
     """Adapt the score of an equivalent program, or of the other mode, to this request."""
-    rate = score.pass_rate
-    components = {"pass_rate": rate}
+    reward = _reward(request.mode, score.pass_rate)
     if request.original_passed is not None and submission.judgment is not None:
         right = request.original_passed == (submission.judgment == "correct")
-        components["judgment_correct"] = float(right)
-    elif submission.needs_original_run and "judgment_correct" in score.components:
-        components["judgment_correct"] = score.components["judgment_correct"]
+        reward["details"]["judgment_correct"] = float(right)
+    elif submission.needs_original_run and "judgment_correct" in score.details:
+        reward["details"]["judgment_correct"] = score.details["judgment_correct"]
     return score.model_copy(
         update={
-            "score": rate if request.mode == "pass_rate" else float(rate == 1),
-            "pass_rate": rate,
-            "components": components,
+            **reward,
             "code": submission.program,
             "cause": cause_of(score, submission),
             "judgment": submission.judgment,

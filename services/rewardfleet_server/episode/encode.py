@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from rewardfleet import __version__
 from rewardfleet.episodes import BatchResult, RunningMeanStd, TemperatureBin
+from rewardfleet.episodes.arrays import Floats
 from rewardfleet.wire.score import Status, Timing
 
 #: The `backend` of every score.
@@ -32,6 +33,7 @@ class Result(msgspec.Struct, gc=False, omit_defaults=True):
     backend: str
     cause: str | None = None
     components: dict[str, float] = {}
+    details: dict[str, float] = {}
     drop_reason: str | None = None
     cluster: int | None = None
     pseudo_label: int | None = None
@@ -67,11 +69,12 @@ def results(result: BatchResult, request_id: str | None) -> list[Result]:
     """Return one result per item, in order."""
     items, ok = result.batch.columns.items, Status.OK
     encoded = [
-        Result(item.uid, score, ok, keep, BACKEND, cause, components)
-        for item, score, components, keep, cause in zip(
+        Result(item.uid, score, ok, keep, BACKEND, cause, components, details)
+        for item, score, components, details, keep, cause in zip(
             items,
             result.scores.tolist(),
-            _components(result),
+            _figures(result.components, len(items)),
+            _figures(result.details, len(items)),
             result.keep.tolist(),
             result.causes,
             strict=True,
@@ -96,11 +99,10 @@ def results(result: BatchResult, request_id: str | None) -> list[Result]:
     return encoded
 
 
-def _components(result: BatchResult) -> list[dict[str, float]]:
-    """Return the components of each item, without NaN."""
-    columns = result.components
+def _figures(columns: Mapping[str, Floats], count: int) -> list[dict[str, float]]:
+    """Return the values of columns for each item, without NaN."""
     if not columns:
-        return [{} for _ in result.scores]
+        return [{}] * count
     if len(columns) == 1:
         ((name, column),) = columns.items()
         return [{name: value} if value == value else {} for value in column.tolist()]  # noqa: PLR0124 - NaN

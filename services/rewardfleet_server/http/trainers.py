@@ -101,12 +101,9 @@ class TrainerApi(Generic[RequestT, ScoreT]):
 
         scores = await self._scores(await asyncio.to_thread(texts), context)
         rewards = [_number(score) for score in scores]
-        names = [
-            name
-            for name in (scores[0].components if scores else ())
-            if all(name in each.components for each in scores)
-        ]
-        logs = {name: [score.components[name] for score in scores] for name in names}
+        numbers = [score.numbers for score in scores] or [{}]
+        names = [name for name in numbers[0] if all(name in each for each in numbers)]
+        logs = {name: [each[name] for each in numbers] for name in names}
         if scores:  # the same names in each answer: OpenRLHF joins those of a batch
             for cause in SERVICES[self.engine.service].causes:
                 logs[f"cause/{cause}"] = [float(score.cause == cause) for score in scores]
@@ -143,6 +140,7 @@ class TrainerApi(Generic[RequestT, ScoreT]):
             {
                 "reward": _number(score),
                 "reward_components": score.components,
+                "reward_details": score.details,
                 "reward_cause": score.cause,
             },
         )
@@ -171,6 +169,7 @@ class TrainerApi(Generic[RequestT, ScoreT]):
         seen: dict[str, JsonValue] = {
             "status": score.status,
             "components": {**score.components},
+            "details": {**score.details},
             "cause": score.cause,
         }
         return OpenEnvResult(observation=seen, reward=score.score, done=True)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rewardfleet.wire.score import figures_of
+
 #: Width and height of the drawing of a curve, in units of its SVG.
 CURVE_WIDTH, CURVE_HEIGHT = 640, 120
 #: Tests, and calls of tools, that are shown, at most.
@@ -51,7 +53,7 @@ class Details:
     references: Sequence[Mapping[str, Any]] = ()  #: each a `NearestReference`
     curve: Sequence[tuple[int, float | None]] = ()  #: the last frame of each prefix, and its value
     lines: Sequence[str] = ()  #: the curve as points of SVG polylines, interrupted where it is null
-    components: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, float | str] = field(default_factory=dict)  #: see `figures_of`
     request: str = ""
     details: str = ""
     provenance: str = ""
@@ -62,7 +64,8 @@ def details_of(record: Mapping[str, Any], explained: Explanation) -> Details:
     request = _parsed(record["request"])
     details = _parsed(record["details"])
     provenance = _parsed(record["provenance"])
-    components = record["components"] or {}
+    figures = figures_of({**details, "components": record["components"]})
+    details.pop("details", None)
     curve = details.pop("curve", None) or {}
     points = list(zip(curve.get("frames", ()), curve.get("values", ()), strict=False))
     taken = details.pop("code", "")
@@ -75,7 +78,7 @@ def details_of(record: Mapping[str, Any], explained: Explanation) -> Details:
         correct_answer=request.pop("ground_truth", ""),
         calls=explained.calls[:_MOST_CALLS],
         more_calls=max(len(explained.calls) - _MOST_CALLS, 0),
-        budget=_budget(components),
+        budget=_budget(figures),
         tests=shown,
         more_tests=max(len(verdicts) - len(shown), 0),
         suspicions=details.pop("suspicions", ()),
@@ -83,17 +86,17 @@ def details_of(record: Mapping[str, Any], explained: Explanation) -> Details:
         references=details.pop("references", ()),
         curve=points,
         lines=_lines(points),
-        components=dict(components),
+        figures=figures,
         request=_pretty(request),
         details=_pretty(details),
         provenance=_pretty(provenance),
     )
 
 
-def _budget(components: Mapping[str, float]) -> float | None:
+def _budget(figures: Mapping[str, Any]) -> float | None:
     # Without a budget, nothing violates it.
-    violation = components.get("violation")
-    return components["cost"] - violation if violation and "cost" in components else None
+    violation = figures.get("violation")
+    return figures["cost"] - violation if violation and "cost" in figures else None
 
 
 def _parsed(text: str | None) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rewardfleet.wire.score import figures_of
+
 #: Why a filter drops an episode, by its `drop_reason`; see `FilterOptions`.
 _RULES = {
     "all_equal": "all rewards of the group are equal: nothing can be learned from it",
@@ -77,7 +79,7 @@ def _member(row: Mapping[str, Any], request: Mapping[str, Any], rules: Mapping[s
         request.get("success"),
         request.get("steps"),
         request.get("max_steps"),
-        (row["components"] or {}).get("reward", row["score"]),
+        figures_of({**details, "components": row["components"]}).get("reward", row["score"]),
         row["status"] == "ok" and details.get("keep", True),
         reason or "",
     )

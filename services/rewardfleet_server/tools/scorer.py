@@ -104,19 +104,19 @@ class ToolsScorer:
         cause = reward.cause
         if cause is None and multiplier * reward.cost > 0:
             cause = ToolsCause.TOOL_COST
+        components = {"format": reward.format, "correctness": reward.correctness}
+        if request.options.with_length:
+            components["length"] = reward.length
+        details = {"task": reward.task, "cost": reward.cost}
+        if price is not None:
+            components["cost"] = 0.0 - multiplier * reward.cost  # 0, not -0
+            details |= {"lambda": multiplier, "violation": reward.cost - price.budget}
         return {
             "score": reward.task - multiplier * reward.cost,
             "status": Status.OK,
             "cause": cause,
-            "components": {
-                "task": reward.task,
-                "format": reward.format,
-                "correctness": reward.correctness,
-                "length": reward.length,
-                "cost": reward.cost,
-                "lambda": multiplier,
-                "violation": 0.0 if price is None else reward.cost - price.budget,
-            },
+            "components": components,
+            "details": details,
             "backend": self.backend,
             "used_any_tool": usage.calls > 0,
             "used_search": usage.used("search"),

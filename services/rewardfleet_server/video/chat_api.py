@@ -213,4 +213,5 @@ def _trend(scores: Sequence[VideoScore]) -> str:
 
 def _value(score: VideoScore) -> float | None:
     """Return the judge's progress if it reports one: its score may change at the very end only."""
-    return None if score.score is None else score.components.get("progress", score.score)
+    progress = score.details.get("progress")
+    return progress if isinstance(progress, float) and score.score is not None else score.score

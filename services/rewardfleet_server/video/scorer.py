@@ -372,7 +372,7 @@ async def _checked(name: str, judging: Awaitable[Judgment]) -> Judgment:
     if not _is_valid(judgment):
         raise BackendFailed(
             f"judge {name} returned {str(judgment)[:_MAX_QUOTED]}; a judgment has a score in "
-            "[0, 1] or None, a text, and finite components"
+            "[0, 1] or None, a text, and finite details"
         )
     return judgment
 
@@ -383,7 +383,8 @@ def _score_of(
     return VideoScore(
         score=judgment.score,
         status=Status.ABSTAINED if judgment.score is None else Status.OK,
-        components=dict(judgment.components),
+        components={} if judgment.score is None else {"score": judgment.score},
+        details=dict(judgment.details),
         backend=name,
         cause=_cause_of(judgment),
         timing_ms=timing,
@@ -407,6 +408,6 @@ def _is_valid(judgment: object) -> bool:
     """Return whether a judgment is valid; a judge that a user provides is not type-checked."""
     if not isinstance(judgment, Judgment) or not isinstance(judgment.text, str):
         return False
-    score, components = judgment.score, judgment.components.values()
+    score, details = judgment.score, judgment.details.values()
     in_range = score is None or (isinstance(score, int | float) and 0 <= score <= 1)
-    return in_range and all(isinstance(c, int | float) and math.isfinite(c) for c in components)
+    return in_range and all(isinstance(n, int | float) and math.isfinite(n) for n in details)

@@ -121,8 +121,8 @@ def test_critique_fields_are_recomputed_for_cached_verdicts(cached: Service):
     assert plain["critique_valid"] is None and plain["judgment"] is None
     assert right["cached"] and wrong["cached"]
     assert (right["judgment"], wrong["judgment"]) == ("incorrect", "correct")
-    assert right["components"]["judgment_correct"] == 1.0
-    assert wrong["components"]["judgment_correct"] == 0.0
+    assert right["details"]["judgment_correct"] == 1.0
+    assert wrong["details"]["judgment_correct"] == 0.0
     assert invalid["score"] == 0.0 and invalid["critique_valid"] is False
 
 
@@ -132,9 +132,9 @@ def test_the_original_program_is_part_of_the_key(cached: Service):
     right = cached.score(DOUBLE, tests, original_program=DOUBLE, **fields)
     wrong = cached.score(DOUBLE, tests, original_program=OTHER, **fields)
     again = cached.score(DOUBLE, tests, original_program=OTHER, **fields)
-    assert right["components"]["judgment_correct"] == 1.0
-    assert wrong["components"]["judgment_correct"] == 0.0
-    assert again["cached"] and again["components"]["judgment_correct"] == 0.0
+    assert right["details"]["judgment_correct"] == 1.0
+    assert wrong["details"]["judgment_correct"] == 0.0
+    assert again["cached"] and again["details"]["judgment_correct"] == 0.0
 
 
 @pytest.mark.parametrize("case", table("reflecting_tests"))
@@ -248,7 +248,7 @@ def test_a_judgment_on_an_original_program_out_of_time_is_stored_briefly(cached:
     fields = {"critique": "Overall judgment: Incorrect", "original_program": "while True: pass"}
     limits = {"cpu_s": 1.5, "wall_s": 10}
     score = cached.score("print(3)", stdio(("", "3")), limits=limits, **fields)
-    assert score["components"]["judgment_correct"] == 1.0
+    assert score["details"]["judgment_correct"] == 1.0
     assert policy_for(score, with_original=True) == ("k:all", 600.0)
     right = {**score, "judgment": "correct"}  # the original passed, whatever the machine's load
     assert policy_for(right, with_original=True) == ("k:all", None)

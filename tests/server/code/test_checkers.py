@@ -214,7 +214,7 @@ def test_outputs_that_do_not_fit_into_memory_together_are_checked_in_parts(servi
 def test_the_original_program_of_a_critique_is_checked_as_well(service):
     fields = {"critique": "Overall judgment: Correct", "original_program": DOWN}
     score = service.score(UP, checked(PERMUTATION), **fields)
-    assert score["components"]["judgment_correct"] == 1.0
+    assert score["details"]["judgment_correct"] == 1.0
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_a_valid_critique_reports_its_judgment(service: Service):
     score = service.score(RIGHT, TESTS, critique=CRITIQUES["incorrect"])
     assert (score["score"], score["critique_valid"]) == (1.0, True)
     assert score["judgment"] == "incorrect"
-    assert "judgment_correct" not in score["components"]
+    assert "judgment_correct" not in score["details"]
 
 
 @pytest.mark.parametrize("critique", ["", "Fine.", "Overall judgment: Correct/Incorrect"])
@@ -70,7 +70,7 @@ def test_running_the_original_program_determines_whether_the_judgment_is_right(
 ):
     fields = {"critique": CRITIQUES[judgment], "original_program": original}
     score = service.score(RIGHT, TESTS, limits={"cpu_s": 1.5, "wall_s": 10}, **fields)
-    assert (score["score"], score["components"]["judgment_correct"]) == (1.0, judgment_correct)
+    assert (score["score"], score["details"]["judgment_correct"]) == (1.0, judgment_correct)
 
 
 @pytest.mark.parametrize("passed", [True, False])
@@ -84,7 +84,7 @@ def test_an_original_program_that_is_known_to_pass_or_fail_is_not_run(passed: bo
             original_program=WRONG,
             original_passed=passed,
         )
-    assert score["components"]["judgment_correct"] == float(passed)
+    assert score["details"]["judgment_correct"] == float(passed)
     assert [job.program for job in sandbox.jobs] == [RIGHT]
 
 
@@ -120,4 +120,4 @@ def test_the_original_program_has_the_time_that_the_revision_left(
             original_program=f"import time\n{takes_time}",
         )
     assert score["score"] == 1.0
-    assert ("judgment_correct" in score["components"]) is known
+    assert ("judgment_correct" in score["details"]) is known

@@ -136,7 +136,7 @@ def test_it_is_no_critique_and_no_original_program_that_passes(service: Service,
     assert (score["score"], score["critique_valid"]) == (0.0, False)
     item |= {"critique": JUDGED, "original_program": text}
     score = json_of(service.client.post("/score", **body(item)))
-    assert (score["score"], score["components"]["judgment_correct"]) == (1.0, 0.0)
+    assert (score["score"], score["details"]["judgment_correct"]) == (1.0, 0.0)
 
 
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=200) | st.text(

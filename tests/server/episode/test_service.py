@@ -43,7 +43,7 @@ def test_results_are_in_order_with_statistics_of_groups(service: httpx.Client):
     assert [each.uid for each in parsed.results] == [f"{g}{n}" for g in "ab" for n in range(4)]
     scores = [each.score for each in parsed.results]
     assert scores[:4] == pytest.approx([1 / 1.2, 1 / 1.4, 0, 0])
-    assert parsed.results[0].components == {"success": 1.0}
+    assert parsed.results[0].details == {"success": 1.0}
     assert [(g.group, g.size, g.success_rate) for g in parsed.groups] == [
         ("a", 4, 0.5),
         ("b", 4, 0.5),

@@ -192,6 +192,7 @@ def test_gym_gets_its_row_back_with_the_reward(code: httpx.Client, row: dict[str
         **body,
         "reward": 1.0,
         "reward_components": {"pass_rate": 1.0},
+        "reward_details": {},
         "reward_cause": None,
         "mask_sample": False,
         "failure_kind": None,
@@ -280,7 +281,12 @@ def test_openenv_reset_and_step(code: httpx.Client):
     assert reset == {"observation": {}, "reward": None, "done": False}
     step = {"action": {"code": "print(5)", "ground_truth": FIVE}, "timeout_s": 15}
     assert answer(code, "/step", step) == {
-        "observation": {"status": "ok", "components": {"pass_rate": 1.0}, "cause": None},
+        "observation": {
+            "status": "ok",
+            "components": {"pass_rate": 1.0},
+            "details": {},
+            "cause": None,
+        },
         "reward": 1.0,
         "done": True,
     }

@@ -49,7 +49,7 @@ def scored_items(text: str = "plain", start: float = 1000.0) -> list[Scored]:
         score=0.25,
         status=Status.OK,
         backend="reference",
-        components={text: 0.5},
+        details={text: 0.5},
         model_output=f"It saw {text}",
         references=[
             NearestReference(file=file, frame=text, finished=True, distance=1.5)
@@ -83,7 +83,7 @@ def scored_items(text: str = "plain", start: float = 1000.0) -> list[Scored]:
         score = EpisodeScore(
             score=0.7 - number,
             status=Status.OK,
-            components={"reward": 1.0 - number},
+            details={"reward": 1.0 - number},
             keep=not number,
             drop_reason=reason,
             uid=episode.uid,
@@ -132,7 +132,7 @@ def answer(text: str) -> tuple[ToolsRequest, ToolsScore]:
         score=reward.task - 0.5 * reward.cost,
         status=Status.OK,
         backend="tools",
-        components={
+        details={
             "task": reward.task,
             "cost": reward.cost,
             "lambda": 0.5,

@@ -195,7 +195,7 @@ def test_the_name_of_a_run_may_be_any_text(service: httpx.Client, name: str):
     body = {"step": 0, "part": "a", "costs": [1]}
     assert service.post(f"{path}/update", json=body).json()["lambda"] == 1
     item = {"response": "", "ground_truth": "<response>1</response>", "run": name}
-    assert service.post("/score", json=item).json()["components"]["lambda"] == 1
+    assert service.post("/score", json=item).json()["details"]["lambda"] == 1
 
 
 def test_the_name_of_a_run_has_the_limit_of_an_item(service: httpx.Client):
@@ -269,7 +269,7 @@ def test_each_part_is_counted_once_under_concurrency(replicas: list[httpx.Client
             "/score",
             json={"response": "", "ground_truth": "<response>1</response>", "run": "shared"},
         )
-        assert score.json()["components"]["lambda"] == budget["lambda"]
+        assert score.json()["details"]["lambda"] == budget["lambda"]
 
 
 @pytest.mark.slow

@@ -32,16 +32,9 @@ def test_an_answer_has_components_and_usage(service: httpx.Client):
         call(query="x", limit=3), call("calculator", e="1+1"), call("calculator", e="1+1")
     )
     result = score(service, text, options={"cost": "calls"})
-    assert result["components"] == {
-        "task": pytest.approx(1 - 3 + 6 * 4 / 7),
-        "format": 1.0,
-        "correctness": pytest.approx(-3 + 6 * 4 / 7),
-        "length": 0.0,
-        "cost": 3.0,
-        "lambda": 0.0,
-        "violation": 0.0,
-    }
-    assert result["score"] == result["components"]["task"]
+    correctness = pytest.approx(-3 + 6 * 4 / 7)
+    assert result["components"] == {"format": 1.0, "correctness": correctness}
+    assert result["details"] == {"task": result["score"], "cost": 3.0}
     assert result["tools"] == {"search": {"web_search": 1}, "calculate": {"calculator": 2}}
     usage = {name: result[name] for name in ("calls", "repeats", "used_any_tool", "used_search")}
     assert usage == {"calls": 3, "repeats": 1, "used_any_tool": True, "used_search": True}
@@ -173,13 +166,13 @@ def test_the_number_of_patterns_has_a_limit(service: httpx.Client):
 def test_the_score_of_a_run_pays_for_tools(service: httpx.Client):
     service.put("/budgets/paid", json={"initial_lambda": 2, "budget": 0.25, "parts": 1})
     result = score(service, TRUTH, run="paid")
-    assert (result["score"], result["components"]["lambda"]) == (2.0, 2.0)
-    assert result["components"]["violation"] == 0.75
+    assert (result["score"], result["details"]["lambda"]) == (2.0, 2.0)
+    assert result["details"]["violation"] == 0.75
     update(service, "paid", 0, mean_cost=0.0, count=8)
     items = [{"response": text, "ground_truth": TRUTH, "run": "paid"} for text in (TRUTH, "")]
     first, second = service.post("/score/batch", json={"items": items}).json()["results"]
     assert first["score"] == pytest.approx(4 - (2 - 0.05 * 0.25))
-    assert second["components"]["violation"] == -0.25
+    assert second["details"]["violation"] == -0.25
 
 
 @pytest.mark.parametrize(

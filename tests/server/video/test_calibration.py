@@ -15,11 +15,12 @@ def test_the_score_is_the_calibrated_one_and_says_so(write_calibration, frames_r
         first, second = (client.post("/score", json=frames_request).json() for _ in range(2))
         batch = client.post("/score/batch", json={"items": [frames_request]}).json()
     assert first["score"] == pytest.approx(0.5)
-    assert first["components"]["raw_score"] == 0.25
+    assert first["components"] == {"score": first["score"]}
+    assert first["details"]["raw_score"] == 0.25
     said = first["provenance"]["calibration"]
     assert said["threshold"] == 0.7 and len(said["sha256"]) == 64
     assert second["cached"] and second["score"] == first["score"]
-    assert second["components"] == first["components"]
+    assert second["details"] == first["details"]
     assert batch["provenance"]["fake"]["calibration"] == said
     assert len(judge.seen) == 1
 
@@ -50,7 +51,7 @@ def test_an_abstention_stays_one(write_calibration, frames_request):
     with served(FakeJudge(None), calibration=path) as client:
         answer = client.post("/score", json=frames_request).json()
     assert answer["status"] == "abstained" and answer["score"] is None
-    assert "raw_score" not in answer["components"]
+    assert "raw_score" not in answer["details"]
 
 
 def test_requests_that_it_was_not_made_with_are_refused(write_calibration, frames_request):

@@ -122,7 +122,7 @@ def test_it_gets_the_path_of_the_request(custom, calls, tmp_path):
         body = {"task_text": TASK, "video_path": "clip.mp4", "nframes": 5, "max_pixels": 1000}
         answer = client.post("/score", json={**body, "backend_kwargs": {"a": [1]}}).json()
     assert (answer["score"], answer["model_output"]) == (0.75, "looks fine")
-    assert (answer["backend"], answer["components"]) == ("mine", {})
+    assert (answer["backend"], answer["details"]) == ("mine", {})
     [call] = calls()
     assert call[:5] == [TASK, str(tmp_path / "clip.mp4"), 5, 1000, {"a": [1]}]
     assert call[7].startswith("custom-judge"), "a plain function runs in a thread"

@@ -58,7 +58,7 @@ def test_roboreward_states_exactly_one_grade_or_abstains(text: str, grade: int |
     readout = roboreward.judge_spec(roboreward.RoboRewardSettings()).readouts["grade"]
     judgment = readout.read([Completion(text, truncated=False)], "auto")
     assert judgment.score == (None if grade is None else (grade - 1) / 4)
-    assert judgment.components == ({} if grade is None else {"grade": grade})
+    assert judgment.details == ({} if grade is None else {"grade": grade})
     assert text in judgment.text
 
 
@@ -87,9 +87,9 @@ def test_the_score_of_topreward_is_the_share_of_true_and_keeps_the_log_probabili
 
     judgment = read(-20.0, -22.0)
     assert judgment.score == pytest.approx(1 / (1 + np.exp(-2)))
-    assert judgment.components["true_logprob"] == -20.0
+    assert judgment.details["true_logprob"] == -20.0
     judgment = read(-np.inf, -1.0)
-    assert judgment.score == 0 and "true_logprob" not in judgment.components
+    assert judgment.score == 0 and "true_logprob" not in judgment.details
     params = readout.generation_params(topreward._SAMPLING, 1)
     assert (params.max_tokens, params.labels) == (1, (7, 8))
 
@@ -117,7 +117,7 @@ def test_the_answer_of_sole_is_a_whole_number_of_percent(text: str, progress: fl
     readout = sole_r1.judge_spec(sole_r1.SoleSettings()).readouts["progress"]
     judgment = readout.read([Completion(text, truncated=False)], "auto")
     assert judgment.score == (None if progress is None else max(progress, 0))
-    assert judgment.components == ({} if progress is None else {"progress": progress})
+    assert judgment.details == ({} if progress is None else {"progress": progress})
 
 
 def test_sole_has_the_sampling_of_its_authors():
@@ -204,9 +204,9 @@ async def test_sole_asks_about_each_frame_with_the_progress_before():
     assert judgment.curve is not None
     assert judgment.curve.frames == [0, 5, 10, 15]
     assert judgment.curve.values == [0.0, 0.1, 0.0, 1.0]
-    assert judgment.components["progress"] == 1.0
-    assert judgment.components["unreadable_answers"] == 0
-    assert judgment.components["value_order_correlation"] == pytest.approx(0.632, abs=1e-3)
+    assert judgment.details["progress"] == 1.0
+    assert judgment.details["unreadable_answers"] == 0
+    assert judgment.details["value_order_correlation"] == pytest.approx(0.632, abs=1e-3)
     assert [line[:9] for line in judgment.text.splitlines()] == [
         "[frame 5]",
         "[frame 10",
@@ -227,8 +227,8 @@ async def test_the_last_answer_is_the_score_if_it_can_be_read(
     engine = ScriptedEngine(*answers(*numbers))
     judgment = await sole_judge(engine).judge("t", clip(len(numbers) + 1), {})
     assert judgment.score == (None if progress is None else max(progress, 0))
-    assert judgment.components.get("progress") == progress
-    assert judgment.components["unreadable_answers"] == unreadable
+    assert judgment.details.get("progress") == progress
+    assert judgment.details["unreadable_answers"] == unreadable
     assert judgment.curve is not None and judgment.curve.values == curve
 
 

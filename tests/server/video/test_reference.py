@@ -108,8 +108,8 @@ def test_the_output_names_the_nearest_references(results):
         for each in nearest:
             assert each["file"] in shipped and each["distance"] >= 0
             assert f"{each['file']} ({each['frame']})" in result["model_output"]
-        assert result["components"]["success"] == result["score"]
-        assert 0 <= result["components"]["progress"] <= 1
+        assert result["details"]["success"] == result["score"]
+        assert 0 <= result["details"]["progress"] <= 1
 
 
 @pytest.mark.slow
@@ -164,9 +164,9 @@ def test_the_first_frame_alone_decides_whether_the_scene_is_known(matcher, view:
     other = [OTHER_VIEWS[view](frame) for frame in frames]
     judgment = matcher.compare(task, [other[0], *frames[1:]])
     assert (judgment.score, judgment.cause) == (None, "unknown_scene")
-    assert judgment.components["scene_distance"] > 0.09
+    assert judgment.details["scene_distance"] > 0.09
     known = matcher.compare(task, [frames[0], *other[1:]])
-    assert known.score is not None and known.components["scene_distance"] < 0.01
+    assert known.score is not None and known.details["scene_distance"] < 0.01
 
 
 def test_wherever_robot_and_objects_are_the_scene_is_known(matcher):
@@ -182,7 +182,7 @@ def test_a_clip_of_another_scene_is_an_abstention(client):
     request = {"task_text": "put the bowl on the stove", "video_path": other["file"]}
     answer = client.post("/score", json=request).json()
     assert (answer["score"], answer["cause"]) == (None, "unknown_scene")
-    share = answer["components"]["scene_distance"]
+    share = answer["details"]["scene_distance"]
     assert share > 0.5
     assert f"{share:.0%} of the first frame is as in no frame of" in answer["model_output"]
     # The only frame is the last one, which shows nothing of how the clip began.

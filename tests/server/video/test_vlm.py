@@ -212,7 +212,7 @@ def test_samples_give_mean_and_spread():
     completions = [Completion(text, truncated=False) for text in ("80", "90", "100", "the bowl")]
     judgment = TextReadout(PERCENTAGE).read(completions, "percentage")
     assert judgment.score == pytest.approx(0.9)
-    assert judgment.components == pytest.approx({"spread": math.sqrt(0.02 / 3), "samples": 3.0})
+    assert judgment.details == pytest.approx({"spread": math.sqrt(0.02 / 3), "samples": 3.0})
 
 
 def test_too_few_samples_with_a_score_abstain():
@@ -225,7 +225,7 @@ def test_the_output_of_primo_is_parsed_strictly(text: str, truncated: bool, scor
     readout = primo_r1.judge_spec(PrimoSettings()).readouts["text"]
     judgment = readout.read([Completion(text, truncated=truncated)], "percentage")
     assert judgment.score == score
-    assert judgment.components == ({} if score is None else {"progress": score})
+    assert judgment.details == ({} if score is None else {"progress": score})
 
 
 @pytest.mark.serial
@@ -272,9 +272,9 @@ def test_a_curve_contains_abstentions():
     judgment = with_curve(judgments[-1], [3, 7, 11], scores(judgments))
     assert judgment.curve is not None
     assert judgment.curve.values == [0.1, None, 0.6] and judgment.curve.frames == [3, 7, 11]
-    assert judgment.components == pytest.approx({"x": 1.0, "value_order_correlation": 1.0})
+    assert judgment.details == pytest.approx({"x": 1.0, "value_order_correlation": 1.0})
     assert (judgment.score, judgment.text) == (0.6, "c")
-    assert with_curve(judgments[0], [3], [0.1]).components == {}
+    assert with_curve(judgments[0], [3], [0.1]).details == {}
 
 
 # The service

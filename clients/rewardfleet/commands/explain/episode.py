@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rewardfleet.wire.score import figures_of
+
 from .texts import number, quoted
 
 #: Fields that rewards are computed from.
@@ -24,9 +26,10 @@ def story_of_episode(request: Mapping[str, Any], score: Mapping[str, Any]) -> It
         given["visual_success"] = video.get("score") if isinstance(video, dict) else video
     if given:
         yield "It brought: " + quoted(", ".join(f"{name} {value}" for name, value in given.items()))
-    components = dict(score.get("components") or {})
-    reward = components.pop("reward", score.get("score"))
-    parts = ", ".join(f"{name} {number(value)}" for name, value in components.items())
+    figures = figures_of(score)
+    figures.pop("normalized", None)  # the score
+    reward = figures.pop("reward", score.get("score"))
+    parts = ", ".join(f"{name} {number(value)}" for name, value in figures.items())
     if reward is not None:
         yield f"Reward: {number(reward)}{f' ({quoted(parts)})' if parts else ''}"
     options = request.get("options") or {}

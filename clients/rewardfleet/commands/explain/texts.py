@@ -13,9 +13,9 @@ def quoted(text: str) -> str:
     return f'"{escaped(text, _MAX_VALUE)}"'
 
 
-def number(value: float) -> str:
-    """Return a number with at most six digits."""
-    return f"{value:.6g}"
+def number(value: float | str) -> str:
+    """Return a number with at most six digits; a text, as some details are, as it is."""
+    return value if isinstance(value, str) else f"{value:.6g}"
 
 
 def block(text: str) -> Iterator[str]:

@@ -16,6 +16,7 @@ from rewardfleet.tool_use import (
 )
 from rewardfleet.tool_use.usage import reported_name
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.score import figures_of
 from rewardfleet.wire.tools import ToolsOptions
 
 from .texts import number, quoted
@@ -33,15 +34,15 @@ def story_of_answer(request: Mapping[str, Any], score: Mapping[str, Any]) -> Ite
             truth = None
         if truth is not None:
             yield from _parsed(parse_answer(request["response"]), truth)
-    components = score.get("components") or {}
-    if not components:
+    figures = figures_of(score)
+    if not figures:
         return
-    parts = (f"{name} {number(components.get(name, 0.0))}" for name in _TASK)
-    yield f"Decided by: {' + '.join(parts)} = task {number(components.get('task', 0.0))}"
+    parts = (f"{name} {number(figures.get(name, 0.0))}" for name in _TASK)
+    yield f"Decided by: {' + '.join(parts)} = task {number(figures.get('task', 0.0))}"
     options = request.get("options") or {}
     if options.get("variant", "strict") == "strict":
         yield "The most is 1 for the format, and 3 for the calls if the correct answer has some."
-    price, cost = components.get("lambda", 0.0), components.get("cost", 0.0)
+    price, cost = figures.get("lambda", 0.0), figures.get("cost", 0.0)
     if price and cost:
         yield f"Minus the price of tools: lambda {number(price)} x cost {number(cost)}"
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rewardfleet.wire.causes import SUCCESS_THRESHOLD
+from rewardfleet.wire.score import figures_of
 
 from .texts import block, number, quoted
 
@@ -35,10 +36,11 @@ def story_of_clip(request: Mapping[str, Any], score: Mapping[str, Any]) -> Itera
         yield f"Options: {quoted(str(options))}"
     yield "It said:"
     yield from block(score.get("model_output") or "")
-    components = score.get("components") or {}
-    if components:
-        parts = (f"{name} {number(value)}" for name, value in sorted(components.items()))
-        yield f"Components: {quoted(', '.join(parts))}"
+    figures = figures_of(score)
+    figures.pop("score", None)
+    if figures:
+        parts = (f"{name} {number(value)}" for name, value in sorted(figures.items()))
+        yield f"Details: {quoted(', '.join(parts))}"
     value = score.get("score")
     if value is not None:
         side = "below" if value < SUCCESS_THRESHOLD else "at least"

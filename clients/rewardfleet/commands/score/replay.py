@@ -176,10 +176,9 @@ def _take(selected: Selected, kept: Output) -> None:
         found = new[record.id]
         record.after = found["score"]
         record.problem = found["error_detail"]
-        price = record.components.get("lambda")
-        if price and record.after is not None:
+        if record.price and record.after is not None:
             # The run's budget is not asked: the price is the one that the record had.
-            record.after = found["components"]["task"] - price * found["components"]["cost"]
+            record.after = found["details"]["task"] - record.price * found["details"]["cost"]
 
 
 def _show(found: Comparison) -> None:

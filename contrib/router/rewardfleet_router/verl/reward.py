@@ -49,10 +49,10 @@ async def compute_score(
         options=plain(options or {}),
         tool_families=dict(families),
     )
-    task = score.components["task"]
+    task = float(score.details["task"])
     return {
         "score": task,
         "task": task,
-        "cost": score.components["cost"],
+        "cost": float(score.details["cost"]),
         "used_any_tool": float(score.used_any_tool),
     }

@@ -95,7 +95,7 @@ def store_policy(
     load_dependent = _LOAD_DEPENDENT - {Outcome.SKIPPED} if has_failure else _LOAD_DEPENDENT
     is_brief = bool(outcomes & load_dependent)
     # Of an original program, only that it passed is sure not to depend on the machine's load.
-    right = score.components.get("judgment_correct")
+    right = score.details.get("judgment_correct")
     is_brief |= with_original and (right is None or (right == 1) != (score.judgment == "correct"))
     # A jail may also die for reasons other than the program, and a checker fail due to its limits.
     is_brief |= any(SANDBOX_DIED in each or CHECKER_FAILED in each for each in score.suspicions)

@@ -26,8 +26,8 @@ class Judgment:
 
     score: float | None  #: in [0, 1], or None if the judge abstains; `text` then has the reason
     text: str  #: the judge's text output
-    #: Parts of the score and other numbers, by name.
-    components: Mapping[str, float] = field(default_factory=dict)
+    #: Other figures, by name.
+    details: Mapping[str, float] = field(default_factory=dict)
     #: Values after prefixes of the clip, if the request has `backend_kwargs.curve` or the judge
     #: always reports them.
     curve: Curve | None = None

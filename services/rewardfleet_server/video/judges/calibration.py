@@ -118,4 +118,4 @@ class JudgeCalibration:
         if raw is None:
             return judgment
         score = self._calibration.map.value(raw, task_text)
-        return replace(judgment, score=score, components={**judgment.components, "raw_score": raw})
+        return replace(judgment, score=score, details={**judgment.details, "raw_score": raw})

@@ -186,7 +186,7 @@ class ReferenceMatcher:
             frames: RGB, `[H, W, 3]`, uint8, of any size, evenly spread, the last one included.
 
         Returns:
-            The probability of success as the score, with the components `success` and `progress`.
+            The probability of success as the score, with the details `success` and `progress`.
             With several frames, `scene_distance` is the share of the first frame that is as in no
             frame of the task's references. It abstains if that is large, whatever follows; if the
             library has no successful reference of the task; and if there are no frames.
@@ -200,15 +200,15 @@ class ReferenceMatcher:
         if len(frames) == 1:  # it may be the last one, which depends on the policy
             return task.compare(frames)
         distance = share_unlike(make_thumbnails(frames[:1]), task.scene)
-        components = {"scene_distance": distance}
+        details = {"scene_distance": distance}
         if distance > _OTHER_SCENE:
             text = (
                 f"{distance:.0%} of the first frame is as in no frame of this task's references, "
                 f"where {_OTHER_SCENE:.0%} are accepted: another camera, scene or light."
             )
-            return Judgment(None, text, components, cause=VideoCause.UNKNOWN_SCENE)
+            return Judgment(None, text, details, cause=VideoCause.UNKNOWN_SCENE)
         judgment = task.compare(frames)
-        return replace(judgment, components={**judgment.components, **components})
+        return replace(judgment, details={**judgment.details, **details})
 
     def _task(self, words: str) -> "_Task":
         """Return the reference frames of a task that has a success."""
@@ -271,10 +271,10 @@ class _Task:
         # best: the robot may have retreated as in one of them while the object is as in another.
         unexplained = float(_max_difference(maps[self.finished].min(axis=0, keepdims=True))[0])
         probability = self._probability(differences, unexplained)
-        components = {"success": probability, "progress": self._progress(differences)}
+        details = {"success": probability, "progress": self._progress(differences)}
         nearest = self._nearest(differences)
         text = self._text(nearest, unexplained)
-        return Judgment(probability, text, components, references=nearest)
+        return Judgment(probability, text, details, references=nearest)
 
     def _difference_maps(self, clip: Sequence[Frame]) -> DifferenceMaps:
         """Return the weighted differences of the last frame to every reference frame.

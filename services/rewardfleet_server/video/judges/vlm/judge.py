@@ -253,7 +253,7 @@ def with_curve(
 ) -> Judgment:
     """Return a judgment with a curve.
 
-    The component `value_order_correlation` is Spearman's rank correlation of the values with time
+    The detail `value_order_correlation` is Spearman's rank correlation of the values with time
     (Ma et al., "Vision Language Models are In-Context Value Learners", 2024): 1 if they always
     rise, -1 if they always fall. It is left out if the values are all equal.
 
@@ -262,12 +262,12 @@ def with_curve(
         frames: The source's index of the last frame of each prefix; the last is the complete clip.
         values: The value of each prefix, in [0, 1]; None if there is none.
     """
-    components = dict(judgment.components)
+    details = dict(judgment.details)
     correlation = order_correlation([value for value in values if value is not None])
     if correlation is not None:
-        components["value_order_correlation"] = correlation
+        details["value_order_correlation"] = correlation
     curve = Curve(frames=list(frames), values=list(values))
-    return replace(judgment, components=components, curve=curve)
+    return replace(judgment, details=details, curve=curve)
 
 
 def order_correlation(values: Sequence[float]) -> float | None:

@@ -65,7 +65,7 @@ class TextReadout:
     prompt: Prompt
     numbers_only: bool = False  #: restrict the text to a whole number from 0 to 100
     strict_tags: bool = False  #: abstain unless `<answer>` follows a closed `<think>`
-    component: str | None = None  #: name of a component that repeats the score, or None
+    detail: str | None = None  #: name of a detail that repeats the score, or None
 
     @property
     def name(self) -> str:
@@ -84,11 +84,11 @@ class TextReadout:
         if 2 * len(scores) < len(readings) or not scores:
             return Judgment(None, output, cause=cause_of_abstention(completions))
         mean = math.fsum(scores) / len(scores)
-        components = {self.component: mean} if self.component else {}
+        details = {self.detail: mean} if self.detail else {}
         if len(completions) > 1:
             spread = math.sqrt(math.fsum((score - mean) ** 2 for score in scores) / len(scores))
-            components |= {"spread": spread, "samples": float(len(scores))}
-        return Judgment(mean, output, components)
+            details |= {"spread": spread, "samples": float(len(scores))}
+        return Judgment(mean, output, details)
 
     def _read(self, completion: Completion, mode: ScoreMode) -> tuple[float | None, str]:
         text = completion.text
@@ -108,8 +108,8 @@ class LabelReadout:
     prompt: Prompt
     #: The token ids of each label, by the label's value in [0, 1].
     labels: Mapping[float, tuple[int, ...]]
-    #: Name of a component with the log-probability of the label 1.0, or None.
-    component: str | None = None
+    #: Name of a detail with the log-probability of the label 1.0, or None.
+    detail: str | None = None
 
     def generation_params(self, sampling: GenerationParams, n: int) -> GenerationParams:
         del sampling, n  # the probabilities are the same every time
@@ -130,10 +130,10 @@ class LabelReadout:
         score = math.fsum(value * math.exp(logprob - total) for value, logprob in logprobs.items())
         # The log of the probability that all labels have together. If it is very small, the model
         # preferred to say something else.
-        components = {"labels_logprob": total}
-        if self.component and math.isfinite(logprobs[1.0]):
-            components[self.component] = logprobs[1.0]
-        return Judgment(min(max(score, 0.0), 1.0), completion.text, components)
+        details = {"labels_logprob": total}
+        if self.detail and math.isfinite(logprobs[1.0]):
+            details[self.detail] = logprobs[1.0]
+        return Judgment(min(max(score, 0.0), 1.0), completion.text, details)
 
 
 def cause_of_abstention(completions: Sequence[Completion]) -> VideoCause | None:

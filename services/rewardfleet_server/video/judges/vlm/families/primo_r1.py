@@ -37,7 +37,7 @@ def judge_spec(settings: PrimoSettings) -> JudgeSpec:
     system, user = authors.prompts_of(settings.prompts, authors_prompts, (_SYSTEM, _USER))
     return JudgeSpec(
         name="PRIMO-R1",
-        readouts={"text": TextReadout(user, strict_tags=True, component="progress")},
+        readouts={"text": TextReadout(user, strict_tags=True, detail="progress")},
         sampling=GenerationParams(settings.max_tokens, settings.temperature, settings.top_p),
         layout=FirstVideoLast(),
         prompt=Prompt.of(settings.user_prompt) if settings.user_prompt else None,

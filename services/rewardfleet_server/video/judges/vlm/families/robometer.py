@@ -93,11 +93,11 @@ class RobometerJudge(ModelJudge[FrameScores]):
         options = RobometerOptions.of(backend_kwargs)
         scores = await self._score(clip, options.prompt_or(self._prompt).render(task_text))
         progress, success = scores.progress[-1], scores.success[-1]
-        components = {"progress": progress, "success": success}
+        details = {"progress": progress, "success": success}
         judgment = Judgment(
-            score=components[options.head],
+            score=details[options.head],
             text=f"progress {progress:.2f}, success {success:.2f}",
-            components=components,
+            details=details,
             provenance=self._of_request(options),
         )
         return with_curve(judgment, clip.indices, scores.progress)

@@ -80,7 +80,7 @@ class ProgressReadout(TextReadout):
     name = "progress v1"
 
     def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
-        """Return the progress as the component `progress`, and above 0 as the score."""
+        """Return the progress as the detail `progress`, and above 0 as the score."""
         del mode
         (completion,) = completions
         text = completion.text
@@ -116,8 +116,8 @@ class SoleJudge(VlmJudge):
             for index, judgment in zip(clip.indices[1:], judgments, strict=True)
         )
         last = judgments[-1]
-        components = {**last.components, "unreadable_answers": float(unreadable)}
-        judgment = replace(last, text=text, components=components)
+        details = {**last.details, "unreadable_answers": float(unreadable)}
+        judgment = replace(last, text=text, details=details)
         return with_curve(judgment, clip.indices, [0.0, *scores(judgments)])
 
     async def _judge_frames(self, task_text: str, clip: Clip) -> list[Judgment]:
@@ -135,7 +135,7 @@ class SoleJudge(VlmJudge):
                 self._threads, partial(layout.at, clip, position, question, system)
             )
             judgment = await self._judge(conversation, query)
-            progress = judgment.components.get("progress", progress)
+            progress = judgment.details.get("progress", progress)
             judgments.append(judgment)
         return judgments
 

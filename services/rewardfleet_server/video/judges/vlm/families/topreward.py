@@ -41,7 +41,7 @@ def judge_spec(settings: TopRewardSettings, checkpoint: Checkpoint) -> JudgeSpec
     """
     prompt = authors.prompts_of(settings.prompts, authors_text, PROMPT)
     labels = label_tokens(_LABELS, checkpoint)
-    readout = LabelReadout("true_logprob v1", prompt, labels, component="true_logprob")
+    readout = LabelReadout("true_logprob v1", prompt, labels, detail="true_logprob")
     return JudgeSpec(
         name=_NAME,
         readouts={"true_logprob": readout},
@@ -56,7 +56,7 @@ def min_max(judgments: Sequence[Judgment]) -> list[float | None]:
 
     They are None if all are equal: the smallest and the largest then are the same value.
     """
-    logs = [judgment.components.get("true_logprob") for judgment in judgments]
+    logs = [judgment.details.get("true_logprob") for judgment in judgments]
     known = [log for log in logs if log is not None]
     low, high = min(known, default=0.0), max(known, default=0.0)
     if low == high:
