@@ -233,7 +233,7 @@ def _read(part: Path, columns: Mapping[str, str]) -> Iterator[Record]:
     with pyarrow().parquet.ParquetFile(part) as file:
         for batch in file.iter_batches(batch_size=1000):
             for record in batch.to_pylist(maps_as_pydicts="strict"):
-                yield record | {name: json.loads(record[name] or "null") for name in texts}
+                yield record | {name: json.loads(record.get(name) or "null") for name in texts}
 
 
 class Printer:

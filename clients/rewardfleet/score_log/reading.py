@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,10 +198,10 @@ def _of_output(folder: Path) -> list[str]:
     parts = sorted(folder.glob("part-*.parquet"))
     lines = [*sorted(folder.glob("part-*.jsonl")), *folder.glob("journal.jsonl")]
     queries = []
-    if parts:
-        queries.append(select + _parquet(parts))
+    types = {name: _duck_type(kind) for name, kind in columns.items()}
+    if parts:  # older ones lack columns
+        queries.append(f"{select}({_empty(types)} UNION ALL BY NAME FROM {_parquet(parts)})")
     if lines:
-        types = {name: _duck_type(kind) for name, kind in columns.items()}
         queries.append(f"{select}{_json(lines, types)} WHERE id IS NOT NULL")
     return queries
 
@@ -228,13 +228,15 @@ def _names(paths: Sequence[Path]) -> str:
     return "[" + ", ".join(f"'{each}'" for each in quoted) + "]"
 
 
-_EMPTY = "SELECT {} WHERE false".format(
-    ", ".join(
-        f'NULL::{kind} AS "{name}"'
-        for name, kind in {
-            **{name: _TYPES[kind] for name, kind in COLUMNS.items()},
-            **dict(zip(_OF_OUTPUTS, ("BIGINT", "VARCHAR", "BIGINT"), strict=True)),
-            "source": "VARCHAR",
-        }.items()
-    )
+def _empty(types: Mapping[str, str]) -> str:
+    nulls = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in types.items())
+    return f"SELECT {nulls} WHERE false"
+
+
+_EMPTY = _empty(
+    {
+        **{name: _TYPES[kind] for name, kind in COLUMNS.items()},
+        **dict(zip(_OF_OUTPUTS, ("BIGINT", "VARCHAR", "BIGINT"), strict=True)),
+        "source": "VARCHAR",
+    }
 )
