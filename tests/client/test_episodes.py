@@ -108,13 +108,15 @@ def test_impossible_input_raises_a_value_error(call, message: str):
 
 
 @given(arrays(float, st.integers(1, 20), elements=NUMBERS), st.floats(0, 1))
-def test_the_discounted_sum_of_shaping_depends_on_the_first_potential_only(
+def test_the_discounted_sum_of_shaping_from_a_step_on_depends_on_its_potential_only(
     progress: np.ndarray, gamma: float
 ):
-    """It is minus the first potential, so shaping does not change which policy is optimal."""
+    """It is minus the progress since the start: shaping does not change which policy is optimal."""
     added = shaping(progress, gamma)
-    discounts = gamma ** np.arange(len(progress))
-    assert (discounts * added).sum() == pytest.approx(-progress[0], abs=1e-6)
+    for step in range(len(progress)):
+        discounts = gamma ** np.arange(len(progress) - step)
+        left = (discounts * added[step:]).sum()
+        assert left == pytest.approx(progress[0] - progress[step], abs=1e-6)
 
 
 def test_hybrid_discounted_and_by_length():
@@ -403,13 +405,13 @@ def test_a_success_in_zero_steps_does_not_make_the_others_worthless():
     assert score_episodes(items, options).scores == pytest.approx([0.1, 1])
 
 
-def test_shaping_is_added_to_the_step_rewards():
+def test_shaping_is_added_to_the_step_rewards_and_not_to_the_score():
     options = EpisodeOptions(gamma=0.5)
     items = episodes(kind="shaped", progress=[0, 1, 2], step_rewards=[1, 2, 3], episode_reward=9)
     rewards = compute_rewards(validate_batch(items[:1], options), options)
-    assert rewards.step_rewards[0].tolist() == [1.5, 2, 4]  # the rest of the 9 is in the last step
-    assert rewards.components["episode"].tolist() == [9]
-    assert rewards.components["shaping"].tolist() == [-1.5]
+    assert rewards.step_rewards[0].tolist() == [2, 3, 4]  # the rest of the 9 is in the last step
+    assert rewards.values[0] == 9 and items[0].step_rewards == [1, 2, 3]
+    assert {name: each[0] for name, each in rewards.components.items()} == {"episode": 9}
 
 
 def test_the_score_of_a_reward_model_is_not_part_of_the_baseline():

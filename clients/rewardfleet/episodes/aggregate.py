@@ -41,7 +41,7 @@ class BatchResult:
     scores: Floats  #: [N], after normalization; NaN where there is none
     components: Mapping[str, Floats]  #: addends by name: [N]; NaN where an episode has no such one
     details: Mapping[str, Floats]  #: other figures, likewise
-    step_rewards: Mapping[int, Floats]  #: by index: [T]
+    step_rewards: Mapping[int, Floats]  #: by index: [T]; none of normalized scores
     keep: Bools  #: [N], whether to train on an episode; False where there is no score
     drop_reasons: Mapping[int, DropReason]  #: by index: the filter rule that dropped an episode
     #: N of them: why a score is below 1, or missing.
@@ -103,7 +103,8 @@ def aggregate(
         scores=scores,
         components=components,
         details=details,
-        step_rewards=rewards.step_rewards,
+        # A normalized score is that of the episode among others, and belongs to no steps.
+        step_rewards=rewards.step_rewards if options.normalize == "none" else {},
         keep=keep,
         drop_reasons=drop_reasons,
         causes=causes_of(rewards, scores, _in_equal_group(batch, statistics, options), options),

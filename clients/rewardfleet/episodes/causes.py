@@ -115,6 +115,6 @@ _LOWERED_BY: dict[RewardKind, Callable[[Rewards], NDArray[np.int_]]] = {
     "hybrid": _always(EpisodeCause.LOW_REWARD),
     "visual": _by_video,
     "objectives": _always(EpisodeCause.LOW_OBJECTIVES),
-    "shaped": _low_reward_or(EpisodeCause.SHAPING),
+    "shaped": _always(EpisodeCause.LOW_REWARD),
     "discounted": _low_reward_or(EpisodeCause.STEPS_TAKEN),
 }

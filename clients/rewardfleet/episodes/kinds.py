@@ -26,7 +26,8 @@ class Rewards:
     values: Floats  #: [N], NaN where there is no reward
     components: Mapping[str, Floats]  #: addends by name: [N], NaN where a kind has no such one
     details: Mapping[str, Floats]  #: other figures, likewise
-    step_rewards: Mapping[int, Floats]  #: by index, for the kinds `hybrid` and `shaped`: [T]
+    #: By index, for the kinds `hybrid` and `shaped`: [T]; their sum is the reward.
+    step_rewards: Mapping[int, Floats]
 
 
 def compute_rewards(batch: Batch, options: EpisodeOptions) -> Rewards:
@@ -148,19 +149,18 @@ def _objectives(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
     return KindRewards(total, components, details=details)
 
 
-def _shaped(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
+def _shaped(episodes: KindEpisodes, _: EpisodeOptions) -> KindRewards:
     columns, terminal = episodes.batch.columns, episodes.terminal_rewards()
-    step_rewards, totals = [], np.zeros(len(terminal))
-    for i, index in enumerate(episodes.indices):
-        shaping = rewards.shaping(columns.array(index, "progress"), options.gamma)
-        unshaped = np.zeros(len(shaping))
+    step_rewards = []
+    for total, index in zip(terminal, episodes.indices, strict=True):
+        shaped = rewards.shaping(columns.array(index, "progress"))
+        unshaped = np.zeros(len(shaped))
         if columns.items[index].step_rewards is not None:
-            unshaped = np.array(columns.array(index, "step_rewards"), float)
-        unshaped[-1] += terminal[i] - unshaped.sum()  # the rest of the episode reward
-        step_rewards.append(unshaped + shaping)
-        totals[i] = unshaped.sum() + shaping.sum()
-        terminal[i] = unshaped.sum()
-    return KindRewards(totals, {"episode": terminal, "shaping": totals - terminal}, step_rewards)
+            unshaped = columns.array(index, "step_rewards")
+        shaped += unshaped
+        shaped[-1] += total - unshaped.sum()  # the rest of the episode reward
+        step_rewards.append(shaped)
+    return KindRewards(terminal, {"episode": terminal}, step_rewards)
 
 
 def _discounted(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:

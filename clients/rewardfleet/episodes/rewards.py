@@ -120,18 +120,20 @@ def hybrid(step_rewards: ArrayLike, episode_reward: float) -> Floats:
     return rewards
 
 
-def shaping(progress: ArrayLike, gamma: float) -> Floats:
+def shaping(progress: ArrayLike, gamma: float = 1.0) -> Floats:
     """Return the potential-based shaping of each step: F_t = gamma P(t+1) - P(t), [T].
 
-    The potential after the last step is 0, so the discounted sum is -P(0), whatever the policy did:
-    the optimal policy stays optimal. Source: Ng, Harada, Russell 1999.
+    The potential P is the progress since the start, and 0 after the last step. So the sum that
+    gamma discounts is 0, whatever the policy did: the optimal policy stays optimal. Of a sum with
+    another discount this does not hold. Source: Ng, Harada, Russell 1999.
 
     Args:
-        progress: [T], the potential of the state before each step.
-        gamma: Discount per step, in [0, 1].
+        progress: [T], the progress before each step.
+        gamma: Discount per step, in [0, 1], with which the rewards of steps are summed.
     """
     potential = np.asarray(progress, float)
-    following = np.append(potential[1:], 0.0) if potential.size else potential
+    potential = potential - potential[:1]
+    following = np.append(potential[1:], potential[:1])
     added: Floats = gamma * following - potential
     return added
 

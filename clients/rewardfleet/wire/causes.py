@@ -289,11 +289,6 @@ class EpisodeCause(Cause):
         "The weighted sum of the objectives is below 1; `components` has each of them.",
         "Better objectives, or other `weights`.",
     )
-    SHAPING = (
-        "shaping",
-        "The reward is 1 or more; the shaping by `progress` lowers it.",
-        "None is needed: shaping shifts all rewards of the same start.",
-    )
     NORMALIZED = (
         "normalized",
         "The reward is 1 or more; normalization made a lower score of it.",

@@ -226,7 +226,7 @@ class EpisodeOptions(Request):
     efficiency: Literal["reciprocal", "linear", "exponential", "group_best"] = Field(
         "reciprocal", description="Formula of the efficiency; see docs/episodes.md."
     )
-    gamma: Fraction = Field(0.99, description="Discount per step, of `shaped` and `discounted`.")
+    gamma: Fraction = Field(0.99, description="Discount per step, of `discounted`.")
     weights: dict[Objective, Weight] = Field(
         {"success": 1.0, "efficiency": 1.0},
         min_length=1,
@@ -311,7 +311,9 @@ class EpisodeScore(Score):
         None, description="1 in the largest cluster of its group, else 0."
     )
     step_rewards: list[FiniteFloat] | None = Field(
-        None, description="[T], for `hybrid` and `shaped`: one per step; their sum is the score."
+        None,
+        description="[T], for `hybrid` and `shaped`: one per step; their sum is the score. Null if "
+        "that is normalized.",
     )
     token_positions: list[int] | None = Field(
         None, description="[T]: token of each step reward; `step_token_ends` of the request."

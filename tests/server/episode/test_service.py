@@ -194,17 +194,19 @@ def test_a_member_that_is_left_alone_abstains(service: httpx.Client, reason: str
     assert not any(each["keep"] for each in results)
 
 
-def test_step_rewards_are_returned_with_the_score(service: httpx.Client):
+def test_step_rewards_are_returned_with_a_score_that_is_not_normalized(service: httpx.Client):
     items = [
-        {"uid": "h", "kind": "hybrid", "step_rewards": [1, 2], "step_token_ends": [3, 9],
-         "episode_reward": 10},
-        {"uid": "s", "kind": "shaped", "progress": [0, 0.5, 1], "success": True},
+        {"uid": "h", "group": "g", "kind": "hybrid", "step_rewards": [1, 2],
+         "step_token_ends": [3, 9], "episode_reward": 10},
+        {"uid": "s", "group": "g", "kind": "shaped", "progress": [0.5, 0, 1], "success": True},
     ]  # fmt: skip
-    hybrid, shaped = post_batch(service, items, options={"gamma": 1})["results"]
+    hybrid, shaped = post_batch(service, items)["results"]
     assert (hybrid["step_rewards"], hybrid["token_positions"]) == ([1, 12], [3, 9])
     assert (hybrid["score"], hybrid["components"]) == (13, {"episode": 10, "steps": 3})
-    assert shaped["step_rewards"] == [0.5, 0.5, 0.0]  # -1 for leaving, +1 for success
+    assert shaped["step_rewards"] == [-0.5, 1.0, 0.5]  # -0.5 for the end, +1 for success
     assert shaped["score"] == 1.0
+    for each in post_batch(service, items, options={"normalize": "group_std"})["results"]:
+        assert "step_rewards" not in each and "token_positions" not in each
 
 
 def test_statistics_by_temperature_and_their_metrics(service: httpx.Client):
