@@ -10,10 +10,9 @@ from .services import SERVICES, Service
 from .tools import ToolsFields
 from .video import VideoOptions
 from .wire.code import fields_of_tests
-from .wire.digest import LABELS
 from .wire.errors import RewardFleetError
 from .wire.policy_text import POLICY_FIELDS, text_of
-from .wire.score import failed
+from .wire.score import LABELS, failed
 from .wire.tools_rows import fields_of_truth
 from .wire.truth import given
 

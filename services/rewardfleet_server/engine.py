@@ -211,7 +211,7 @@ class Engine(Generic[RequestT, ScoreT]):
             self._score_log.add_batch(
                 batch.logged,
                 context,
-                count=items,
+                count=batch.logged_count or items,
                 provenance=self.scorer.provenance(backend),
                 header=header,
             )

@@ -107,3 +107,4 @@ class ScoredBatch:
     causes: Mapping[str, int]  #: how many items have each cause, for metrics
     #: Returns its items, each with the fields of its score, for the score log; None for nothing.
     logged: Callable[[], Iterable[tuple[BaseModel, ScoreFields]]] | None = None
+    logged_count: int | None = None  #: how many these are, if not those of the call

@@ -2,7 +2,6 @@
 
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
@@ -34,7 +33,7 @@ def values_of(name: str) -> tuple[Any, ...]:
     return get_args(EpisodeOptions.model_fields[name].annotation)
 
 
-def episodes(brought: str, rng: np.random.Generator) -> list[Any]:
+def episodes(brought: str, rng: np.random.Generator) -> list[EpisodeRequest]:
     """Return groups of one kind each, of episodes with all fields of a request."""
     items = []
     for group, member in itertools.product(range(6 * len(KINDS)), range(4)):
@@ -45,19 +44,20 @@ def episodes(brought: str, rng: np.random.Generator) -> list[Any]:
         fields: dict[str, Any] = {
             "uid": f"{group} {member}", "group": str(group), "kind": kind, "success": success,
             "steps": steps, "max_steps": 8, "reward_model_score": reward,
-            "actions": rng.normal(size=(steps, 2)), "progress": rng.uniform(size=steps),
-            "visual_success": rng.uniform(), "step_rewards": parts,
+            "actions": rng.normal(size=(steps, 2)).tolist(),
+            "progress": rng.uniform(size=steps).tolist(),
+            "visual_success": rng.uniform(), "step_rewards": parts.tolist(),
             "step_token_ends": list(range(steps)),
         }  # fmt: skip
         if kind == "hybrid":
-            fields |= {"step_rewards": parts / 2, "episode_reward": reward / 2}
+            fields |= {"step_rewards": (parts / 2).tolist(), "episode_reward": reward / 2}
         elif rng.integers(2):
             fields["episode_reward"] = reward
-        items.append(SimpleNamespace(**dict.fromkeys(EpisodeRequest.model_fields) | fields))
+        items.append(EpisodeRequest.model_validate(fields))
     return items
 
 
-def inverted(items: list[Any], options: EpisodeOptions) -> set[str]:
+def inverted(items: list[EpisodeRequest], options: EpisodeOptions) -> set[str]:
     """Return the kinds of which a success is scored below a failure of its group.
 
     Check that step rewards sum to the score, or are absent.

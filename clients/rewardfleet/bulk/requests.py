@@ -10,9 +10,10 @@ from typing import Any
 
 from rewardfleet.services import SERVICES, Service
 from rewardfleet.video import VideoOptions
-from rewardfleet.wire.digest import LABELS, request_id
+from rewardfleet.wire.digest import request_id
+from rewardfleet.wire.episode import EpisodeOptions
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.score import Request
+from rewardfleet.wire.score import LABELS, Request
 from rewardfleet.wire.truth import given, is_missing
 from rewardfleet.wire.validation import validate
 from rewardfleet.wire.video import JSON_INPUTS, VideoRequest
@@ -80,6 +81,12 @@ class RequestBuilder:
         """What is known of the service."""
         return SERVICES[self.service]
 
+    @functools.cached_property
+    def options(self) -> EpisodeOptions | None:
+        """The options of batches of episodes, which must be valid; None for another service."""
+        is_episode = self.declared.scores == "episode"
+        return validate(EpisodeOptions, self.changes) if is_episode else None
+
     def items(self, rows: Iterable[Row]) -> Iterator[Item]:
         """Yield the items of rows, in order."""
         index, seen = 0, set[bytes]()
@@ -103,7 +110,7 @@ class RequestBuilder:
         if item.error:
             raise InvalidRequest(item.error)
         try:
-            if self.declared.scores == "episode":
+            if self.options is not None:
                 return self.declared.request(**{"uid": str(item.index), **given(item.row.fields)})
             if self.declared.scores == "clip":
                 return self._video(item.row)
@@ -221,10 +228,10 @@ def clip_name(row: Row) -> str:
     return next((each for each in names if isinstance(each, str)), row.place)
 
 
-def item_id(item: Item, request: Request | None) -> str:
+def item_id(item: Item, request: Request | None, builder: RequestBuilder) -> str:
     """Return the digest of an item's request, or of its row if there is no valid request."""
     if request is not None:
-        return request_id(request)
+        return request_id(request, builder.options)
     row = json.dumps([item.row.place, item.completion], sort_keys=True)
     return hashlib.sha256(row.encode()).hexdigest()
 

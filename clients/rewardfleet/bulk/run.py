@@ -202,15 +202,14 @@ class Run:
         return [
             ScoredItem(
                 each.item,
-                item_id(each.item, each.request),
+                item_id(each.item, each.request, self._builder),
                 failed(InvalidRequest(each.error), Score) if each.request is None else next(scores),
             )
             for each in chunk
         ]
 
     async def _scores_of(self, requests: list[Any]) -> list[Score]:
-        options = self._builder.changes if self._kind == "episode" else None
-        scores: list[Score] = await scores_of(self._client, requests, options)
+        scores: list[Score] = await scores_of(self._client, requests, self._builder.options)
         for score in scores:
             if score.error is not None and score.error.kind is ErrorKind.UNAUTHORIZED:
                 raise RewardFleetError.from_problem(score.error)

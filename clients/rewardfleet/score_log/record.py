@@ -96,10 +96,10 @@ def line_of(scored: Scored) -> bytes:
 def record_of(scored: Scored) -> Record:
     """Return the record of an item."""
     request = scored.request
-    fields = fields_of(request, scored.sha256)
+    fields = fields_of(request, scored.sha256, scored.options)
     strip = None if "video_path" in fields else scored.strip()
-    text = text_of(fields)
-    shown = _shown(fields, scored)
+    text = text_of(request, fields)
+    shown = _shown(fields)
     # ASCII, also with lone surrogates. For most requests, both texts are the same.
     is_same = shown is fields and "sha256" not in fields and text.isascii()
     given = text if is_same else json.dumps(shown)
@@ -164,7 +164,7 @@ def _excluded(score_type: type[Score]) -> Any:
     return excluded if timing is Timing else {**excluded, "timing_ms": {*Timing.model_fields}}
 
 
-def _shown(fields: dict[str, Any], scored: Scored) -> dict[str, Any]:
+def _shown(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a request as the log has them, which give no access to anything."""
     more: dict[str, Any] = {}
     if (url := fields.get("video_url")) is not None:
@@ -173,10 +173,4 @@ def _shown(fields: dict[str, Any], scored: Scored) -> dict[str, Any]:
         more["backend_kwargs"] = {
             name: "***" if _SECRET.search(name) else each for name, each in options.items()
         }
-    limits = getattr(scored.request, "limits", None)
-    if isinstance(limits, BaseModel) and limits.model_fields_set:
-        # A limit that is given counts more than that of a row, also if it is the default.
-        more["limits"] = limits.model_dump(mode="json", exclude_unset=True)
-    if scored.options is not None and scored.options.model_fields_set:
-        more["options"] = scored.options.model_dump(mode="json", exclude_defaults=True)
     return {**fields, **more} if more else fields

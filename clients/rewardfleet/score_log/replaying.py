@@ -14,7 +14,7 @@ import numpy as np
 from rewardfleet.arrays import encode_png
 from rewardfleet.bulk.requests import Item, RequestBuilder
 from rewardfleet.bulk.rows import Row
-from rewardfleet.episodes import score_episodes
+from rewardfleet.episodes import RunningMeanStd, aggregate, compute_rewards, validate_batch
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.episode import EpisodeOptions, EpisodeRequest
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
@@ -187,32 +187,41 @@ def replay_episodes(
     connection: "duckdb.DuckDBPyConnection", selected: Selected, changes: Mapping[str, Any]
 ) -> None:
     """Score batches of episodes again, in this process, as they depend on nothing else."""
-    sql = f"SELECT request FROM scores WHERE {selected.condition} ORDER BY {_ORDER}"
-    requests = (json.loads(row[0]) for row in rows_of(connection, sql, selected.values))
-    pairs = zip(selected.records, requests, strict=True)
+    sql = f"SELECT request, details FROM scores WHERE {selected.condition} ORDER BY {_ORDER}"
+    rows = (map(json.loads, row) for row in rows_of(connection, sql, selected.values))
+    pairs = zip(selected.records, rows, strict=True)
     for _, batch in itertools.groupby(pairs, key=lambda pair: pair[0].batch):
-        records, fields = zip(*batch, strict=True)
+        records, given = zip(*batch, strict=True)
+        fields, details = zip(*given, strict=True)
         for record, each in zip(records, fields, strict=True):
             record.prompt = prompt_of("episode", each)
         try:
-            _replay_batch(records, fields, changes)
+            _replay_batch(records, fields, changes, details[0].get("running"))
         except RewardFleetError as error:
             for record in records:
                 record.problem = error.detail
 
 
 def _replay_batch(
-    records: Sequence[Recorded], fields: Sequence[dict[str, Any]], changes: Mapping[str, Any]
+    records: Sequence[Recorded],
+    fields: Sequence[dict[str, Any]],
+    changes: Mapping[str, Any],
+    running: Mapping[str, Any] | None,
 ) -> None:
     given = [each.pop("options", {}) for each in fields]  # those of the batch
     options = validate(EpisodeOptions, changed(given[0], changes))
-    if options.normalize == "running":
+    if options.normalize == "running" and running is None:
         raise InvalidRequest("normalize: running depends on the state of the run")
+    # The statistics that the run had then, with these rewards.
+    statistics = running and RunningMeanStd(
+        running["count"], running["mean"], running["variance"] * running["count"]
+    )
     items = [
         validate(EpisodeRequest, {**each, "uid": record.uid or str(index)})
         for index, (record, each) in enumerate(zip(records, fields, strict=True))
     ]
-    result = score_episodes(items, options)
+    rewards = compute_rewards(validate_batch(items, options), options)
+    result = aggregate(rewards, options, statistics or None)
     for index, record in enumerate(records):
         score = float(result.scores[index])
         record.after = None if math.isnan(score) else score
@@ -300,7 +309,7 @@ def _reward(score: float | None, least: float | None) -> float | None:
 def _differ(before: float | None, after: float | None) -> bool:
     if before is None or after is None:
         return before is not after
-    return abs(before - after) > _TOLERANCE
+    return not math.isclose(before, after, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
 
 
 def _mean(rewards: Sequence[float | None]) -> float | None:

@@ -3,42 +3,56 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError, to_json
 
 from .frames import Buffer, Frames
+from .score import LABELS
 from .video import JSON_INPUTS, VideoRequest
 
-#: The fields that say what a request is part of, and not what is scored.
-LABELS = frozenset({"run", "step", "uid", "attempt"})
-#: The fields whose content counts by its SHA-256.
-_CONTENT = frozenset({"video_base64", "frames_base64"})
-#: Where the pixels are in the body is no part of the frames.
-_EXCLUDED: Any = {**dict.fromkeys(LABELS | _CONTENT, True), "frames": {"offset"}}
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+#: The fields whose content counts by its SHA-256. Where pixels are in the body is no part of them.
+_CONTENT: Any = {"video_base64": True, "frames_base64": True, "frames": {"offset"}}
+#: By whether keys are sorted.
+_ENCODERS = [
+    json.JSONEncoder(sort_keys=each, separators=(",", ":"), ensure_ascii=False)
+    for each in (False, True)
+]
+#: What has no keys.
+_PLAIN = frozenset({str, bytes, int, float, bool, NoneType})
 
 
-def request_id(request: BaseModel) -> str:
-    """Return the SHA-256 of a request, in hex.
+def request_id(request: BaseModel, options: BaseModel | None = None) -> str:
+    """Return the SHA-256 of everything in a request that its score depends on, in hex.
 
-    It is that of the JSON of all fields that differ from their defaults, with sorted keys and
-    without white space. `run`, `step` and `uid` are no part of it. A video counts by its `sha256`,
-    if that is given or its content is part of the request, and else by its path or URL.
+    It is that of the JSON of all fields that differ from their defaults, and of the options of a
+    batch, but for the `labels`. Keys are sorted and there is no white space, unless an object of
+    the caller's own has its keys in another order, which programs see. A video counts by its
+    `sha256`, if that is given or its content is part of the request, and else by its path or URL.
     """
-    return digest_of(text_of(fields_of(request)))
+    return digest_of(text_of(request, fields_of(request, options=options)))
 
 
-def fields_of(request: BaseModel, sha256: str | None = None) -> dict[str, Any]:
+def fields_of(
+    request: BaseModel, sha256: str | None = None, options: BaseModel | None = None
+) -> dict[str, Any]:
     """Return the fields of a request that differ from their defaults, as JSON.
 
-    There are no `LABELS`, and a content counts by its `sha256`.
+    There are no `labels`, and a content counts by its `sha256`.
 
     Args:
         sha256: That of the content, if it is known.
+        options: Those of its batch, where they are no part of the request.
     """
-    fields = request.model_dump(mode="json", exclude=_EXCLUDED, exclude_defaults=True)
+    excluded = {**_CONTENT, **dict.fromkeys(getattr(request, "labels", LABELS), True)}
+    fields = request.model_dump(mode="json", exclude=excluded, exclude_defaults=True)
+    if options is not None and (given := options.model_dump(mode="json", exclude_defaults=True)):
+        fields["options"] = given
+    limits = getattr(request, "limits", None)
+    if isinstance(limits, BaseModel) and limits.model_fields_set:
+        # A limit that is given counts more than that of a row, also if it is the default.
+        fields["limits"] = limits.model_dump(mode="json", exclude_unset=True)
     if (digest := fields.get("sha256")) is not None:
         fields["sha256"] = digest.lower()
     elif sha256 is not None:
@@ -48,11 +62,20 @@ def fields_of(request: BaseModel, sha256: str | None = None) -> dict[str, Any]:
     return fields
 
 
-def text_of(fields: Mapping[str, Any]) -> str:
+def text_of(request: BaseModel, fields: Mapping[str, Any]) -> str:
     """Return the text whose digest is the id of a request, given what `fields_of` returns."""
     if "sha256" in fields:
         fields = {name: each for name, each in fields.items() if name not in JSON_INPUTS}
-    return canonical_json(fields).decode(errors="surrogatepass")
+    return _ENCODERS[_is_sorted(request)].encode(fields)
+
+
+def _is_sorted(value: Any) -> bool:
+    """Return whether all objects in a value have sorted keys, except for models."""
+    if isinstance(value, list | tuple):
+        return all(_is_sorted(each) for each in value if type(each) not in _PLAIN)
+    if isinstance(value, dict):
+        return list(value) == sorted(value) and _is_sorted([*value.values()])
+    return not isinstance(value, BaseModel) or _is_sorted([*vars(value).values()])
 
 
 def digest_of(text: str) -> str:
@@ -77,30 +100,3 @@ def _content_of(request: BaseModel) -> Sequence[Buffer]:
         return request.frames.pixels
     video = request.video_base64
     return request.frames_base64 or (() if video is None else [video])
-
-
-def canonical_json(value: Any) -> bytes:
-    """Return JSON with sorted keys and without white space, as `json.dumps` writes it."""
-    try:
-        return to_json(_sorted(value))
-    except (_HasFloat, PydanticSerializationError):  # floats look different; lone surrogates
-        return _ENCODER.encode(value).encode(errors="surrogatepass")
-
-
-class _HasFloat(Exception):
-    """A value has a float in it."""
-
-
-def _sorted(value: Any) -> Any:
-    """Return a value with sorted keys.
-
-    Raises:
-        _HasFloat: It has a float.
-    """
-    if isinstance(value, dict):
-        return {name: _sorted(value[name]) for name in sorted(value)}
-    if isinstance(value, list):
-        return [_sorted(each) for each in value]
-    if isinstance(value, float):
-        raise _HasFloat
-    return value

@@ -32,6 +32,8 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Step = Annotated[int, Field(ge=0, le=2**53)]
 
 
+#: The fields that say what an item is part of, and not what is scored; see `Request.labels`.
+LABELS = frozenset({"run", "step", "uid", "attempt"})
 # Of items, for the score log: what they are part of.
 RUN_LABEL: Any = Field(
     None, min_length=1, max_length=MAX_NAME, description="Training run, for the score log."
@@ -83,6 +85,11 @@ class Request(
 
     Bytes are sent as base64 text (RFC 4648, either alphabet), strictly checked.
     """
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """Those of `LABELS` on which its score does not depend, but for the state of a run."""
+        return LABELS
 
 
 class ForeignRequest(BaseModel, extra="ignore", frozen=True, allow_inf_nan=False):

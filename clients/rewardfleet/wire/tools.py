@@ -8,7 +8,7 @@ from .causes import ToolsCause
 from .errors import ErrorKind
 from .policy_text import PolicyText
 from .run_state import ATTEMPT
-from .score import UID_LABEL, Name, Request, Response, Score, Step, having, of_types
+from .score import LABELS, UID_LABEL, Name, Request, Response, Score, Step, having, of_types
 
 #: Maximum number of characters of a ground truth.
 MAX_GROUND_TRUTH = 100_000
@@ -174,6 +174,11 @@ class ToolsRequest(Request):
         {}, max_length=10_000, description="Labels of this row: families of tools by name."
     )
     uid: str | None = UID_LABEL
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """Those of `LABELS` on which its score does not depend: not `step`, if it is scheduled."""
+        return LABELS if self.options.scheduled_by is None else LABELS - {"step"}
 
     @model_validator(mode="after")
     def _has_a_step(self) -> Self:

@@ -186,17 +186,22 @@ class EpisodeApi:
         return work() if batch.is_small else await run_in_thread(self._thread, work)
 
     async def _add_member(self, request: GroupMemberRequest, context: RequestContext) -> bytes:
+        released: list[Any] = []  # kept together: the scores depend on each other
+
         async def add(timing: Timing) -> ScoredBatch:
             with stage(timing, "backend"):
                 check_episode(request.item, request.options)
-                response = await self._groups.add_member(request, context.request_id)
+                response = await self._groups.add_member(
+                    request, context.request_id, released.extend
+                )
             results = [response["result"]] if response["released"] else []
             return ScoredBatch(
                 msgspec.json.encode(response),
                 Counter(Status(each["status"]) for each in results),
                 np.array([each["score"] for each in results if each["score"] is not None], float),
                 Counter(each["cause"] for each in results if each.get("cause") is not None),
-                (lambda: [(request.item, each) for each in results]) if results else None,
+                (lambda: released) if released else None,
+                len(released),
             )
 
         header = BatchHeader(request.run, request.step, request.options)

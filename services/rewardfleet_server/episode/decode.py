@@ -128,10 +128,11 @@ def logged_items(
     batch: DecodedBatch, response: bytes
 ) -> Iterator[tuple[EpisodeRequest, Mapping[str, Any]]]:
     """Yield the valid items of a batch, each with the fields of its score, for the score log."""
-    results = msgspec.json.decode(response)["results"]
-    for index, (item, fields) in enumerate(zip(batch.items, results, strict=True)):
+    answer = msgspec.json.decode(response)
+    running = {"running": answer["running"]} if "running" in answer else {}  # for a replay
+    for index, (item, fields) in enumerate(zip(batch.items, answer["results"], strict=True)):
         if index not in batch.invalid:
-            yield _as_request(item), fields
+            yield _as_request(item), {**fields, **running}
 
 
 def _as_request(item: Item) -> EpisodeRequest:

@@ -6,7 +6,7 @@ while their group is incomplete, and groups cannot block each other. Everything 
 store, a group and its members apart from all others.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ from rewardfleet_server.run_state import Damaged, Group, GroupKey, Groups
 from . import encode
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+OnRelease = Callable[[Iterable[tuple[EpisodeRequest, Mapping[str, Any]]]], None]
 
 #: Limits of `retry_after_s`: short if the group may soon be complete, else long.
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.05, 1.0
@@ -51,9 +52,12 @@ class GroupCollector:
         self._on_temperatures = on_temperatures
 
     async def add_member(
-        self, request: GroupMemberRequest, request_id: str | None
+        self, request: GroupMemberRequest, request_id: str | None, on_release: OnRelease
     ) -> dict[str, Any]:
         """Add a member, once; return a `GroupMemberResponse` as plain values.
+
+        Args:
+            on_release: Called with all members and their results, if this request releases them.
 
         Raises:
             Conflict: The uid was sent with another episode before, or the attempt has ended.
@@ -73,7 +77,7 @@ class GroupCollector:
             if retry_after_s is not None:
                 missing = group.size - group.arrived
                 return {"released": False, "missing": missing, "retry_after_s": retry_after_s}
-            await self._release(key, group, request_id)
+            await self._release(key, group, request_id, on_release)
             # The member is stored already: this returns its result.
             group, score = await add()
         _check(key, EpisodeScore, score)
@@ -82,7 +86,9 @@ class GroupCollector:
         rest = {"missing": group.missing, "result": score, "group": group.stats}
         return {"released": True, **rest}
 
-    async def _release(self, key: GroupKey, group: Group, request_id: str | None) -> None:
+    async def _release(
+        self, key: GroupKey, group: Group, request_id: str | None, on_release: OnRelease
+    ) -> None:
         """Score an open group. If several requests do, the result of the first one counts."""
         members = await self._groups.members(key)
         if members is None:  # another request has released it
@@ -100,6 +106,7 @@ class GroupCollector:
         by_uid = dict(zip(members, results, strict=True))
         if await self._groups.release(key, missing, stats[0] if stats else None, by_uid):
             self._on_temperatures(by_temperature(rewards))
+            on_release(zip(items, results, strict=True))
 
 
 def _check(key: GroupKey, model: type[ModelT], stored: JsonValue) -> ModelT:

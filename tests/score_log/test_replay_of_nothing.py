@@ -1,0 +1,201 @@
+"""The id of a record has all that its score depends on, so a replay by the same service changes
+nothing: for random records of every service, option and rule."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+import pytest
+from pydantic import BaseModel, JsonValue
+
+from rewardfleet import RewardFleet, code_request, episode_request, tools_request, video_request
+from rewardfleet.commands.main import main
+from rewardfleet.services import SERVICES
+from rewardfleet.wire.digest import request_id
+from rewardfleet.wire.episode import EpisodeOptions
+from rewardfleet.wire.frames import Frames
+from rewardfleet.wire.score import Request
+from rewardfleet.wire.tools import ToolsOptions
+from rewardfleet_server.code.app import create_app as create_code
+from rewardfleet_server.code.settings import CodeSettings
+from rewardfleet_server.episode.app import create_app as create_episode
+from rewardfleet_server.episode.settings import EpisodeSettings
+from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving
+from rewardfleet_server.tools.app import create_app as create_tools
+from rewardfleet_server.tools.settings import ToolsSettings
+from rewardfleet_server.video.app import create_app as create_video
+from rewardfleet_server.video.clip.frames import Clip
+from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.settings import VideoSettings
+
+from ..client.test_order_of_outcomes import BROUGHT, WEIGHTS, episodes
+from ..conftest import LONG_CLIP
+
+FIXED = {"language"}  #: has one value only
+FRAMES = Frames(shape=(2, 1, 1, 3))
+FRAMES.set_pixels(bytes(6))
+#: Values of fields whose content is read.
+CONTENT = {"video_base64": b"x", "frames_base64": [b"x"], "frames": FRAMES, "sha256": "f" * 64}
+TESTS = {"kind": "stdio", "cases": [{"stdin": "a", "stdout": "a"}, {"stdin": "b", "stdout": "B"}]}
+TRUTH = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {"q": 1}}\n</tool_call>'
+SCHEDULED = {"with_length": True, "schedule_length": True}
+REQUESTS: dict[str, Sequence[Request]] = {
+    "video": [video_request("a task", "clip.mp4")],
+    "code": [code_request("print()", TESTS), code_request("", TESTS, limits={"cpu_s": 10.0})],
+    "episode": [episode_request("a", success=True)],
+    "tools": [tools_request(TRUTH, TRUTH), tools_request(TRUTH, TRUTH, step=1, options=SCHEDULED)],
+}
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of what is no valid value
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_id_changes_with_each_field_but_labels(service: str):
+    for request in REQUESTS[service]:
+        for name in type(request).model_fields.keys() - FIXED:
+            other = request.model_copy(update={name: CONTENT.get(name, "another")})
+            assert (request_id(other) == request_id(request)) == (name in request.labels), name
+            inner = getattr(request, name)
+            for field in type(inner).model_fields if isinstance(inner, BaseModel) else ():
+                changed = inner.model_copy(update={field: "another"})
+                assert request_id(request.model_copy(update={name: changed})) != request_id(request)
+    assert len({request_id(each) for each in REQUESTS[service]}) == len(REQUESTS[service])
+    for field in EpisodeOptions.model_fields:
+        options = EpisodeOptions().model_copy(update={field: "another"})
+        assert request_id(request, options) != request_id(request, EpisodeOptions())
+
+
+def test_the_id_changes_with_the_order_of_keys_that_a_program_or_a_rule_sees():
+    def ids(*values: Mapping[str, Any]) -> set[str]:
+        tests = {"kind": "functional", "fn_name": "f"}
+        return {
+            request_id(code_request("", {**tests, "cases": [{"args": [each], "expected": 1}]}))
+            for each in values
+        }
+
+    assert len(ids({"a": 1, "b": 2}, {"b": 2, "a": 1})) == 2
+    assert len(ids({"a": 1, "b": 2}, json.loads('{"a":1,"b":2}'))) == 1
+
+
+class Judge(FakeJudge):
+    """A judge whose score depends on all that it is given."""
+
+    async def judge(
+        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
+    ) -> Judgment:
+        seen = hashlib.sha256(f"{task_text} {clip.indices}".encode())
+        for frame in clip.frames:
+            seen.update(np.asarray(frame).tobytes())
+        return Judgment(seen.digest()[0] / 255, "")
+
+
+Rng = np.random.Generator
+
+
+def drawn(model: type[BaseModel], rng: Rng, **others: Sequence[Any]) -> dict[str, Any]:
+    """Return random values of all fields of a model, those that are not listed by their types."""
+    values: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        listed = [False, True] if kind is bool else get_args(kind)
+        choices = others.get(name, listed if kind is bool or get_origin(kind) is Literal else None)
+        assert choices is not None, name
+        values[name] = choices[rng.integers(len(choices))]
+    return values
+
+
+async def score_clips(fleet: RewardFleet, rng: Rng) -> None:
+    for step in range(20):
+        given = drawn_of(
+            rng, start_s=[0.0, 1.0], end_s=[None, 2.0], nframes=[2, 16], max_pixels=[4096, 200_704]
+        )
+        clip, task = LONG_CLIP.name, str(rng.choice(["a", "b"]))
+        await fleet.video.score(task, clip, step=step, **given)
+
+
+def drawn_of(rng: Rng, **choices: Sequence[Any]) -> dict[str, Any]:
+    return {name: each[rng.integers(len(each))] for name, each in choices.items()}
+
+
+async def score_programs(fleet: RewardFleet, rng: Rng) -> None:
+    row = {"input_output": json.dumps({"inputs": ["a"], "outputs": ["A"]}), "time_limit": 1}
+    for step in range(40):
+        checker = {"checker": rng.choice(["exact", "tokens"]).item(), "ignore_case": bool(step % 2)}
+        of_row = {"kind": "dataset", "dataset": "apps", "row": row, **checker}
+        given = drawn_of(
+            rng, mode=["pass_rate", "all_pass"], limits=[{}, {"cpu_s": 10.0}, {"wall_s": 9.0}],
+            critique=[None, "Overall judgment: Correct"], original_passed=[None, True, False],
+        )  # fmt: skip
+        tests = {**TESTS, **checker} if rng.integers(2) else of_row
+        await fleet.code.score("print(input())", tests, step=step, **given)
+
+
+async def score_answers(fleet: RewardFleet, rng: Rng) -> None:
+    await fleet.tools.put_budget("run", budget=0.3, initial_lambda=1.0)
+    answers = [TRUTH, TRUTH.replace("q", "r"), TRUTH.replace("x", "x " * 400), "wrong"]
+    patterns = [{"search": ["*"], "calculate": ["s*"]}, {"calculate": ["s*"], "search": ["*"]}]
+    requests = []
+    for step in range(400):
+        options = drawn(
+            ToolsOptions, rng, families=[{}, {"search": "other"}],
+            family_patterns=[None, *patterns], cost_weights=[{}, {"search": 2.0}],
+        )  # fmt: skip
+        if options["variant"] == "strict":
+            common = {"variant", "with_length", "schedule_length", "cost", "cost_weights"}
+            options = {name: each for name, each in options.items() if name in common}
+        given = drawn_of(
+            rng, run=[None, "run"], tool_families=[{}, {"search": "calculate"}],
+            tools=[[], [{"name": "search", "description": "computes"}]],
+        )  # fmt: skip
+        answer = answers[rng.integers(len(answers))]
+        requests.append(tools_request(answer, TRUTH, step=step % 160, options=options, **given))
+    await fleet.tools.score_batch(requests)
+
+
+async def score_episodes(fleet: RewardFleet, rng: Rng) -> None:
+    collected = []
+    for step in range(40):
+        items = episodes(rng.choice([*BROUGHT]).item(), rng)
+        options = drawn(
+            EpisodeOptions, rng, gamma=[0.5, 0.99], weights=WEIGHTS, filter=[{}, {"tolerance": 1}],
+            clusters=[None, {}],
+        )  # fmt: skip
+        await fleet.episode.score_batch(items, options, run="run", step=step)
+        if options["normalize"] != "running":
+            more = {"run": str(step), "step": 0, "group_size": 4, "options": options}
+            collected += [fleet.episode.collect(each, **more) for each in items[4:8]]
+    await asyncio.gather(*collected)
+
+
+SCORED: dict[str, tuple[Callable[[RewardFleet, Rng], Awaitable[None]], Callable[..., Any]]] = {
+    "video": (
+        score_clips,
+        lambda **given: create_video(
+            VideoSettings(video_root=[LONG_CLIP.parent], **given), {"hash": Judge()}
+        ),
+    ),
+    "code": (score_programs, lambda **given: create_code(CodeSettings(**given), FakeSandbox())),
+    "episode": (score_episodes, lambda **given: create_episode(EpisodeSettings(**given))),
+    "tools": (score_answers, lambda **given: create_tools(ToolsSettings(**given))),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_replay_of_nothing_changes_nothing(service: str, tmp_path: Path, capsys):
+    score, app = SCORED[service]
+
+    async def fill(url: str) -> None:
+        async with RewardFleet(**{service: url}) as fleet:
+            await score(fleet, np.random.default_rng(0))
+
+    with serving(app(score_log=tmp_path / "log", score_log_sample=1)) as url:
+        asyncio.run(fill(url))
+    with serving(app()) as url:
+        given = ["score", "replay", str(tmp_path / "log"), "-o", str(tmp_path / "new")]
+        assert main([*given, "--url", url]) == 0
+    shown = capsys.readouterr().out.splitlines()[-1]
+    assert " 0 rewards changed (0.00%), 0 have no score now; 0 of" in shown
