@@ -170,6 +170,17 @@ async def score_episodes(fleet: RewardFleet, rng: Rng) -> None:
     await asyncio.gather(*collected)
 
 
+def aged(line: str) -> str:
+    """Return a record as older logs have it: with one id for all steps."""
+    record = json.loads(line)
+    request = json.loads(record["request"])
+    if record["service"] == "tools":
+        request.pop("step", None)
+    text = json.dumps(request)
+    record |= {"id": hashlib.sha256(text.encode()).hexdigest(), "request": text}
+    return json.dumps(record) + "\n"
+
+
 SCORED: dict[str, tuple[Callable[[RewardFleet, Rng], Awaitable[None]], Callable[..., Any]]] = {
     "video": (
         score_clips,
@@ -194,8 +205,13 @@ def test_a_replay_of_nothing_changes_nothing(service: str, tmp_path: Path, capsy
 
     with serving(app(score_log=tmp_path / "log", score_log_sample=1)) as url:
         asyncio.run(fill(url))
+    (tmp_path / "old").mkdir(0o700)
+    for segment in (tmp_path / "log").glob("*.jsonl"):
+        lines = map(aged, segment.read_text().splitlines())
+        (tmp_path / "old" / segment.name).write_text("".join(lines))
     with serving(app()) as url:
-        given = ["score", "replay", str(tmp_path / "log"), "-o", str(tmp_path / "new")]
-        assert main([*given, "--url", url]) == 0
-    shown = capsys.readouterr().out.splitlines()[-1]
-    assert " 0 rewards changed (0.00%), 0 have no score now; 0 of" in shown
+        for log in ("log", "old"):
+            output = str(tmp_path / f"new {log}")
+            assert main(["score", "replay", str(tmp_path / log), "-o", output, "--url", url]) == 0
+            shown = capsys.readouterr().out.splitlines()[-1]
+            assert " 0 rewards changed (0.00%), 0 have no score now; 0 of" in shown

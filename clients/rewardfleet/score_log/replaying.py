@@ -47,6 +47,7 @@ class Recorded:
     batch: tuple[float, str | None]  #: what was scored together has the same one
     before: float | None  #: its score
     price: float | None  #: lambda, of an answer that paid for tools
+    key: str  #: of what is scored for it, once: its id, and the step that older ids lack
     prompt: str = ""  #: a digest of what its group has in common
     after: float | None = None
     problem: str | None = None  #: why there is no score now
@@ -64,8 +65,8 @@ class Selected:
     @property
     def digest(self) -> str:
         """What changes if other records are selected."""
-        ids = "\n".join(each.id for each in self.records)
-        return hashlib.sha256(ids.encode()).hexdigest()
+        keys = "\n".join(each.key for each in self.records)
+        return hashlib.sha256(keys.encode()).hexdigest()
 
 
 def select_records(connection: "duckdb.DuckDBPyConnection", filters: Filters) -> Selected:
@@ -93,11 +94,17 @@ def select_records(connection: "duckdb.DuckDBPyConnection", filters: Filters) ->
     if len(services) > 1:
         found = " and ".join(services)
         raise ValueError(f"the log has records of {found}: select one service with --service")
+    is_label = SERVICES[services[0]].client.has_run_label
+    keys = (_key(row[1], None if is_label else row[3]) for row in rows)
     records = [
-        Recorded(id_, run, step, uid, (time, call), score, price)
+        Recorded(id_, run, step, uid, (time, call), score, price, next(keys))
         for _, id_, run, step, uid, call, time, score, price in rows
     ]
     return Selected(services[0], records, condition, values)
+
+
+def _key(id_: str, step: int | None) -> str:
+    return id_ if step is None else f"{id_} {step}"
 
 
 @dataclass
@@ -115,25 +122,26 @@ class ReplayBuilder(RequestBuilder):
         self, connection: "duckdb.DuckDBPyConnection", selected: Selected
     ) -> Iterator[Item]:
         """Yield one item for each request, and note the prompts of its records."""
-        by_id: dict[str, list[Recorded]] = defaultdict(list)
+        by_key: dict[str, list[Recorded]] = defaultdict(list)
         for record in selected.records:
-            by_id[record.id].append(record)
+            by_key[record.key].append(record)
+        steps = "NULL" if self.declared.client.has_run_label else "step"
         names = ", ".join(f"any_value({name})" for name in ("request", "frames", "provenance"))
-        sql = f"SELECT id, {names} FROM scores WHERE {selected.condition} GROUP BY id"
-        rows = rows_of(connection, f"{sql} ORDER BY min(time), id", selected.values)
-        for index, (id_, request, frames, provenance) in enumerate(rows):
-            fields = json.loads(request)
+        sql = f"SELECT id, {steps}, {names} FROM scores WHERE {selected.condition} GROUP BY ALL"
+        rows = rows_of(connection, f"{sql} ORDER BY min(time), 1, 2", selected.values)
+        for index, (id_, step, request, frames, provenance) in enumerate(rows):
+            fields, key = json.loads(request), _key(id_, step)
             prompt = prompt_of(self.service, fields)
-            for record in by_id[id_]:
+            for record in by_key[key]:
                 record.prompt = prompt
             seen = json.loads(provenance or "{}").get("frames") or {}
             given = {
                 "request": fields,
                 "frames": frames,
                 "count": len(seen.get("indices", ())),
-                "step": by_id[id_][0].step,
+                "step": step,
             }
-            yield Item(index, Row(f"record {id_}", given), uid=id_)
+            yield Item(index, Row(f"record {id_}", given), uid=key)
 
     def build(self, item: Item) -> Request:
         """Return the request of an item.

@@ -153,7 +153,7 @@ def _score(
         "kind": "jsonl",
         "part_rows": PART_ROWS,
     }
-    requests = len({each.id for each in selected.records})
+    requests = len({each.key for each in selected.records})
     with contextlib.ExitStack() as stack:
         urls = used.url or ["http://127.0.0.1:18000"]
         if used.start is not None:
@@ -173,7 +173,7 @@ def _take(selected: Selected, kept: Output) -> None:
     """Give records their new scores."""
     new = {each["uid"]: each for each in kept.records()}
     for record in selected.records:
-        found = new[record.id]
+        found = new[record.key]
         record.after = found["score"]
         record.problem = found["error_detail"]
         if record.price and record.after is not None:
