@@ -97,7 +97,7 @@ SERVICES: dict[str, Service] = {
         item=Lazy("rewardfleet.commands.load.requests:answer"),
         example="an answer with the right call",
         truth="ground_truth", fields=Lazy("rewardfleet.rows:tools_fields"),
-        reported=("format", "correctness", "length", "cost", "details/cost"),
+        reported=("format", "correctness", "length", "tool_cost", "details/cost"),
     ),
 }
 # fmt: on

@@ -23,7 +23,7 @@ from .test_segments import written
 PARTS = {"format": 1.0, "correctness": 3.0}
 OTHER = {"task": 4.0, "cost": 2.0, "lambda": 0.75, "violation": 1.5}
 FIGURES = {
-    "now": {"components": {**PARTS, "cost": -1.5}, "details": OTHER},
+    "now": {"components": {**PARTS, "tool_cost": -1.5}, "details": OTHER},
     "before": {"components": {**PARTS, **OTHER}},
 }
 TRUTH = "<response>a</response>"

@@ -191,8 +191,9 @@ class ToolsScore(Score):
     """A `Score` with the use of tools.
 
     Its components are `format`, `correctness`, with `options.with_length` `length`, and with a run
-    `cost`: minus lambda times what the tools cost. Its details are `task` (the sum without `cost`),
-    `cost` (what the tools cost), and with a run `lambda` and `violation` (cost minus budget).
+    `tool_cost`: minus lambda times what the tools cost. Its details are `task` (the sum without
+    `tool_cost`), `cost` (what the tools cost), and with a run `lambda` and `violation` (cost minus
+    budget).
     """
 
     cause: ToolsCause | ErrorKind | str | None = Field(

@@ -109,7 +109,7 @@ class ToolsScorer:
             components["length"] = reward.length
         details = {"task": reward.task, "cost": reward.cost}
         if price is not None:
-            components["cost"] = 0.0 - multiplier * reward.cost  # 0, not -0
+            components["tool_cost"] = 0.0 - multiplier * reward.cost  # 0, not -0
             details |= {"lambda": multiplier, "violation": reward.cost - price.budget}
         return {
             "score": reward.task - multiplier * reward.cost,
