@@ -68,8 +68,8 @@ async def compute_score_async(
         where the judge answered without a verdict; `reward/cached`, 1.0 for a score from the cache;
         `reward/cause/NAME` for each cause of the service, 1.0 for that of the sample; and for code
         `reward/pass_rate`, `reward/critique_valid` and `reward/details/judgment_correct`, for tools
-        the addends `reward/format`, `reward/correctness`, `reward/length` and `reward/tool_cost`, and
-        `reward/details/cost`, which is not multiplied by lambda. These are None where there is
+        the addends `reward/format`, `reward/correctness`, `reward/length` and `reward/tool_cost`,
+        and `reward/details/cost`, which is not multiplied by lambda. These are None where there is
         none, which verl's validation leaves out; NaN before verl 0.9.
 
     Raises:
