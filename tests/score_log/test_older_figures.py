@@ -49,5 +49,5 @@ def test_they_are_found(tmp_path: Path, place: str, when: str):
     assert "format 1 + correctness 3 + length 0 = task 4" in story
     assert "lambda 0.75 x cost 2" in story
     shown = details_of(record, Explanation())
-    assert shown.figures == {**PARTS, **OTHER} and shown.budget == 0.5
+    assert shown.figures == {**FIGURES[when]["components"], **OTHER} and shown.budget == 0.5
     assert json.loads(shown.details)["calls"] == 2
