@@ -1,6 +1,6 @@
-"""A rank of TRL's trainer with a budget; the second one is killed once, in its second step.
+"""A rank of TRL's trainer with a budget; one is killed once, in its second step.
 
-torchrun --nproc-per-node 4 --max-restarts 1 tests/training/rank.py URL FOLDER
+torchrun --nproc-per-node 4 tests/training/rank.py URL FOLDER
 """
 
 import os
@@ -35,7 +35,7 @@ def main(url: str, folder: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             if state.is_world_process_zero:
                 # Another content in each attempt, as of answers that were sampled again.
-                costs = [1.0 + int(os.environ["TORCHELASTIC_RESTART_COUNT"])]
+                costs = [2.0 if died.exists() else 1.0]
                 fleet.tools.update_budget(RUN, state.global_step - 1, costs, part="all")
 
     died = folder / "died"
@@ -43,6 +43,8 @@ def main(url: str, folder: Path) -> None:
     rows = [{"prompt": f"call {n}", "ground_truth": TRUTH, "run": RUN} for n in range(8)] * STEPS
     options = {"max_steps": STEPS, "per_device_train_batch_size": 2, "num_generations": 8}
     options |= {"save_strategy": "steps", "save_steps": 1, "report_to": []}
+    # transformers 5 cannot load the state of an optimizer in several ranks on CPUs.
+    options |= {"save_only_model": True}
     trainer = random_trainer(folder / "run", score, rows, **options)
     trainer.add_callback(Costs())
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder / "run"))

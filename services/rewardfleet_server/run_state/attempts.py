@@ -29,6 +29,8 @@ from .values import (
 KEEP_BEFORE = 8
 #: The number of attempts that are remembered.
 _MAX_ATTEMPTS = 1000
+#: In place of the attempts of a run that no step has.
+_NO_ATTEMPT = b"-"
 #: In place of a state before a step that is not stored any more.
 _NOT_STORED = b"1"
 
@@ -54,9 +56,17 @@ def enter_attempt(tx: Transaction, run: str, call: Call) -> int | None:
         )
     if call.step is None:
         return None
+    if text == _NO_ATTEMPT:
+        tx.put(run_key(run), WHOLE, mine)
+        return None
     _discard(tx, run, call.step, call.sets)
     tx.put(run_key(run), WHOLE, b" ".join([*known[1 - _MAX_ATTEMPTS :], mine]))
     return call.step
+
+
+def first_attempt(call: Call | None) -> bytes:
+    """Return what is stored as the attempts of a run that a call begins."""
+    return _NO_ATTEMPT if call is None or call.step is None else digest(call.attempt or "")
 
 
 def note_before(tx: Transaction, scope: Scope, step: int, now: bytes | None, shape: Shape) -> None:

@@ -13,7 +13,7 @@ from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.observe.telemetry import REQUEST
 
 from . import groups
-from .attempts import apply_before_later, enter_attempt, note_before
+from .attempts import apply_before_later, enter_attempt, first_attempt, note_before
 from .clock import RunClock
 from .metrics import RunStateMetrics
 from .steps import enter_step, load_steps
@@ -227,8 +227,8 @@ class RunState:
             discarded = None if call is None else enter_attempt(tx, run, call)
             result = work(tx)
             is_noted = tx.has_writes and (is_due or tx.get(*whole) is None)
-            first = digest(call.attempt or "") if call else b""
-            return result, self._note(tx, scope, first) if is_noted else None, discarded
+            ahead_s = self._note(tx, scope, first_attempt(call)) if is_noted else None
+            return result, ahead_s, discarded
 
         expected = [*expected, whole, *(((CLOCK, WHOLE), (RUNS, run)) if is_due else ())]
         with self.metrics.counting_failures():
@@ -282,7 +282,7 @@ class RunState:
         """Store that a run is changed now; return by how much the wall clock is ahead.
 
         Args:
-            attempt: The digest of its first attempt.
+            attempt: Its first attempt, as it is stored.
 
         Raises:
             Unavailable: A part of the run is missing, e.g. because the server evicted it.
