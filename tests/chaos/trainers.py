@@ -108,7 +108,7 @@ class BudgetTrainer:
             try:
                 for _ in range(2):  # the second one counts nothing
                     update = await until_answered(
-                        lambda step=step: tools.update_budget(self._run, step, [1.0]),
+                        lambda step=step: tools.update_budget(self._run, step, [1.0], part="all"),
                         self._figures,
                     )
                 budget = await until_answered(lambda: tools.budget(self._run), self._figures)
@@ -126,7 +126,7 @@ class BudgetTrainer:
     async def _put(self, checkpoint: dict) -> None:
         await until_answered(
             lambda: self._fleet.tools.put_budget(
-                self._run, budget=0, eta=1, max_lambda=1e6, **checkpoint
+                self._run, budget=0, eta=1, max_lambda=1e6, parts=1, **checkpoint
             ),
             self._figures,
         )

@@ -302,7 +302,7 @@ async def test_without_redis_caches_are_bypassed_and_stateful_calls_fail_until_i
 
     async with stack.client() as fleet:
         await fleet.code.score("print(sum(map(int, input().split())))", SUM)
-        await fleet.tools.put_budget("run", budget=0.3)
+        await fleet.tools.put_budget("run", budget=0.3, parts=1)
         before = await fleet.tools.update_budget("run", step=0, costs=[1.0])
         stack.compose("stop", "redis")
         uncached = await fleet.code.score("print(sum([int(x) for x in input().split()]))", SUM)

@@ -91,7 +91,7 @@ async def _episode(fleet: RewardFleet, http: httpx.AsyncClient, number: int) -> 
 
 
 async def _tools(fleet: RewardFleet, http: httpx.AsyncClient, number: int) -> None:
-    await fleet.tools.put_budget("run-9", budget=0.3)
+    await fleet.tools.put_budget("run-9", budget=0.3, parts=1)
     await fleet.tools.score(_ANSWER, _ANSWER, run="run-9")
     await fleet.tools.update_budget("run-9", step=number, costs=[1.0], mean_task_reward=0.5)
     await http.post("/tools/score", json={})

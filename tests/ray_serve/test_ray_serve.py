@@ -143,13 +143,13 @@ async def test_a_step_of_a_budget_counts_once_while_a_replica_is_killed(
     cluster: Cluster, plain: dict[str, str]
 ):
     async def update(fleet: RewardFleet, on_half: Callable[[], None]) -> Any:
-        await fleet.tools.put_budget("run", budget=0.3)
+        await fleet.tools.put_budget("run", budget=0.3, parts=1)
         for step in range(20):
             if step == 10:
                 on_half()
             # As a trainer does that does not know whether its step arrived.
             for _ in range(2):
-                await fleet.tools.update_budget("run", step=step, costs=[0.1 * step])
+                await fleet.tools.update_budget("run", step=step, costs=[0.1 * step], part="all")
         return await fleet.tools.budget("run")
 
     async with cluster.fleet() as fleet, RewardFleet(tools=plain["tools"]) as other:

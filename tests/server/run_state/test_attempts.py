@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from rewardfleet import blocking, episode_request
+from rewardfleet.commands.main import main
 from rewardfleet.wire.errors import Conflict
 from rewardfleet.wire.headers import DISCARDED_HEADER
 from rewardfleet_server.run_state import RunState, Scope
@@ -18,7 +19,7 @@ from rewardfleet_server.testing import serving
 from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.up.replicas import Replica, watch
 
-from ...gateways import LOOPBACK
+from ...gateways import LOOPBACK, fleet_of
 from ..conftest import RedisServer
 from ..episode.conftest import served_episodes
 from ..tools.conftest import TRUTH, served_tools
@@ -219,3 +220,14 @@ def gateway_of(service: str, urls: list[str]) -> Iterator[str]:
     asyncio.run(ready())
     with serving(Gateway({service: watched}, LOOPBACK)) as url:
         yield url
+
+
+def test_the_command_deletes_a_run_in_all_services(capsys: pytest.CaptureFixture[str]):
+    with served_tools() as tools, served_episodes() as episode:
+        part(tools, 1, {"run": RUN, "step": 0})
+        with fleet_of(tools=str(tools.base_url), episode=str(episode.base_url)) as url:
+            command = ["run-state", "delete", RUN, url]
+            assert (main(command), main(command)) == (0, 1)
+        assert tools.get(f"/budgets/{RUN}").status_code == 404
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["deleted", *["had nothing of it"] * 3]
