@@ -95,7 +95,7 @@ class GroupCollector:
             return
         if not members:
             raise Damaged(key.scope)
-        items = [_check(key, EpisodeRequest, member) for member in members.values()]
+        items = [_check(key, EpisodeRequest, member.value) for member in members.values()]
         options = _check(key, EpisodeOptions, group.options)
         missing = max(group.size - len(items), 0)
         batch = validate_batch(items, options, members_missing=missing > 0)
@@ -103,7 +103,10 @@ class GroupCollector:
         result = aggregate(rewards, options)
         results = msgspec.to_builtins(encode.results(result, request_id))
         stats = encode.group_stats(result)
-        by_uid = dict(zip(members, results, strict=True))
+        by_uid = {
+            uid: member._replace(value=result)
+            for (uid, member), result in zip(members.items(), results, strict=True)
+        }
         if await self._groups.release(key, missing, stats[0] if stats else None, by_uid):
             self._on_temperatures(by_temperature(rewards))
             on_release(zip(items, results, strict=True))

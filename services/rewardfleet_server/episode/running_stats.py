@@ -1,62 +1,20 @@
 """The running mean and variance of the rewards of each training run."""
 
 import hashlib
-from typing import Annotated
+from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat, StringConstraints, TypeAdapter
+from pydantic import TypeAdapter
 
 from rewardfleet.episodes import Rewards, RunningMeanStd
 from rewardfleet.wire.episode import EpisodeBatchHeader
-from rewardfleet.wire.errors import Conflict, InvalidRequest
 from rewardfleet_server.run_state import RunState, Scope, Shape
-from rewardfleet_server.run_state.steps import Ranges, contains, including
 
-#: Number of the last steps whose counted episodes are stored. Trainers that overlap rollouts with
-#: training are a few steps apart.
-_STEPS = 8
-
-
-class _StatsState(BaseModel):
-    """What is stored of a run."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    moments: RunningMeanStd
-    #: Rewards of the episodes counted in the last steps by digests of their names, in the order of
-    #: these steps.
-    seen: dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,16}$")], dict[str, FiniteFloat]]
-    deleted: Ranges  #: the steps before
-
-    def count(self, step: int, rewards: dict[str, float]) -> RunningMeanStd:
-        """Count the rewards of a step by the digests of their episodes; return the statistics.
-
-        Raises:
-            Conflict: An episode was counted with another reward.
-            InvalidRequest: The step is so old that its counted episodes are no longer stored.
-        """
-        if contains(self.deleted, step):
-            raise InvalidRequest(
-                f"step {step} is too old: the run is at step {next(reversed(self.seen), step)}, "
-                f"and counted episodes are stored for the last {_STEPS} steps"
-            )
-        before = self.seen.get(str(step), {})
-        if any(before.get(digest, reward) != reward for digest, reward in rewards.items()):
-            raise Conflict(
-                f"step {step}: an episode was counted with another reward; a trainer that starts "
-                "again and samples anew sends another `attempt`"
-            )
-        new = [reward for digest, reward in rewards.items() if digest not in before]
-        self.moments = self.moments.updated(new)
-        self.seen[str(step)] = before | rewards
-        while len(self.seen) > _STEPS:
-            oldest = next(iter(self.seen))
-            del self.seen[oldest]
-            self.deleted = including(self.deleted, int(oldest))
-        return self.moments
-
+#: Number of the steps besides the newest whose counted episodes are stored. Trainers that overlap
+#: rollouts with training are a few steps apart.
+_KEEP_STEPS = 7
 
 #: What is stored of each run.
-SHAPE = Shape(TypeAdapter(_StatsState), TypeAdapter(RunningMeanStd))
+SHAPE = Shape(TypeAdapter(RunningMeanStd), TypeAdapter(RunningMeanStd))
 
 
 async def count_rewards(
@@ -85,14 +43,21 @@ async def count_rewards(
         if counts
     }
 
-    def transition(state: _StatsState | None) -> tuple[_StatsState, RunningMeanStd]:
-        state = state or _StatsState(moments=RunningMeanStd(), seen={}, deleted=[])
-        return state, state.count(step, counted)
+    def transition(
+        new: Sequence[float], state: RunningMeanStd | None
+    ) -> tuple[RunningMeanStd, RunningMeanStd]:
+        updated = (state or RunningMeanStd()).updated(new)
+        return updated, updated
 
-    uid = _digest("\0".join(sorted(counted)))
-    scope = Scope(header.run, "running_stats")
     running: RunningMeanStd = await store.apply_once(
-        scope, step, uid, transition, content=sorted(counted.items()), attempt=header.attempt
+        Scope(header.run, "running_stats"),
+        step,
+        _digest("\0".join(sorted(counted))),
+        transition,
+        content=sorted(counted.items()),
+        items=counted,
+        attempt=header.attempt,
+        keep_steps=_KEEP_STEPS,
     )
     return running
 

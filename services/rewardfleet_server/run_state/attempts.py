@@ -4,8 +4,10 @@ The state of a feature before each of its last steps is stored with the step. It
 this step and later ones, in whatever order they arrive.
 """
 
-import json
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
 
 from rewardfleet.wire.errors import Conflict, RewardFleetError
 
@@ -20,6 +22,7 @@ from .values import (
     digest,
     dump,
     load,
+    other_content,
     run_key,
     step_key,
     steps_field,
@@ -69,39 +72,70 @@ def first_attempt(call: Call | None) -> bytes:
     return _NO_ATTEMPT if call is None or call.step is None else digest(call.attempt or "")
 
 
-def note_before(tx: Transaction, scope: Scope, step: int, now: bytes | None, shape: Shape) -> None:
-    """Store the state before a step that is new, and delete an old one.
+def count_items(
+    tx: Transaction, scope: Scope, step: int, items: Mapping[str, Any]
+) -> Sequence[Any]:
+    """Count items of a step once, by name; return the values of those that are new.
 
-    Args:
-        now: The state when the step arrived.
+    Raises:
+        Conflict: One was counted with another value.
     """
-    stored = load_steps(scope, tx.get(run_key(scope.run), steps_field(scope.name))).stored
-    if later := [each for each in stored if each > step]:
-        before = tx.get(step_key(scope, min(later)), WHOLE)
-    else:
-        before = _wrapped(now, shape)
-    tx.put(step_key(scope, step), WHOLE, before)
-    for each in stored[-KEEP_BEFORE - 1 : -KEEP_BEFORE]:
-        tx.put(step_key(scope, each), WHOLE, _NOT_STORED)
+    key = step_key(scope, step)
+    counted, new = tx.fields(key), []
+    for name, value in items.items():
+        field, text = f"={name}", msgspec.json.encode(value)
+        known = counted.get(field)
+        if known is None:
+            new.append(value)
+            tx.put(key, field, text)
+        elif known != text:
+            raise other_content(f"step {step}, {name[:60]!r}")
+    return new
 
 
-def apply_before_later(
-    tx: Transaction, scope: Scope, step: int, transition: Transition, shape: Shape
-) -> None:
-    """Apply a transition of a step to the states before later steps, too."""
-    stored = load_steps(scope, tx.get(run_key(scope.run), steps_field(scope.name))).stored
-    later = [step_key(scope, each) for each in stored[-KEEP_BEFORE:] if each > step]
-    if later:
-        tx.expect(*((key, WHOLE) for key in later))
-    for key in later:
-        before = tx.get(key, WHOLE)
-        if before is not None and before != _NOT_STORED:
-            now = _restored(tx, scope, before)
+class Before(NamedTuple):
+    """The states before the last steps of a feature."""
+
+    tx: Transaction
+    scope: Scope
+    shape: Shape
+    stored: Sequence[int]  #: its steps, in the order of their first transitions
+
+    def note(self, step: int, now: bytes | None) -> None:
+        """Store the state before a step that is new, and delete an old one.
+
+        Args:
+            now: The state when the step arrived.
+        """
+        if later := [each for each in self.stored[-KEEP_BEFORE - 1 :] if each > step]:
+            before = self._get(min(later))
+        else:
+            before = _wrapped(now, self.shape)
+        self._put(step, before)
+        for each in self.stored[-KEEP_BEFORE - 1 : -KEEP_BEFORE]:
+            self._put(each, _NOT_STORED)
+
+    def apply(self, step: int, transition: Transition) -> None:
+        """Apply a transition of a step to the states before later steps, too."""
+        later = [each for each in self.stored[-KEEP_BEFORE:] if each > step]
+        if later:
+            self.tx.expect(*((step_key(self.scope, each), WHOLE) for each in later))
+        for each in later:
+            before = self._get(each)
+            if before is None or before == _NOT_STORED:
+                continue
+            now, shape = _restored(self.tx, self.scope, before), self.shape.state
             try:
-                state, _ = transition(None if now is None else load(scope, now, shape.state))
-                tx.put(key, WHOLE, _wrapped(dump(state, shape.state), shape))
+                state, _ = transition(None if now is None else load(self.scope, now, shape))
+                self._put(each, _wrapped(dump(state, shape), self.shape))
             except RewardFleetError:
-                tx.put(key, WHOLE, _NOT_STORED)
+                self._put(each, _NOT_STORED)
+
+    def _get(self, step: int) -> bytes | None:
+        return self.tx.get(step_key(self.scope, step), WHOLE)
+
+    def _put(self, step: int, before: bytes | None) -> None:
+        self.tx.put(step_key(self.scope, step), WHOLE, before)
 
 
 def _discard(tx: Transaction, run: str, step: int, sets: str | None) -> None:
@@ -137,19 +171,14 @@ def _too_old(run: str, step: int) -> Conflict:
 
 
 def _wrapped(state: bytes | None, shape: Shape) -> bytes:
-    """Return a state as a list, without what no step changes."""
-    if state is not None and shape.kept:
-        given: dict[str, Any] = json.loads(state)
-        state = dump({name: each for name, each in given.items() if name not in shape.kept})
-    return b"[%b]" % (state or b"null")
+    """Return a state with the names of what no step changes."""
+    return b"[%b,%b]" % (msgspec.json.encode(shape.kept), state or b"null")
 
 
 def _restored(tx: Transaction, scope: Scope, before: bytes) -> bytes | None:
     """Return the state that `_wrapped` has wrapped, with what no step changes as it is now."""
-    (state,) = load(scope, before)
-    if state is None:
-        return None
-    if isinstance(state, dict):
-        now = tx.get(run_key(scope.run), scope.name)
-        state = {**({} if now is None else load(scope, now)), **state}
-    return dump(state)
+    kept, state = load(scope, before)
+    if kept and state is not None:
+        now = load(scope, tx.get(run_key(scope.run), scope.name) or b"{}")
+        state |= {name: now[name] for name in kept if name in now}
+    return None if state is None else dump(state)

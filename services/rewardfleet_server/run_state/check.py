@@ -75,7 +75,9 @@ def _parts(key: str, fields: dict[str, bytes], shapes: Shapes) -> Iterator[_Part
         if name == GROUPS and not group:
             yield scope, (step, field[1:]), False
         else:
-            load(scope, unstamped(value), None if group else shape_of(shapes, scope).outcome)
+            is_item = field.startswith("=")
+            shape = None if group or is_item else shape_of(shapes, scope).outcome
+            load(scope, value if is_item else unstamped(value), shape)
 
 
 def _parts_of_run(run: str, fields: dict[str, bytes], shapes: Shapes) -> Iterator[_Part]:

@@ -101,6 +101,13 @@ GROUP = TypeAdapter(Group)
 _ABANDONED = Group(size=1, options=None, left_s=0.0, missing=0)
 
 
+class Member(NamedTuple):
+    """A member of a group, or its result."""
+
+    sent: bytes  #: the digest of what was sent
+    value: JsonValue
+
+
 class Groups:
     """The groups of training runs. A member costs the same however many groups are open.
 
@@ -159,7 +166,7 @@ class Groups:
         call = Call(attempt, key.step)
         return await self._state.change(key.scope, expected, work, call)
 
-    async def members(self, key: GroupKey) -> dict[str, JsonValue] | None:
+    async def members(self, key: GroupKey) -> dict[str, Member] | None:
         """Return the members of an open group by uid, sorted; None if it is not open.
 
         Raises:
@@ -167,26 +174,28 @@ class Groups:
         """
         fields = await self._state.read_entry(key.scope, (key.members, None))
 
-        def parsed() -> dict[str, JsonValue] | None:
+        def parsed() -> dict[str, Member] | None:
             text = fields.pop(WHOLE, None)
             group = None if text is None else load(key.scope, text, GROUP)
             if group is None or group.missing is not None:
                 return None
             if len(fields) != group.arrived:
                 raise Damaged(key.scope)
-            values = ((field[1:], unstamped(fields[field])) for field in sorted(fields))
-            return {uid: load(key.scope, value) for uid, value in values}
+            return {
+                field[1:]: Member(digest_of(text), load(key.scope, unstamped(text)))
+                for field, text in sorted(fields.items())
+            }
 
         return await asyncio.to_thread(parsed) if len(fields) > _FEW else parsed()
 
     async def release(
-        self, key: GroupKey, missing: int, stats: JsonValue, results: dict[str, JsonValue]
+        self, key: GroupKey, missing: int, stats: JsonValue, results: dict[str, Member]
     ) -> bool:
         """Replace the members of an open group by their results; delete members without one.
 
         Args:
             missing: Members that had not arrived.
-            results: By uid.
+            results: By uid, in place of what was sent.
 
         Returns:
             False if the group was not open; then nothing changes.
@@ -197,18 +206,16 @@ class Groups:
             if group is None or group.missing is not None:
                 return False
             group.missing, group.stats = missing, stats
-            members = tx.fields(key.members)
             tx.drop(key.members)
             _store(tx, key, group)
             for uid, result in results.items():
-                sent = digest_of(members.get(f":{uid}", b""))
-                tx.put(key.members, f":{uid}", sent + dump(result))
+                tx.put(key.members, f":{uid}", result.sent + dump(result.value))
             still_open = open_groups(tx, key.scope)
             still_open.pop(key.place, None)
             _store_open(tx, key.scope, still_open)
             return True
 
-        expected = [(key.members, WHOLE), (key.members, None), (run_key(key.run), GROUPS)]
+        expected = [(key.members, WHOLE), (run_key(key.run), GROUPS)]
         return await self._state.change(key.scope, expected, work, is_slow=len(results) > _FEW)
 
 
@@ -256,7 +263,8 @@ def _opened(tx: Transaction, key: GroupKey, new: Group) -> Group:
     tx.expect((run, steps_field(GROUPS)), (run, GROUPS), (step, WHOLE), (step, listed))
     if tx.get(step, listed) is not None:
         raise Damaged(scope)
-    drop_steps(tx, scope, enter_step(tx, scope, key.step, KEEP_GROUP_STEPS))
+    _, old = enter_step(tx, scope, key.step, KEEP_GROUP_STEPS)
+    drop_steps(tx, scope, old)
     if len(open_groups(tx, scope)) >= MAX_OPEN:
         abandon_groups(tx, scope, ABANDONED_AT_LIMIT_SECONDS)
     still_open = open_groups(tx, scope)

@@ -200,12 +200,11 @@ def _look_up(db: sqlite3.Connection, entries: Sequence[Entry]) -> list[Found]:
 def _write(db: sqlite3.Connection, tx: Transaction) -> None:
     for key in tx.dropped:
         db.execute("DELETE FROM entries WHERE key = ?", (key,))
-    for key, fields in tx.written.items():
-        for field, value in fields.items():
-            if value is None:
-                db.execute("DELETE FROM entries WHERE key = ? AND field = ?", (key, field))
-            else:
-                db.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", (key, field, value))
+    rows = [(key, *each) for key, fields in tx.written.items() for each in fields.items()]
+    deleted = ((key, field) for key, field, value in rows if value is None)
+    db.executemany("DELETE FROM entries WHERE key = ? AND field = ?", deleted)
+    stored = (row for row in rows if row[2] is not None)
+    db.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", stored)
 
 
 def _create_table(db: sqlite3.Connection) -> None:

@@ -5,15 +5,16 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.observe.telemetry import REQUEST
 
 from . import groups
-from .attempts import apply_before_later, enter_attempt, first_attempt, note_before
+from .attempts import Before, count_items, enter_attempt, first_attempt
 from .clock import RunClock
 from .metrics import RunStateMetrics
 from .steps import enter_step, load_steps
@@ -104,9 +105,10 @@ class RunState:
         scope: Scope,
         step: int,
         uid: str,
-        transition: Transition,
+        transition: Callable[..., tuple[Any, Any]],
         *,
         content: Any = None,
+        items: Mapping[str, Any] | None = None,
         attempt: str | None = None,
         keep_steps: int = KEEP_STEPS,
         is_slow: bool = True,
@@ -119,6 +121,8 @@ class RunState:
             step: The step of the run, 0 to 2^53.
             uid: Names the transition within the step.
             transition: A pure function.
+            items: What counts once each in the step, by name. `transition` gets the values of those
+                that are new, and then the state.
             content: What the call has sent, as JSON; a repeated call has the same.
             attempt: The attempt of the run; see `enter_attempt`.
             keep_steps: When a step is new to the scope, the outcomes of this many others are kept,
@@ -137,13 +141,17 @@ class RunState:
             known = tx.get(key, field)
             if known is not None:
                 return load(scope, same(scope, known, sent, f"step {step}"), shape.outcome)
-            is_new = tx.get(key, WHOLE) is None
-            groups.drop_steps(tx, scope, enter_step(tx, scope, step, keep_steps))
-            before = tx.get(run, scope.name)
-            outcome = self._applied(tx, scope, transition)
+            is_new, before = tx.get(key, WHOLE) is None, tx.get(run, scope.name)
+            steps, old = enter_step(tx, scope, step, keep_steps)
+            groups.drop_steps(tx, scope, old)
+            change = transition
+            if items is not None:
+                change = partial(transition, count_items(tx, scope, step, items))
+            outcome = self._applied(tx, scope, change)
+            states = Before(tx, scope, shape, steps.stored)
             if is_new:
-                note_before(tx, scope, step, before, shape)
-            apply_before_later(tx, scope, step, transition, shape)
+                states.note(step, before)
+            states.apply(step, change)
             tx.put(key, field, sent + dump(outcome, shape.outcome))
             return outcome
 

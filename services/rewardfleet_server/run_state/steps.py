@@ -113,8 +113,10 @@ def load_steps(scope: Scope, text: bytes | None) -> StepLog:
     return log
 
 
-def enter_step(tx: Transaction, scope: Scope, step: int, keep_steps: int) -> list[int]:
-    """Note a step of a scope; return the steps to delete now. See `StepLog.with_step`.
+def enter_step(
+    tx: Transaction, scope: Scope, step: int, keep_steps: int
+) -> tuple[StepLog, list[int]]:
+    """Note a step of a scope; return its steps, and those to delete now: `StepLog.with_step`.
 
     Raises:
         InvalidRequest: The step was deleted.
@@ -128,4 +130,4 @@ def enter_step(tx: Transaction, scope: Scope, step: int, keep_steps: int) -> lis
     if entered is not log:
         tx.put(run, field, entered.model_dump_json().encode())
         tx.put(outcomes, WHOLE, b"1")
-    return deleted
+    return entered, deleted

@@ -40,7 +40,7 @@ class Shape(NamedTuple):
     #: The outcomes of its transitions; None for any JSON.
     outcome: TypeAdapter[Any] | None
     #: Fields of the state that no step changes, and that stay when its steps are discarded.
-    kept: frozenset[str] = frozenset()
+    kept: tuple[str, ...] = ()
 
 
 #: Maps the state of a scope (None at first) to its next state and the outcome, which is returned to
@@ -100,7 +100,11 @@ def dump(value: Any, adapter: TypeAdapter[Any] | None = None) -> bytes:
 
 def digest(content: Any) -> bytes:
     """Return the digest of what a call has sent, which begins what is stored of it."""
-    return hashlib.blake2b(dump(content), digest_size=_DIGEST_BYTES).hexdigest().encode()
+    return (
+        hashlib.blake2b(msgspec.json.encode(content), digest_size=_DIGEST_BYTES)
+        .hexdigest()
+        .encode()
+    )
 
 
 def unstamped(stored: bytes) -> bytes:
@@ -128,11 +132,16 @@ def same(scope: Scope, stored: bytes, sent: bytes, what: str) -> bytes:
     if len(known) < len(sent) or not known.isalnum():
         raise Damaged(scope)
     if known != sent:
-        raise Conflict(
-            f"{what}: other content than the first time; a repeated call sends the same, and a "
-            "trainer that starts again and samples anew sends another `attempt`"
-        )
+        raise other_content(what)
     return unstamped(stored)
+
+
+def other_content(what: str) -> Conflict:
+    """Return the error for a call that differs from the one that it repeats."""
+    return Conflict(
+        f"{what}: other content than the first time; a repeated call sends the same, and a "
+        "trainer that starts again and samples anew sends another `attempt`"
+    )
 
 
 def load(scope: Scope, text: str | bytes, adapter: TypeAdapter[Any] | None = None) -> Any:

@@ -146,9 +146,7 @@ class Price(BaseModel):
 
 
 #: What is stored of each run.
-SHAPE = Shape(
-    TypeAdapter(_BudgetState), TypeAdapter(BudgetUpdate | Price), kept=frozenset({"options"})
-)
+SHAPE = Shape(TypeAdapter(_BudgetState), TypeAdapter(BudgetUpdate | Price), kept=("options",))
 
 
 class Budgets:

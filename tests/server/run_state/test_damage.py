@@ -116,9 +116,11 @@ async def test_a_group_is_released_once_and_knows_its_members(open_store: OpenSt
     assert await arrived(two, key, *member("a")) == 2
     with pytest.raises(InvalidRequest, match="first member"):
         await store.add(key, *member("c", size=4))
-    assert await store.members(key) == {"a": {"uid": "a"}, "b": {"uid": "b"}}
-    assert await store.release(key, 1, {"size": 2}, {"a": 1, "b": 2})
-    assert not await other.release(key, 0, None, {"a": 5})
+    members = await store.members(key)
+    assert [each.value for each in members.values()] == [{"uid": "a"}, {"uid": "b"}]
+    results = {uid: each._replace(value=ord(uid) - 96) for uid, each in members.items()}
+    assert await store.release(key, 1, {"size": 2}, results)
+    assert not await other.release(key, 0, None, results)
     assert await other.members(key) is None
     group, result = await other.add(key, *member("a"))
     assert (group.missing, group.stats, result) == (1, {"size": 2}, 1)
@@ -222,7 +224,8 @@ async def written(path: Path) -> Path:
     await store.apply_once(SCOPE, 0, "a", add_one)
     await store.groups.add(GroupKey("run", 1, "open"), *member())
     await store.groups.add(GroupKey("run", 1, "released"), *member())
-    await store.groups.release(GroupKey("run", 1, "released"), 2, None, {"a": 1})
+    key = GroupKey("run", 1, "released")
+    await store.groups.release(key, 2, None, await store.groups.members(key))
     await store.aclose()
     return path
 
