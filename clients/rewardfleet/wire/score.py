@@ -29,7 +29,8 @@ JsonSchema = dict[str, JsonValue]
 #: Names of runs, and of groups, episodes and parts in them.
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 #: Steps of a training run, counted by the trainer.
-Step = Annotated[int, Field(ge=0, le=2**53)]
+MAX_STEP = 2**53
+Step = Annotated[int, Field(ge=0, le=MAX_STEP)]
 
 
 #: The fields that say what an item is part of, and not what is scored; see `Request.labels`.

@@ -1,6 +1,6 @@
 """Attempts of a run: a trainer that starts again at a step discards what came after it.
 
-The state of a feature before each of its last steps is stored with the step. It has no effect of
+The state of a feature before each of its stored steps is stored with the step. It has no effect of
 this step and later ones, in whatever order they arrive.
 """
 
@@ -28,14 +28,12 @@ from .values import (
     steps_field,
 )
 
-#: The number of steps whose state before is stored.
-KEEP_BEFORE = 8
 #: The number of attempts that are remembered.
 _MAX_ATTEMPTS = 1000
 #: In place of the attempts of a run that no step has.
 _NO_ATTEMPT = b"-"
-#: In place of a state before a step that is not stored any more.
-_NOT_STORED = b"1"
+#: In place of a state before a step that is not known.
+_UNKNOWN = b"1"
 
 
 def enter_attempt(tx: Transaction, run: str, call: Call) -> int | None:
@@ -94,42 +92,37 @@ def count_items(
 
 
 class Before(NamedTuple):
-    """The states before the last steps of a feature."""
+    """The states before the steps of a feature."""
 
     tx: Transaction
     scope: Scope
     shape: Shape
-    stored: Sequence[int]  #: its steps, in the order of their first transitions
+    step: int
+    later: Sequence[int]  #: stored steps above this one
 
-    def note(self, step: int, now: bytes | None) -> None:
-        """Store the state before a step that is new, and delete an old one.
+    def note(self, now: bytes | None) -> None:
+        """Store the state before the step, which is new.
 
         Args:
             now: The state when the step arrived.
         """
-        if later := [each for each in self.stored[-KEEP_BEFORE - 1 :] if each > step]:
-            before = self._get(min(later))
-        else:
-            before = _wrapped(now, self.shape)
-        self._put(step, before)
-        for each in self.stored[-KEEP_BEFORE - 1 : -KEEP_BEFORE]:
-            self._put(each, _NOT_STORED)
+        before = self._get(min(self.later)) if self.later else _wrapped(now, self.shape)
+        self._put(self.step, before)
 
-    def apply(self, step: int, transition: Transition) -> None:
-        """Apply a transition of a step to the states before later steps, too."""
-        later = [each for each in self.stored[-KEEP_BEFORE:] if each > step]
-        if later:
-            self.tx.expect(*((step_key(self.scope, each), WHOLE) for each in later))
-        for each in later:
+    def apply(self, transition: Transition) -> None:
+        """Apply a transition of the step to the states before later steps, too."""
+        if self.later:
+            self.tx.expect(*((step_key(self.scope, each), WHOLE) for each in self.later))
+        for each in self.later:
             before = self._get(each)
-            if before is None or before == _NOT_STORED:
+            if before is None or before == _UNKNOWN:
                 continue
             now, shape = _restored(self.tx, self.scope, before), self.shape.state
             try:
                 state, _ = transition(None if now is None else load(self.scope, now, shape))
                 self._put(each, _wrapped(dump(state, shape), self.shape))
             except RewardFleetError:
-                self._put(each, _NOT_STORED)
+                self._put(each, _UNKNOWN)
 
     def _get(self, step: int) -> bytes | None:
         return self.tx.get(step_key(self.scope, step), WHOLE)
@@ -153,20 +146,19 @@ def _discard(tx: Transaction, run: str, step: int, sets: str | None) -> None:
                 raise _too_old(run, step)
         elif later and has_state:
             before = tx.get(step_key(scope, min(later)), WHOLE)
-            if before is None or before == _NOT_STORED:
+            if before is None or before == _UNKNOWN:
                 raise _too_old(run, step)
             tx.put(run_key(run), scope.name, _restored(tx, scope, before))
         drop_steps(tx, scope, later)
         deleted: Ranges = [(a, min(b, step - 1)) for a, b in log.deleted if a < step]
-        kept = StepLog(stored=[each for each in log.stored if each < step], deleted=deleted)
-        tx.put(run_key(run), field, kept.model_dump_json().encode())
+        kept = StepLog([each for each in log.stored if each < step], deleted)
+        tx.put(run_key(run), field, msgspec.json.encode(kept))
 
 
 def _too_old(run: str, step: int) -> Conflict:
     return Conflict(
-        f"attempt: what run {run[:100]!r} was before step {step} is stored of its last "
-        f"{KEEP_BEFORE} steps only; DELETE /runs/{run[:100]} to begin it again, and resume a "
-        "budget from its checkpoint"
+        f"attempt: what run {run[:100]!r} was before step {step} is not stored any more; "
+        f"DELETE /runs/{run[:100]} to begin it again, and resume a budget from its checkpoint"
     )
 
 

@@ -148,10 +148,12 @@ class RunState:
             if items is not None:
                 change = partial(transition, count_items(tx, scope, step, items))
             outcome = self._applied(tx, scope, change)
-            states = Before(tx, scope, shape, steps.stored)
+            stored = steps.stored
+            later = [each for each in stored if each > step] if max(stored) > step else []
+            states = Before(tx, scope, shape, step, later)
             if is_new:
-                states.note(step, before)
-            states.apply(step, change)
+                states.note(before)
+            states.apply(change)
             tx.put(key, field, sent + dump(outcome, shape.outcome))
             return outcome
 

@@ -148,19 +148,25 @@ async def _append(store: RunState, scope: Scope, step: int, uid: str, attempt: i
 
 
 def test_a_state_that_is_not_stored_any_more_is_not_guessed():
-    with served_tools() as service:
+    with served_episodes() as service:
         for step in range(12):
-            place = {"run": RUN, "step": step}
-            assert part(service, 1, place).status_code == 200
-        refused = part(service, 1, {"run": RUN, "step": 3, "attempt": "b"})
+            assert batch(service, 1, {"run": RUN, "step": step}).status_code == 200
+        refused = batch(service, 1, {"run": RUN, "step": 3, "attempt": "b"})
         assert refused.status_code == 409
         assert f"DELETE /runs/{RUN}" in refused.json()["detail"]
-        assert part(service, 1, {"run": RUN, "step": 12}).status_code == 200, "nothing has changed"
+        assert batch(service, 1, {"run": RUN, "step": 12}).status_code == 200, "as before"
+
+
+def test_a_checkpoint_begins_an_attempt():
+    with served_tools() as service:
+        for step in range(4):
+            part(service, 1, {"run": RUN, "step": step})
         checkpoint = service.get(f"/budgets/{RUN}").json()["checkpoint"] | {"step": 2}
         options = {"parts": 1, "checkpoint": checkpoint, "attempt": "b"}
         restored = service.put(f"/budgets/{RUN}", json=options)
         assert restored.headers[DISCARDED_HEADER] == "3"
         assert part(service, 0, {"run": RUN, "step": 3, "attempt": "b"}).status_code == 200
+        assert part(service, 1, {"run": RUN, "step": 4}).status_code == 409
 
 
 def test_lambda_is_fixed_in_a_step():
