@@ -1,6 +1,6 @@
 """Where the command `rewardfleet` starts: Ctrl-C ends it without a traceback from here on.
 
-It is a module of its own, because importing `rewardfleet` takes most of a second, in which Ctrl-C
+It is a module of its own, because importing a command takes most of a second, in which Ctrl-C
 would be a KeyboardInterrupt anywhere in an import.
 """
 

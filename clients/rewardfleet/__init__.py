@@ -3,53 +3,58 @@
 `rewardfleet.blocking` has the same clients for synchronous code.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import _interrupt  # noqa: F401 - first: it is for what the others take to be imported
-from .client import RewardFleet
-from .code import CodeClient, code_request
-from .episode import EpisodeClient, episode_request
-from .tools import ToolsClient, tools_request
-from .video import ClipLike, VideoClient, video_request
-from .wire.code import (
-    AssertTests,
-    CodeRequest,
-    CodeScore,
-    FunctionalCase,
-    FunctionalTests,
-    Limits,
-    Outcome,
-    StdioCase,
-    StdioTests,
-    Verdict,
-)
-from .wire.episode import EpisodeBatchResponse, EpisodeOptions, EpisodeRequest, EpisodeScore
-from .wire.errors import (
-    Abstained,
-    BackendFailed,
-    Conflict,
-    DeadlineExceeded,
-    ErrorKind,
-    Forbidden,
-    InternalError,
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
-    Overloaded,
-    Problem,
-    RewardFleetError,
-    TooLarge,
-    Unauthorized,
-    Unavailable,
-)
-from .wire.score import Score, Status, Timing
-from .wire.tools import Budget, BudgetUpdate, ToolsOptions, ToolsRequest, ToolsScore
-from .wire.video import VideoHealth, VideoRequest, VideoScore
-
 if TYPE_CHECKING:
+    from .client import RewardFleet
+    from .code import CodeClient, code_request
+    from .episode import EpisodeClient, episode_request
     from .sample_tables import SampleTables
+    from .tools import ToolsClient, tools_request
+    from .video import ClipLike, VideoClient, video_request
+    from .wire.code import (
+        AssertTests,
+        CodeRequest,
+        CodeScore,
+        FunctionalCase,
+        FunctionalTests,
+        Limits,
+        Outcome,
+        StdioCase,
+        StdioTests,
+        Verdict,
+    )
+    from .wire.episode import EpisodeBatchResponse, EpisodeOptions, EpisodeRequest, EpisodeScore
+    from .wire.errors import (
+        Abstained,
+        BackendFailed,
+        Conflict,
+        DeadlineExceeded,
+        ErrorKind,
+        Forbidden,
+        InternalError,
+        InvalidRequest,
+        MethodNotAllowed,
+        NotFound,
+        Overloaded,
+        Problem,
+        RewardFleetError,
+        TooLarge,
+        Unauthorized,
+        Unavailable,
+    )
+    from .wire.score import Score, Status, Timing
+    from .wire.tools import Budget, BudgetUpdate, ToolsOptions, ToolsRequest, ToolsScore
+    from .wire.video import VideoHealth, VideoRequest, VideoScore
 
 __version__ = "0.1.0"
+
+#: Where the names are sought, in this order: what takes longest to import comes last.
+_MODULES = (
+    *("wire.errors", "wire.score", "wire.code", "wire.episode", "wire.tools", "wire.video"),
+    *("code", "episode", "tools", "video", "client", "sample_tables"),
+)
 
 __all__ = [
     "Abstained",
@@ -108,9 +113,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import `SampleTables` when it is asked for: few clients have one, and it needs numpy."""
-    if name == "SampleTables":
-        from .sample_tables import SampleTables  # noqa: PLC0415
-
-        return SampleTables
+    """Import a name when it is asked for: a command, or a reader of scores, needs few of them."""
+    if name in __all__:
+        for module in _MODULES:
+            found = vars(import_module(f"{__name__}.{module}"))
+            if name in found:
+                return globals().setdefault(name, found[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

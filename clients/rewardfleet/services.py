@@ -1,49 +1,34 @@
 """The services: what the client, its commands and its adapters know of each one.
 
-No other module lists them, or has a table by their names.
+No other module lists them, or has a table by their names. The server imports it as well, and no
+client with it.
 """
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from .code import CodeClient, code_request
-from .episode import EpisodeClient, episode_request
-from .service import ServiceClient
-from .tools import ToolsClient, tools_request
-from .video import VideoClient, video_request
+from .lazy import Lazy
 from .wire.causes import Cause, CodeCause, EpisodeCause, ToolsCause, VideoCause
 from .wire.score import Request
 
-
-@dataclass(frozen=True)
-class Lazy:
-    """What `module:attribute` names; it is imported when it is called."""
-
-    target: str
-
-    def load(self) -> Any:
-        """Import it."""
-        module, _, attribute = self.target.partition(":")
-        return getattr(importlib.import_module(module), attribute)
-
-    def __call__(self, *args: Any) -> Any:
-        return self.load()(*args)
+if TYPE_CHECKING:
+    from .service import ServiceClient
 
 
 @dataclass(frozen=True)
 class Service:
     """What is known of a service."""
 
-    client: type[ServiceClient]
+    client_class: Lazy  #: of `ServiceClient`
     causes: type[Cause]
     port: int  #: of `rewardfleet serve`
     #: What an item is: what a policy wrote, the clip of a rollout, or an episode, of which those of
     #: a group are scored together.
     scores: Literal["text", "clip", "episode"]
     group: str  #: the field of a request that the samples of one prompt have in common
-    request: Callable[..., Request]  #: builds a request from the arguments of the client's `score`
+    #: Builds a request from the arguments of the client's `score`.
+    request: Callable[..., Request]
     inputs: str  #: what `rewardfleet score` reads, for its help
     #: Yields the story of a score, line by line, from the fields of the request and of the score.
     story: Lazy
@@ -61,20 +46,26 @@ class Service:
     fields: Callable[..., Any] = dict
     reported: tuple[str, ...] = ()  #: fields and `numbers` of a score that trainers log
 
+    @property
+    def client(self) -> "type[ServiceClient]":
+        """Its client."""
+        return self.client_class.load()  # type: ignore[no-any-return]
+
 
 # fmt: off
 #: The services by name.
 SERVICES: dict[str, Service] = {
     "video": Service(
-        VideoClient, VideoCause, port=18080, scores="clip", group="task_text",
-        request=video_request,
+        Lazy("rewardfleet.video:VideoClient"), VideoCause, port=18080, scores="clip",
+        group="task_text", request=Lazy("rewardfleet.video:video_request"),
         inputs="clips, folders of clips, LeRobot data sets, or tables",
         story=Lazy("rewardfleet.commands.explain.video:story_of_clip"),
         item=Lazy("rewardfleet.commands.load.requests:clip"), example="a clip of colors",
         truth="clip", columns=("task",), fields=Lazy("rewardfleet.rows:clip_fields"),
     ),
     "code": Service(
-        CodeClient, CodeCause, port=18081, scores="text", group="tests", request=code_request,
+        Lazy("rewardfleet.code:CodeClient"), CodeCause, port=18081, scores="text",
+        group="tests", request=Lazy("rewardfleet.code:code_request"),
         inputs="tables of programs and tests, or of rows of data sets",
         story=Lazy("rewardfleet.commands.explain.code:story_of_program"),
         item=Lazy("rewardfleet.commands.load.requests:program"),
@@ -83,16 +74,18 @@ SERVICES: dict[str, Service] = {
         reported=("pass_rate", "critique_valid", "details/judgment_correct"),
     ),
     "episode": Service(
-        EpisodeClient, EpisodeCause, port=18082, scores="episode", group="group", is_fast=True,
-        request=episode_request,
+        Lazy("rewardfleet.episode:EpisodeClient"), EpisodeCause, port=18082,
+        scores="episode", group="group", is_fast=True,
+        request=Lazy("rewardfleet.episode:episode_request"),
         inputs="tables of episodes, of which groups are on rows one after another",
         story=Lazy("rewardfleet.commands.explain.episode:story_of_episode"),
         item=Lazy("rewardfleet.commands.load.requests:episode"),
         example="a success after 120 of 512 steps",
     ),
     "tools": Service(
-        ToolsClient, ToolsCause, port=18083, scores="text", group="ground_truth", is_fast=True,
-        request=tools_request, inputs="tables of answers and ground truths",
+        Lazy("rewardfleet.tools:ToolsClient"), ToolsCause, port=18083, scores="text",
+        group="ground_truth", is_fast=True, request=Lazy("rewardfleet.tools:tools_request"),
+        inputs="tables of answers and ground truths",
         story=Lazy("rewardfleet.commands.explain.tools:story_of_answer"),
         item=Lazy("rewardfleet.commands.load.requests:answer"),
         example="an answer with the right call",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rewardfleet.services import Lazy
+from rewardfleet.lazy import Lazy
 
 if TYPE_CHECKING:  # the command's help works without the server's packages
     from .system.diagnosis import Diagnosis

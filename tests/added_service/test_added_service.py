@@ -24,8 +24,9 @@ ROOT = Path(__file__).parents[2]
 ENTRIES = {
     "clients/rewardfleet/services.py": """
     "words": Service(
-        WordsClient, WordsCause, port=18084, scores="text", group="reference",
-        request=words_request, inputs="tables of responses and references",
+        Lazy("rewardfleet.words:WordsClient"), WordsCause, port=18084, scores="text",
+        group="reference", request=Lazy("rewardfleet.words:words_request"),
+        inputs="tables of responses and references",
         story=Lazy("rewardfleet.words:story_of_words"),
         item=Lazy("rewardfleet.words:item"), example="a response with all words",
         truth="reference", fields=Lazy("rewardfleet.words:words_fields"), reported=("share",),
@@ -39,10 +40,8 @@ ENTRIES = {
     ),
 """,
 }
-FIRST_CLASS = "\n\n\n@dataclass(frozen=True)\nclass Lazy"
-IMPORTS = """
-from .wire.words import WordsCause
-from .words import WordsClient, words_request"""
+LAST_IMPORT = "from .wire.score import Request\n"
+IMPORT = "from .wire.words import WordsCause\n"
 ROWS = [
     {"response": "a b", "reference": "a b", "uid": "r0"},
     {"response": "b", "reference": "a b", "uid": "r1"},
@@ -102,7 +101,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     for file, entry in ENTRIES.items():
         before, end, after = (folder / file).read_text().rpartition("\n}\n")
         assert end, file
-        text = f"{before}{entry}}}\n{after}".replace(FIRST_CLASS, IMPORTS + FIRST_CLASS)
+        text = f"{before}{entry}}}\n{after}".replace(LAST_IMPORT, LAST_IMPORT + IMPORT)
         (folder / file).write_text(text)
     lines = "".join(f"{json.dumps(row)}\n" for row in ROWS)
     (folder / "rows.jsonl").write_text(lines)

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 import rewardfleet
-from rewardfleet.services import Lazy
+from rewardfleet.lazy import Lazy
 from rewardfleet.wire.optional_imports import install_command
 
 from .options import URLS, key_hint

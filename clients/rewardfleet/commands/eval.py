@@ -25,8 +25,9 @@ from rewardfleet.evaluation.report import (
 from rewardfleet_command import INTERRUPTED
 
 from . import score
+from .groups import CommandGroup
 from .index import printable
-from .options import CommandGroup, grouped, number, path_option
+from .options import grouped, number, path_option
 from .score.scoring import Connection, Fields, Scoring
 
 #: The options of `rewardfleet score video` that this command has as well.

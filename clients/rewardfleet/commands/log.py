@@ -13,7 +13,8 @@ from rewardfleet.score_log.deleting import delete_run
 from rewardfleet.score_log.inspect_logs import write_logs
 from rewardfleet.score_log.reading import Filters, open_log, query, select
 
-from .options import AS_JSON, CommandGroup, escaped, number, path_option, table
+from .groups import CommandGroup
+from .options import AS_JSON, escaped, number, path_option, table
 
 T = TypeVar("T")
 

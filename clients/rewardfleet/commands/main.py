@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import click
 
 import rewardfleet
-from rewardfleet.services import Lazy
+from rewardfleet.lazy import Lazy
 from rewardfleet.wire.optional_imports import install_command
 from rewardfleet_command import INTERRUPTED
 
-from .options import LazyGroup
+from .groups import LazyGroup
 
 _OWN_PACKAGES = {"rewardfleet", "rewardfleet_server"}
 

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from rewardfleet.services import Lazy
+from rewardfleet.lazy import Lazy
 from rewardfleet.wire.code import CodeRequest, CodeScore
 from rewardfleet.wire.urls import redact
 from rewardfleet_server.http.app import RewardApp

@@ -2,7 +2,7 @@
 
 import click
 
-from rewardfleet.commands.options import CommandGroup
+from rewardfleet.commands.groups import CommandGroup
 from rewardfleet_server.code.running.packages import environment_of
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.flags import read_settings

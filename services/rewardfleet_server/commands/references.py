@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from rewardfleet.commands.options import CommandGroup, table
+from rewardfleet.commands.groups import CommandGroup
+from rewardfleet.commands.options import table
 from rewardfleet_server.video.references.library import SHIPPED, add_reference, count_references
 
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import click
 
-from rewardfleet.commands.options import LazyGroup
+from rewardfleet.commands.groups import LazyGroup
 from rewardfleet_server.registry import SERVICES, ServiceEntry
 
 

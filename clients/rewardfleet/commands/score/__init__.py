@@ -6,7 +6,8 @@ from typing import Any
 import click
 
 from rewardfleet.bulk.requests import Columns
-from rewardfleet.commands.options import TIMEOUT, CommandGroup, grouped, number, path_option
+from rewardfleet.commands.groups import CommandGroup
+from rewardfleet.commands.options import TIMEOUT, grouped, number, path_option
 from rewardfleet.services import SERVICES
 
 from . import replay
