@@ -4,17 +4,19 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
 from .arrow import pyarrow
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
 _TYPES = {float: "float64", int: "int64", str: "string", bool: "bool"}
 
 
-def model_columns(model: type[BaseModel]) -> dict[str, str]:
+def model_columns(model: "type[BaseModel]") -> dict[str, str]:
     """Return the columns of a table of models, and their types.
 
     The types are `float64`, `int64`, `string`, `bool`, `list<…>` of these, `map` (of text to
@@ -23,7 +25,9 @@ def model_columns(model: type[BaseModel]) -> dict[str, str]:
     return dict(_columns(model))
 
 
-def _columns(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+def _columns(model: "type[BaseModel]") -> Iterator[tuple[str, str]]:
+    from pydantic import BaseModel  # noqa: PLC0415 - what writes tables needs none
+
     for name, each in model.model_fields.items():
         plain = _plain(each.annotation)
         if isinstance(plain, type) and issubclass(plain, BaseModel):

@@ -1,14 +1,16 @@
 """Records of scores: one flat mapping per item, and the columns of a table of them."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json, to_json
 
-from rewardfleet.bulk.flat_columns import model_columns
-from rewardfleet.wire.score import Score
+from .flat_columns import model_columns
 
-from .run import ScoredItem
+if TYPE_CHECKING:  # the process that keeps scores has no use of a client
+    from rewardfleet.wire.score import Score
+
+    from .run import ScoredItem
 
 #: A record of an item: columns by name, as JSON.
 Record = dict[str, Any]
@@ -23,7 +25,7 @@ _ITEM_COLUMNS = {
 }
 
 
-def encode_scores(scored: Iterable[ScoredItem]) -> bytes:
+def encode_scores(scored: "Iterable[ScoredItem]") -> bytes:
     """Return items and their scores as JSON, in one line, which `records_of` reads."""
     return to_json(
         [
@@ -60,7 +62,7 @@ def records_of(line: bytes, columns: Iterable[str]) -> list[Record]:
     return records
 
 
-def columns_of(score_type: type[Score]) -> dict[str, str]:
+def columns_of(score_type: "type[Score]") -> dict[str, str]:
     """Return the columns of a table of scores, and their types; see `model_columns`."""
     return _ITEM_COLUMNS | model_columns(score_type)
 

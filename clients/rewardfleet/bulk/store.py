@@ -1,28 +1,23 @@
 """What becomes of scores: they are kept or printed, and counted.
 
-With a folder, a process of its own does this on another core. Each message and each answer between
-the processes is a line of JSON.
+With a folder, a process of its own does this on another core; see `keeper.py`.
 """
 
 import asyncio
-import gc
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .lerobot import write_rewards
-from .output import Output, Printer
+from .keeper import Kept, Progress, Store, Totals
+from .output import Printer
 from .records import encode_scores
 from .requests import Item
 from .run import Run, ScoredItem
-from .summary import Summary
 
 #: Seconds in which the process ends once it has written what it has received.
 _END_SECONDS = 60.0
@@ -30,108 +25,6 @@ _END_SECONDS = 60.0
 _MAX_ANSWER = 2**28
 #: Bytes of scores that wait for an earlier item, beyond which no further items are read.
 _MAX_WAITING_BYTES = 64 * 2**20
-#: The process; what lies in the working directory must not be imported.
-_PROGRAM = """
-import sys
-sys.path = [*filter(None, sys.path)]
-from rewardfleet.bulk.store import main
-main()
-"""
-
-
-@dataclass
-class Progress:
-    """What is kept or printed so far, with what an earlier command has kept."""
-
-    rows: int = 0  #: of the input
-    items: int = 0
-    missing: int = 0  #: items without a score
-    mean: float | None = None  #: of the scores; None if there are none
-    waiting_bytes: int = 0  #: of records that are in memory until an earlier row is scored
-
-
-@dataclass
-class Totals:
-    """The end of a job."""
-
-    lines: list[str] = field(default_factory=list)  #: the summary
-    items: int = 0
-    missing: int = 0
-    failed: int = 0
-
-
-@dataclass
-class Kept:
-    """The rows that an earlier command has kept."""
-
-    before: int = 0  #: all rows before this one
-    after: list[int] = field(default_factory=list)  #: and these
-    again: list[int] = field(default_factory=list)  #: but not these, which are scored again
-
-    def __post_init__(self) -> None:
-        self._after, self._again = set(self.after), set(self.again)
-
-    def __contains__(self, row: int) -> bool:
-        return (row < self.before or row in self._after) and row not in self._again
-
-
-class Store:
-    """Keeps or prints scores, and counts them. Blocks."""
-
-    def __init__(self, output: Output | Printer) -> None:
-        self._output = output
-        self._summary = Summary()
-        self._rows = 0
-
-    def load(self, kept: Output, *, retry_failed: bool) -> Kept:
-        """Count what an earlier command has kept, except for failures that are scored again."""
-        again = []
-        for record in kept.records():
-            if retry_failed and record["status"] == "error":
-                again.append(record["row"])
-            else:
-                self._count(record)
-        return Kept(*kept.kept(), again)
-
-    def add(self, line: bytes) -> None:
-        """Keep what `encode_scores` has encoded.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        for record in self._output.add(line):
-            self._count(record)
-
-    @property
-    def progress(self) -> Progress:
-        """What is kept so far."""
-        found = self._summary
-        mean = found.mean if found.scores else None
-        waiting = self._output.waiting_bytes
-        return Progress(self._rows, found.items, found.missing, mean, waiting)
-
-    def finish(self, *, is_complete: bool, lerobot: str | None = None) -> Totals:
-        """Return the totals, once all items that could be scored are.
-
-        Args:
-            is_complete: Whether there are no further items, so that the last part can be written.
-            lerobot: A data set to write a copy of, with the scores as rewards.
-
-        Raises:
-            OSError: The output cannot be written.
-        """
-        if is_complete:
-            self._output.finish()
-            if lerobot is not None and isinstance(self._output, Output):
-                write_rewards(
-                    Path(lerobot), self._output.folder / "lerobot", self._output.records()
-                )
-        found = self._summary
-        return Totals(found.lines(), found.items, found.missing, found.statuses["error"])
-
-    def _count(self, record: dict[str, Any]) -> None:
-        self._summary.add(record)
-        self._rows += not record["completion"]
 
 
 class StdoutStore:
@@ -238,7 +131,8 @@ async def folder_store(
     """
     is_new = _is_new(Path(opening["folder"]))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", _PROGRAM),
+        # -P: what lies in the working directory must not be imported.
+        *(sys.executable, "-P", "-m", "rewardfleet.bulk.keeper"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         limit=_MAX_ANSWER,
@@ -324,37 +218,3 @@ async def score_items(
                 loop.remove_signal_handler(number)
             return False, await store.finish(is_complete=False)
         return True, await store.finish(is_complete=True, lerobot=lerobot)
-
-
-def main() -> None:
-    """Keep what the standard input has, until it ends, as it does with the process that scores."""
-    gc.disable()  # records have no cycles; looking for some among them takes half of the time
-    opening = json.loads(sys.stdin.buffer.readline())
-    retry_failed = opening.pop("retry_failed")
-    folder = opening["folder"] = Path(opening["folder"])
-    try:
-        with Output(**opening) as output:
-            store = Store(output)
-            kept = store.load(output, retry_failed=retry_failed)
-            _send_answer("kept", asdict(kept))
-            _send_answer("progress", asdict(store.progress))
-            for line in sys.stdin.buffer:
-                if not line.endswith(b"\n"):
-                    break  # the process that scores was killed while it wrote
-                if line.startswith(b"["):
-                    store.add(line)
-                    _send_answer("progress", asdict(store.progress))
-                else:
-                    _send_answer("totals", asdict(store.finish(**json.loads(line))))
-    except OSError as error:
-        _send_answer("OSError", f"{error.filename or folder}: {error.strerror}")
-    except ValueError as error:
-        _send_answer("ValueError", str(error))
-
-
-def _send_answer(kind: str, value: Any) -> None:
-    try:
-        sys.stdout.buffer.write(json.dumps([kind, value]).encode() + b"\n")
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:  # the process that scores was killed; what it has sent is kept even so
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,12 +17,13 @@ from typing import Any
 import click
 
 from rewardfleet.bulk.arrow import pyarrow
+from rewardfleet.bulk.keeper import Progress
 from rewardfleet.bulk.output import PART_ROWS
 from rewardfleet.bulk.records import columns_of
 from rewardfleet.bulk.requests import Columns, Item, RequestBuilder
 from rewardfleet.bulk.rows import Row, Source, open_sources
 from rewardfleet.bulk.run import MOST_IN_FLIGHT, Run
-from rewardfleet.bulk.store import Progress, StdoutStore, folder_store, score_items
+from rewardfleet.bulk.store import StdoutStore, folder_store, score_items
 from rewardfleet.client import RewardFleet
 from rewardfleet.commands.index import find_service, printable
 from rewardfleet.commands.local_service import local_service
