@@ -1,9 +1,14 @@
 """Real clips, and real servers on loopback."""
 
+import os
+
+# Before numpy is imported: threads of OpenBLAS that wait spin, and take the cores of other tests.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 import base64
+import functools
 import gc
 import json
-import os
 import re
 import shutil
 from collections import Counter
@@ -91,6 +96,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if re.search(rf"(?<!not )\b{marker}\b", config.getoption("markexpr")) else True
 
 
+@functools.cache
 def _folder(path: Path) -> str:
     """Return the folder of tests that a path is in."""
     return path.relative_to(HERE).parts[0] if HERE in path.parents else ""
@@ -113,7 +119,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave the modules and tests out of later collections of garbage, which would take seconds."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 
