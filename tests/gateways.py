@@ -56,7 +56,7 @@ def standin_gateway(
                 body += message["body"]
             body += message["body"]
             headers = [each for each in scope["headers"] if each[0] != b"host"]
-            async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
+            async with httpx.AsyncClient(timeout=30, trust_env=False, verify=False) as http:
                 request = scope["method"], f"{upstream[name]}/{path}"
                 answer = await http.request(*request, content=body, headers=headers)
             await reply(send, answer.status_code, answer.headers.raw, answer.content)
