@@ -108,7 +108,8 @@ def harness_version() -> str:
     """Return a digest of the code that makes verdicts: every file of the service package."""
     digest = hashlib.sha256()
     folder = Path(__file__).parents[1]
-    for file in sorted((*folder.rglob("*.py"), *folder.rglob("*.h"))):
+    found = [each for kind in ("py", "h", "ini") for each in folder.rglob(f"*.{kind}")]
+    for file in sorted(found):
         digest.update(f"{file.relative_to(folder)}\n".encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
