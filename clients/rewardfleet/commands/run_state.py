@@ -11,8 +11,9 @@ from rewardfleet.service import RunStateClient
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.urls import redact
 
+from .groups import CommandGroup
 from .index import services_at
-from .options import URLS, CommandGroup
+from .options import URLS
 from .settings import api_key
 
 
