@@ -260,9 +260,9 @@ class ServiceTransport:
             call.request_id = response.headers.get(REQUEST_ID_HEADER, "")
             replica.returns_ids |= bool(call.request_id)
             replica.heard_at = now()
-            model = model_of(response, replica.url, self.service, response_type)
             replica.run_state = response.headers.get(RUN_STATE_HEADER, replica.run_state)
             replicas.check_run_state(self.service)
+            model = model_of(response, replica.url, self.service, response_type)
         except RewardFleetError as error:
             replicas.failed(replica, error, started=started)
             if not isinstance(error, Overloaded):

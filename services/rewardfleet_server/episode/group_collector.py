@@ -77,7 +77,7 @@ class GroupCollector:
             if retry_after_s is not None:
                 missing = group.size - group.arrived
                 return {"released": False, "missing": missing, "retry_after_s": retry_after_s}
-            await self._release(key, group, request_id, on_release)
+            await self._release(key, group, request, request_id, on_release)
             # The member is stored already: this returns its result.
             group, score = await add()
         _check(key, EpisodeScore, score)
@@ -87,7 +87,12 @@ class GroupCollector:
         return {"released": True, **rest}
 
     async def _release(
-        self, key: GroupKey, group: Group, request_id: str | None, on_release: OnRelease
+        self,
+        key: GroupKey,
+        group: Group,
+        request: GroupMemberRequest,
+        request_id: str | None,
+        on_release: OnRelease,
     ) -> None:
         """Score an open group. If several requests do, the result of the first one counts."""
         members = await self._groups.members(key)
@@ -107,7 +112,9 @@ class GroupCollector:
             uid: member._replace(value=result)
             for (uid, member), result in zip(members.items(), results, strict=True)
         }
-        if await self._groups.release(key, missing, stats[0] if stats else None, by_uid):
+        if await self._groups.release(
+            key, missing, stats[0] if stats else None, by_uid, request.attempt
+        ):
             self._on_temperatures(by_temperature(rewards))
             on_release(zip(items, results, strict=True))
 

@@ -116,11 +116,7 @@ class Dispatcher:
         finally:
             del self._requests[task]
         self._telemetry.record_response(context, 200, None)
-        own = {REQUEST_ID_HEADER: context.request_id}
-        if (store := self._run_state()) is not None:
-            own[RUN_STATE_HEADER] = store
-        if context.discarded_from is not None:
-            own[DISCARDED_HEADER] = str(context.discarded_from)
+        own = {REQUEST_ID_HEADER: context.request_id, **self._of_run_state(context)}
         return Response(content, media_type="application/json", headers=own)
 
     async def _answer(
@@ -261,7 +257,14 @@ class Dispatcher:
         self, route: Route[Any], error: RewardFleetError, context: RequestContext
     ) -> Response:
         self._telemetry.record_response(context, error.status, error.kind, error.detail)
-        return problem_response(error, context.request_id, route.failure_model)
+        response = problem_response(error, context.request_id, route.failure_model)
+        response.headers.update(self._of_run_state(context))
+        return response
+
+    def _of_run_state(self, context: RequestContext) -> dict[str, str]:
+        """Return the headers of run state: its store, and what this request has discarded."""
+        given = {RUN_STATE_HEADER: self._run_state(), DISCARDED_HEADER: context.discarded_from}
+        return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def _for_its_client(

@@ -141,7 +141,7 @@ def _discard(tx: Transaction, run: str, step: int, sets: str | None) -> None:
         log = load_steps(scope, text)
         later = [each for each in log.stored if each >= step]
         has_state = scope.name in fields and scope.name not in {GROUPS, sets}
-        if any(last >= step for _, last in log.deleted):
+        if step < log.first or any(last >= step for _, last in log.deleted):
             if has_state:
                 raise _too_old(run, step)
         elif later and has_state:
@@ -151,7 +151,7 @@ def _discard(tx: Transaction, run: str, step: int, sets: str | None) -> None:
             tx.put(run_key(run), scope.name, _restored(tx, scope, before))
         drop_steps(tx, scope, later)
         deleted: Ranges = [(a, min(b, step - 1)) for a, b in log.deleted if a < step]
-        kept = StepLog([each for each in log.stored if each < step], deleted)
+        kept = StepLog([each for each in log.stored if each < step], deleted, log.first)
         tx.put(run_key(run), field, msgspec.json.encode(kept))
 
 

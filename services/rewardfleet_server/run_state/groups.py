@@ -189,16 +189,25 @@ class Groups:
         return await asyncio.to_thread(parsed) if len(fields) > _FEW else parsed()
 
     async def release(
-        self, key: GroupKey, missing: int, stats: JsonValue, results: dict[str, Member]
+        self,
+        key: GroupKey,
+        missing: int,
+        stats: JsonValue,
+        results: dict[str, Member],
+        attempt: str | None = None,
     ) -> bool:
         """Replace the members of an open group by their results; delete members without one.
 
         Args:
             missing: Members that had not arrived.
             results: By uid, in place of what was sent.
+            attempt: That of the members, which another one may have replaced in the meantime.
 
         Returns:
             False if the group was not open; then nothing changes.
+
+        Raises:
+            Conflict: The attempt has ended.
         """
 
         def work(tx: Transaction) -> bool:
@@ -216,7 +225,8 @@ class Groups:
             return True
 
         expected = [(key.members, WHOLE), (run_key(key.run), GROUPS)]
-        return await self._state.change(key.scope, expected, work, is_slow=len(results) > _FEW)
+        call, is_slow = Call(attempt, key.step), len(results) > _FEW
+        return await self._state.change(key.scope, expected, work, call, is_slow=is_slow)
 
 
 def open_groups(tx: Transaction, scope: Scope) -> dict[str, Moment]:

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
+
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.observe.telemetry import REQUEST
 
@@ -17,7 +19,7 @@ from . import groups
 from .attempts import Before, count_items, enter_attempt, first_attempt
 from .clock import RunClock
 from .metrics import RunStateMetrics
-from .steps import enter_step, load_steps
+from .steps import StepLog, enter_step, load_steps
 from .store import Damaged, Entry, Scope, Store, Transaction, Work
 from .values import (
     CLOCK,
@@ -178,7 +180,8 @@ class RunState:
             transition: A pure function. It runs in a thread.
             call: The call that it serves.
             forget_outcomes: Also delete the outcomes of the scope, in the same transaction. Steps
-                that were applied can then be applied again.
+                that were applied can then be applied again. What the state was before steps
+                earlier than the call's is not known.
 
         Returns:
             The outcome, which is not stored.
@@ -190,7 +193,7 @@ class RunState:
         def work(tx: Transaction) -> Any:
             outcome = self._applied(tx, scope, transition)
             if forget_outcomes:
-                _forget(tx, scope)
+                _forget(tx, scope, call.step or 0)
             return outcome
 
         expected = [(run_key(scope.run), scope.name)]
@@ -340,8 +343,9 @@ def _delete(tx: Transaction, run: str) -> None:
     tx.put(RUNS, run, None)
 
 
-def _forget(tx: Transaction, scope: Scope) -> None:
-    """Delete the outcomes of a scope, and its steps."""
+def _forget(tx: Transaction, scope: Scope, first: int = 0) -> None:
+    """Delete the outcomes of a scope, and its steps; its state has those before the first one."""
     key, field = run_key(scope.run), steps_field(scope.name)
     groups.drop_steps(tx, scope, load_steps(scope, tx.get(key, field)).stored)
-    tx.put(key, field, None)
+    log = StepLog(stored=[], deleted=[], first=first)
+    tx.put(key, field, msgspec.json.encode(log) if first else None)

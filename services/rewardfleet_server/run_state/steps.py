@@ -66,6 +66,8 @@ class StepLog(msgspec.Struct, forbid_unknown_fields=True):
     #: Those whose outcomes are stored, in the order of their first transitions.
     stored: list[Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]]
     deleted: Ranges  #: those whose outcomes were deleted
+    #: The state before earlier steps is not known, as it was set to what it was before this one.
+    first: int = 0
 
     def __post_init__(self) -> None:
         _RANGES.validate_python(self.deleted)
@@ -98,7 +100,7 @@ class StepLog(msgspec.Struct, forbid_unknown_fields=True):
         deleted = self.deleted
         for each in stored[:surplus]:
             deleted = including(deleted, each)
-        return StepLog(stored[surplus:], deleted), stored[:surplus]
+        return StepLog(stored[surplus:], deleted, self.first), stored[:surplus]
 
 
 def load_steps(scope: Scope, text: bytes | None) -> StepLog:

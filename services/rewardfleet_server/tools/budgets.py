@@ -50,6 +50,8 @@ class _BudgetState(BaseModel):
         if self.open_step is not None and not (self.parts.parts and self.parts.count):
             raise ValueError("an open step has parts")
         window, multiplier = self.checkpoint.window, self.checkpoint.multiplier
+        multiplier.multiplier = min(multiplier.multiplier, self.options.max_lambda)
+        multiplier.integral = min(multiplier.integral, self.options.max_lambda)
         sums = [*window.model_dump().values(), *self.parts.model_dump().values()]
         numbers = [multiplier.error, multiplier.cost, *multiplier.past_costs, *sums]
         if any(abs(number) > MAX_SUM**2 for number in numbers):
@@ -183,10 +185,7 @@ class Budgets:
         """Create a budget, change its options, or resume from a checkpoint."""
 
         def transition(stored: _BudgetState | None) -> tuple[_BudgetState, Budget]:
-            state = _changed(stored, request)
-            multiplier = state.checkpoint.multiplier
-            multiplier.multiplier = min(multiplier.multiplier, state.options.max_lambda)
-            multiplier.integral = min(multiplier.integral, state.options.max_lambda)
+            state = _BudgetState.model_validate(dict(_changed(stored, request)))
             return state, state.budget(run)
 
         restored = request.checkpoint

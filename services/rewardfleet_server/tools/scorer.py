@@ -60,7 +60,9 @@ class ToolsScorer:
     ) -> Callable[[ToolsRequest], ScoreFields]:
         """Read the price of each step of a run once; an item whose run has none fails."""
         prices: dict[tuple[str | None, int | None, str | None], Price | RewardFleetError] = {}
-        for run, step, attempt in {_place(each) for each in requests}:
+        # Of a new attempt, the first call discards all from its step on.
+        places = {_place(each) for each in requests}
+        for run, step, attempt in sorted(places, key=lambda place: place[1] or 0):
             if run is not None:
                 try:
                     prices[run, step, attempt] = await self._budgets.price(run, step, attempt)

@@ -252,7 +252,8 @@ class Gateway:
             RewardFleetError: It was not answered; its client repeats this failure if it can.
             Conflict: The replicas have run state of their own.
         """
-        stores = {each.url: each.run_state for each in self._fleet[service] if each.is_ready}
+        # Also of one that is down: another store does not have what it has counted.
+        stores = {each.url: each.run_state for each in self._fleet[service]}
         if problem := own_run_states(service, stores):
             raise problem
         waits = request.waits

@@ -14,7 +14,7 @@ from rewardfleet import blocking, episode_request
 from rewardfleet.commands.main import main
 from rewardfleet.wire.errors import Conflict
 from rewardfleet.wire.headers import DISCARDED_HEADER
-from rewardfleet_server.run_state import RunState, Scope
+from rewardfleet_server.run_state import Group, GroupKey, RunState, Scope
 from rewardfleet_server.testing import serving
 from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.up.replicas import Replica, watch
@@ -167,6 +167,11 @@ def test_a_checkpoint_begins_an_attempt():
         assert restored.headers[DISCARDED_HEADER] == "3"
         assert part(service, 0, {"run": RUN, "step": 3, "attempt": "b"}).status_code == 200
         assert part(service, 1, {"run": RUN, "step": 4}).status_code == 409
+        item = {"response": TRUTH, "ground_truth": TRUTH, "run": RUN, "step": 2, "attempt": "b"}
+        assert service.post("/score", json=item).status_code == 200, "as for validation"
+        refused = part(service, 1, {"run": RUN, "step": 2, "attempt": "c"})
+        assert refused.status_code == 409, "the checkpoint does not have what was before"
+        assert "DELETE" in refused.json()["detail"]
 
 
 def test_lambda_is_fixed_in_a_step():
@@ -186,7 +191,38 @@ def test_lambda_is_fixed_in_a_step():
         assert [price(0), price(1), price(None)] == [0, 0.75, 0.75]
         part(service, 1, {"run": RUN, "step": 1})
         assert [price(1), price(2)] == [0.75, 1.5]
-        assert [price(1, "b"), price(0, "b")] == [0.75, 0], "as it was before the step"
+        service.put(f"/budgets/{RUN}", json={"parts": 1, "max_lambda": 0.5})
+        assert [price(1, "b"), price(0, "b")] == [0.5, 0], "as it was before, within the limit"
+
+
+def test_a_batch_of_several_steps_discards_from_the_first():
+    with served_tools() as service:
+        service.put(f"/budgets/{RUN}", json={"parts": 1})
+        item = {"response": TRUTH, "ground_truth": TRUTH, "run": RUN}
+        for attempt in "abcdefgh":  # sets of steps have any order
+            steps = [{**item, "step": step, "attempt": attempt} for step in (12, 5, 9, 7)]
+            scored = service.post("/score/batch", json={"items": steps})
+            assert scored.headers.get(DISCARDED_HEADER) == (None if attempt == "a" else "5")
+        item |= {"ground_truth": "<tool_call>{</tool_call>", "step": 3, "attempt": "i"}
+        failed = service.post("/score", json=item)
+        assert (failed.status_code, failed.headers.get(DISCARDED_HEADER)) == (422, "3")
+
+
+def test_a_group_is_released_with_members_of_one_attempt(tmp_path: Path):
+    """A new attempt opens the group while members of the old one are scored."""
+
+    async def check() -> None:
+        store, key = open_file(tmp_path / "runs.sqlite"), GroupKey(RUN, 0, "g")
+        groups, new = store.groups, Group(size=1, options=None, left_s=60.0)
+        await groups.add(key, "a", "old", new, "first")
+        old = await groups.members(key)
+        await groups.add(key, "a", "new", new, "second")
+        with pytest.raises(Conflict):
+            await groups.release(key, 0, None, old or {}, "first")
+        assert [each.value for each in (await groups.members(key) or {}).values()] == ["new"]
+        await store.aclose()
+
+    asyncio.run(check())
 
 
 def test_replicas_with_run_state_of_their_own_are_refused(request, tmp_path: Path):
@@ -206,15 +242,25 @@ def test_replicas_with_run_state_of_their_own_are_refused(request, tmp_path: Pat
                 use(episode=apart)
             with gateway_of("episode", shared) as url:
                 use(url=url)
-            with gateway_of("episode", apart) as url:
-                for _ in range(3):
-                    with pytest.raises(Conflict, match=r"episode service have .*--run-state redis"):
-                        use(url=url)
+            for down in (0, 1):
+                with gateway_of("episode", apart, down=down) as url:
+                    for _ in range(3):
+                        with pytest.raises(Conflict, match=r"episode service have .*--run-state"):
+                            use(url=url)
+
+
+def test_a_failure_of_a_replica_with_a_store_of_its_own_is_a_conflict():
+    with served_tools() as one, served_tools() as other:
+        urls = [str(one.base_url), str(other.base_url)]
+        with blocking.RewardFleet(tools=urls) as fleet:
+            fleet.tools.put_budget("run")
+            with pytest.raises(Conflict, match="tools service"):  # not that there is no budget
+                fleet.tools.update_budget("run", 0, [1.0])
 
 
 @contextmanager
-def gateway_of(service: str, urls: list[str]) -> Iterator[str]:
-    """Serve a gateway once it has watched its replicas until all are ready; yield its URL."""
+def gateway_of(service: str, urls: list[str], down: int = 0) -> Iterator[str]:
+    """Serve a gateway once its replicas have been ready; yield its URL. Some are down then."""
     watched = [Replica(service, url.rstrip("/")) for url in urls]
 
     async def ready() -> None:
@@ -224,6 +270,8 @@ def gateway_of(service: str, urls: list[str]) -> Iterator[str]:
             each.cancel()
 
     asyncio.run(ready())
+    for each in watched[:down]:
+        each.is_ready = False
     with serving(Gateway({service: watched}, LOOPBACK)) as url:
         yield url
 
