@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from pydantic import TypeAdapter
 
 from rewardfleet.wire.errors import Conflict, RewardFleetError
 
@@ -27,6 +28,9 @@ from .values import (
     step_key,
     steps_field,
 )
+
+#: The values of items that count once, by name.
+ITEMS = TypeAdapter(dict[str, Any])
 
 #: The number of attempts that are remembered.
 _MAX_ATTEMPTS = 1000
@@ -71,24 +75,25 @@ def first_attempt(call: Call | None) -> bytes:
 
 
 def count_items(
-    tx: Transaction, scope: Scope, step: int, items: Mapping[str, Any]
+    tx: Transaction, scope: Scope, step: int, uid: str, items: Mapping[str, Any]
 ) -> Sequence[Any]:
     """Count items of a step once, by name; return the values of those that are new.
+
+    Args:
+        uid: Names what they are counted with.
 
     Raises:
         Conflict: One was counted with another value.
     """
-    key = step_key(scope, step)
-    counted, new = tx.fields(key), []
-    for name, value in items.items():
-        field, text = f"={name}", msgspec.json.encode(value)
-        known = counted.get(field)
-        if known is None:
-            new.append(value)
-            tx.put(key, field, text)
-        elif known != text:
-            raise other_content(f"step {step}, {name[:60]!r}")
-    return new
+    key, counted = step_key(scope, step), {}
+    for field, text in tx.fields(key).items():
+        if field.startswith("="):
+            counted.update(load(scope, text, ITEMS))
+    new = {name: value for name, value in items.items() if name not in counted}
+    if any(counted.get(name, value) != value for name, value in items.items()):
+        raise other_content(f"step {step}, one of {len(items)} items")
+    tx.put(key, f"={uid}", msgspec.json.encode(new))
+    return [*new.values()]
 
 
 class Before(NamedTuple):

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 
+from .attempts import ITEMS
 from .clock import RECORD
 from .groups import GROUP, GROUPS, OPEN
 from .steps import load_steps
@@ -76,7 +77,7 @@ def _parts(key: str, fields: dict[str, bytes], shapes: Shapes) -> Iterator[_Part
             yield scope, (step, field[1:]), False
         else:
             is_item = field.startswith("=")
-            shape = None if group or is_item else shape_of(shapes, scope).outcome
+            shape = None if group else ITEMS if is_item else shape_of(shapes, scope).outcome
             load(scope, value if is_item else unstamped(value), shape)
 
 

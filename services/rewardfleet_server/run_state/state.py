@@ -148,7 +148,7 @@ class RunState:
             groups.drop_steps(tx, scope, old)
             change = transition
             if items is not None:
-                change = partial(transition, count_items(tx, scope, step, items))
+                change = partial(transition, count_items(tx, scope, step, uid, items))
             outcome = self._applied(tx, scope, change)
             stored = steps.stored
             later = [each for each in stored if each > step] if max(stored) > step else []

@@ -11,7 +11,7 @@
 
 An empty field says that the key was written. If it is missing where it is expected, e.g. because
 the server evicted a key, the state is damaged. Members, results and outcomes begin with the digest
-of what was sent.
+of what was sent. Steps also have, per `=uid`, the items that were counted with an outcome.
 """
 
 import hashlib
