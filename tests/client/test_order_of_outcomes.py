@@ -36,7 +36,7 @@ def values_of(name: str) -> tuple[Any, ...]:
 def episodes(brought: str, rng: np.random.Generator) -> list[EpisodeRequest]:
     """Return groups of one kind each, of episodes with all fields of a request."""
     items = []
-    for group, member in itertools.product(range(6 * len(KINDS)), range(4)):
+    for group, member in itertools.product(range(3 * len(KINDS)), range(4)):
         success, steps = bool(rng.integers(2)), int(rng.integers(1, 12))
         kind = KINDS[group % len(KINDS)]
         reward = rng.uniform(*BROUGHT[brought][success])

@@ -157,7 +157,7 @@ async def score_answers(fleet: RewardFleet, rng: Rng) -> None:
 
 async def score_episodes(fleet: RewardFleet, rng: Rng) -> None:
     collected = []
-    for step in range(40):
+    for step in range(12):
         items = episodes(rng.choice([*BROUGHT]).item(), rng)
         options = drawn(
             EpisodeOptions, rng, gamma=[0.5, 0.99], weights=WEIGHTS, filter=[{}, {"tolerance": 1}],
