@@ -97,9 +97,17 @@ class RunState:
         finally:
             await self.aclose()
 
-    async def read(self, scope: Scope) -> Any:
-        """Return the state of a scope, or None."""
-        text = await self.read_entry(scope, (run_key(scope.run), scope.name))
+    async def read(self, scope: Scope, call: Call | None = None) -> Any:
+        """Return the state of a scope, or None.
+
+        Raises:
+            Conflict: The attempt of the call has ended.
+        """
+        entry = run_key(scope.run), scope.name
+        if call is None:
+            text = await self.read_entry(scope, entry)
+        else:
+            text = await self.change(scope, [entry], lambda tx: tx.get(*entry), call)
         return None if text is None else load(scope, text, shape_of(self._shapes, scope).state)
 
     async def apply_once(

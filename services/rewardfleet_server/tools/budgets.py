@@ -171,7 +171,7 @@ class Budgets:
 
         scope = _scope(run)
         if step is None:
-            return transition(await self._store.read(scope))[1]
+            return transition(await self._store.read(scope, Call(attempt)))[1]
         price: Price = await self._store.apply_once(
             scope, step, _PRICE, transition, attempt=attempt, is_slow=False
         )

@@ -193,6 +193,8 @@ def test_lambda_is_fixed_in_a_step():
         assert [price(1), price(2)] == [0.75, 1.5]
         service.put(f"/budgets/{RUN}", json={"parts": 1, "max_lambda": 0.5})
         assert [price(1, "b"), price(0, "b")] == [0.5, 0], "as it was before, within the limit"
+        item = {"response": TRUTH, "ground_truth": TRUTH, "run": RUN}
+        assert service.post("/score", json=item).status_code == 409, "also without a step"
 
 
 def test_a_batch_of_several_steps_discards_from_the_first():
