@@ -140,7 +140,7 @@ def other_content(what: str) -> Conflict:
     """Return the error for a call that differs from the one that it repeats."""
     return Conflict(
         f"{what}: other content than the first time; a repeated call sends the same, and a "
-        "trainer that starts again and samples anew sends another `attempt`"
+        "trainer that restarts and samples again sends a new `attempt`"
     )
 
 
