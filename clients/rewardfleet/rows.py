@@ -10,7 +10,7 @@ from .services import SERVICES, Service
 from .tools import ToolsFields
 from .video import VideoOptions
 from .wire.code import fields_of_tests
-from .wire.errors import RewardFleetError
+from .wire.errors import InvalidRequest, RewardFleetError
 from .wire.policy_text import POLICY_FIELDS, text_of
 from .wire.score import LABELS, failed
 from .wire.tools_rows import fields_of_truth
@@ -24,6 +24,8 @@ SampleRow = Mapping[str, Any]
 _OPTIONS = CodeOptions.__optional_keys__ - {"language", *LABELS}
 _TOOLS_FIELDS = ToolsFields.__optional_keys__ - {"uid"}
 _VIDEO_OPTIONS = VideoOptions.__optional_keys__ - LABELS
+#: Where tests have values that a program gets or gives.
+_VALUES = frozenset({"args", "kwargs", "expected", "input", "inputs", "output", "outputs"})
 
 
 def requests_of(service: str, samples: Iterable[tuple[Any, Any, SampleRow]]) -> list[Any]:
@@ -34,7 +36,18 @@ def requests_of(service: str, samples: Iterable[tuple[Any, Any, SampleRow]]) -> 
         TypeError: The service scores no samples.
     """
     declared = sampled(service)
-    return [declared.request(**declared.fields(*each)) for each in samples]
+    return [declared.request(**fields_of(declared, *each)) for each in samples]
+
+
+def fields_of(service: Service, completion: Any, truth: Any, row: SampleRow) -> Any:
+    """Return the arguments of `request` for a sample of a trainer's data set.
+
+    Raises:
+        InvalidRequest: What the caller wrote is invalid.
+    """
+    if service.takes_rows:
+        check_values(truth, service.truth)
+    return service.fields(completion, truth, row)
 
 
 def sampled(service: str) -> Service:
@@ -47,6 +60,32 @@ def sampled(service: str) -> Service:
     if service not in known:
         raise TypeError(f"service: give one of {', '.join(known)}, not {service!r}")
     return known[service]
+
+
+def check_values(tests: Any, name: str, *, is_value: bool = False) -> None:
+    """Check that no object among the values of tests has a null, which a table may have added.
+
+    Where a column of a table has objects, each gets the keys of all rows, with nulls. A program
+    would get what nobody wrote. Elsewhere in a row, a null is what is not given.
+
+    Args:
+        name: Of the tests, for the message.
+        is_value: Whether they are such a value.
+
+    Raises:
+        InvalidRequest: One has.
+    """
+    if isinstance(tests, Mapping):
+        for key, each in tests.items():
+            if is_value and each is None:
+                raise InvalidRequest(
+                    f"{name}.{key}: null in an object that a program gets or gives: a table gives "
+                    "each object the keys of all rows; store the tests as JSON text"
+                )
+            check_values(each, f"{name}.{key}", is_value=is_value or key in _VALUES)
+    elif isinstance(tests, list | tuple | np.ndarray):
+        for index, each in enumerate(tests):
+            check_values(each, f"{name}.{index}", is_value=is_value)
 
 
 def tools_fields(completion: Any, truth: Any, row: SampleRow) -> dict[str, Any]:

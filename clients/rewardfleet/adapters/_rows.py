@@ -12,7 +12,7 @@ import numpy as np
 
 from rewardfleet.adapters.settings import attempt
 from rewardfleet.client import RewardFleet
-from rewardfleet.rows import SampleRow, requests_of, sampled, scores_of
+from rewardfleet.rows import SampleRow, fields_of, requests_of, sampled, scores_of
 from rewardfleet.service import OnFailure
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
@@ -254,7 +254,7 @@ class SampleReward(_ServiceReward):
         """
         if row.get(self.truth) is None:
             raise InvalidRequest(f"no {self.truth!r}; there are: {', '.join(sorted(row))}")
-        fields = self._declared.fields(completion, row[self.truth], row)
+        fields = fields_of(self._declared, completion, row[self.truth], row)
         try:
             score: Score = await self.client.score(**fields)
         except RewardFleetError as error:

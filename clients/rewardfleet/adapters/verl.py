@@ -18,7 +18,7 @@ from rewardfleet.adapters._rows import (
 from rewardfleet.adapters.settings import attempt
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.rows import SampleRow, requests_of, sampled, scores_of
+from rewardfleet.rows import SampleRow, fields_of, requests_of, sampled, scores_of
 from rewardfleet.service import BatchClient, OnFailure
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
@@ -79,7 +79,7 @@ async def compute_score_async(
     client = _client(service, url, on_failure, options)
     try:
         text, truth, row = _sample(service, solution_str, ground_truth, extra_info or {})
-        fields = {"step": _step_of(row), **sampled(service).fields(text, truth, row)}
+        fields = {"step": _step_of(row), **fields_of(sampled(service), text, truth, row)}
         score = await client.score(**fields)
     except RewardFleetError as error:
         return _result(client, service, error)

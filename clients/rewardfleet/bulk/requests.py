@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rewardfleet.rows import check_values
 from rewardfleet.services import SERVICES, Service
 from rewardfleet.video import VideoOptions
 from rewardfleet.wire.digest import request_id
@@ -132,6 +133,8 @@ class RequestBuilder:
     def _text(self, item: Item) -> Request:
         """Return the request of what a policy wrote."""
         fields = dict(item.row.fields)
+        for column in item.row.unified if self.declared.takes_rows else ():
+            check_values(fields.get(column), column)
         name = self._completion_column(item.row)
         if name is None:
             named = self.columns.completion_column

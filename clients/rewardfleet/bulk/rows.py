@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from pydantic_core import from_json
 
-from .arrow import pyarrow
+from .arrow import has_structs, json_decoder, pyarrow
 from .lerobot import episodes_of, is_lerobot
 
 #: Bytes of one line of a table; a longer one is an error of its row.
@@ -38,6 +38,8 @@ class Row(NamedTuple):
     fields: Mapping[str, Any] = MappingProxyType({})  #: its columns
     folder: Path = Path()  #: what paths in it are relative to
     error: str = ""  #: why it cannot be read
+    #: Columns whose objects have the keys of all rows, with null for those that a row has not.
+    unified: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,9 @@ def _sources_at(path: Path) -> Iterable[Source]:
 
 def _folder(path: Path) -> list[Source]:
     """Return the files of a folder: those of a data set that `datasets` has saved, or all known."""
+    if (path / "dataset_dict.json").exists():
+        splits = ", ".join(str(each.parent) for each in sorted(path.glob("*/state.json")))
+        raise ValueError(f"{path}: the folder has several splits; give one or more of {splits}")
     # Links to nothing as well: they are clips that are missing.
     files = [each for each in sorted(path.rglob("*")) if each.is_file() or not each.exists()]
     tables = [each for each in files if each.suffix in _READERS]
@@ -247,22 +252,27 @@ def _is_text(fields: Mapping[str, str]) -> bool:
 
 def _parquet(path: Path) -> Iterator[Row]:
     with closing(pyarrow().parquet.ParquetFile(path)) as file:
-        yield from _batches(path, file.iter_batches(batch_size=_ROWS_AT_A_TIME))
+        yield from _batches(path, file.schema_arrow, file.iter_batches(batch_size=_ROWS_AT_A_TIME))
 
 
 def _arrow(path: Path) -> Iterator[Row]:
     """Read a file of `datasets`, which is a stream of Arrow batches."""
     pa = pyarrow()
     with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
-        yield from _batches(path, stream)
+        yield from _batches(path, stream.schema, stream)
 
 
-def _batches(path: Path, batches: Iterable[Any]) -> Iterator[Row]:
+def _batches(path: Path, schema: Any, batches: Iterable[Any]) -> Iterator[Row]:
+    decoders = {each.name: decode for each in schema if (decode := json_decoder(each.type))}
+    unified = frozenset(each.name for each in schema if has_structs(each.type))
     number = 0
     for batch in batches:
         for start in range(0, batch.num_rows, _ROWS_AT_A_TIME):
-            for fields in batch.slice(start, _ROWS_AT_A_TIME).to_pylist():
-                yield Row(f"{path}: row {number}", fields, path.parent)
+            part = batch.slice(start, _ROWS_AT_A_TIME)
+            for fields in part.to_pylist(maps_as_pydicts="strict"):
+                for name, decode in decoders.items():
+                    fields[name] = decode(fields[name])
+                yield Row(f"{path}: row {number}", fields, path.parent, unified=unified)
                 number += 1
 
 

@@ -15,6 +15,8 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 #: How many errors of one model are listed, and how many characters of a value are shown.
 _MAX_ERRORS = 5
 _MAX_SHOWN = 60
+#: How often data is validated: without a null, others may be found.
+_MOST_PASSES = 5
 
 
 def validate(
@@ -24,7 +26,9 @@ def validate(
     prefix: str = "",
     context: Mapping[str, Any] | None = None,
 ) -> ModelT:
-    """Validate Python data.
+    """Validate Python data. A null in an object is absent where it is not accepted.
+
+    Tables have such nulls: they give each object the keys of all rows.
 
     Args:
         data: A mapping, or an instance of the model.
@@ -33,10 +37,16 @@ def validate(
     Raises:
         InvalidRequest: The data is not valid.
     """
-    try:
-        return model.model_validate(data, context=context)
-    except ValidationError as error:
-        raise InvalidRequest(f"{prefix}{format_validation_error(error, model)}") from None
+    first: ValidationError | None = None
+    for _ in range(_MOST_PASSES):
+        try:
+            return model.model_validate(data, context=context)
+        except ValidationError as error:
+            first = first or error
+            if (data := _without_nulls(data, error)) is None:
+                break
+    assert first is not None  # noqa: S101 - else it is valid
+    raise InvalidRequest(f"{prefix}{format_validation_error(first, model)}") from None
 
 
 def validate_json(
@@ -101,16 +111,47 @@ def _with_integers(body: bytes, error: ValidationError) -> bytes:
         return body
     data = json.loads(body)
     for place in places:
-        parent, last, value = None, None, data
-        for part in place:  # others name the member of a union
-            is_key = isinstance(value, dict) and part in value
-            if is_key or (isinstance(value, list) and isinstance(part, int)):
-                parent, last, value = value, part, value[part]
+        parent, last = _place_in(data, place)
         if isinstance(parent, list):  # of which only the first error may be known
             parent[:] = map(_as_integer, parent)
         elif parent is not None:
-            parent[last] = _as_integer(value)
+            parent[last] = _as_integer(parent[last])
     return json.dumps(data).encode()
+
+
+def _without_nulls(data: object, error: ValidationError) -> object:
+    """Return a copy of data without the nulls in objects that are refused; None if there are none.
+
+    A null under a name that is not known is one as well.
+    """
+    data, found = _copied(data), False
+    for each in error.errors(include_url=False, include_context=False):
+        parent, last = _place_in(data, each["loc"]) if each["input"] is None else (None, None)
+        if isinstance(parent, dict) and parent[last] is None:
+            del parent[last]
+            found = True
+    return data if found else None
+
+
+def _copied(value: object) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _copied(each) for name, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else value
+
+
+def _place_in(data: Any, loc: tuple[int | str, ...]) -> tuple[Any, Any]:
+    """Return the object or list with the value of an error, and its key; None if none has it."""
+    parent: Any = None
+    last: Any = None
+    for index, part in enumerate(loc):
+        is_last = index == len(loc) - 1
+        found = data.get(part) if isinstance(data, dict) else None
+        # Other parts name the member of a union, also where a field has this name.
+        if isinstance(data, dict) and part in data and (is_last or isinstance(found, dict | list)):
+            parent, last, data = data, part, found
+        elif isinstance(data, list) and isinstance(part, int):
+            parent, last, data = data, part, data[part]
+    return parent, last
 
 
 def _as_integer(value: object) -> object:
