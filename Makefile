@@ -254,7 +254,7 @@ record-peers: install-clients install-peers  ## rewrite what the tests repeat wh
 	RECORD=1 $(TRAINERS)/bin/python -m pytest -q $$(grep -l 'peers import' tests/third_party/test_*.py)
 
 # All tests, as those that need torch, verl, TRL or Ray are skipped in `make test`.
-TRAINER_TESTS := tests/training tests/adapters tests/third_party
+TRAINER_TESTS := tests/training tests/adapters tests/third_party tests/client/test_tables.py
 
 test-trainers: install-trainers install-clients  ## the router and the adapters, and runs of TRL and verl, on torch and a local Ray
 	$(TRAINERS)/bin/python -m pytest -q $(if $(SLICE),-m slice) $(ROUTER)/tests

@@ -1,6 +1,7 @@
 """Rows of data sets as requests, and their scores: for adapters, and for `rewardfleet score`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from .wire.errors import InvalidRequest, RewardFleetError
 from .wire.policy_text import POLICY_FIELDS, text_of
 from .wire.score import LABELS, failed
 from .wire.tools_rows import fields_of_truth
-from .wire.truth import given
+from .wire.truth import given, parsed
 
 #: A row of a trainer's dataset.
 SampleRow = Mapping[str, Any]
@@ -24,6 +25,8 @@ SampleRow = Mapping[str, Any]
 _OPTIONS = CodeOptions.__optional_keys__ - {"language", *LABELS}
 _TOOLS_FIELDS = ToolsFields.__optional_keys__ - {"uid"}
 _VIDEO_OPTIONS = VideoOptions.__optional_keys__ - LABELS
+#: The name of what is null in a right call, as JSON.
+_NULL = re.compile(r'("(?:[^"\\]|\\.)*")\s*:\s*null\b')
 #: Where tests have values that a program gets or gives.
 _VALUES = frozenset({"args", "kwargs", "expected", "input", "inputs", "output", "outputs"})
 
@@ -45,7 +48,7 @@ def fields_of(service: Service, completion: Any, truth: Any, row: SampleRow) -> 
     Raises:
         InvalidRequest: What the caller wrote is invalid.
     """
-    if service.takes_rows:
+    if service.truth == "tests":
         check_values(truth, service.truth)
     return service.fields(completion, truth, row)
 
@@ -93,8 +96,29 @@ def tools_fields(completion: Any, truth: Any, row: SampleRow) -> dict[str, Any]:
 
     What the policy wrote is read by `answer_text`, and the ground truth by `fields_of_truth`.
     """
-    fields = fields_of_truth(truth, given(row, _TOOLS_FIELDS))
-    return {"ground_truth": None, **fields, "response": text_of(completion, with_calls=True)}
+    fields = {"ground_truth": None, **fields_of_truth(truth, given(row, _TOOLS_FIELDS))}
+    nulls = _NULL.findall(str(fields["ground_truth"]))
+    completion = _without_added(completion, {parsed(each) for each in nulls})
+    return {**fields, "response": text_of(completion, with_calls=True)}
+
+
+def _without_added(value: Any, kept: Collection[str], *, is_argument: bool = False) -> Any:
+    """Return messages without nulls in the objects that are arguments of calls.
+
+    Tables give each object the keys of all rows, with nulls, so null and absent are one.
+
+    Args:
+        kept: Names of arguments that are null in the right calls.
+    """
+    if isinstance(value, Mapping):
+        return {
+            name: _without_added(each, kept, is_argument=is_argument or name == "arguments")
+            for name, each in value.items()
+            if not is_argument or each is not None or name in kept
+        }
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_without_added(each, kept, is_argument=is_argument) for each in value]
+    return value
 
 
 def clip_fields(_: Any, truth: Any, row: SampleRow) -> dict[str, Any]:

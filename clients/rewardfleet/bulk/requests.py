@@ -133,7 +133,7 @@ class RequestBuilder:
     def _text(self, item: Item) -> Request:
         """Return the request of what a policy wrote."""
         fields = dict(item.row.fields)
-        for column in item.row.unified if self.declared.takes_rows else ():
+        for column in item.row.unified if self.declared.truth == "tests" else ():
             check_values(fields.get(column), column)
         name = self._completion_column(item.row)
         if name is None:

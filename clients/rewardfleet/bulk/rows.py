@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from pydantic_core import from_json
 
-from .arrow import has_structs, json_decoder, pyarrow
+from .arrow import pyarrow, with_json
 from .lerobot import episodes_of, is_lerobot
 
 #: Bytes of one line of a table; a longer one is an error of its row.
@@ -263,15 +263,16 @@ def _arrow(path: Path) -> Iterator[Row]:
 
 
 def _batches(path: Path, schema: Any, batches: Iterable[Any]) -> Iterator[Row]:
-    decoders = {each.name: decode for each in schema if (decode := json_decoder(each.type))}
-    unified = frozenset(each.name for each in schema if has_structs(each.type))
+    types = pyarrow().types
+    with_texts = {each.name: each.type for each in schema if "arrow.json" in str(each.type)}
+    unified = frozenset(each.name for each in schema if types.is_nested(each.type))
     number = 0
     for batch in batches:
         for start in range(0, batch.num_rows, _ROWS_AT_A_TIME):
             part = batch.slice(start, _ROWS_AT_A_TIME)
             for fields in part.to_pylist(maps_as_pydicts="strict"):
-                for name, decode in decoders.items():
-                    fields[name] = decode(fields[name])
+                for name, kind in with_texts.items():
+                    fields[name] = with_json(fields[name], kind)
                 yield Row(f"{path}: row {number}", fields, path.parent, unified=unified)
                 number += 1
 
