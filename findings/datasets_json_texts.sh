@@ -3,8 +3,9 @@
 # Guess: in a column of the type Json, which is for values of different types, each value is what
 # it was: load_dataset of JSON lines, and from_list with on_mixed_types="use_json".
 # Seen: a text that is itself JSON becomes what it stands for: '1' a number, 'true' a truth value,
-# 'null' None, '{"b": 1}' an object, also in lists and objects. Texts that are no JSON stay, and so
-# do all texts of a column that has texts only.
+# 'null' None, '{"b": 1}' an object. So it is with the items of a list and the fields of an object
+# whose types differ. Texts that are no JSON stay, and so do texts within a value that is stored as
+# a whole, and all texts of a column that has texts only.
 # Why it matters: an expected answer '1' in one row is the number 1 as soon as another row expects a
 # number, and an argument or an answer 'null' is missing. The rewards of right answers change
 # with other rows of the data set.
@@ -41,6 +42,8 @@ assert loaded("number", "1", 2) == [1, 2]
 assert loaded("truth", "true", False) == [True, False]
 assert loaded("null", "null", 3) == [None, 3]
 assert loaded("object", '{"b": 1}', {"c": 2}) == [{"b": 1}, {"c": 2}]
-assert loaded("nested", {"x": ["1", "a"]}, {"x": 2}) == [{"x": ["1", "a"]}, {"x": 2}] or True
+assert loaded("field", {"x": "1"}, {"x": 2}) == [{"x": 1}, {"x": 2}]
+assert loaded("items", ["1", 2]) == [[1, 2]]
+assert loaded("whole", {"x": ["1"]}, "a") == [{"x": ["1"]}, "a"]
 assert loaded("texts", "1", "null") == ["1", "null"]
 PYTHON
