@@ -89,7 +89,7 @@ SERVICES: dict[str, Service] = {
         story=Lazy("rewardfleet.commands.explain.tools:story_of_answer"),
         item=Lazy("rewardfleet.commands.load.requests:answer"),
         example="an answer with the right call",
-        truth="ground_truth", fields=Lazy("rewardfleet.rows:tools_fields"),
+        truth="ground_truth", takes_rows=True, fields=Lazy("rewardfleet.rows:tools_fields"),
         reported=("format", "correctness", "length", "tool_cost", "details/cost"),
     ),
 }

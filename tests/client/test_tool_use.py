@@ -152,7 +152,7 @@ def test_any_text_gets_a_reward_in_the_range(text: str):
 
 
 @pytest.mark.parametrize(
-    ("truth", "reason"), [*ANSWERS["malformed truths"], (answer(*[call()] * 65), "1 to 64")]
+    ("truth", "reason"), [*ANSWERS["malformed truths"], (answer(*[call()] * 65), "at most 64")]
 )
 def test_a_malformed_ground_truth_is_an_error_that_says_why(truth: str, reason: str):
     with pytest.raises(InvalidRequest, match=f"ground_truth.*{reason}"):

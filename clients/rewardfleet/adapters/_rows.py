@@ -63,15 +63,6 @@ def module_of_trainer(name: str, install: str) -> Any:
         raise ImportError(f"{name} is not installed: {install}") from None
 
 
-def plain(value: Any) -> Any:
-    """Return containers of OmegaConf, which are mappings and sequences, as dicts and lists."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(value[key]) for key in value}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [plain(each) for each in value]
-    return value
-
-
 def is_before(package: str, *version: int) -> bool:
     """Return whether a version of a trainer before this one is installed."""
     try:

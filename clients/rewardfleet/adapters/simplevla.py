@@ -28,9 +28,10 @@ from rewardfleet.episodes import (
 from rewardfleet.episodes.clustering import cluster_batch
 from rewardfleet.wire.episode import EpisodeOptions, EpisodeRequest
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.truth import plain
 from rewardfleet.wire.validation import validate
 
-from ._rows import plain, quartiles_of
+from ._rows import quartiles_of
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from rewardfleet.text import Thought, read
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.tool_truths import choices_of, truth_text
+from rewardfleet.wire.truth import parsed
 
 #: Limit on the tool calls of a ground truth.
 _MAX_GROUND_TRUTH_CALLS = 64
@@ -39,6 +41,7 @@ class ToolCall(NamedTuple):
     name: str  #: the tool; empty if the call cannot be parsed
     parameters: frozenset[tuple[str, Any]]  #: names and values of its parameters; see `_canonical`
     keys: frozenset[str]  #: the names alone
+    has_choices: bool = False  #: whether each value is a list of those that are right, as in BFCL
 
     @property
     def weight(self) -> int:
@@ -61,6 +64,7 @@ class ParsedAnswer(NamedTuple):
     #: Whether all tags are closed and not nested, nothing is outside of them, and all tool calls
     #: can be parsed.
     is_clean: bool
+    is_silent: bool  #: whether nothing is outside of these thoughts
 
 
 def parse_answer(text: str) -> ParsedAnswer:
@@ -68,7 +72,7 @@ def parse_answer(text: str) -> ParsedAnswer:
     blocks: list[str] = []
     calls: list[ToolCall] = []
     thoughts: list[str] = []
-    is_clean = True
+    is_clean, is_silent = True, True
     for turn in read(text, code=True).turns:
         if turn.role not in {"assistant", "thought", "end"}:
             continue
@@ -79,6 +83,7 @@ def parse_answer(text: str) -> ParsedAnswer:
         if "<tool_call>" in before or "<response>" in before:
             thought, before = Thought(0, 0, 0, 0), ""  # an executor runs what is in it
         after = turn.text[thought.end :]
+        is_silent = is_silent and not after.strip()
         if thought.end:
             # An executor that skips one thought runs what is in a second one.
             is_whole = thought.start < thought.begin and thought.close < thought.end
@@ -91,9 +96,8 @@ def parse_answer(text: str) -> ParsedAnswer:
         for part in filter(None, (before, after, turn.unended)):
             calls += _calls(part)
     has_calls = MALFORMED not in calls and bool(calls) == ("tool_call" in blocks)
-    return ParsedAnswer(
-        tuple(blocks), tuple(calls), "\n".join(thoughts), is_clean and bool(blocks) and has_calls
-    )
+    is_clean = is_clean and bool(blocks) and has_calls
+    return ParsedAnswer(tuple(blocks), tuple(calls), "\n".join(thoughts), is_clean, is_silent)
 
 
 def _tags(text: str) -> tuple[list[str], bool]:
@@ -209,22 +213,24 @@ class GroundTruth:
     blocks: tuple[str, ...]  #: the tags that a correct answer has, in order
     calls: tuple[ToolCall, ...]  #: its tool calls
     raw_calls: list[Any]  #: the same as they were written
+    has_tags: bool = True  #: whether it was written with these tags, which `strict` then asks for
 
 
 @lru_cache(maxsize=256)  # the answers of a group share one
 def parse_ground_truth(text: str) -> GroundTruth:
-    """Parse the ground truth of a row: the text of a correct answer, as ToolRL's datasets have it.
+    """Parse the ground truth of a row: the text of a correct answer, or the JSON of its calls.
 
     Raises:
         InvalidRequest: It has none of the tags, a tag is not closed or repeated, a tool call is not
             a JSON object with a name and parameters, or it has too many.
     """
-    names = {name for name in ("think", "tool_call", "response") if f"<{name}>" in text}
-    if not names:
-        raise InvalidRequest(
-            "ground_truth: contains none of <think>, <tool_call> and <response>; give the text of "
-            "a correct answer"
-        )
+    try:
+        text = truth_text(text)
+    except ValueError as error:
+        raise InvalidRequest(f"ground_truth: {error}") from None
+    if isinstance(found := parsed(text), list):
+        tags = ("think", "tool_call" if found else "response")
+        return GroundTruth(tags, _wanted_calls(found), found, has_tags=False)
     turn = read(text, code=True).last
     if turn.cut:
         raise InvalidRequest("ground_truth: <think> is not closed")
@@ -239,25 +245,28 @@ def parse_ground_truth(text: str) -> GroundTruth:
         raise InvalidRequest("ground_truth: give <tool_call> and <response> at most once each")
     if "<tool_call>" in contents.get("response", ""):
         raise InvalidRequest("ground_truth: <tool_call> is in <response>; put it before")
-    raw = _raw_calls(contents["tool_call"]) if "tool_call" in contents else []
-    calls = tuple(map(call_of, raw))
+    raw, _, failure = _decoded(contents.get("tool_call", ""))
+    if failure or ("tool_call" in contents and not raw):
+        raise InvalidRequest(f"ground_truth: <tool_call>: not JSON of calls: {failure or 'got 0'}")
+    return GroundTruth(("think", *contents), _wanted_calls(raw), raw)
+
+
+def _wanted_calls(raw: list[Any]) -> tuple[ToolCall, ...]:
+    """Return the calls of a ground truth."""
+    if len(raw) > _MAX_GROUND_TRUTH_CALLS:
+        raise InvalidRequest(
+            f"ground_truth: at most {_MAX_GROUND_TRUTH_CALLS} calls (got {len(raw)})"
+        )
+    calls = tuple(map(_wanted_call, raw))
     if MALFORMED in calls:
         raise InvalidRequest(
-            "ground_truth: <tool_call>: each call is an object with a `name` and `parameters` "
-            f"(got {contents['tool_call'].strip()[:100]!r})"
-        )
-    return GroundTruth(("think", *contents), calls, raw)
-
-
-def _raw_calls(content: str) -> list[Any]:
-    """Return the calls of a ground truth, as they were written."""
-    calls, _, error = _decoded(content)
-    if error:
-        reason = error.args[0] if isinstance(error, ValueError) else "nested too deep"
-        raise InvalidRequest(f"ground_truth: <tool_call>: not JSON: {reason}")
-    if not 0 < len(calls) <= _MAX_GROUND_TRUTH_CALLS:
-        raise InvalidRequest(
-            f"ground_truth: <tool_call>: give 1 to {_MAX_GROUND_TRUTH_CALLS} tool calls "
-            f"(got {len(calls)})"
+            "ground_truth: each call is an object with a `name` and `parameters` "
+            f"(got {str(raw[calls.index(MALFORMED)])[:100]})"
         )
     return calls
+
+
+def _wanted_call(value: Any) -> ToolCall:
+    choices = choices_of(value)
+    call = call_of(choices or value)
+    return call._replace(has_choices=True) if choices and call != MALFORMED else call

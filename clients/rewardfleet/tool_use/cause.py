@@ -33,7 +33,8 @@ def cause_of(
         return ToolsCause.MALFORMED_CALL
     if not right_format:
         # The tags of a call are missing or superfluous because the call is.
-        if answer.is_clean and answer.blocks and bool(answer.calls) != bool(truth.calls):
+        is_clean = not truth.has_tags or (answer.is_clean and answer.blocks)
+        if is_clean and bool(answer.calls) != bool(truth.calls):
             return _EXTRA_CALL if answer.calls else _MISSING_CALL
         return ToolsCause.FORMAT
     return _cause_of_calls(answer.calls, truth.calls)

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .answer import GroundTruth, ParsedAnswer, ToolCall
+from .answer import MALFORMED, GroundTruth, ParsedAnswer, ToolCall
 
 #: The range of the correctness.
 MAX_CORRECTNESS = 3.0
@@ -19,8 +20,12 @@ def strict_format(answer: ParsedAnswer, truth: GroundTruth) -> float:
     """Return 1 if an answer has the tags of the ground truth, in order, else 0.
 
     White space between and inside of the tags does not matter. Nothing may be outside of them, none
-    may be nested, and all tool calls must be JSON objects with a name.
+    may be nested, and all tool calls must be JSON objects with a name. If the ground truth has no
+    tags, an answer needs parsable calls, or a text outside of thoughts if no call is wanted.
     """
+    if not truth.has_tags:
+        is_right = bool(answer.calls) == bool(truth.calls) and not answer.is_silent
+        return float(is_right and MALFORMED not in answer.calls)
     return float(answer.is_clean and answer.blocks == truth.blocks)
 
 
@@ -77,6 +82,30 @@ def _best_matching(wanted: list[ToolCall], given: list[ToolCall]) -> tuple[float
 
 def _similarity(wanted: ToolCall, given: ToolCall) -> float:
     """Return the similarity of two calls with the same name, from 1 to the weight of `wanted`."""
-    shared = len(wanted.keys & given.keys)
-    union = len(wanted.keys) + len(given.keys) - shared
-    return 1 + (shared / union if union else 1.0) + len(wanted.parameters & given.parameters)
+    keys, equal = given.keys, len(wanted.parameters & given.parameters)
+    if wanted.has_choices:
+        keys = keys | {name for name, choices in wanted.parameters if "" in choices}
+        found = dict(given.parameters)
+        equal = sum(_is_one_of(found.get(name, ""), each) for name, each in wanted.parameters)
+    shared = len(wanted.keys & keys)
+    union = len(wanted.keys) + len(keys) - shared
+    return 1 + (shared / union if union else 1.0) + equal
+
+
+def _is_one_of(value: Any, choices: Any) -> bool:
+    """Return whether a value is one of some choices; keys of objects have choices of their own."""
+    match choices:
+        case ("list", *items):
+            return any(_is_choice(value, each) for each in items)
+    return _is_choice(value, choices)
+
+
+def _is_choice(value: Any, choice: Any) -> bool:
+    match choice, value:
+        case ("dict", choices), ("dict", pairs):
+            by_name, found = dict(choices), dict(pairs)
+            is_known = found.keys() <= by_name.keys()
+            return is_known and all(_is_one_of(found.get(n, ""), by_name[n]) for n in by_name)
+        case ("list", *items), ("list", *values):
+            return len(items) == len(values) and all(map(_is_choice, values, items))
+    return bool(choice == value)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rewardfleet.wire.causes import ToolsCause
+from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.tools import Family, ToolDescription, ToolsOptions
 
 from .answer import ToolCall, parse_answer, parse_ground_truth
@@ -55,7 +56,8 @@ def score_answer(
 
     Args:
         response: The answer; any text.
-        ground_truth: A correct answer with `<think>`, `<tool_call>` and `<response>`.
+        ground_truth: A correct answer with `<think>`, `<tool_call>` and `<response>`, or the JSON
+            of its calls.
         options: The variant, its options, families and costs.
         step: The step of the training run, for schedules.
         labels: Families of tools by name, which come before those of the options.
@@ -63,7 +65,7 @@ def score_answer(
         default_labels: Families of tools that neither `labels` nor the options list.
 
     Raises:
-        InvalidRequest: The ground truth is malformed.
+        InvalidRequest: The ground truth is malformed, or is nothing that the variant compares.
     """
     truth = parse_ground_truth(ground_truth)
     answer = parse_answer(response)
@@ -73,6 +75,8 @@ def score_answer(
         format_reward = strict_format(answer, truth)
         correctness = strict_correctness(answer.calls, truth.calls)
         max_format, max_correctness = 1.0, MAX_CORRECTNESS
+    elif any(call.has_choices for call in truth.calls):
+        raise InvalidRequest("ground_truth: lists of allowed values need `variant: strict`")
     else:
         text = response.strip()
         think = toolrl_think(text)

@@ -36,7 +36,7 @@ from .score import (
     Step,
     Timing,
 )
-from .truth import given, parsed
+from .truth import given, parsed, plain
 
 #: Maximum number of characters of an assert or a setup.
 _MAX_SOURCE = 1_000_000
@@ -338,15 +338,7 @@ def _plain(tests: Any) -> Any:
     """Return tests with lists for arrays; of a text what it is the JSON of."""
     found = parsed(tests)
     is_json = isinstance(found, dict | list) or not isinstance(tests, str)
-    return _without_arrays(found if is_json else tests)
-
-
-def _without_arrays(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_arrays(each) for name, each in value.items()}
-    if hasattr(value, "tolist"):  # numpy's arrays and numbers
-        value = value.tolist()
-    return [_without_arrays(each) for each in value] if isinstance(value, list | tuple) else value
+    return plain(found if is_json else tests)
 
 
 class Limits(Request):

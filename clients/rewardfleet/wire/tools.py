@@ -2,13 +2,14 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat, JsonValue, model_validator
 
 from .causes import ToolsCause
 from .errors import ErrorKind
 from .policy_text import PolicyText
 from .run_state import ATTEMPT
 from .score import LABELS, UID_LABEL, Name, Request, Response, Score, Step, having, of_types
+from .tool_truths import truth_text
 
 #: Maximum number of characters of a ground truth.
 MAX_GROUND_TRUTH = 100_000
@@ -23,10 +24,15 @@ MAX_COUNT = 10**30
 #: Families of tools.
 Family = Literal["search", "calculate", "other"]
 
+_TruthText = Annotated[str, Field(min_length=1, max_length=MAX_GROUND_TRUTH)]
+_JsonTruth = list[JsonValue] | dict[str, JsonValue]
+_Truth = Annotated[
+    _TruthText, BeforeValidator(truth_text, json_schema_input_type=_TruthText | _JsonTruth)
+]
 #: The name of a tool.
-ToolName = Annotated[str, StringConstraints(min_length=1, max_length=1_000)]
+ToolName = Annotated[str, Field(min_length=1, max_length=1_000)]
 #: A pattern of a name or description, with `*` for any text and `?` for one character.
-Glob = Annotated[str, StringConstraints(min_length=1, max_length=100)]
+Glob = Annotated[str, Field(min_length=1, max_length=100)]
 #: The patterns of a family.
 Globs = Annotated[tuple[Glob, ...], Field(max_length=MAX_PATTERNS)]
 #: A cost or a weight of costs.
@@ -151,11 +157,9 @@ class ToolsRequest(Request):
         description="The answer of the policy: `<think>`, `<tool_call>`, `<response>`. Any text is "
         "scored."
     )
-    ground_truth: str = Field(
-        min_length=1,
-        max_length=MAX_GROUND_TRUTH,
-        json_schema_extra={"pattern": "<(think|tool_call|response)>"},
-        description="A correct answer with the same tags, as in ToolRL's datasets.",
+    ground_truth: _Truth = Field(
+        description="A correct answer with the same tags, as in ToolRL's datasets; or its calls, "
+        "as OpenAI, TRL, BFCL and NeMo Gym have them, also as JSON in a text."
     )
     step: Step | None = Field(
         None, description="Step of the training run, for schedules and the price of a budget."

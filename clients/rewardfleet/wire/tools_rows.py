@@ -1,10 +1,10 @@
 """Ground truths and tools as rows of data sets have them, as fields of a `ToolsRequest`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from .tools import ToolsRequest
-from .truth import given, parsed
+from .truth import given, parsed, plain
 
 
 def fields_of_truth(ground_truth: Any, row: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -15,12 +15,9 @@ def fields_of_truth(ground_truth: Any, row: Mapping[str, Any] | None = None) -> 
             or the JSON of that as text. Fields that a request does not have are left out.
         row: Further fields, used where the object does not have them.
     """
-    if isinstance(ground_truth, str) and ground_truth.lstrip().startswith("{"):
-        found = parsed(ground_truth)
-        if isinstance(found, dict) and "ground_truth" in found:
-            ground_truth = found
-    is_object = isinstance(ground_truth, Mapping)
-    found = {**(row or {}), **(ground_truth if is_object else {"ground_truth": ground_truth})}
+    found = parsed(ground_truth)
+    is_object = isinstance(found, Mapping) and "ground_truth" in found
+    found = {**(row or {}), **(found if is_object else {"ground_truth": ground_truth})}
     fields = given(found, ToolsRequest.model_fields.keys() - {"response"})
     return {**fields, "tools": _as_tools(fields["tools"])} if "tools" in fields else fields
 
@@ -31,17 +28,12 @@ def _as_tools(tools: Any) -> Any:
     A tool is an object with these, among others, or with a `function` that has them, as in OpenAI's
     interface; or its name. The list may be JSON as text. Anything else stays as it is.
     """
-    tools = parsed(tools)
-    if isinstance(tools, Iterable) and not isinstance(tools, str | Mapping):
-        return [_as_tool(each) for each in tools]
-    return tools
+    tools = plain(parsed(tools))
+    return [_as_tool(each) for each in tools] if isinstance(tools, list) else tools
 
 
 def _as_tool(tool: Any) -> Any:
-    if isinstance(tool, str):
-        return {"name": tool}
-    if not isinstance(tool, Mapping):
-        return tool
-    described = tool.get("function")
-    described = described if isinstance(described, Mapping) else tool
-    return given(described, ("name", "description"))
+    match tool:
+        case {"function": dict(described)} | dict(described):
+            return given(described, ("name", "description"))
+    return {"name": tool} if isinstance(tool, str) else tool

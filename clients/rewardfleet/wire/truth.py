@@ -2,13 +2,13 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 #: Columns with a ground truth in rows of trainers; the first that a row has counts.
 TRUTH_COLUMNS = (
-    "tests", "ground_truth", "label", "reference_answer", "verification_info", "unit_tests",
-    "answer",
+    "tests", "ground_truth", "expected_action", "label", "reference_answer", "verification_info",
+    "unit_tests", "answer",
 )  # fmt: skip
 #: Columns that contain a row with such columns.
 NESTED_COLUMNS = ("verifier_metadata", "reward_model", "reward_spec", "metadata")
@@ -33,3 +33,32 @@ def parsed(value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         return value
+
+
+def plain(value: Any, *, nulls: bool = True) -> Any:
+    """Return dicts and lists for all that is like them, such as arrays, with or without nulls."""
+    if isinstance(value, Mapping):
+        columns = value if nulls else given(value)
+        return {name: plain(each, nulls=nulls) for name, each in columns.items()}
+    if hasattr(value, "tolist"):  # numpy's arrays and numbers
+        value = value.tolist()
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    return [plain(each, nulls=nulls) for each in value] if is_list else value
+
+
+def truth_of_row(row: Mapping[str, Any]) -> Any:
+    """Return the ground truth in a row; all columns if none is known to have it."""
+    rows = list(_rows(row))
+    for each in rows:
+        for name in given(each, TRUTH_COLUMNS):
+            return dict(each) if name == "tests" else each[name]  # `tests` are of this project
+    return {name: value for each in reversed(rows) for name, value in each.items()}
+
+
+def _rows(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a row, and the rows within it."""
+    yield row
+    for name in NESTED_COLUMNS:
+        nested = parsed(row.get(name))
+        if isinstance(nested, dict):
+            yield from _rows(nested)

@@ -6,7 +6,7 @@ of the formats that only one service has.
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -37,7 +37,7 @@ from rewardfleet.wire.trainers import (
     SlimeRequest,
     SlimeReward,
 )
-from rewardfleet.wire.truth import NESTED_COLUMNS, TRUTH_COLUMNS, given, is_missing
+from rewardfleet.wire.truth import truth_of_row
 from rewardfleet.wire.validation import validate_json
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.observe.telemetry import RequestContext
@@ -129,7 +129,7 @@ class TrainerApi(Generic[RequestT, ScoreT]):
 
     async def _verify(self, request: GymVerifyRequest, context: RequestContext) -> BaseModel:
         try:
-            sample = (request.response.messages, _ground_truth(_gym_row(request)))
+            sample = (request.response.messages, truth_of_row(_gym_row(request)))
             (score,) = await self._scores([sample], context)
         except RewardFleetError as error:
             if error.kind not in GYM_FAILURE_KINDS:
@@ -164,7 +164,7 @@ class TrainerApi(Generic[RequestT, ScoreT]):
             item = await self._attempt(partial(_item_of_action, self.request_type, step.action))
         else:
             row = {key: value for key, value in step.action.items() if key != name}
-            item = await self._item((step.action[name], _ground_truth(row)))
+            item = await self._item((step.action[name], truth_of_row(row)))
         score = await self.engine.score_item(item, context)
         seen: dict[str, JsonValue] = {
             "status": score.status,
@@ -251,26 +251,6 @@ def _checked(score: ScoreT) -> ScoreT:
 def _number(score: Score) -> float:
     assert score.score is not None  # noqa: S101 - `_checked` raises otherwise
     return score.score
-
-
-def _ground_truth(row: Mapping[str, JsonValue]) -> JsonValue:
-    """Return the ground truth in a row; all columns if none is known to have it."""
-    rows = list(_rows(row))
-    for each in rows:
-        if not is_missing(each.get("tests")):  # of this project
-            return dict(each)
-        for name in given(each, TRUTH_COLUMNS):
-            return each[name]
-    return {name: value for each in reversed(rows) for name, value in each.items()}
-
-
-def _rows(row: Mapping[str, JsonValue]) -> Iterator[Mapping[str, JsonValue]]:
-    """Yield a row, and the rows within it."""
-    yield row
-    for name in NESTED_COLUMNS:
-        nested = row.get(name)
-        if isinstance(nested, dict):
-            yield from _rows(nested)
 
 
 def _gym_row(request: GymVerifyRequest) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue, ValidationError
 
-from rewardfleet.adapters._rows import plain
 from rewardfleet.client import RewardFleet
+from rewardfleet.wire.truth import plain
 from rewardfleet.wire.validation import format_validation_error
 
 #: The suites of LIBERO, and RLinf's libero_130, which has the tasks of all of them.

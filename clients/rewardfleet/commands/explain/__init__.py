@@ -19,7 +19,7 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.score import MAX_BATCH_ITEMS, Request, Score, Status
 from rewardfleet.wire.validation import validate_json
 
-from .story import Fields, story_of
+from .story import story_of
 
 #: Bytes of a file with a request.
 _MAX_REQUEST_BYTES = 256 * 2**20
@@ -44,8 +44,9 @@ def command(source: Path, id: str | None, url: str, timeout: float) -> int:  # n
         return 0
     if id is not None:
         raise ValueError("--id goes with the folder of a score log")
-    service, fields, request, options = _read(source)
+    service, request, options = _read(source)
     score = asyncio.run(_score(service, request, options, (url, timeout)))
+    fields = request.model_dump(mode="json", exclude_unset=True)
     given = {**fields, **({"options": options} if options is not None else {})}
     click.echo("\n".join(story_of(service, given, score.model_dump(mode="json"))))
     if score.status is Status.ERROR:
@@ -53,8 +54,8 @@ def command(source: Path, id: str | None, url: str, timeout: float) -> int:  # n
     return _EXIT_ABSTAINED if score.status is Status.ABSTAINED else 0
 
 
-def _read(source: Path) -> tuple[str, Fields, Request, Any]:
-    """Return the service of a request, its fields, itself, and the options of its batch.
+def _read(source: Path) -> tuple[str, Request, Any]:
+    """Return the service of a request, itself, and the options of its batch.
 
     Raises:
         ValueError: The file has no request.
@@ -78,7 +79,7 @@ def _read(source: Path) -> tuple[str, Fields, Request, Any]:
         request = validate_json(SERVICES[service].client.request_type, json.dumps(fields).encode())
     except InvalidRequest as error:
         raise ValueError(f"{source}: {error.detail}") from None
-    return service, fields, request, options
+    return service, request, options
 
 
 def _required(model: type[Request]) -> set[str]:

@@ -1,19 +1,13 @@
 """The story of the score of an answer that calls tools."""
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from rewardfleet.tool_use import (
-    GroundTruth,
-    ParsedAnswer,
-    ToolCall,
-    parse_answer,
-    parse_ground_truth,
-)
+from rewardfleet.tool_use import GroundTruth, ToolCall, parse_answer, parse_ground_truth
+from rewardfleet.tool_use.correctness import MAX_CORRECTNESS, strict_correctness
 from rewardfleet.tool_use.usage import reported_name
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.score import figures_of
@@ -33,7 +27,7 @@ def story_of_answer(request: Mapping[str, Any], score: Mapping[str, Any]) -> Ite
         except InvalidRequest:
             truth = None
         if truth is not None:
-            yield from _parsed(parse_answer(request["response"]), truth)
+            yield from _parsed(request, score, truth)
     figures = figures_of(score)
     if not figures:
         return
@@ -64,34 +58,40 @@ def calls_of(request: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator[d
     families = {
         name: family for family, tools in (score.get("tools") or {}).items() for name in tools
     }
-    wanted, paid = Counter(truth.calls), set()
+    missing, paid = [*truth.calls], set()
     for call in parse_answer(request.get("response") or "").calls:
         family = families.get(reported_name(call.name), "other")
         # What is paid for once, unless each call costs.
         use = "any_tool" if options.cost == "any_tool" else family
         is_free = use in paid and options.cost != "calls"
         paid.add(use)
-        is_wanted = wanted[call] > 0
-        wanted[call] -= is_wanted
+        right = (each for each in missing if strict_correctness([call], [each]) == MAX_CORRECTNESS)
+        wanted = next(right, None)
+        if wanted:
+            missing.remove(wanted)
         yield {
             "text": _call(call),
-            "state": "expected" if is_wanted else "not expected",
+            "state": "expected" if wanted else "not expected",
             "family": family,
             "cost": 0.0 if is_free else getattr(options.cost_weights, use, 0.0),
         }
-    for call in wanted.elements():
+    for call in missing:
         yield {"text": _call(call), "state": "missing"}
 
 
-def _parsed(answer: ParsedAnswer, truth: GroundTruth) -> Iterator[str]:
-    yield f"Tags of the answer: {_tags(answer.blocks)}; of the correct one: {_tags(truth.blocks)}"
-    if not answer.is_clean:
+def _parsed(
+    request: Mapping[str, Any], score: Mapping[str, Any], truth: GroundTruth
+) -> Iterator[str]:
+    answer = parse_answer(request["response"])
+    tags = _tags(truth.blocks) if truth.has_tags else "any"
+    yield f"Tags of the answer: {_tags(answer.blocks)}; of the correct one: {tags}"
+    if truth.has_tags and not answer.is_clean:
         yield "  Something is outside of the tags, nested, not closed, or a call cannot be parsed."
     yield f"Calls of the answer: {len(answer.calls)}; of the correct one: {len(truth.calls)}"
-    given, wanted = Counter(answer.calls), Counter(truth.calls)
-    for what, calls in (("missing", wanted - given), ("not expected", given - wanted)):
-        for call in list(calls.elements())[:_MAX_CALLS]:
-            yield f"  {what}: {quoted(_call(call))}"
+    calls = [*calls_of(request, score)]
+    for what in ("missing", "not expected"):
+        for call in [each for each in calls if each["state"] == what][:_MAX_CALLS]:
+            yield f"  {what}: {quoted(call['text'])}"
 
 
 def _tags(blocks: tuple[str, ...]) -> str:

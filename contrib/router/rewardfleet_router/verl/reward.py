@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rewardfleet.adapters._rows import COALESCE_SECONDS, plain
+from rewardfleet.adapters._rows import COALESCE_SECONDS
 from rewardfleet.client import RewardFleet
 from rewardfleet.wire.policy_text import text_of
+from rewardfleet.wire.truth import plain
 
 #: The fleets of this process, by URL and timeout; calls share their connections.
 _fleets: dict[tuple[Any, ...], RewardFleet] = {}
