@@ -41,7 +41,7 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
     has_run_label = True
 
     async def score(
-        self, revision: str, tests: TestsLike, **options: Unpack[CodeOptions]
+        self, revision: str | None, tests: TestsLike, **options: Unpack[CodeOptions]
     ) -> CodeScore:
         """Score one program. The arguments are those of `code_request`.
 
@@ -51,7 +51,7 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
         return await self._score_one(code_request(revision, tests, **options))
 
     async def reward(
-        self, revision: str, tests: TestsLike, **options: Unpack[CodeOptions]
+        self, revision: str | None, tests: TestsLike, **options: Unpack[CodeOptions]
     ) -> float:
         """Score one program and return the score as its reward, in [0, 1].
 
@@ -63,11 +63,13 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
         return await self.policy.reward_of(self.score(revision, tests, **options))
 
 
-def code_request(revision: str, tests: TestsLike, **options: Unpack[CodeOptions]) -> CodeRequest:
+def code_request(
+    revision: str | None, tests: TestsLike, **options: Unpack[CodeOptions]
+) -> CodeRequest:
     """Build a request from a program and its tests.
 
     Args:
-        revision: The program, plain or in a fenced block of a text.
+        revision: The program, plain or in a fenced block of a text. None abstains: `no_answer`.
         tests: 1 to 1000 tests of one kind; or a row of a data set, a list of asserts, or the JSON
             of one of these, in which the service finds the tests.
         options: `critique`, `original_program`, `original_passed`, `mode`, `limits` and

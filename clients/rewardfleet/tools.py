@@ -46,7 +46,7 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore], RunStateClient):
     score_type = ToolsScore
 
     async def score(
-        self, response: str, ground_truth: Any, **fields: Unpack[ToolsFields]
+        self, response: str | None, ground_truth: Any, **fields: Unpack[ToolsFields]
     ) -> ToolsScore:
         """Score one answer. The arguments are those of `tools_request`.
 
@@ -56,7 +56,7 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore], RunStateClient):
         return await self._score_one(tools_request(response, ground_truth, **fields))
 
     async def reward(
-        self, response: str, ground_truth: Any, **fields: Unpack[ToolsFields]
+        self, response: str | None, ground_truth: Any, **fields: Unpack[ToolsFields]
     ) -> float:
         """Score one answer and return the score as its reward.
 
@@ -118,11 +118,13 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore], RunStateClient):
         return await self._transport.call("POST", path, BudgetUpdate, request)
 
 
-def tools_request(response: str, ground_truth: Any, **fields: Unpack[ToolsFields]) -> ToolsRequest:
+def tools_request(
+    response: str | None, ground_truth: Any, **fields: Unpack[ToolsFields]
+) -> ToolsRequest:
     """Build a request from an answer and its ground truth.
 
     Args:
-        response: The answer of the policy; any text.
+        response: The answer of the policy; any text. None abstains: `no_answer`.
         ground_truth: A correct answer with `<think>`, `<tool_call>` and `<response>`, or its calls
             as data sets have them.
         fields: `step`, `run`, `options`, `tools` and `tool_families`; see `ToolsRequest`.

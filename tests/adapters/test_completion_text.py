@@ -1,12 +1,13 @@
 """Every adapter reads a completion in the same forms, without the special tokens at its end."""
 
+import contextlib
 import json
 import math
 from types import SimpleNamespace
 
 import pytest
 
-from rewardfleet import InvalidRequest, RewardFleet
+from rewardfleet import Abstained, InvalidRequest, RewardFleet
 from rewardfleet.adapters import areal, ms_swift, nemo_rl, ray_data, rllm, trl, verifiers, verl
 from rewardfleet.adapters._rows import MissingReward
 from rewardfleet.adapters.ctrl import CritiqueReward
@@ -26,7 +27,12 @@ RIGHT = [
     {"code": SUM + END},
 ]
 NOTHING = {"role": "assistant", "content": None}
-EMPTY = [None, "", END, "\0", "\ud800", "Hm.", [], [USER], NOTHING, [NOTHING], {"code": None}]
+THOUGHT, CALL = {"reasoning_content": "Hm."}, {"tool_calls": [{"name": "f", "arguments": {}}]}
+EMPTY = ["", END, "\0", "\ud800", "Hm.", [NOTHING | {"content": ""}], NOTHING | CALL,
+         [NOTHING | THOUGHT], [USER, NOTHING | CALL, TOOL], PARTS[:1]]  # fmt: skip
+#: What a trainer has of a rollout that was aborted.
+NULL = [None, math.nan, [], [USER], NOTHING, [NOTHING], {"code": None}, NOTHING | {"content": []},
+        [NOTHING | {"content": SUM}, TOOL, NOTHING | {"tool_calls": []}]]  # fmt: skip
 UNREADABLE = [7, [SUM], {"answer": SUM}, [{"type": "ai", "content": SUM}], {"code": {"text": SUM}}]
 
 
@@ -64,7 +70,7 @@ async def by_ray_data(url: str, completion: object) -> float:
 
 
 async def by_rllm(url: str, completion: object, row: dict = ROW, **options: object) -> float:
-    steps = [SimpleNamespace(output=completion, model_response="")]
+    steps = [SimpleNamespace(output=None, model_response=completion)]
     episode = SimpleNamespace(artifacts={}, trajectories=[SimpleNamespace(output="", steps=steps)])
     return rllm.evaluator("code", url, **options).evaluate(row, episode).reward
 
@@ -94,9 +100,12 @@ def _standins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("score", [*ADAPTERS, by_verl])
-async def test_it_is_read_or_refused(score, code_url: str):
+async def test_it_is_read_or_refused_or_missing(score, code_url: str):
     assert [await score(code_url, each) for each in RIGHT] == [1.0] * len(RIGHT)
     assert [await score(code_url, each) for each in EMPTY] == [0.0] * len(EMPTY)
+    for each in NULL:
+        with contextlib.suppress(Abstained, MissingReward):  # unless the trainer takes NaN
+            assert math.isnan(await score(code_url, each)), each
     for each in UNREADABLE:
         with pytest.raises((InvalidRequest, MissingReward), match="a completion is a text, mess"):
             await score(code_url, each)

@@ -45,12 +45,12 @@ def batch_of(texts: list[object], tests: object = TESTS) -> dict[str, np.ndarray
 
 
 def test_a_batch_gets_rewards_and_errors(code_url: str):
-    batch = batch_of([SUM, ECHO, "", "\0", None])
+    batch = batch_of([SUM, ECHO, "", "\0"])
     scored = Scorer("code", code_url)(batch)
     assert list(scored) == ["id", "response", "tests", "reward", "reward_error"]
-    assert scored["reward"].tolist() == [1.0, 0.5, 0.0, 0.0, 0.0]
+    assert scored["reward"].tolist() == [1.0, 0.5, 0.0, 0.0]
     assert scored["reward"].dtype == np.float64
-    assert scored["reward_error"].tolist() == [None] * 5
+    assert scored["reward_error"].tolist() == [None] * 4
     assert list(batch) == ["id", "response", "tests"]
 
 
@@ -69,12 +69,16 @@ def test_an_invalid_row_does_not_end_the_job(code_url: str):
         Scorer("code", code_url, on_failure="raise")(batch)
 
 
-@pytest.mark.parametrize("response", [5.0, math.nan, [SUM]])
-def test_what_is_no_response_is_invalid_and_not_empty(response: object, code_url: str):
+FORMS = "a completion is a text, messages"
+NO_RESPONSES = [(5.0, FORMS), ([SUM], FORMS), (None, "no_answer"), (math.nan, "no_answer")]
+
+
+@pytest.mark.parametrize(("response", "error"), NO_RESPONSES)
+def test_what_is_no_response_has_no_reward(response: object, error: str, code_url: str):
     batch = batch_of([SUM, "", response])
     scored = Scorer("code", code_url)(batch)
     assert scored["reward"].tolist()[:2] == [1.0, 0.0] and math.isnan(scored["reward"][2])
-    assert "a completion is a text, messages" in scored["reward_error"][2]
+    assert error in scored["reward_error"][2]
 
 
 def test_a_missing_column_does(code_url: str):
@@ -108,8 +112,8 @@ def test_records_are_those_of_the_command(code_url: str):
     table = Records("code", code_url, columns={"id_column": "id"}, fields={"mode": "all_pass"})(
         batch
     )
-    assert table["score"].to_pylist() == [1.0, 0.0, 0.0, None]
-    assert table["status"].to_pylist() == ["ok", "ok", "ok", "error"]
+    assert table["score"].to_pylist() == [1.0, 0.0, None, None]
+    assert table["status"].to_pylist() == ["ok", "ok", "abstained", "error"]
     assert table["uid"].to_pylist() == ["0", "1", "2", "3"]
     assert len(set(table["id"].to_pylist())) == 4
     assert not {"row", "place"} & set(table.column_names)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rewardfleet import Abstained
 from rewardfleet.adapters.rllm import evaluator
 
 from .conftest import ECHO, SUM, TESTS, install_modules
@@ -78,7 +79,9 @@ def test_the_answer_is_found_where_rllm_looks_for_it(rllm, code_url: str):
     ]
     assert [reward.evaluate(TASK, each).reward for each in found] == [1.0] * 3
     nothing = SimpleNamespace(artifacts={}, trajectories=[])
-    assert [reward.evaluate(TASK, each).reward for each in (nothing, episode())] == [0.0] * 2
+    for each in (nothing, episode()):
+        with pytest.raises(Abstained, match="no_answer"):
+            reward.evaluate(TASK, each)
 
 
 @pytest.mark.slow

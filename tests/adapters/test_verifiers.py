@@ -41,7 +41,7 @@ async def by_task(function, text: str, **data: object) -> float:
 
 async def test_a_rubric_scores_rollouts_by_their_answers(code_url: str):
     reward = reward_function("code", code_url)
-    assert await by_rubric(reward, SUM, ECHO, "", "\0", None) == [1.0, 0.5, 0.0, 0.0, 0.0]
+    assert await by_rubric(reward, SUM, ECHO, "", "\0") == [1.0, 0.5, 0.0, 0.0]
     assert await by_rubric(reward, ECHO, info={"mode": "all_pass"}) == [0.0]
     assert await by_rubric(reward, ECHO, info='{"mode": "all_pass"}') == [0.0]
     assert reward.__name__ == "code_reward"

@@ -86,11 +86,11 @@ def _answer(episode: Any) -> Any:
     if "answer" in episode.artifacts:
         return episode.artifacts["answer"]
     if not episode.trajectories:
-        return ""
+        return None
     trajectory = episode.trajectories[-1]
     if trajectory.output:
         return trajectory.output
     # A turn that only calls a tool has no text of its own.
     steps = reversed(trajectory.steps)
-    texts = (text_of(step.output or step.model_response) for step in steps)
-    return next(filter(None, texts), "")
+    texts = [text_of(step.output or step.model_response) for step in steps]
+    return next(filter(None, texts), "" if "" in texts else None)

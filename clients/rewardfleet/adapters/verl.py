@@ -22,6 +22,7 @@ from rewardfleet.rows import SampleRow, fields_of, requests_of, sampled, scores_
 from rewardfleet.service import BatchClient, OnFailure
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
+from rewardfleet.wire.policy_text import text_of
 from rewardfleet.wire.score import Score
 
 #: What is reported where there is no value: verl's validation leaves out None since version 0.9.
@@ -147,7 +148,7 @@ def _client(
 
 def _sample(
     service: str, solution: str, truth: Any, extra: SampleRow
-) -> tuple[str, Any, SampleRow]:
+) -> tuple[str | None, Any, SampleRow]:
     """Return the arguments of `Service.fields` for a sample of verl."""
     if SERVICES[service].scores == "clip":
         if extra.get("clip") is None:
@@ -155,7 +156,9 @@ def _sample(
         return solution, extra["clip"], {"task": truth, **extra}
     takes_critiques = "critique" in SERVICES[service].client.request_type.model_fields
     if takes_critiques and extra.get("revision") is not None:
-        return extra["revision"], truth, {**extra, "critique": solution}
+        # What was revised from no critique is no answer of the policy.
+        revision = None if text_of(solution) is None else extra["revision"]
+        return revision, truth, {**extra, "critique": solution}
     return solution, truth, extra
 
 

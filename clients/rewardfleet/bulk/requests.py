@@ -1,5 +1,6 @@
 """The requests of rows: which columns hold what, and one item per completion."""
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -88,6 +89,21 @@ class RequestBuilder:
         is_episode = self.declared.scores == "episode"
         return validate(EpisodeOptions, self.changes) if is_episode else None
 
+    def check_columns(self, rows: Iterable[Row]) -> None:
+        """Check that rows have the columns of a request, by the first of them that do.
+
+        Raises:
+            InvalidRequest: There is one that no row has.
+        """
+        fields: dict[str, Any] = {}
+        for row in rows if self.declared.scores == "text" else ():
+            fields.update(row.fields)
+            with contextlib.suppress(InvalidRequest):
+                self._sample(Row("", fields))
+                return
+        if fields:  # if no row can be read, each says why
+            self._sample(Row("", fields))
+
     def items(self, rows: Iterable[Row]) -> Iterator[Item]:
         """Yield the items of rows, in order."""
         index, seen = 0, set[bytes]()
@@ -124,32 +140,41 @@ class RequestBuilder:
         if self.declared.scores != "text":
             return None
         value = row.fields.get(self._completion_column(row) or "")
-        is_several = isinstance(value, list) and all(isinstance(each, str | list) for each in value)
-        return value if is_several and value else None
+        if not (isinstance(value, list) and value):
+            return None
+        return value if all(isinstance(each, str | list | None) for each in value) else None
 
     def _completion_column(self, row: Row) -> str | None:
-        return _column(row, self.columns.completion_column, _COMPLETION)
+        # Where it is null, a later one is not the policy's: `output` may be the right answer.
+        named = self.columns.completion_column
+        names = _COMPLETION if named is None else (named,)
+        return next((name for name in names if name in row.fields), None)
 
     def _text(self, item: Item) -> Request:
         """Return the request of what a policy wrote."""
-        fields = dict(item.row.fields)
         for column in item.row.unified if self.declared.truth == "tests" else ():
-            check_values(fields.get(column), column)
-        name = self._completion_column(item.row)
+            check_values(item.row.fields.get(column), column)
+        text, truth, fields = self._sample(item.row)
+        completion = text if item.completion is None else text[item.completion]
+        return self._changed(self._request(completion, truth, fields))
+
+    def _sample(self, row: Row) -> tuple[Any, Any, Mapping[str, Any]]:
+        """Return what a policy wrote, the truth, and the other fields of a row."""
+        fields = dict(row.fields)
+        name = self._completion_column(row)
         if name is None:
             named = self.columns.completion_column
-            raise _missing(item.row, "--completion-column", named, _COMPLETION)
+            raise _missing(row, "--completion-column", named, _COMPLETION)
         text = fields.pop(name)
         names = dict.fromkeys((self.declared.truth, "ground_truth"))
-        truth_name = _column(item.row, self.columns.tests_column, names)
+        truth_name = _column(row, self.columns.tests_column, names)
         truth = None if truth_name is None else fields.pop(truth_name)
         if truth is None and self.declared.takes_rows and self.columns.tests_column is None:
             truth = dict(fields)  # a row of a data set, which the service knows
         if truth is None:
             named = self.columns.tests_column
-            raise _missing(item.row, "--tests-column", named, names)
-        completion = text if item.completion is None else text[item.completion]
-        return self._changed(self._request(completion, truth, fields))
+            raise _missing(row, "--tests-column", named, names)
+        return text, truth, fields
 
     def _video(self, row: Row) -> Request:
         fields = {**given(row.fields), **self._episode_clip(row)}

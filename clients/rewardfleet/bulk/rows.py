@@ -231,7 +231,8 @@ def _csv(path: Path) -> Iterator[Row]:
             elif not _is_text(fields):
                 yield Row(place, error="not UTF-8")
             else:
-                yield Row(place, fields, path.parent)
+                # An empty cell is null: the format has no other.
+                yield Row(place, {name: cell or None for name, cell in fields.items()}, path.parent)
 
 
 def _short_lines(file: TextIO) -> Iterator[str]:

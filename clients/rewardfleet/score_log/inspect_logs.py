@@ -84,7 +84,7 @@ def _sample_of(record: Record, epoch: int) -> "EvalSample":
 
     request, score = json.loads(record["request"] or "{}"), score_of(record)
     story = "\n".join(story_of(record["service"], request, score))
-    program = request.pop("revision", "")
+    program = request.pop("revision", None) or ""
     written = program if "```" in program else _block(program)
     written = written or request.pop("response", "") or score.pop("model_output", "")
     if (task := request.pop("task_text", None)) is None:

@@ -4,7 +4,7 @@ Messages and parts are mappings, or objects with attributes.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -12,7 +12,30 @@ from .reading import read, without_end_tokens
 
 #: Types of content parts with thoughts, or with what a tool answered.
 _NO_ANSWER = ("think", "reason", "tool")
-_POLICY = {"assistant", "model"}
+_POLICY = ("assistant", "model")  # no set, as a role may be of any type
+#: Fields with what a policy wrote: an answer, calls, thoughts, or a refusal.
+_WRITTEN = (
+    "code", "content", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking",
+    "refusal",
+)  # fmt: skip
+
+
+def is_null(completion: Any) -> bool:
+    """Return whether a policy wrote nothing, as its rollout was aborted; "" was written.
+
+    None and an empty list are null. So are messages if there is none of the assistant, or if those
+    of its last turn have neither content nor calls, thoughts or a refusal.
+    """
+    if completion is None or isinstance(completion, str):
+        return completion is None
+    if (items := _items(completion)) is not None:
+        turns = groupby(items, lambda item: field_of(item, "role") in (None, *_POLICY))
+        own = [list(turn) for is_own, turn in turns if is_own]
+        return not own or all(map(is_null, own[-1]))
+    fields = [field_of(completion, name, default=completion) for name in _WRITTEN]
+    found = [each for each in fields if each is not completion]
+    is_message = bool(found) or field_of(completion, "role") is not None
+    return is_message and all(map(is_null, found))
 
 
 def completion_text(completion: Any) -> str:
@@ -21,8 +44,8 @@ def completion_text(completion: Any) -> str:
     Args:
         completion: A text; a message; a list of messages, of which the last turn of the assistant
             counts that has content: all its messages in a row; a list of content parts, of which
-            those with `text` count, except thoughts; or `{"code": …}`. None, a message without
-            content, and a list without a message of the assistant are the empty text.
+            those with `text` count, except thoughts; or `{"code": …}`. One without content is the
+            empty text; `is_null` says whether it is an answer.
 
     Raises:
         TypeError: It is none of these. As a text, it would be scored as what nobody wrote.
@@ -66,7 +89,7 @@ def field_of(item: Any, name: str, default: Any = None) -> Any:
 
 def _items(value: Any) -> list[Any] | None:
     """Return the items of a list; None for anything else, such as a model, which has fields."""
-    is_list = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
+    is_list = isinstance(value, Collection) and not isinstance(value, str | Mapping)
     return list(value) if is_list and not hasattr(value, "model_fields") else None
 
 

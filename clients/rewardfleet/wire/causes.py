@@ -29,12 +29,21 @@ class Cause(StrEnum):
         return member
 
 
+#: The cause of what is null, in the lists of the services that score what a policy wrote.
+_NO_ANSWER = (
+    "no_answer",
+    "What the policy wrote is null, as of a rollout that was aborted. An empty text is an answer.",
+    "A rollout that ends with an answer.",
+)
+
+
 class CodeCause(Cause):
     """Causes of the code service.
 
     If tests were run, it is the cause of the first one that failed.
     """
 
+    NO_ANSWER = _NO_ANSWER
     NO_JUDGMENT = (
         "no_judgment",
         "The critique does not have exactly one overall judgment, so nothing was run.",
@@ -180,6 +189,7 @@ class VideoCause(Cause):
 class ToolsCause(Cause):
     """Causes of the tools service."""
 
+    NO_ANSWER = _NO_ANSWER
     MALFORMED_CALL = (
         "malformed_call",
         "A tool call is not a JSON object with a name and parameters, or is not closed.",

@@ -23,7 +23,7 @@ from pydantic import (
 
 from .causes import CodeCause
 from .errors import ErrorKind
-from .policy_text import PolicyText
+from .policy_text import PolicyAnswer, PolicyText
 from .score import (
     RUN_LABEL,
     STEP_LABEL,
@@ -368,10 +368,11 @@ class Limits(Request):
 class CodeRequest(Request):
     """One program, and the tests to score it on."""
 
-    revision: PolicyText = Field(
+    revision: PolicyAnswer = Field(
         description="The program: source code, or text with the program in a code fence "
         "(```python … ```). Any text is scored: one without a program, or of more than 1,000,000 "
-        "characters, scores 0 with `compile_error`."
+        "characters, scores 0 with `compile_error`. Null, or an empty list: it is not scored, "
+        "with the cause `no_answer`."
     )
     tests: Tests = Field(description="The tests; `kind` selects one of these models.")
     critique: PolicyText | None = Field(

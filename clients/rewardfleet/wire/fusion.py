@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from .policy_text import PolicyText
+from .policy_text import PolicyAnswer, PolicyText
 from .score import ForeignRequest
 
 
@@ -136,7 +136,7 @@ class SubmitRequest(ForeignRequest):
 
     dataset: str = Field(description="Ignored: the tests are in `config.provided_data`.")
     id: int | str = Field(description="Returned in the response.")
-    completion: PolicyText = Field(description="The program, or a model's text with it.")
+    completion: PolicyAnswer = Field(description="The program, or a model's text with it.")
     config: SubmitConfig = Field(description="The tests, and how the submission is judged.")
 
 

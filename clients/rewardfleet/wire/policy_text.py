@@ -10,11 +10,12 @@ import re
 from collections.abc import Collection
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
-from rewardfleet.text.messages import answer_text, completion_text
+from rewardfleet.text.messages import answer_text, completion_text, is_null
 
 from .errors import InvalidRequest
+from .truth import is_missing
 
 #: Maximum number of characters of a text that is judged by its content.
 MAX_CHARACTERS = 1_000_000
@@ -31,13 +32,17 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _ENCODED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 
-def text_of(completion: Any, *, with_calls: bool = False) -> str:
+def text_of(completion: Any, *, with_calls: bool = False) -> str | None:
     """Return the text of a completion: `answer_text` with its calls, else `completion_text`.
+
+    None if it is null: by `is_null`, or NaN, as pandas has it.
 
     Raises:
         InvalidRequest: The completion has no text that can be read.
     """
     try:
+        if is_missing(completion) or is_null(completion):
+            return None
         return answer_text(completion) if with_calls else completion_text(completion)
     except TypeError as error:
         raise InvalidRequest(str(error)) from None
@@ -60,6 +65,14 @@ def _without_surrogates(text: str) -> str:
 
 #: A field with such a text.
 PolicyText = Annotated[str, BeforeValidator(replace_unusable)]
+#: One that may be null, as an empty list of responses is.
+PolicyAnswer = Annotated[
+    str | None,
+    BeforeValidator(
+        lambda value: None if value == [] else replace_unusable(value),
+        json_schema_input_type=str | None | Annotated[list[str], Field(max_length=0)],
+    ),
+]
 
 
 def _usable(value: Any) -> Any:

@@ -105,7 +105,7 @@ class Status(StrEnum):
     """Whether there is a score."""
 
     OK = "ok"
-    ABSTAINED = "abstained"  #: the backend answered, without a usable verdict
+    ABSTAINED = "abstained"  #: no usable verdict of the backend, or no answer to be scored
     ERROR = "error"  #: a failure; in batches only, as a single request fails with an HTTP error
 
 
@@ -144,8 +144,8 @@ class Score(Response):
 
     score: FiniteFloat | None = Field(description="The reward, or null if there is none.")
     status: Status = Field(
-        description="ok: there is a score. abstained: the backend answered without a usable "
-        "verdict. error: a failure; in batches only, as a single request fails with an HTTP error."
+        description="ok: there is a score. abstained: there is no usable verdict, or no answer. "
+        "error: a failure; in batches only, as a single request fails with an HTTP error."
     )
     components: dict[str, FiniteFloat] = Field(
         default_factory=dict, description="Signed addends by name, whose sum is the score."
@@ -196,7 +196,7 @@ def figures_of(score: Mapping[str, Any]) -> dict[str, Any]:
 
 def abstained(score: Score) -> Abstained:
     """Return the error that an abstention is where it counts as a failure."""
-    text = getattr(score, "model_output", "")
+    text = getattr(score, "model_output", "") or score.cause or ""
     error = Abstained(f"judge {score.backend} abstained: {text[:_MAX_QUOTED]}")
     error.score = score
     return error

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat, JsonValue,
 
 from .causes import ToolsCause
 from .errors import ErrorKind
-from .policy_text import PolicyText
+from .policy_text import PolicyAnswer
 from .run_state import ATTEMPT
 from .score import LABELS, UID_LABEL, Name, Request, Response, Score, Step, having, of_types
 from .tool_truths import truth_text
@@ -153,9 +153,9 @@ class ToolsRequest(Request):
         }
     )
 
-    response: PolicyText = Field(
+    response: PolicyAnswer = Field(
         description="The answer of the policy: `<think>`, `<tool_call>`, `<response>`. Any text is "
-        "scored."
+        "scored. Null, or an empty list: it is not, with the cause `no_answer`."
     )
     ground_truth: _Truth = Field(
         description="A correct answer with the same tags, as in ToolRL's datasets; or its calls, "

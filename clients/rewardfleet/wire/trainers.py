@@ -48,9 +48,9 @@ GYM_RESULT_FIELDS = frozenset(
 class OpenRlhfRequest(ForeignRequest):
     """Samples of OpenRLHF; it sends lists of one, and before 0.11.1 also empty ones."""
 
-    query: list[str] = Field(
+    query: list[str | None] = Field(
         max_length=MAX_BATCH_ITEMS,
-        description="Prompt and response, decoded with special tokens.",
+        description="Prompt and response, decoded with special tokens. Null: no answer.",
     )
     prompts: list[str] = Field(description="The prompts, with which the queries begin.")
     labels: list[JsonValue] = Field(description="The ground truths: one per query.")
@@ -83,7 +83,7 @@ class OpenRlhfResponse(Response):
 class SlimeRequest(ForeignRequest):
     """A sample of slime."""
 
-    response: str = Field(description="The response.")
+    response: str | None = Field(description="The response. Null: no answer.")
     label: JsonValue = Field(description="The ground truth.")
     prompt: JsonValue = Field(None, description="Ignored.")
 
@@ -119,6 +119,8 @@ class GymResponse(ForeignRequest, extra="allow"):
             kind, role = item.get("type", "message"), item.get("role", "assistant")
             if kind == "message":
                 messages.append({"role": role, "content": item.get("content")})
+            elif kind == "reasoning":  # a policy that only thinks has written something
+                messages.append({"role": "assistant", "reasoning": kind})
             elif kind == "function_call":
                 messages.append({"role": "assistant", "tool_calls": [item]})
             elif str(kind).endswith("_output"):

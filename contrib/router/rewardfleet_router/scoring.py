@@ -10,6 +10,7 @@ from rewardfleet import blocking
 from rewardfleet.tools import tools_request
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.policy_text import text_of
+from rewardfleet.wire.score import abstained
 from rewardfleet.wire.tools import ToolsOptions, ToolsScore
 
 from .objective import route_shares
@@ -78,5 +79,7 @@ def score_answers(
     for answer in answers:
         if answer.error is not None:
             raise RewardFleetError.from_problem(answer.error)
+        if answer.score is None:
+            raise abstained(answer)
     by_answer = dict(zip(distinct, answers, strict=True))
     return [by_answer[each] for each in zip(rows, responses, strict=True)]

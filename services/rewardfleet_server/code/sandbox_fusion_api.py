@@ -25,6 +25,7 @@ from rewardfleet.wire.fusion import (
 from rewardfleet.wire.validation import format_validation_error, validate
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route
+from rewardfleet_server.http.trainers import checked
 from rewardfleet_server.observe.telemetry import RequestContext
 
 from .datasets.columns import decode_column
@@ -108,7 +109,7 @@ class SandboxFusionApi:
             item = validate(CodeRequest, fields)
         except InvalidRequest as error:  # counted like an invalid item of any other route
             item = error
-        score = await self._engine.score_item(item, context)
+        score = checked(await self._engine.score_item(item, context))
         verdicts = score.verdicts if runs_all else _until_failure(score.verdicts)
         if _is_oj(request):  # one entry per case that was run
             results = [

@@ -177,6 +177,9 @@ class CodeScorer:
         tests, left_out = await self._counted(tests, limits)
         tests = await self._preflight.repeated_as_needed(tests, limits, self._run_on_all)
         checker = await self._checkers.prepare(tests)
+        if request.revision is None:
+            cause = CodeCause.NO_ANSWER
+            return CodeScore(score=None, status=Status.ABSTAINED, backend=self._name, cause=cause)
         if submission.critique_invalid:
             return CodeScore(
                 score=0.0,

@@ -48,7 +48,9 @@ RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)
 
 #: Makes an item of a service from a policy's text and a ground truth of any form.
-ItemOf = Callable[[str, JsonValue], RequestT]
+ItemOf = Callable[[str | None, JsonValue], RequestT]
+#: What a policy wrote, in any form, and the ground truth; or why they cannot be read.
+Sample = tuple[Any, JsonValue] | InvalidRequest
 
 #: Where an action of OpenEnv has the policy's text.
 _TEXTS = ("response", "completion", "code", "message")
@@ -95,7 +97,7 @@ class TrainerApi(Generic[RequestT, ScoreT]):
     async def _openrlhf(
         self, request: OpenRlhfRequest, context: RequestContext
     ) -> OpenRlhfResponse:
-        def texts() -> list[tuple[str, JsonValue] | InvalidRequest]:
+        def texts() -> list[Sample]:
             samples = zip(request.query, request.prompts, request.labels, strict=True)
             return [_sample(query, prompt, label) for query, prompt, label in samples]
 
@@ -174,19 +176,15 @@ class TrainerApi(Generic[RequestT, ScoreT]):
         }
         return OpenEnvResult(observation=seen, reward=score.score, done=True)
 
-    async def _scores(
-        self, samples: Sequence[tuple[Any, JsonValue] | InvalidRequest], context: RequestContext
-    ) -> list[ScoreT]:
+    async def _scores(self, samples: Sequence[Sample], context: RequestContext) -> list[ScoreT]:
         """Score samples. These formats have no missing rewards, so one failure fails all."""
         items = [await self._item(sample) for sample in samples]
         if len(items) == 1:
-            return [_checked(await self.engine.score_item(items[0], context))]
+            return [checked(await self.engine.score_item(items[0], context))]
         scores = await self.engine.score_batch(items, context)
-        return [_checked(score) for score in scores]
+        return [checked(score) for score in scores]
 
-    async def _item(
-        self, sample: tuple[Any, JsonValue] | InvalidRequest
-    ) -> RequestT | InvalidRequest:
+    async def _item(self, sample: Sample) -> RequestT | InvalidRequest:
         if isinstance(sample, InvalidRequest):
             return sample
         completion, ground_truth = sample
@@ -224,7 +222,7 @@ def _route(
 def _text_field(action: Mapping[str, JsonValue]) -> str | None:
     """Return the field of an action with the policy's text; None if the action is an item.
 
-    A null one is the empty text, unless another field has the text.
+    A null one is no answer, unless another field has the text.
     """
     given = [name for name in _TEXTS if name in action]
     written = [name for name in given if action[name] is not None]
@@ -240,7 +238,8 @@ def _item_of_action(request_type: type[RequestT], action: Mapping[str, JsonValue
         raise InvalidRequest(f"action: {error.detail}") from None
 
 
-def _checked(score: ScoreT) -> ScoreT:
+def checked(score: ScoreT) -> ScoreT:
+    """Return a score; raise why there is none, for a format that has no missing rewards."""
     if score.error is not None:
         raise RewardFleetError.from_problem(score.error)
     if score.status is Status.ABSTAINED:
@@ -249,7 +248,7 @@ def _checked(score: ScoreT) -> ScoreT:
 
 
 def _number(score: Score) -> float:
-    assert score.score is not None  # noqa: S101 - `_checked` raises otherwise
+    assert score.score is not None  # noqa: S101 - `checked` raises otherwise
     return score.score
 
 
@@ -285,7 +284,9 @@ def _masked(row: Mapping[str, JsonValue], kind: str, reason: str) -> dict[str, A
     }
 
 
-def _sample(query: str, prompt: str, label: JsonValue) -> tuple[str, JsonValue] | InvalidRequest:
+def _sample(query: str | None, prompt: str, label: JsonValue) -> Sample:
+    if query is None:
+        return None, label
     response = response_of(query, prompt)
     if response is None:
         return InvalidRequest(f"query: does not begin with its prompt (got {query[:60]!r})")

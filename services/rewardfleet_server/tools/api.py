@@ -137,7 +137,7 @@ class ToolsApi:
         return update
 
 
-def request_of(response: str, ground_truth: JsonValue) -> ToolsRequest:
+def request_of(response: str | None, ground_truth: JsonValue) -> ToolsRequest:
     """Return the item that a response and its ground truth stand for.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pydantic import JsonValue
 
 from rewardfleet import __version__
-from rewardfleet.tool_use import score_answer
+from rewardfleet.tool_use import parse_ground_truth, score_answer
 from rewardfleet.wire.causes import ToolsCause
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.score import Status, Timing
@@ -79,7 +79,7 @@ class ToolsScorer:
 
     def is_small(self, requests: Sequence[ToolsRequest]) -> bool:
         """Return whether the answers are short."""
-        lengths = (len(each.response) + len(each.ground_truth) for each in requests)
+        lengths = (len(each.response or "") + len(each.ground_truth) for each in requests)
         return sum(lengths) <= _SHORT_ANSWER
 
     def score(self, request: ToolsRequest, price: Price | None) -> ScoreFields:
@@ -92,6 +92,10 @@ class ToolsScorer:
         Raises:
             InvalidRequest: The ground truth is malformed.
         """
+        if request.response is None:
+            parse_ground_truth(request.ground_truth)
+            unscored = {"score": None, "status": Status.ABSTAINED, "cause": ToolsCause.NO_ANSWER}
+            return {**unscored, "backend": self.backend}
         reward = score_answer(
             request.response,
             request.ground_truth,

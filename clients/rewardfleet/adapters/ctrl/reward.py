@@ -19,6 +19,7 @@ from rewardfleet.client import RewardFleet
 from rewardfleet.rows import SampleRow, code_fields
 from rewardfleet.wire.code import CodeScore
 from rewardfleet.wire.errors import RewardFleetError
+from rewardfleet.wire.policy_text import text_of
 from rewardfleet.wire.score import Status, failed
 
 from .progress import gather
@@ -201,7 +202,9 @@ class CritiqueReward:
         self, critique: str, revision: str, sample: SampleRow
     ) -> tuple[float, CodeScore]:
         tests = without_nulls(sample.get("tests"))
-        if self._rules == "service":
+        if text_of(critique) is None or text_of(revision) is None:
+            request = code_fields(None, tests, sample)
+        elif self._rules == "service":
             request = code_fields(revision, tests, {**sample, "critique": critique})
         elif any(verdict in critique for verdict in _VERDICTS):
             block = first_block(revision) if "```" in revision else revision.strip()

@@ -25,13 +25,13 @@ def story_of(service: str, request: Fields, score: Fields) -> Iterator[str]:
     if meaning:
         yield f"Why: {meaning}"
     error = score.get("error")
-    if error is None:
-        yield from SERVICES[service].story(request, score)
-        yield f"Cached: {'yes' if score.get('cached') else 'no'}."
-    else:
+    if error is not None:
         yield f"The service says: {escaped(str(error.get('detail')), 2000)}"
         if error.get("request_id"):
             yield f"Its log has more under the request id {escaped(error['request_id'], 100)}."
+    elif score.get("cause") != "no_answer":
+        yield from SERVICES[service].story(request, score)
+        yield f"Cached: {'yes' if score.get('cached') else 'no'}."
     if remedy:
         yield f"What would have to change: {remedy}"
 

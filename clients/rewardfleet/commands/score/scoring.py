@@ -134,6 +134,7 @@ class Scoring:
         count = sum(source.count() for source in sources)
         if not count:
             raise ValueError(f"there are no rows in {', '.join(map(str, paths))}")
+        builder.check_columns(itertools.chain.from_iterable(each.rows() for each in sources))
         rows, expected = self._selected(sources, count)
         items = builder.items(rows)
         if self.dry_run:

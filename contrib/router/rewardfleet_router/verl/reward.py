@@ -6,6 +6,7 @@ from typing import Any
 from rewardfleet.adapters._rows import COALESCE_SECONDS
 from rewardfleet.client import RewardFleet
 from rewardfleet.wire.policy_text import text_of
+from rewardfleet.wire.score import abstained
 from rewardfleet.wire.truth import plain
 
 #: The fleets of this process, by URL and timeout; calls share their connections.
@@ -50,6 +51,8 @@ async def compute_score(
         options=plain(options or {}),
         tool_families=dict(families),
     )
+    if score.score is None:
+        raise abstained(score)
     task = float(score.details["task"])
     return {
         "score": task,

@@ -166,7 +166,7 @@ def _of_roll(test: Any) -> Any:
     return test
 
 
-def request_of(response: str, ground_truth: JsonValue) -> CodeRequest:
+def request_of(response: str | None, ground_truth: JsonValue) -> CodeRequest:
     """Return the item that a response and its ground truth stand for.
 
     Args:

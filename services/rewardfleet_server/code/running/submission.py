@@ -61,7 +61,8 @@ class Submission:
         critique, original = request.critique, request.original_program
         judgment = None if critique is None else await parser.judgment(critique)
         called = await names()
-        program = await parser.program(request.revision, called)
+        revision = request.revision or ""  # where it is null, nothing is scored
+        program = await parser.program(revision, called)
         return cls(
             program=program,
             no_program=why_no_program(program),
@@ -71,7 +72,7 @@ class Submission:
             needs_original_run=judgment is not None
             and original is not None
             and request.original_passed is None,
-            revision=request.revision,
+            revision=revision,
         )
 
     @property
