@@ -7,13 +7,16 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rewardfleet import InvalidRequest
 from rewardfleet.adapters.ray_data import Records, Scorer
-from rewardfleet_server.testing import FakeJudge
+from rewardfleet_server.episode.app import create_app as create_episode_app
+from rewardfleet_server.episode.settings import EpisodeSettings
+from rewardfleet_server.testing import FakeJudge, serving
 
 from .conftest import ECHO, SUM, TESTS, UNREACHABLE
 
@@ -119,6 +122,35 @@ def test_records_are_those_of_the_command(code_url: str):
     assert not {"row", "place"} & set(table.column_names)
 
 
+@pytest.mark.parametrize(
+    ("group_size", "groups", "found"),
+    [
+        (2, ["a", "b", "a", "b"], [0.5, 0.5, -0.5, -0.5]),
+        (2, ["a", "b", "a"], "1 of the group 'b', group_size is 2"),
+        (4, ["a", "a"], "2 of the group 'a', group_size is 4"),
+        ("map_groups", ["a", "a", "a", "a"], [0.5, 0.5, -0.5, -0.5]),
+        ("map_groups", ["a", "a", "b"], "1 of the group 'b', group_size is map_groups"),
+    ],
+)
+def test_a_part_of_a_group_is_refused(group_size: object, groups: list[str], found: object):
+    batch = {"group": np.array(groups, object), "success": np.arange(len(groups)) < 2}
+    with serving(create_episode_app(EpisodeSettings())) as url:
+        scorer: Any = Records(
+            "episode", url, fields={"normalize": "group_mean"}, group_size=group_size
+        )
+        if isinstance(found, list):
+            assert scorer(batch)["score"].to_pylist() == found
+        else:
+            with pytest.raises(ValueError, match=rf"{found}.*groupby\(\"group\"\).map_groups"):
+                scorer(batch)
+
+
+@pytest.mark.parametrize(("service", "group_size"), [("episode", None), ("code", 8)])
+def test_groups_of_episodes_have_a_size_and_no_others(service: str, group_size: int | None):
+    with pytest.raises(ValueError, match="group_size"):
+        Records(service, "http://127.0.0.1:1", group_size=group_size)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
@@ -161,8 +193,20 @@ def test_a_pool_of_actors_scores_a_dataset(code_url: str, tmp_path: Path):
             num_cpus=0.5,
         )
         records = {row["uid"]: row["score"] for row in killed.take_all()}
+        episodes = [{"uid": f"{i}", "group": f"g{i % 5}", "success": i < 5} for i in range(20)]
+        groups = data.from_items(episodes).groupby("group")
+        with serving(create_episode_app(EpisodeSettings())) as url:
+            options = {"service": "episode", "url": url, "fields": {"normalize": "group_mean"}}
+            scored = groups.map_groups(
+                Records,
+                fn_constructor_kwargs={**options, "group_size": "map_groups"},
+                concurrency=1,
+                num_cpus=0.5,
+            )
+            advantages = {int(row["uid"]): row["score"] for row in scored.take_all()}
     finally:
         ray.shutdown()
     assert [rewards[index] for index in range(24)] == [1.0, 0.5, 0.0] * 8
     assert (tmp_path / "killed").exists()
     assert [records[str(index)] for index in range(24)] == [1.0, 0.5, 0.0] * 8
+    assert [advantages[index] for index in range(20)] == [0.75] * 5 + [-0.25] * 15

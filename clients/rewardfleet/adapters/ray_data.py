@@ -1,8 +1,9 @@
 """Ray Data: score a dataset on a Ray cluster."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import abstained
 
 from ._rows import DatasetReward, rows_of
+
+_WHOLE = 'dataset.groupby("group").map_groups gives whole groups, map_batches cuts them'
 
 
 class Scorer:
@@ -93,15 +96,20 @@ class Records:
     as a batch does not know them: join by `id`, or by the column that `id_column` names, as `uid`.
 
     Args:
-        service: The service that scores: "video", "code", "tools" or "episode". Groups of episodes
-            must not be split over batches.
+        service: The service that scores: "video", "code", "tools" or "episode".
         url: Of the service; several are its replicas.
         columns: The columns to read, as in the command: `completion_column`, `tests_column`,
             `clip_column`, `task_column`, `id_column`.
         task: The task of clips without one.
         by_path: Whether the service reads video files by their paths.
         fields: Fields of all requests.
+        group_size: For "episode", which needs it, as `map_batches` may cut a group: how many
+            episodes each group has. "map_groups": a batch is one whole group, which only
+            `dataset.groupby("group").map_groups` ensures.
         options: Options of `RewardFleet`.
+
+    Raises:
+        ValueError: There is no `group_size`, or the service has no groups.
     """
 
     def __init__(
@@ -113,8 +121,12 @@ class Records:
         task: str | None = None,
         by_path: bool = False,
         fields: Mapping[str, Any] | None = None,
+        group_size: int | Literal["map_groups"] | None = None,
         **options: Any,
     ) -> None:
+        if (group_size is None) == (SERVICES[service].scores == "episode"):
+            raise ValueError(f"group_size: give it for episodes, and only for them; {_WHOLE}")
+        self._group_size = group_size
         builder = RequestBuilder(service, Columns(**(columns or {})), task, by_path, fields or {})
         urls: Any = {service: url}
         self._builder = builder
@@ -126,14 +138,28 @@ class Records:
         self._loop = EventLoopThread(fleet.aclose)
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
-        """Return the records of a batch, a `pyarrow.Table`."""
-        count = len(next(iter(batch.values()), ()))
-        rows = [
-            Row("", {name: _plain(values[index]) for name, values in batch.items()})
-            for index in range(count)
+        """Return the records of a batch, a `pyarrow.Table`.
+
+        Raises:
+            ValueError: A group of episodes is not complete.
+        """
+        rows = [  # `map_groups` gives a DataFrame, without `batch_format`
+            Row("", dict(zip(batch, map(_plain, values), strict=True)))
+            for values in zip(*(batch[name] for name in batch), strict=True)
         ]
-        scored = self._loop.run(self._run.score_chunk(self._builder.items(rows)))
+        items = [*self._builder.items(rows)]
+        self._check_groups(Counter(each.group for each in items if each.group is not None))
+        scored = self._loop.run(self._run.score_chunk(items))
         return arrow_table(records_of(encode_scores(scored), self._columns), self._columns)
+
+    def _check_groups(self, sizes: Counter[str]) -> None:
+        wanted = self._group_size
+        is_whole = len(sizes) < 2 if wanted == "map_groups" else {*sizes.values()} <= {wanted}
+        if not is_whole:
+            name, size = sizes.most_common()[-1]
+            raise ValueError(
+                f"a batch has {size} of the group {name[:60]}, group_size is {wanted}: {_WHOLE}"
+            )
 
 
 def _plain(value: Any) -> Any:

@@ -84,7 +84,7 @@ def arrow_table(records: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
 
     def values(found: Sequence[Any], kind: str) -> Sequence[Any]:
         if kind == "json":
-            return [None if each is None else _json_text(each) for each in found]
+            return [None if each is None else json_text(each) for each in found]
         if kind == "map":
             return [list((each or {}).items()) for each in found]
         return found
@@ -98,8 +98,9 @@ def arrow_table(records: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
     return pa.table(arrays)
 
 
-def _json_text(value: Any) -> str:
+def json_text(value: Any) -> str:
+    """Return a value as JSON, or what has no form there as a text."""
     try:
         return to_json(value).decode()
     except PydanticSerializationError:  # a lone surrogate, which JSON can have as an escape only
-        return json.dumps(value)
+        return json.dumps(value, default=repr)

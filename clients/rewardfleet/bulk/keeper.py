@@ -25,7 +25,6 @@ class Progress:
     items: int = 0
     missing: int = 0  #: items without a score
     mean: float | None = None  #: of the scores; None if there are none
-    waiting_bytes: int = 0  #: of records that are in memory until an earlier row is scored
 
 
 @dataclass
@@ -60,6 +59,8 @@ class Store:
         self._output = output
         self._summary = Summary()
         self._rows = 0
+        self._kept = Kept()
+        self._is_stale = False  # the summary has scores that were replaced
 
     def load(self, kept: Output, *, retry_failed: bool) -> Kept:
         """Count what an earlier command has kept, except for failures that are scored again."""
@@ -69,7 +70,8 @@ class Store:
                 again.append(record["row"])
             else:
                 self._count(record)
-        return Kept(*kept.kept(), again)
+        self._kept = Kept(*kept.kept(), again)
+        return self._kept
 
     def add(self, line: bytes) -> None:
         """Keep what `encode_scores` has encoded.
@@ -78,15 +80,17 @@ class Store:
             OSError: It cannot be written.
         """
         for record in self._output.add(line):
-            self._count(record)
+            if record["row"] in self._kept:  # its group is scored again
+                self._is_stale = True
+            else:
+                self._count(record)
 
     @property
     def progress(self) -> Progress:
         """What is kept so far."""
         found = self._summary
         mean = found.mean if found.scores else None
-        waiting = self._output.waiting_bytes
-        return Progress(self._rows, found.items, found.missing, mean, waiting)
+        return Progress(self._rows, found.items, found.missing, mean)
 
     def finish(self, *, is_complete: bool, lerobot: str | None = None) -> Totals:
         """Return the totals, once all items that could be scored are.
@@ -104,6 +108,10 @@ class Store:
                 write_rewards(
                     Path(lerobot), self._output.folder / "lerobot", self._output.records()
                 )
+        if self._is_stale and isinstance(self._output, Output):
+            self._summary = Summary()
+            for record in self._output.records():
+                self._summary.add(record)
         found = self._summary
         return Totals(found.lines(), found.items, found.missing, found.statuses["error"])
 

@@ -2,8 +2,7 @@
 
 `part-00000.parquet` has the first rows, in order, and so on. A part appears when it is complete.
 What is scored and in no part yet is in `journal.jsonl`, so that an interrupted command goes on
-without scoring it again: a line has a record, or several as they arrived. `input.json` says what
-was scored, and how.
+without scoring it again. `input.json` says what was scored, and how.
 """
 
 import fcntl
@@ -11,16 +10,17 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from rewardfleet.bulk.flat_columns import arrow_table
 
 from .arrow import pyarrow
 from .files import new_file, temporary_name
+from .lines import Lines
 from .records import Record, records_of
 from .rows import open_sources
 
@@ -62,39 +62,30 @@ class Output:
         self._parts = sorted(folder.glob(f"part-*.{kind}"))
         #: Rows before this one are in parts.
         self._next = sum(part.count() for part in open_sources(self._parts))
-        #: Records that are in no part, and the bytes of their lines in the journal.
-        self._later: dict[int, tuple[Record, int]] = {}
-        self._later_bytes = 0
-        self._pending, self._pending_bytes = 0, 0  # those of them that follow the last part
-        #: New records of rows that are in parts already.
-        self._replaced: dict[int, Record] = {}
+        #: Those from there to this one are in the journal, and become the next part.
+        self._end, self._pending_bytes = self._next, 0
+        self._has_replaced = False  # the journal has newer records of rows that are in parts
         self._journal_path = folder / _JOURNAL
-        self._load_journal()
-        self._journal = self._journal_path.open("ab", buffering=0)
+        self._journal = self._opened_journal()
+        self._dropped_bytes = 0  # of its lines that are in parts
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._journal.close()
         os.close(self._lock)
+        self._journal.file.close()
 
     def kept(self) -> tuple[int, list[int]]:
-        """Return the row before which all are in parts, and those that are kept and in no part."""
-        return self._next, list(self._later)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """The bytes of the records that are in memory until an earlier row is scored."""
-        return self._later_bytes - self._pending_bytes
+        """Return the row before which all are kept, and the other rows that are."""
+        return self._end, [*self._journal.rows(self._end)]
 
     def records(self) -> Iterator[Record]:
         """Yield the records that there are, those of parts first."""
         for part in self._parts:
-            for record in _read(part, self._columns):
-                yield self._replaced.get(record["row"], record)
-        for record, _ in self._later.values():
-            yield record
+            yield from (record for record, _ in self._newest(part))
+        for row in self._journal.rows(self._next):
+            yield self._record(row)
 
     def add(self, line: bytes) -> list[Record]:
         """Keep what `encode_scores` has encoded, and write a part if it is complete.
@@ -103,51 +94,61 @@ class Output:
             Its records.
         """
         records = records_of(line, self._columns)
-        rest = memoryview(line)
-        while rest:  # a full disk takes a part of it, and then raises
-            rest = rest[self._journal.write(rest) :]
-        self._keep(records, len(line))
-        if self._pending >= self._part_rows or self._pending_bytes >= _PART_BYTES:
-            self._write_part()
+        for record in records:
+            self._has_replaced |= record["row"] < self._next
+            self._journal.put(record["row"], _line(record))
+        self._advance()
+        # All of it may wait for the first row, so at least half of it is dropped at a time.
+        if 2 * self._dropped_bytes > self._journal.size:
+            self._rewrite_journal()
         return records
 
     def finish(self) -> None:
         """Write what is left as the last part, once all rows are scored."""
         self._replace()
-        if self._pending:
+        self._advance()
+        if self._next < self._end:
             self._write_part()
-        if not self._later:
-            self._journal_path.unlink(missing_ok=True)
+        self._rewrite_journal(self._next)
+        if not self._journal.size:
+            self._journal_path.unlink()
 
-    def _keep(self, records: Sequence[Record], total: int) -> None:
-        for record in records:
-            row, size = record["row"], total // len(records)
-            if row < self._next:
-                self._replaced[row] = record
-                continue
-            self._later[row] = record, size
-            self._later_bytes += size
-            while (following := self._later.get(self._next + self._pending)) is not None:
-                self._pending += 1
-                self._pending_bytes += following[1]
+    def _advance(self) -> None:
+        """Take the rows that follow one another, and write the parts that are complete."""
+        while (line := self._journal.get(self._end)) is not None:
+            self._end += 1
+            self._pending_bytes += len(line)
+            if self._end - self._next >= self._part_rows or self._pending_bytes >= _PART_BYTES:
+                self._write_part()
 
     def _write_part(self) -> None:
-        rows = range(self._next, self._next + self._pending)
         path = self.folder / f"part-{len(self._parts):05}.{self._kind}"
-        self._write(path, [self._later.pop(row)[0] for row in rows])
+        rows = range(self._next, self._end)
+        self._write(path, [self._record(row) for row in rows])
         self._parts.append(path)
-        self._later_bytes -= self._pending_bytes
-        self._next, self._pending, self._pending_bytes = rows.stop, 0, 0
-        self._rewrite_journal()
+        self._journal.drop(rows)
+        self._dropped_bytes += self._pending_bytes
+        self._next, self._pending_bytes = self._end, 0
+
+    def _record(self, row: int) -> Record:
+        """Return a record of the journal."""
+        found: Record = from_json(self._journal.get(row) or b"")
+        return dict.fromkeys(self._columns) | found
+
+    def _newest(self, part: Path) -> Iterator[tuple[Record, bool]]:
+        """Yield the records of a part, or those that replace them, and whether they do."""
+        for record in _read(part, self._columns):
+            row = record["row"]
+            is_new = self._has_replaced and self._journal.get(row) is not None
+            yield self._record(row) if is_new else record, is_new
 
     def _replace(self) -> None:
         """Write the parts again that have rows with new records."""
-        for part in self._parts if self._replaced else ():
-            records = {each["row"]: each for each in _read(part, self._columns)}
-            if new := records.keys() & self._replaced.keys():
-                records |= {row: self._replaced[row] for row in new}
-                self._write(part, list(records.values()))
-        self._replaced.clear()
+        for part in self._parts if self._has_replaced else ():
+            found = [*self._newest(part)]
+            if any(is_new for _, is_new in found):
+                self._write(part, [record for record, _ in found])
+        self._has_replaced = False
 
     def _write(self, path: Path, records: list[Record]) -> None:
         with new_file(path) as file:
@@ -156,26 +157,24 @@ class Output:
             else:
                 pyarrow().parquet.write_table(arrow_table(records, self._columns), file)
 
-    def _rewrite_journal(self) -> None:
-        """Drop the lines of the journal that are in parts."""
-        left = [*self._replaced.values(), *(record for record, _ in self._later.values())]
+    def _rewrite_journal(self, start: int = 0) -> None:
+        """Drop the lines of the journal that are in parts, and those of rows before one."""
         with new_file(self._journal_path) as file:
-            file.writelines(map(_line, left))
-        self._journal.close()
-        self._journal = self._journal_path.open("ab", buffering=0)
+            file.writelines(self._journal.get(row) or b"" for row in self._journal.rows(start))
+        self._journal = self._opened_journal()
+        self._dropped_bytes = 0
 
-    def _load_journal(self) -> None:
-        """Read the journal; its last line may be incomplete, if the command was killed."""
-        if not self._journal_path.exists():
-            return
-        content = self._journal_path.read_bytes()
-        lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
-        empty: Record = dict.fromkeys(self._columns)
-        for line in lines:
-            is_several = line.startswith(b"[")
-            records = records_of(line, empty) if is_several else [empty | json.loads(line)]
-            self._keep(records, len(line))
-        os.truncate(self._journal_path, sum(map(len, lines)))  # a full disk allows that
+    def _opened_journal(self) -> Lines:
+        """Open the journal; its last line may be incomplete, if the command was killed."""
+        lines = Lines(self._journal_path)
+        lines.file.seek(0)
+        for line in lines.file:
+            if line.endswith(b"\n"):
+                row = from_json(line)["row"]
+                self._has_replaced |= row < self._next
+                lines.found(row, line)
+        lines.file.truncate(lines.size)  # a full disk allows that
+        return lines
 
 
 def _opened(folder: Path, key: Mapping[str, Any]) -> int:
@@ -245,9 +244,8 @@ class Printer:
 
     def __init__(self, columns: Iterable[str]) -> None:
         self._columns = list(columns)
-        self._next = 0
-        self._later: dict[int, bytes] = {}
-        self.waiting_bytes = 0  #: of the records that are in memory until an earlier row is scored
+        self._next, self._count = 0, 0
+        self._later = Lines()
 
     def add(self, line: bytes) -> list[Record]:
         """Print what `encode_scores` has encoded, and what has waited for it.
@@ -258,12 +256,13 @@ class Printer:
         records = records_of(line, self._columns)
         for record in records:
             # ASCII: a terminal must not obey characters that a policy wrote.
-            self._later[record["row"]] = line = json.dumps(record).encode() + b"\n"
-            self.waiting_bytes += len(line)
-        while (following := self._later.pop(self._next, None)) is not None:
+            self._later.put(record["row"], json.dumps(record).encode() + b"\n")
+        self._count += len(records)
+        while (following := self._later.get(self._next)) is not None:
             sys.stdout.buffer.write(following)
-            self.waiting_bytes -= len(following)
             self._next += 1
+        if self._next == self._count:  # nothing waits
+            self._later = Lines()
         return records
 
     def finish(self) -> None:

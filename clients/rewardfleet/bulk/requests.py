@@ -52,6 +52,7 @@ class Item:
     completion: int | None = None  #: which completion of its row; None if it has one
     uid: str | None = None  #: of the column that was named for it
     error: str = ""  #: why it cannot be scored
+    group: str | None = None  #: of episodes, which are scored together
 
     @property
     def place(self) -> str:
@@ -108,6 +109,8 @@ class RequestBuilder:
         """Yield the items of rows, in order."""
         index, seen = 0, set[bytes]()
         for row in rows:
+            group = row.fields.get("group") if self.declared.scores == "episode" else None
+            name = None if is_missing(group) else ascii(group)
             texts = self._completions(row)
             uid = row.fields.get(self.columns.id_column or "episode_index")
             uid = None if uid is None else str(uid)
@@ -115,7 +118,7 @@ class RequestBuilder:
             if self.columns.id_column and not error:
                 error = _check_id(self.columns.id_column, uid, seen)
             for place in [None] if texts is None else range(len(texts)):
-                yield Item(index, row, place, uid, error)
+                yield Item(index, row, place, uid, error, name)
                 index += 1
 
     def build(self, item: Item) -> Request:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rewardfleet.client import RewardFleet
 from rewardfleet.rows import scores_of
 from rewardfleet.services import SERVICES
-from rewardfleet.wire.episode import MAX_EPISODES
+from rewardfleet.wire.episode import MAX_EPISODES, EpisodeRequest
 from rewardfleet.wire.errors import ErrorKind, InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import MAX_BATCH_ITEMS, Request, Score, failed
 from rewardfleet.wire.video import VideoRequest
@@ -118,20 +118,19 @@ class Run:
         self._client = getattr(fleet, builder.service)
         self._builder = builder
         self._kind = SERVICES[builder.service].scores
-        self._next: list[Item] = []  # read, but not part of the chunk before
+        self._next: list[_Built] = []  # a group that was read, but is no part of the chunk before
         self._limit = InFlightLimit(most=MOST_IN_FLIGHT * replicas)
 
     async def score(
         self,
-        items: Iterator[Item],
+        groups: Iterator[list[Item]],
         keep: Callable[[list[ScoredItem]], Awaitable[None]],
-        may_read: Callable[[], bool],
     ) -> None:
         """Score all items, and close the connections.
 
         Args:
+            groups: Items of one group are scored in one request.
             keep: Called with what has been scored, in any order.
-            may_read: Whether further items may be read now; asked again when some are scored.
 
         Raises:
             Unauthorized: The service does not accept the API key.
@@ -140,13 +139,13 @@ class Run:
         is_read = False
         try:
             while True:
-                while not is_read and (not tasks or may_read()):
+                while not is_read:
                     free = self._limit.now - sum(map(len, tasks.values()))
                     sent = sum(each.size for chunk in tasks.values() for each in chunk)
                     if free < 1 or sent >= _MOST_BYTES:
                         break
                     size = min(free, self._limit.chunk, MAX_BATCH_ITEMS)
-                    chunk = await self._read(items, size)
+                    chunk = await self._read(groups, size)
                     is_read = not chunk
                     if chunk:
                         tasks[asyncio.create_task(self._scored(chunk))] = chunk
@@ -167,19 +166,21 @@ class Run:
         """Score a few items at once, in order, and keep the connections."""
         return await self._scored([self._built(item) for item in items])
 
-    async def _read(self, items: Iterator[Item], size: int) -> list[_Built]:
-        chunk = itertools.islice(items, size)
+    async def _read(self, groups: Iterator[list[Item]], size: int) -> list[_Built]:
         if self._kind == "clip":
+            chunk = itertools.islice(itertools.chain.from_iterable(groups), size)
             return await asyncio.to_thread(self._read_clips, chunk)
-        built = [self._built(item) for item in [*self._next, *chunk]]
-        self._next = []
-        is_episode = built and self._kind == "episode"
-        group = built[-1].item.row.fields.get("group") if is_episode else None
-        while group is not None and len(built) < MAX_EPISODES:  # it is scored as a whole
-            self._next = list(itertools.islice(items, 1))
-            if not self._next or self._next[0].row.fields.get("group") != group:
+        built: list[_Built] = []
+        uids: set[str] = set()  # of a request, in which each occurs once
+        while len(built) < size:
+            more = self._next or [self._built(each) for each in next(groups, ())]
+            names = {each.request.uid for each in more if isinstance(each.request, EpisodeRequest)}
+            is_full = len(built) + len(more) > MAX_EPISODES or not uids.isdisjoint(names)
+            self._next = more if built and is_full else []
+            if self._next or not more:
                 break
-            built.append(self._built(self._next.pop()))
+            built += more
+            uids |= names
         return built
 
     def _read_clips(self, items: Iterable[Item]) -> list[_Built]:

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from pathlib import Path
 from typing import Any
 
+from .groups import groups_of
 from .keeper import Kept, Progress, Store, Totals
 from .output import Printer
 from .records import encode_scores
@@ -23,8 +24,6 @@ from .run import Run, ScoredItem
 _END_SECONDS = 60.0
 #: Bytes of an answer; the first one names the rows that are scored already.
 _MAX_ANSWER = 2**28
-#: Bytes of scores that wait for an earlier item, beyond which no further items are read.
-_MAX_WAITING_BYTES = 64 * 2**20
 
 
 class StdoutStore:
@@ -39,11 +38,6 @@ class StdoutStore:
         self._store = Store(Printer(columns))
         self._on_progress = on_progress
         self.kept = Kept()
-
-    @property
-    def waiting_bytes(self) -> int:
-        """The bytes of records that wait for an earlier row."""
-        return self._store.progress.waiting_bytes
 
     async def add(self, scored: Sequence[ScoredItem]) -> None:
         """Print scores."""
@@ -65,7 +59,6 @@ class FolderStore:
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._process, self.kept, self._on_progress = process, kept, on_progress
-        self.waiting_bytes = 0  #: of records that wait for an earlier row
         self._totals = asyncio.create_task(self._read())
 
     async def add(self, scored: Sequence[ScoredItem]) -> None:
@@ -107,11 +100,7 @@ class FolderStore:
             kind, value = await _answer(self._process)
             if kind == "totals":
                 return Totals(**value)
-            if kind == "kept":  # nothing, see `folder_store`
-                continue
-            progress = Progress(**value)
-            self.waiting_bytes = progress.waiting_bytes
-            self._on_progress(progress)
+            self._on_progress(Progress(**value))
 
 
 @asynccontextmanager
@@ -129,7 +118,6 @@ async def folder_store(
         ValueError: The folder has the scores of another input, or something else, or is in use.
         OSError: It cannot be read or written.
     """
-    is_new = _is_new(Path(opening["folder"]))
     process = await asyncio.create_subprocess_exec(
         # -P: what lies in the working directory must not be imported.
         *(sys.executable, "-P", "-m", "rewardfleet.bulk.keeper"),
@@ -142,9 +130,7 @@ async def folder_store(
     store = None
     try:
         process.stdin.write(json.dumps(opening).encode() + b"\n")
-        # If the folder is new, scoring need not wait until the process has started.
-        kept = {} if is_new else (await _answer(process))[1]
-        store = FolderStore(process, Kept(**kept), on_progress)
+        store = FolderStore(process, Kept(**(await _answer(process))[1]), on_progress)
         yield store
     finally:
         if store is not None:
@@ -158,13 +144,6 @@ async def folder_store(
         except TimeoutError:
             process.kill()
             await process.wait()
-
-
-def _is_new(folder: Path) -> bool:
-    try:
-        return not any(folder.iterdir())
-    except OSError as error:
-        return isinstance(error, FileNotFoundError)
 
 
 async def _answer(process: asyncio.subprocess.Process) -> tuple[str, Any]:
@@ -187,9 +166,10 @@ async def score_items(
     opening: AbstractAsyncContextManager[FolderStore | StdoutStore],
     lerobot: Path | None = None,
 ) -> tuple[bool, Totals]:
-    """Score what is not kept yet.
+    """Score what is not kept yet, and what is of a group with that.
 
     Args:
+        items: Those of a group follow one another.
         run: Scores the items.
         opening: Keeps the scores, or prints them.
         lerobot: A data set to write a copy of, with the scores as rewards.
@@ -202,12 +182,12 @@ async def score_items(
         OSError: It cannot be written.
     """
     async with opening as store:
-        left = (each for each in items if each.index not in store.kept)
-
-        def may_read() -> bool:
-            return store.waiting_bytes < _MAX_WAITING_BYTES
-
-        scoring = asyncio.ensure_future(run.score(left, store.add, may_read))
+        left = (
+            group
+            for group in groups_of(items)
+            if any(each.index not in store.kept for each in group)
+        )
+        scoring = asyncio.ensure_future(run.score(left, store.add))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, scoring.cancel)

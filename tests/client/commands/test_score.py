@@ -6,6 +6,7 @@ import fcntl
 import gzip
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -175,15 +176,85 @@ def test_several_completions_of_a_row_are_items_of_their_own(score):
     assert [each["score"] == found[0]["score"] for each in found] == [1, 0, 1, 1, 1]
 
 
-def test_groups_of_episodes_stay_together(score):
-    lines = [
-        {"uid": f"e{i}", "group": f"g{i // 4}", "kind": "success", "success": i % 4 == 0}
-        for i in range(40)
-    ]
+@pytest.fixture(scope="module")
+def episodes() -> Iterator[str]:
     with serving(create_episode_app(EpisodeSettings())) as url:
-        _, found = score(lines, "--set", "normalize=group_mean", service="episode", url=url)
-    scores = [each["score"] for each in found]
-    assert scores == pytest.approx(scores[:4] * 10) and scores[0] > 0 > scores[1]
+        yield url
+
+
+def episode(group: int | None, member: int) -> dict[str, Any]:
+    """An episode with an advantage of its own: in its group, it is a success if `member` is 0."""
+    name = None if group is None else f"g{group}"
+    return {"uid": f"{group}-{member}", "group": name, "success": member == 0}
+
+
+ORDERS: dict[str, Callable[[list[Any]], list[Any]]] = {
+    "in order": lambda rows: rows,
+    "one of each group in turn": lambda rows: sorted(rows, key=lambda row: row["uid"][::-1]),
+    "shuffled": lambda rows: random.Random(0).sample(rows, len(rows)),
+}
+
+
+@pytest.mark.parametrize("to_folder", [True, False])
+@pytest.mark.parametrize("order", ORDERS)
+def test_groups_are_scored_as_a_whole_wherever_their_rows_are(
+    episodes: str,
+    tmp_path: Path,
+    capsysbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    order: str,
+    to_folder: bool,
+):
+    """Group g has g + 2 members, of which one is a success, so no two groups have equal scores."""
+    monkeypatch.setattr(scoring, "PART_ROWS", 16)
+    lines = [episode(group, member) for group in range(20) for member in range(group + 2)]
+    lines = [*ORDERS[order](lines), {"broken": 1}, episode(None, 0), episode(None, 1)]
+    files = [write_rows(tmp_path / f"{i}.jsonl", lines[i * 90 : i * 90 + 90]) for i in range(3)]
+    words = ["score", "episode", *map(str, files), "--url", episodes, "--set"]
+    words += ["normalize=group_mean", "--set", 'filter={"accuracy_bounds": [0.1, 0.3]}']
+    assert main([*words, "-o", str(tmp_path / "out")] if to_folder else words) == 1
+    printed = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
+    found = records(tmp_path / "out") if to_folder else printed
+    assert [each["row"] for each in found] == list(range(len(lines)))
+    assert [each["status"] for each in found[-3:]] == ["error"] * 3  # alone, or no episode
+    for line, each in zip(lines[:-3], found, strict=False):
+        share = 1 / (int(line["group"][1:]) + 2)
+        assert each["uid"] == line["uid"]
+        assert each["score"] == pytest.approx(line["success"] - share)
+        assert each["keep"] == (0.1 <= share <= 0.3)
+
+
+def test_a_group_is_scored_again_as_a_whole(
+    score, episodes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """If a member was not scored, or failed: the scores of the others depend on it."""
+    lines = ORDERS["shuffled"]([episode(group, member) for group in range(9) for member in (0, 1)])
+    path = write_rows(tmp_path / "rows.jsonl", lines)
+    options = {"service": "episode", "url": episodes}
+    words = ["--set", "normalize=group_mean", "--format", "jsonl"]
+    right = [each["success"] - 0.5 for each in lines]
+    assert score(path, *words, "--limit", "12", **options)[0] == 1, "some are alone"
+    status, found = score(path, *words, **options)
+    assert (status, [each["score"] for each in found]) == (0, right)
+    found[3] |= {"score": None, "status": "error", "error_kind": "unavailable"}
+    other = next(i for i, each in enumerate(lines) if i != 3 and each["group"] == lines[3]["group"])
+    found[other]["score"] = 99.0
+    write_rows(tmp_path / "out" / "part-00001.jsonl", found[12:])
+    write_rows(tmp_path / "out" / "part-00000.jsonl", found[:12])
+    status, found = score(path, *words, "--retry-failed", **options)
+    assert (status, [each["score"] for each in found]) == (0, right)
+    assert "18 items: ok 18" in capsys.readouterr().err.rpartition("scored\n")[2]
+
+
+def test_a_group_that_no_request_can_have_is_an_error_of_its_rows(score, episodes: str):
+    lines = [{"uid": f"{i}", "group": "large", "success": True} for i in range(4097)]
+    status, found = score([*lines, episode(1, 0)], service="episode", url=episodes)
+    assert status == 1
+    assert {each["error_detail"] for each in found[:-1]} == {
+        "the group 'large' has more than 4,096 episodes"
+    }
+    assert found[-1]["score"] == 1.0
 
 
 def test_clips_are_scored_by_content_and_by_path(make_video: Callable[..., Path], tmp_path: Path):
@@ -288,7 +359,7 @@ def test_a_command_that_is_ended_goes_on_and_scores_nothing_twice(tmp_path: Path
         with (out / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the process that keeps the scores has ended
         complete, _, _ = journal.read_text().rpartition("\n")  # its last line may be cut off
-        kept = [row for line in complete.splitlines() for row, *_ in json.loads(line)]
+        kept = [json.loads(line)["row"] for line in complete.splitlines()]
         with journal.open("a") as file:
             file.write('{"row": 59, "id')  # what a write that was cut off leaves
         release.set()

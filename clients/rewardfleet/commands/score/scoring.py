@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from rewardfleet.bulk.arrow import pyarrow
+from rewardfleet.bulk.groups import in_groups
 from rewardfleet.bulk.keeper import Progress
 from rewardfleet.bulk.output import PART_ROWS
 from rewardfleet.bulk.records import columns_of
@@ -135,10 +136,13 @@ class Scoring:
         if not count:
             raise ValueError(f"there are no rows in {', '.join(map(str, paths))}")
         builder.check_columns(itertools.chain.from_iterable(each.rows() for each in sources))
-        rows, expected = self._selected(sources, count)
-        items = builder.items(rows)
+        expected = min(self.sample or count, self.limit or count, count)
+
+        def read() -> Iterator[Item]:
+            return builder.items(self._selected(sources, count))
+
         if self.dry_run:
-            return _show(builder, items, expected)
+            return _show(builder, read(), expected)
         is_lerobot = any(each.is_lerobot for each in sources)
         if self.output is not None and (self.format == "parquet" or is_lerobot):
             pyarrow()  # it writes the output: if it is missing, nothing is scored
@@ -146,18 +150,17 @@ class Scoring:
         with self._urls(paths) as urls:
             fleet, replicas = self.connection.fleet(self.service, urls)
             if is_single:
-                return asyncio.run(_score_one(fleet, builder.build(next(items))))
+                return asyncio.run(_score_one(fleet, builder.build(next(read()))))
             run = Run(fleet, builder, replicas)
-            return self._score(run, builder, items, sources, expected)
+            return self._score(run, builder, read, sources, expected)
 
-    def _selected(self, sources: Sequence[Source], count: int) -> tuple[Iterator[Row], int]:
-        """Return the rows that are scored, and how many there are."""
+    def _selected(self, sources: Sequence[Source], count: int) -> Iterator[Row]:
+        """Return the rows that are scored."""
         rows = itertools.chain.from_iterable(source.rows() for source in sources)
         if self.sample is not None and self.sample < count:
             chosen = set(random.Random(0).sample(range(count), self.sample))  # noqa: S311 - not a secret
             rows = (row for number, row in enumerate(rows) if number in chosen)  # type: ignore[assignment] # an iterator, too
-            count = self.sample
-        return itertools.islice(rows, self.limit), min(count, self.limit or count)
+        return itertools.islice(rows, self.limit)
 
     def _check_output(self, paths: Sequence[Path]) -> None:
         """Check that the output does not become part of the input."""
@@ -185,12 +188,13 @@ class Scoring:
         self,
         run: Run,
         builder: RequestBuilder,
-        items: Iterator[Item],
+        read: Callable[[], Iterator[Item]],
         sources: Sequence[Source],
         expected: int,
     ) -> int:
         """Score the items, with a progress bar and a summary on standard error."""
         stamps = [source.stamp() for source in sources]
+        items = in_groups(read) if SERVICES[self.service].scores == "episode" else read()
         with progress_bar(expected) as show:
             columns = columns_of(SERVICES[self.service].client.score_type)
             opening: Any = contextlib.nullcontext(StdoutStore([*columns], show))
