@@ -12,9 +12,7 @@ import sys
 import threading
 from types import FrameType
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+import click
 
 from rewardfleet import __version__
 
@@ -79,6 +77,7 @@ class Server(GracefulServer):
         # milliseconds at a time.
         gc.collect()
         gc.freeze()
+        gc.enable()
         super().run(sockets or [self._listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -155,10 +154,8 @@ def announce(app: RewardApp, settings: ServerSettings, url: str) -> None:
         "auth": _describe_auth(settings),
     }
     if sys.stderr.isatty():
-        table = Table(show_header=False, box=None, pad_edge=False)
         for name, value in overview.items():
-            table.add_row(f"[bold]{name}[/bold]", escape(value))
-        Console(stderr=True).print(table)
+            click.echo(f"{click.style(f'{name:9}', bold=True)} {value}", err=True)
     else:
         log.info("serving %s on %s", app.service.name, url, extra={"overview": overview})
     if settings.allow_unauthenticated and settings.api_key_file is None:

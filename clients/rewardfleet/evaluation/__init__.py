@@ -13,4 +13,4 @@ def check_packages() -> None:
     Raises:
         ValueError: A package is missing.
     """
-    require("eval", "this command", "av", "jinja2", "matplotlib", "PIL", "scipy", "sklearn")
+    require("eval", "this command", "av", "jinja2", "PIL", "scipy", "sklearn")

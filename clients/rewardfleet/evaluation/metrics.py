@@ -27,13 +27,11 @@ def auroc(success: Labels, scores: Scores) -> float | None:
 
     That is the area under the ROC curve (Hanley and McNeil, Radiology 143, 1982).
     """
-    from scipy.stats import rankdata  # noqa: PLC0415 - optional
-
-    successes, failures = int(success.sum()), int((~success).sum())
-    if not (successes and failures):
+    above, below = scores[success], np.sort(scores[~success])
+    if not (len(above) and len(below)):
         return None
-    ranks = rankdata(scores)[success].sum() - successes * (successes + 1) / 2
-    return float(ranks / (successes * failures))
+    wins = sum(np.searchsorted(below, above, side).sum() for side in ("left", "right")) / 2
+    return float(wins / (len(above) * len(below)))
 
 
 def task_aurocs(success: Labels, scores: Scores, tasks: Indices) -> Scores:
@@ -100,16 +98,12 @@ def with_interval(statistic: Statistic, count: int, draws: Iterator[Indices]) ->
 
 def agreement(success: Labels, verdicts: Labels) -> dict[str, Any]:
     """Return the agreement of verdicts with labels beside what chance gives: Cohen's kappa."""
-    from sklearn.metrics import cohen_kappa_score  # noqa: PLC0415 - optional
-
     if not len(success):
         return {"accuracy": None, "base_rate": None, "kappa": None}
-    is_defined = len({*success.tolist(), *verdicts.tolist()}) == 2
-    return {
-        "accuracy": float((success == verdicts).mean()),
-        "base_rate": float(success.mean()),
-        "kappa": float(cohen_kappa_score(success, verdicts)) if is_defined else None,
-    }
+    accuracy, base_rate = float((success == verdicts).mean()), float(success.mean())
+    chance = base_rate * verdicts.mean() + (1 - base_rate) * (1 - verdicts.mean())
+    kappa = float((accuracy - chance) / (1 - chance)) if chance < 1 else None
+    return {"accuracy": accuracy, "base_rate": base_rate, "kappa": kappa}
 
 
 def verdict_figures(success: Labels, near_miss: Labels, verdicts: Labels) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`rewardfleet serve`: run one service. Its modules are imported when it is named."""
 
+import gc
 from functools import partial
 
 import click
@@ -9,6 +10,7 @@ from rewardfleet_server.registry import SERVICES, ServiceEntry
 
 
 def _command_of(name: str, entry: ServiceEntry) -> click.Command:
+    gc.disable()  # until the service runs: hardly anything of its start is garbage
     from rewardfleet_server.flags import ServiceCommand  # noqa: PLC0415 - needs the server's packages
     from rewardfleet_server.serve import serve  # noqa: PLC0415 - needs the server's packages
 

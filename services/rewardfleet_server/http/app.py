@@ -7,18 +7,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from fastapi import FastAPI, Request, Response
-from fastapi.routing import APIRoute
-from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from rewardfleet import __version__
-from rewardfleet.wire.errors import Forbidden, InvalidRequest, RewardFleetError, Unavailable
+from rewardfleet.wire.errors import Forbidden, RewardFleetError, Unavailable
 from rewardfleet.wire.headers import PREFIX_HEADER, REQUEST_ID_HEADER, SERVICE_HEADER
 from rewardfleet.wire.in_flight import InFlight
 from rewardfleet.wire.score import Score
@@ -35,16 +34,10 @@ from .allowed_hosts import AllowedHosts
 from .auth import ApiKeys
 from .dispatch import Dispatcher
 from .log_pages import add_log_pages
-from .openapi import (
-    KEY_PROBLEMS,
-    OPEN_PROBLEMS,
-    PROBLEMS,
-    documented_path,
-    failures_of,
-    request_document,
-)
+from .openapi import KEY_PROBLEMS, OPEN_PROBLEMS, PROBLEMS
+from .pages import Pages, on_failure
 from .problems import no_endpoint, problem_response, wrong_method
-from .routes import Route, Routes, Service
+from .routes import Routes, Service
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)
@@ -75,8 +68,8 @@ def most_waiting(settings: ServerSettings, open_files: int) -> int:
 class RewardApp:
     """A service's ASGI application.
 
-    Routes are dispatched directly: FastAPI's layers cost more than a cache hit. FastAPI serves the
-    rest and documents all of it.
+    Routes are dispatched directly: the layers of a framework cost more than a cache hit. Starlette
+    serves the pages, and FastAPI documents all of it.
 
     Raises:
         ValueError: The key file holds no key, or the cache cannot be opened.
@@ -125,29 +118,18 @@ class RewardApp:
             has_keys=settings.api_key_file is not None,
         )
         self._name = (SERVICE_HEADER.encode(), service.name.encode())
-        self._pages = FastAPIOffline(  # the pages below /docs work without a CDN
-            title=f"rewardfleet {service.name}",
-            description=SERVICES[service.name].description,
-            version=__version__,
-            lifespan=self._lifespan,
-            static_url="/docs/static",
-            redirect_slashes=False,  # a redirect would use the caller's own Host header
+        pages = Pages(service, self.routes)
+        self.openapi = pages.openapi
+        self._add_pages(pages, metrics_keys=None if settings.open_metrics else self._keys)
+        add_log_pages(pages, settings, self._keys)
+        failures = dict.fromkeys((RewardFleetError, HTTPException), on_failure)
+        self._pages = Starlette(
+            routes=pages.routes, lifespan=self._lifespan, exception_handlers=failures
         )
-        for route in self.routes:
-            _add_page_route(self._pages, route)
-        documented = {documented_path(route) for route in self.routes}
-        self._add_pages(metrics_keys=None if settings.open_metrics else self._keys)
-        add_log_pages(self._pages, settings, self._keys)
-        self._page_routes = [
-            each for each in self._pages.routes if getattr(each, "path", "") not in documented
-        ]
-        for kind in (RewardFleetError, HTTPException):
-            self._pages.add_exception_handler(kind, _on_failure)
-        self._generate = self._pages.openapi
-        self._pages.openapi = self.openapi  # type: ignore[method-assign] # as FastAPI documents it
+        self._pages.router.redirect_slashes = False  # it would use the caller's own Host header
 
     @asynccontextmanager
-    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         try:
             async with self.service.lifespan():
                 yield
@@ -157,9 +139,9 @@ class RewardApp:
             if self._score_log is not None:
                 await asyncio.to_thread(self._score_log.close)
 
-    def _add_pages(self, metrics_keys: ApiKeys | None) -> None:
+    def _add_pages(self, pages: Pages, metrics_keys: ApiKeys | None) -> None:
         """Add the routes that only read."""
-        get, service = self._pages.get, self.service
+        get, service = pages.get, self.service
 
         @get("/", summary="Which service this is", responses=OPEN_PROBLEMS)
         async def index() -> dict[str, str]:
@@ -186,8 +168,11 @@ class RewardApp:
             store = {} if own is None else {"run_state": own}
             return {"status": "ready", **store, **(service.check_ready() or {})}
 
-        if service.health is not None:
-            get("/health", summary="What is loaded", responses=OPEN_PROBLEMS)(service.health)
+        if (loaded := service.health) is not None:
+
+            @get("/health", summary="What is loaded", responses=OPEN_PROBLEMS)
+            async def health() -> Any:
+                return loaded()
 
         @get(
             "/metrics",
@@ -205,19 +190,6 @@ class RewardApp:
             # Also with `open_metrics`: request ids are not for everybody.
             self._keys.check(request.headers.get("authorization"))
             return list_samples(service.name, self._dispatcher.in_flight())
-
-    def openapi(self) -> dict[str, Any]:
-        """Return the OpenAPI document. It is generated by the first call, as that takes 0.1 s."""
-        if not self._pages.openapi_schema:
-            extra = {
-                (documented_path(route), route.method): request_document(route, self.service)
-                for route in self.routes
-            }
-            for page in self._pages.routes:
-                if isinstance(page, APIRoute):
-                    for method in page.methods or ():
-                        page.openapi_extra = extra.get((page.path, method), page.openapi_extra)
-        return self._generate()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_page(message: Message) -> None:
@@ -260,7 +232,7 @@ class RewardApp:
     def _no_route(self, scope: Scope) -> RewardFleetError:
         """Return why a request that is not for a page's GET is refused."""
         as_get = {**scope, "method": "GET", "root_path": ""}
-        for page in self._page_routes:
+        for page in self._pages.routes:
             if page.matches(as_get)[0] is not Match.NONE:
                 return wrong_method(scope["path"], scope["method"], ["GET"])
         return no_endpoint(scope["path"])
@@ -275,31 +247,3 @@ class RewardApp:
         """Refuse new requests; cancel those that are not finished after `timeout_s` seconds."""
         if not await self._admission.drain(timeout_s):
             self.cancel_all()
-
-
-def _add_page_route(pages: FastAPI, route: Route[Any]) -> None:
-    """Add a route to the OpenAPI document; `RewardApp` dispatches it before FastAPI does."""
-
-    async def endpoint(request: Request) -> None:
-        raise no_endpoint(request.url.path)  # e.g. `/budgets/`, without a name
-
-    pages.add_api_route(
-        documented_path(route),
-        endpoint,
-        methods=[route.method],
-        response_model=route.response_model,
-        responses=PROBLEMS if route.failure_model is None else failures_of(route.failure_model),
-        summary=route.description,
-    )
-
-
-async def _on_failure(request: Request, error: Exception) -> Response:
-    """Answer a failure, and Starlette's own refusals, e.g. of an unknown path."""
-    match error:
-        case RewardFleetError():
-            return problem_response(error)
-        case HTTPException(status_code=404):
-            return problem_response(no_endpoint(request.url.path))
-        case HTTPException():
-            return problem_response(InvalidRequest(str(error.detail)))
-    raise error  # which the type of add_exception_handler allows

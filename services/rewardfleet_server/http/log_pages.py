@@ -7,7 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from fastapi import FastAPI, Query, Request, Response
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
 
 from rewardfleet.score_log.log_files import list_segments, read_segment
 from rewardfleet.wire.errors import InvalidRequest, NotFound, Unavailable
@@ -17,17 +19,18 @@ from rewardfleet_server.system.threads import run_in_thread
 
 from .auth import ApiKeys
 from .openapi import KEY_PROBLEMS, PROBLEMS
+from .pages import Pages
 
 T = TypeVar("T")
 
 #: Seconds in which a disk must answer.
 _SECONDS = 10.0
 _MAX_DIGITS = 15
-#: Documented only: FastAPI's own refusal would be no problem.
-_OFFSET = Query(json_schema_extra={"pattern": f"^[0-9]{{1,{_MAX_DIGITS}}}$"})
+#: Documented only.
+_OFFSET = Field(json_schema_extra={"pattern": f"^[0-9]{{1,{_MAX_DIGITS}}}$"})
 
 
-def add_log_pages(pages: FastAPI, settings: ServerSettings, api_keys: ApiKeys) -> None:
+def add_log_pages(pages: Pages, settings: ServerSettings, api_keys: ApiKeys) -> None:
     """Add the routes that show the score log.
 
     Raises:

@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rewardfleet.wire.chat import ChatError
 from rewardfleet.wire.errors import STATUS, Problem
 from rewardfleet.wire.frames import FRAMES_TYPE
 from rewardfleet.wire.score import MAX_NAME
@@ -31,17 +30,14 @@ OPEN_PROBLEMS: dict[int | str, dict[str, Any]] = {status: PROBLEMS[status] for s
 KEY_PROBLEMS = {401: PROBLEMS[401], **OPEN_PROBLEMS}
 
 
-def failures_of(model: type[ChatError]) -> dict[int | str, dict[str, Any]]:
-    """Return the failures of a route that has its own format."""
+def failures_of(route: Route[Any]) -> dict[int | str, dict[str, Any]]:
+    """Return the failures of a route, which may have its own format."""
+    if route.failure_model is None:
+        return PROBLEMS
     return {
-        status: {"description": problem["description"], "model": model}
+        status: {"description": problem["description"], "model": route.failure_model}
         for status, problem in PROBLEMS.items()
     }
-
-
-def documented_path(route: Route[Any]) -> str:
-    """Return the path of a route as FastAPI writes it."""
-    return route.path.replace("}", ":path}")
 
 
 def request_document(route: Route[Any], service: Service[Any, Any]) -> dict[str, Any]:

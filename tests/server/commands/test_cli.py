@@ -223,7 +223,7 @@ sys.exit(main(sys.argv[2:]))
 #: The modules of the packages of the extra `server`.
 SERVER_MODULES = (
     "PIL,aiohttp,cv2,dtaidistance,fastapi,httptools,msgspec,multipart,orjson,packaging,prometheus_client,"
-    "pydantic_settings,pyseccomp,python_multipart,rich,starlette,uvicorn,uvloop"
+    "pydantic_settings,pyseccomp,python_multipart,starlette,uvicorn,uvloop"
 )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +139,9 @@ def matcher() -> ReferenceMatcher:
     return ReferenceMatcher(load_library(SHIPPED))
 
 
-def frames_of(rollout: dict) -> list[np.ndarray]:
-    path = str(LIBERO / rollout["file"])
-    clip = decode_video(path, DecodeSpec(16, 65_536))
-    return list(clip.frames)
+@lru_cache(4)
+def frames_of(file: str) -> list[np.ndarray]:
+    return list(decode_video(str(LIBERO / file), DecodeSpec(16, 65_536)).frames)
 
 
 #: What another camera, scene or light makes of a frame.
@@ -160,7 +160,7 @@ OTHER_VIEWS = {
 def test_the_first_frame_alone_decides_whether_the_scene_is_known(matcher, view: str, suite: str):
     """Otherwise a policy could hide a failure."""
     rollout = next(each for each in ROLLOUTS if each["suite"] == suite and each["success"])
-    task, frames = rollout["task_text"], frames_of(rollout)
+    task, frames = rollout["task_text"], frames_of(rollout["file"])
     other = [OTHER_VIEWS[view](frame) for frame in frames]
     judgment = matcher.compare(task, [other[0], *frames[1:]])
     assert (judgment.score, judgment.cause) == (None, "unknown_scene")
@@ -172,7 +172,7 @@ def test_the_first_frame_alone_decides_whether_the_scene_is_known(matcher, view:
 def test_wherever_robot_and_objects_are_the_scene_is_known(matcher):
     """A clip may begin in the middle of an episode."""
     for rollout in ROLLOUTS[::3]:
-        frames = frames_of(rollout)
+        frames = frames_of(rollout["file"])
         for start in (4, 8, 12):
             assert matcher.compare(rollout["task_text"], frames[start:]).score is not None
 
