@@ -33,7 +33,7 @@ async def test_one_line_names_the_oldest_of_all_pending_calls(replica, caplog):
         batch = [video_request(f"task {n}", "clip.mp4") for n in range(3)]
         calls = [asyncio.create_task(fleet.video.score_batch(batch))]
         await until(lambda: len(video.received) == 1)
-        calls += [asyncio.create_task(fleet.tools.score("x", "y")) for _ in range(20)]
+        calls += [asyncio.create_task(fleet.tools.score("x", "<think>")) for _ in range(20)]
         await until(lambda: len(other.received) == 20)
         logged, started = len(lines(caplog)), asyncio.get_running_loop().time()
         await until(lambda: len(lines(caplog)) == logged + 3)

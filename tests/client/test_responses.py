@@ -99,7 +99,7 @@ async def test_outcomes_and_reasons_of_newer_services_are_read(replica):
             kind="stdio", cases=[rewardfleet.StdioCase(stdin="", stdout="")] * 2
         )
         program = await fleet.code.score("pass", tests)
-        answer = await fleet.tools.score("an answer", "a ground truth")
+        answer = await fleet.tools.score("an answer", "<think>")
     new, known = program.verdicts
     assert (new.verdict, new.verdict_by, program.score) == ("network_limit", "people", 0.5)
     assert known.verdict is rewardfleet.Outcome.ACCEPTED

@@ -4,7 +4,7 @@ Messages and parts are mappings, or objects with attributes.
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -26,7 +26,7 @@ def is_null(completion: Any) -> bool:
     None and an empty list are null. So are messages if there is none of the assistant, or if those
     of its last turn have neither content nor calls, thoughts or a refusal.
     """
-    if completion is None or isinstance(completion, str):
+    if completion is None or isinstance(completion, str | Iterator):  # which is read once
         return completion is None
     if (items := _items(completion)) is not None:
         turns = groupby(items, lambda item: field_of(item, "role") in (None, *_POLICY))
@@ -89,7 +89,7 @@ def field_of(item: Any, name: str, default: Any = None) -> Any:
 
 def _items(value: Any) -> list[Any] | None:
     """Return the items of a list; None for anything else, such as a model, which has fields."""
-    is_list = isinstance(value, Collection) and not isinstance(value, str | Mapping)
+    is_list = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
     return list(value) if is_list and not hasattr(value, "model_fields") else None
 
 

@@ -24,7 +24,10 @@ MAX_COUNT = 10**30
 #: Families of tools.
 Family = Literal["search", "calculate", "other"]
 
-_TruthText = Annotated[str, Field(min_length=1, max_length=MAX_GROUND_TRUTH)]
+_TAGS_OR_JSON = {"pattern": r"<(think|tool_call|response)>|^\s*[\[{]"}
+_TruthText = Annotated[
+    str, Field(min_length=1, max_length=MAX_GROUND_TRUTH, json_schema_extra=_TAGS_OR_JSON)
+]
 _JsonTruth = list[JsonValue] | dict[str, JsonValue]
 _Truth = Annotated[
     _TruthText, BeforeValidator(truth_text, json_schema_input_type=_TruthText | _JsonTruth)
