@@ -15,8 +15,9 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 #: How many errors of one model are listed, and how many characters of a value are shown.
 _MAX_ERRORS = 5
 _MAX_SHOWN = 60
-#: How often data is validated: without a null, others may be found.
-_MOST_PASSES = 5
+#: How often data is validated, as without a null others may be found; and with how many errors at
+#: most, as a list of these takes time.
+_MOST_PASSES, _MOST_NULLS = 5, 10_000
 
 
 def validate(
@@ -124,9 +125,13 @@ def _without_nulls(data: object, error: ValidationError) -> object:
 
     A null under a name that is not known is one as well.
     """
-    data, found = _copied(data), False
-    for each in error.errors(include_url=False, include_context=False):
-        parent, last = _place_in(data, each["loc"]) if each["input"] is None else (None, None)
+    if error.error_count() > _MOST_NULLS:
+        return None
+    errors = error.errors(include_url=False, include_context=False)
+    places = [each["loc"] for each in errors if each["input"] is None]
+    data, found = _copied(data) if places else data, False
+    for place in places:
+        parent, last = _place_in(data, place)
         if isinstance(parent, dict) and parent[last] is None:
             del parent[last]
             found = True
