@@ -144,7 +144,7 @@ class Records:
             ValueError: A group of episodes is not complete.
         """
         rows = [  # `map_groups` gives a DataFrame, without `batch_format`
-            Row("", dict(zip(batch, map(_plain, values), strict=True)))
+            Row("", dict(zip(batch, map(_plain, values), strict=True)), unified=frozenset(batch))
             for values in zip(*(batch[name] for name in batch), strict=True)
         ]
         items = [*self._builder.items(rows)]
