@@ -97,8 +97,9 @@ def tools_fields(completion: Any, truth: Any, row: SampleRow) -> dict[str, Any]:
     What the policy wrote is read by `answer_text`, and the ground truth by `fields_of_truth`.
     """
     fields = {"ground_truth": None, **fields_of_truth(truth, given(row, _TOOLS_FIELDS))}
-    nulls = _NULL.findall(str(fields["ground_truth"]))
-    completion = _without_added(completion, {parsed(each) for each in nulls})
+    if not isinstance(completion, str):
+        nulls = _NULL.findall(str(fields["ground_truth"]))
+        completion = _without_added(completion, {parsed(each) for each in nulls})
     return {**fields, "response": text_of(completion, with_calls=True)}
 
 

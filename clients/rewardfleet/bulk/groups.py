@@ -31,7 +31,7 @@ def in_groups(read: Callable[[], Iterator[Item]]) -> Iterator[Item]:
     lines = Lines()
     for item in read():
         values = (item.uid, item.error, item.group, item.row.place, item.row.fields)
-        lines.put(item.index, json_text(values).encode() + b"\n")
+        lines.put([(item.index, json_text(values).encode() + b"\n")])
     return (_item(index, lines.get(index) or b"") for index in np.argsort(first, kind="stable"))
 
 

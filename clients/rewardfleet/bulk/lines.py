@@ -2,7 +2,7 @@
 
 import tempfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 
@@ -18,22 +18,27 @@ class Lines:
         self.size = 0  #: bytes of the file
         self._places = array("q")  # -1: no such line
 
-    def put(self, row: int, line: bytes) -> None:
-        """Write a line, in place of one that is there."""
+    def put(self, lines: Sequence[tuple[int, bytes]]) -> None:
+        """Write lines of rows, in place of those that are there."""
         self.file.seek(self.size)
-        self.file.write(line)
-        self.file.flush()
-        self.found(row, line)
+        self.file.write(b"".join(line for _, line in lines))
+        for row, line in lines:
+            self.found(row, line)
 
     def found(self, row: int, line: bytes) -> None:
         """Note a line that the file has at its end."""
-        self._places.extend([-1] * (row + 1 - len(self._places)))
+        missing = row + 1 - len(self._places)
+        if missing > 0:
+            self._places.extend([-1] * missing)
         self._places[row] = self.size
         self.size += len(line)
 
+    def __contains__(self, row: int) -> bool:
+        return row < len(self._places) and self._places[row] >= 0
+
     def get(self, row: int) -> bytes | None:
         """Return a line; None if there is none."""
-        if row >= len(self._places) or self._places[row] < 0:
+        if row not in self:
             return None
         self.file.seek(self._places[row])
         return self.file.readline()

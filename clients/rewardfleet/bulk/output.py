@@ -62,8 +62,9 @@ class Output:
         self._parts = sorted(folder.glob(f"part-*.{kind}"))
         #: Rows before this one are in parts.
         self._next = sum(part.count() for part in open_sources(self._parts))
-        #: Those from there to this one are in the journal, and become the next part.
-        self._end, self._pending_bytes = self._next, 0
+        #: The records that become the next part, and about how many bytes of JSON they are.
+        self._pending: list[Record] = []
+        self._pending_bytes = 0
         self._has_replaced = False  # the journal has newer records of rows that are in parts
         self._journal_path = folder / _JOURNAL
         self._journal = self._opened_journal()
@@ -80,12 +81,17 @@ class Output:
         """Return the row before which all are kept, and the other rows that are."""
         return self._end, [*self._journal.rows(self._end)]
 
+    @property
+    def _end(self) -> int:
+        """The row before which all are in parts or in the next one."""
+        return self._next + len(self._pending)
+
     def records(self) -> Iterator[Record]:
         """Yield the records that there are, those of parts first."""
         for part in self._parts:
             yield from (record for record, _ in self._newest(part))
         for row in self._journal.rows(self._next):
-            yield self._record(row)
+            yield self._read(row)[0]
 
     def add(self, line: bytes) -> list[Record]:
         """Keep what `encode_scores` has encoded, and write a part if it is complete.
@@ -94,10 +100,13 @@ class Output:
             Its records.
         """
         records = records_of(line, self._columns)
-        for record in records:
-            self._has_replaced |= record["row"] < self._next
-            self._journal.put(record["row"], _line(record))
-        self._advance()
+        lines = [(record["row"], _line(record)) for record in records]
+        self._has_replaced |= min(lines)[0] < self._next
+        self._journal.put(lines)
+        self._journal.file.flush()
+        self._advance(
+            {row: (each, len(text)) for each, (row, text) in zip(records, lines, strict=True)}
+        )
         # All of it may wait for the first row, so at least half of it is dropped at a time.
         if 2 * self._dropped_bytes > self._journal.size:
             self._rewrite_journal()
@@ -106,41 +115,46 @@ class Output:
     def finish(self) -> None:
         """Write what is left as the last part, once all rows are scored."""
         self._replace()
-        self._advance()
-        if self._next < self._end:
+        self._advance({})
+        if self._pending:
             self._write_part()
         self._rewrite_journal(self._next)
         if not self._journal.size:
             self._journal_path.unlink()
 
-    def _advance(self) -> None:
-        """Take the rows that follow one another, and write the parts that are complete."""
-        while (line := self._journal.get(self._end)) is not None:
-            self._end += 1
-            self._pending_bytes += len(line)
-            if self._end - self._next >= self._part_rows or self._pending_bytes >= _PART_BYTES:
+    def _advance(self, at_hand: Mapping[int, tuple[Record, int]]) -> None:
+        """Take the rows that follow one another, and write the parts that are complete.
+
+        Args:
+            at_hand: Records that need not be read from the journal, and their bytes there.
+        """
+        while (row := self._end) in self._journal:
+            record, size = at_hand.get(row) or self._read(row)
+            self._pending.append(record)
+            self._pending_bytes += size
+            if len(self._pending) >= self._part_rows or self._pending_bytes >= _PART_BYTES:
                 self._write_part()
 
     def _write_part(self) -> None:
         path = self.folder / f"part-{len(self._parts):05}.{self._kind}"
         rows = range(self._next, self._end)
-        self._write(path, [self._record(row) for row in rows])
+        self._write(path, self._pending)
         self._parts.append(path)
         self._journal.drop(rows)
         self._dropped_bytes += self._pending_bytes
-        self._next, self._pending_bytes = self._end, 0
+        self._next, self._pending, self._pending_bytes = self._end, [], 0
 
-    def _record(self, row: int) -> Record:
-        """Return a record of the journal."""
-        found: Record = from_json(self._journal.get(row) or b"")
-        return dict.fromkeys(self._columns) | found
+    def _read(self, row: int) -> tuple[Record, int]:
+        """Return a record of the journal, and its bytes."""
+        line = self._journal.get(row) or b""
+        return dict.fromkeys(self._columns) | from_json(line), len(line)
 
     def _newest(self, part: Path) -> Iterator[tuple[Record, bool]]:
         """Yield the records of a part, or those that replace them, and whether they do."""
         for record in _read(part, self._columns):
             row = record["row"]
             is_new = self._has_replaced and self._journal.get(row) is not None
-            yield self._record(row) if is_new else record, is_new
+            yield self._read(row)[0] if is_new else record, is_new
 
     def _replace(self) -> None:
         """Write the parts again that have rows with new records."""
@@ -254,11 +268,12 @@ class Printer:
             Its records.
         """
         records = records_of(line, self._columns)
-        for record in records:
-            # ASCII: a terminal must not obey characters that a policy wrote.
-            self._later.put(record["row"], json.dumps(record).encode() + b"\n")
+        # ASCII: a terminal must not obey characters that a policy wrote.
+        lines = [(each["row"], json.dumps(each).encode() + b"\n") for each in records]
+        self._later.put(lines)
         self._count += len(records)
-        while (following := self._later.get(self._next)) is not None:
+        at_hand = dict(lines)
+        while following := at_hand.get(self._next) or self._later.get(self._next):
             sys.stdout.buffer.write(following)
             self._next += 1
         if self._next == self._count:  # nothing waits

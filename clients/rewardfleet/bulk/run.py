@@ -167,9 +167,11 @@ class Run:
         return await self._scored([self._built(item) for item in items])
 
     async def _read(self, groups: Iterator[list[Item]], size: int) -> list[_Built]:
-        if self._kind == "clip":
+        if self._kind != "episode":
             chunk = itertools.islice(itertools.chain.from_iterable(groups), size)
-            return await asyncio.to_thread(self._read_clips, chunk)
+            if self._kind == "clip":
+                return await asyncio.to_thread(self._read_clips, chunk)
+            return [self._built(item) for item in chunk]
         built: list[_Built] = []
         uids: set[str] = set()  # of a request, in which each occurs once
         while len(built) < size:

@@ -75,7 +75,9 @@ def _is_sorted(value: Any) -> bool:
         return all(_is_sorted(each) for each in value if type(each) not in _PLAIN)
     if isinstance(value, dict):
         return list(value) == sorted(value) and _is_sorted([*value.values()])
-    return not isinstance(value, BaseModel) or _is_sorted([*vars(value).values()])
+    if isinstance(value, BaseModel):  # defaults are not the caller's
+        return _is_sorted([getattr(value, name) for name in value.model_fields_set])
+    return True
 
 
 def digest_of(text: str) -> str:
