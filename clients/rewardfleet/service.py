@@ -171,10 +171,7 @@ class RunStateClient(ServiceClient):
     """A client of a service that stores the state of training runs."""
 
     async def delete_run(self, run: str) -> bool:
-        """Delete the budget, groups, statistics and temperatures of a run.
-
-        Returns:
-            Whether the service had any.
+        """Delete budget, groups, statistics and temperatures of a run; return whether it had any.
 
         Raises:
             RewardFleetError: The request failed; see `rewardfleet.wire.errors`.

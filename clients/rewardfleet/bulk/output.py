@@ -94,11 +94,7 @@ class Output:
             yield self._read(row)[0]
 
     def add(self, line: bytes) -> list[Record]:
-        """Keep what `encode_scores` has encoded, and write a part if it is complete.
-
-        Returns:
-            Its records.
-        """
+        """Keep what `encode_scores` has encoded, and write complete parts; return its records."""
         records = records_of(line, self._columns)
         lines = [(record["row"], _line(record)) for record in records]
         self._has_replaced |= min(lines)[0] < self._next
@@ -262,11 +258,7 @@ class Printer:
         self._later = Lines()
 
     def add(self, line: bytes) -> list[Record]:
-        """Print what `encode_scores` has encoded, and what has waited for it.
-
-        Returns:
-            Its records.
-        """
+        """Print what `encode_scores` has encoded and what waited for it; return its records."""
         records = records_of(line, self._columns)
         # ASCII: a terminal must not obey characters that a policy wrote.
         lines = [(each["row"], json.dumps(each).encode() + b"\n") for each in records]

@@ -27,19 +27,11 @@ _ITEM_COLUMNS = {
 
 def encode_scores(scored: "Iterable[ScoredItem]") -> bytes:
     """Return items and their scores as JSON, in one line, which `records_of` reads."""
-    return to_json(
-        [
-            (
-                item.index,
-                request_id,
-                item.uid and _encodable(item.uid),
-                _encodable(item.place),
-                item.completion,
-                score,
-            )
-            for item, request_id, score in scored
-        ]
-    )
+    rows = []
+    for item, request_id, score in scored:
+        uid, place = item.uid and _encodable(item.uid), _encodable(item.place)
+        rows.append((item.index, request_id, uid, place, item.completion, score))
+    return to_json(rows)
 
 
 def records_of(line: bytes, columns: Iterable[str]) -> list[Record]:

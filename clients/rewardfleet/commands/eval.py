@@ -149,8 +149,6 @@ def _conclude(report: Report, found: LabeledClips, folder: Path) -> int:
 def _shown(figure: Mapping[str, Any]) -> str:
     if figure["value"] is None:
         return "none"
-    low_high = figure["interval"]
-    shown = (
-        f" ({low_high[0]:.2f} to {low_high[1]:.2f})" if low_high else " (too few for an interval)"
-    )
-    return f"{figure['value']:.2f}{shown}"
+    interval = figure["interval"]
+    shown = f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else "too few for an interval"
+    return f"{figure['value']:.2f} ({shown})"

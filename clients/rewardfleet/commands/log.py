@@ -63,9 +63,8 @@ def list_records(folders: Sequence[Path], limit: int, as_json: bool, **given: An
             for record in records:
                 click.echo(json.dumps(_as_json(record)))  # ASCII: control characters are escaped
         else:
-            click.echo(
-                table(_SHOWN, [[_cell(name, each[name]) for name in _SHOWN] for each in records])
-            )
+            cells = [[_cell(name, each[name]) for name in _SHOWN] for each in records]
+            click.echo(table(_SHOWN, cells))
     return int(not records)
 
 
@@ -92,12 +91,8 @@ def count(folders: Sequence[Path], by: Sequence[str], **given: Any) -> None:
             values,
         )
     head = [*by, "records", "mean score", "kept"]
-    click.echo(
-        table(
-            head,
-            [[_cell(name, cell) for name, cell in zip(head, row, strict=True)] for row in rows],
-        )
-    )
+    cells = [[_cell(name, cell) for name, cell in zip(head, row, strict=True)] for row in rows]
+    click.echo(table(head, cells))
 
 
 @command.command(help="Export records of score logs and outputs, for other viewers.")

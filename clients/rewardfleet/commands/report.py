@@ -138,7 +138,8 @@ def _overview(log: Log) -> Iterator[str]:
     shown = []
     for service, records, mean, *parts in rows:
         shares = (_share(each, records) for each in parts)
-        shown.append((service, f"{records:,.0f}", _number(mean), *shares))
+        shown_mean = "" if mean is None else f"{mean:.4g}"
+        shown.append((service, f"{records:,.0f}", shown_mean, *shares))
     yield table(head, shown)
 
 
@@ -339,10 +340,6 @@ _SECTIONS: dict[str, Callable[[Log], Iterator[str]]] = {
 
 def _text(text: str) -> str:
     return escaped(text, _MAX_SHOWN)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
 
 
 def _share(part: float | None, whole: float | None) -> str:

@@ -30,11 +30,7 @@ class Grouping:
 
     @classmethod
     def by_name(cls, names: Sequence[str | None]) -> tuple["Grouping", list[str]]:
-        """Group episodes by name; None is no group.
-
-        Returns:
-            The grouping, and the names of its groups in the order of their first members.
-        """
+        """Return the grouping by name, None for no group, and the names as they first appear."""
         numbers: dict[str | None, int] = {}
         codes = [numbers.setdefault(name, len(numbers)) for name in names]
         named = [name for name in numbers if name is not None]

@@ -247,11 +247,5 @@ def _difference(record: Record, other: Record) -> str:
 
 def frame_sizes(clips: Sequence[LabeledClip]) -> list[tuple[int, int]]:
     """Return the sizes of the frames that the judge saw, height and width."""
-
-    def sizes() -> Iterator[tuple[int, int]]:
-        for each in clips:
-            frames = (each.record["provenance"] or {}).get("frames") or {}
-            if "height" in frames:
-                yield frames["height"], frames["width"]
-
-    return sorted(set(sizes()))
+    seen = ((each.record["provenance"] or {}).get("frames") or {} for each in clips)
+    return sorted({(each["height"], each["width"]) for each in seen if "height" in each})

@@ -66,9 +66,8 @@ class Scored:
     call: str | None = None  #: the id of the HTTP request
     run: str | None = None  #: where the request does not have it
     step: int | None = None  #: likewise
-    provenance: Mapping[str, Any] = field(
-        default_factory=dict
-    )  #: what its score shares with others
+    #: What its score shares with others.
+    provenance: Mapping[str, Any] = field(default_factory=dict)
     sample_rate: float = 1.0  #: the share of such items that the log keeps
     sha256: str | None = None  #: of the content, if it is known
     strip: Callable[[], bytes | None] = lambda: None  #: returns a JPEG of its frames

@@ -239,20 +239,14 @@ def _replay_batch(
 
 @dataclass
 class Comparison:
-    """What has changed.
+    """What has changed."""
 
-    Attributes:
-        lines: A line for each record of a group with a change.
-        records: How many records there are.
-        changed: How many of them have another reward.
-        missing: How many had a score and have none.
-        groups: How many groups there are, and in how many something changed.
-    """
-
+    #: A line for each record of a group with a change.
     lines: list[dict[str, Any]] = field(default_factory=list)
-    records: int = 0
-    changed: int = 0
-    missing: int = 0
+    records: int = 0  #: how many records there are
+    changed: int = 0  #: how many of them have another reward
+    missing: int = 0  #: how many had a score and have none
+    #: How many groups there are, and in how many something changed.
     groups: tuple[int, int] = (0, 0)
 
     @property
@@ -261,11 +255,7 @@ class Comparison:
         return self.changed / max(self.records, 1)
 
 
-def compare(
-    records: Sequence[Recorded],
-    before: float | None,
-    after: float | None,
-) -> Comparison:
+def compare(records: Sequence[Recorded], before: float | None, after: float | None) -> Comparison:
     """Compare rewards, group by group: the records of a prompt, in a step of a run.
 
     Args:

@@ -40,19 +40,13 @@ _INSIDE = re.compile(
 
 @dataclass
 class Block:
-    """A code block.
+    """A code block."""
 
-    Attributes:
-        language: What follows the fence: the language, or "".
-        source: Its text, without the indentation of the fence and of its first line.
-        is_closed: Whether a fence ends it.
-        continues: Whether the prompt began it. Then it keeps its indentation, as it may be the body
-            of a function.
-    """
-
-    language: str
-    source: str
-    is_closed: bool = True
+    language: str  #: what follows the fence: the language, or ""
+    source: str  #: its text, without the indentation of the fence and of its first line
+    is_closed: bool = True  #: whether a fence ends it
+    #: Whether the prompt began it. Then it keeps its indentation, as it may be the body of a
+    #: function.
     continues: bool = False
 
     @property

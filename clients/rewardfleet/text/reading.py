@@ -38,21 +38,13 @@ class Thought(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What one speaker wrote, without marks of turns and ends.
+    """What one speaker wrote, without marks of turns and ends."""
 
-    Attributes:
-        role: Who wrote it; `thought` for a turn that is one as a whole.
-        text: All of it, without what tools answered.
-        thoughts: Where thoughts are in `text`.
-        cut: Whether the last thought never ends.
-        unended: What follows in an answer of a tool that never ends.
-    """
-
-    role: Role
-    text: str
-    thoughts: tuple[Thought, ...] = ()
-    cut: bool = False
-    unended: str = ""
+    role: Role  #: who wrote it; `thought` for a turn that is one as a whole
+    text: str  #: all of it, without what tools answered
+    thoughts: tuple[Thought, ...] = ()  #: where thoughts are in `text`
+    cut: bool = False  #: whether the last thought never ends
+    unended: str = ""  #: what follows in an answer of a tool that never ends
 
     @property
     def answer(self) -> str:

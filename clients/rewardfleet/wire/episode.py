@@ -16,16 +16,7 @@ from .causes import EpisodeCause
 from .errors import ErrorKind
 from .html import scores_html
 from .run_state import ATTEMPT
-from .score import (
-    JsonSchema,
-    Name,
-    Request,
-    Response,
-    Score,
-    Step,
-    Timing,
-    of_types,
-)
+from .score import JsonSchema, Name, Request, Response, Score, Step, Timing, of_types
 
 #: Limit on the episodes of one batch.
 MAX_EPISODES = 4096

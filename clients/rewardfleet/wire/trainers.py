@@ -6,14 +6,7 @@ scored; what the caller wrote may be invalid.
 
 from typing import Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    Field,
-    FiniteFloat,
-    JsonValue,
-    RootModel,
-    model_validator,
-)
+from pydantic import BaseModel, Field, FiniteFloat, JsonValue, RootModel, model_validator
 
 from .errors import ErrorKind
 from .policy_text import POLICY_FIELDS

@@ -20,13 +20,7 @@ _MAX_SHOWN = 60
 _MOST_PASSES, _MOST_NULLS = 5, 10_000
 
 
-def validate(
-    model: type[ModelT],
-    data: object,
-    *,
-    prefix: str = "",
-    context: Mapping[str, Any] | None = None,
-) -> ModelT:
+def validate(model: type[ModelT], data: object, *, prefix: str = "") -> ModelT:
     """Validate Python data. A null in an object is absent where it is not accepted.
 
     Tables have such nulls: they give each object the keys of all rows.
@@ -41,7 +35,7 @@ def validate(
     first: ValidationError | None = None
     for _ in range(_MOST_PASSES):
         try:
-            return model.model_validate(data, context=context)
+            return model.model_validate(data)
         except ValidationError as error:
             first = first or error
             if (data := _without_nulls(data, error)) is None:

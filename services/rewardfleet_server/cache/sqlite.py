@@ -35,16 +35,11 @@ CREATE TABLE IF NOT EXISTS entries (
 
 
 class _Connections:
-    """A connection and a thread for each kind of work: a lookup does not wait for a disk.
-
-    Attributes:
-        writes: Writes entries to the log.
-        reads: Looks entries up.
-        checkpoints: Moves entries from the log to the database file, and waits for the disk.
-    """
+    """A connection and a thread for each kind of work: a lookup does not wait for a disk."""
 
     def __init__(self, path: Path) -> None:
         with ExitStack() as stack:
+            # The last one moves entries from the log to the database file, and waits for the disk.
             self.writes, self.reads, self.checkpoints = (
                 stack.enter_context(closing(SqliteFile(path, _SCHEMA, busy_s=_BUSY_SECONDS)))
                 for _ in range(3)

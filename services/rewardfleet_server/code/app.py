@@ -105,12 +105,7 @@ class _Metrics(Collector):
 
 
 def _overview(settings: CodeSettings, sandbox: Sandbox) -> dict[str, str]:
+    workers = str(settings.workers)
     if settings.sandbox == "fusion":
-        return {
-            "sandbox": f"fusion at {redact(str(settings.fusion_url))}",
-            "concurrency": str(settings.workers),
-        }
-    return {
-        "sandbox": f"jail, isolation {sandbox.provenance['isolation']}",
-        "workers": str(settings.workers),
-    }
+        return {"sandbox": f"fusion at {redact(str(settings.fusion_url))}", "concurrency": workers}
+    return {"sandbox": f"jail, isolation {sandbox.provenance['isolation']}", "workers": workers}

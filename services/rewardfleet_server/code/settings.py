@@ -34,11 +34,6 @@ def _default_cache_file() -> Path:
 _FUSION_WORKERS = 32
 
 
-def _default_memory_mb(given: dict[str, object]) -> int:
-    """Return the most that there is memory for here; on a SandboxFusion server, the usual."""
-    return MOST_MB if given.get("fusion_url") else default_limit_mb()
-
-
 def checkers_folder() -> Path:
     """Return the folder of compiled checkers, in the user's cache folder."""
     return _default_cache_file().with_name("checkers")
@@ -99,7 +94,7 @@ class CodeSettings(CacheSettings):
     testlib_path: FilePath | None = setting(None, "testlib.h for checkers in C++.", shown="this service's own")
     max_cpu_s: PositiveFloat = setting(60.0, "Largest limits.cpu_s of a request.")
     max_wall_s: PositiveFloat = setting(60.0, "Largest limits.wall_s of a request.")
-    max_memory_mb: PositiveInt = setting(help_text="Largest limits.memory_mb of a request; the process of its tests may use twice as much. If it is given, there must be this much for each worker.", default_factory=_default_memory_mb, shown="4096, or what one program and its tests can have")
+    max_memory_mb: PositiveInt = setting(help_text="Largest limits.memory_mb of a request; the process of its tests may use twice as much. If it is given, there must be this much for each worker.", default_factory=lambda given: MOST_MB if given.get("fusion_url") else default_limit_mb(), shown="4096, or what one program and its tests can have")
     max_submission_s: PositiveFloat = setting(60.0, "CPU time for all tests of a submission, and 1.5 times as much wall time; at most half of deadline_s. The rest is skipped.")
     # fmt: on
 

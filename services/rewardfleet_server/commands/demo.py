@@ -167,14 +167,9 @@ def _table(results: Sequence[ScoredRollout]) -> str:
         score, rollout = each.score.score, each.rollout
         said = "success" if rollout.success else rollout.failure_kind or "failure"
         is_wrong = score is not None and (score >= SUCCESS_THRESHOLD) != rollout.success
-        rows.append(
-            [
-                _shortened(rollout.task_text),
-                "none" if score is None else f"{score:.2f}",
-                f"{said} !" if is_wrong else said,
-                f"{each.first_ms:.0f}",
-            ]
-        )
+        said = f"{said} !" if is_wrong else said
+        shown = "none" if score is None else f"{score:.2f}"
+        rows.append([_shortened(rollout.task_text), shown, said, f"{each.first_ms:.0f}"])
     columns = ("task", "score", "simulator said", "ms")
     return table(columns, rows, numbers=True)
 

@@ -1,6 +1,7 @@
 """Encoding of results by msgspec: one pydantic model per item would cost more than scoring."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import repeat
 from typing import Any
@@ -118,14 +119,10 @@ def _figures(columns: Mapping[str, Floats], count: int) -> list[dict[str, float]
 
 def statuses(result: BatchResult) -> Mapping[Status, int]:
     """Return how many items have each status."""
-    reasons = result.batch.reasons
-    abstained = sum(reason is None for reason in reasons.values())
-    counts = {
-        Status.OK: len(result.scores) - len(reasons),
-        Status.ABSTAINED: abstained,
-        Status.ERROR: len(reasons) - abstained,
-    }
-    return {status: count for status, count in counts.items() if count}
+    reasons = result.batch.reasons.values()
+    counts = Counter(Status.ABSTAINED if each is None else Status.ERROR for each in reasons)
+    counts[Status.OK] = len(result.scores) - len(reasons)
+    return +counts  # without zeros
 
 
 def group_stats(result: BatchResult) -> list[dict[str, Any]]:

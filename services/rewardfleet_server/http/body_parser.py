@@ -15,7 +15,7 @@ import pickle
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -62,15 +62,10 @@ _NS_PER_LONG_DIGIT = 70
 
 
 class ComplexityLimits(NamedTuple):
-    """Limits on what a body contains outside of strings.
+    """Limits on what a body contains outside of strings."""
 
-    Attributes:
-        fields: The most fields, by colons.
-        values: The most values, by commas and opening brackets.
-    """
-
-    fields: int
-    values: int
+    fields: int  #: the most fields, by colons
+    values: int  #: the most values, by commas and opening brackets
 
 
 class BodyParser:
@@ -208,18 +203,11 @@ def check_complexity(body: bytes, limits: ComplexityLimits) -> None:
 
 def _is_simple(body: bytes, limits: ComplexityLimits) -> bool:
     """Return whether a body meets limits even if what its strings contain is counted as well."""
-    return (
-        len(body) <= limits.fields
-        or sum(_count(part, b":") for part in _slices(body)) <= limits.fields
-    ) and (
-        len(body) <= limits.values
-        or sum(_count(part, b",[{") for part in _slices(body)) <= limits.values
+    starts, characters = range(0, len(body), _SLICE), np.frombuffer(body, np.uint8)
+    return all(
+        len(body) <= most or sum(_count(characters[at : at + _SLICE], of) for at in starts) <= most
+        for of, most in ((b":", limits.fields), (b",[{", limits.values))
     )
-
-
-def _slices(body: bytes) -> Iterator[NDArray[np.uint8]]:
-    characters = np.frombuffer(body, np.uint8)
-    return (characters[start : start + _SLICE] for start in range(0, len(body), _SLICE))
 
 
 def _count(characters: NDArray[np.uint8], names: bytes) -> int:

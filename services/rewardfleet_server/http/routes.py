@@ -46,15 +46,10 @@ class Form:
 
 
 class AttachedFrames(NamedTuple):
-    """The frames of the valid items of a body.
+    """The frames of the valid items of a body."""
 
-    Attributes:
-        frames: The frames, whose pixels are not known yet.
-        is_complete: Whether they are those of all items: none is invalid.
-    """
-
-    frames: list[Frames]
-    is_complete: bool
+    frames: list[Frames]  #: whose pixels are not known yet
+    is_complete: bool  #: whether they are those of all items: none is invalid
 
 
 @dataclass(frozen=True)
@@ -63,46 +58,40 @@ class Route(Generic[DecodedT]):
 
     The body is read, limited and decoded before the handler is called; the handler is cancelled
     if the caller disconnects.
-
-    Attributes:
-        path: E.g. `/score`. A part in braces, such as `{run}`, may be any text, also with slashes;
-            handlers find it in `RequestContext.parameters`.
-        description: One line for the documentation.
-        request_model: The model of the body; None if there is none, as for `GET`.
-        response_model: The model of the response.
-        handler: Takes the decoded body, returns a model or the encoded response.
-        decode: Decodes the body; may run in a thread. Default: validates the request model. Large
-            bodies are decoded in another process, see `BodyParser.decode`.
-        decode_form: Decodes a form; None if forms are refused.
-        frames_of: Returns the frames of a decoded body, whose pixels follow the JSON in a body of
-            the type `FRAMES_TYPE`, and whether those are all; None if such bodies are refused.
-        scores: Whether it scores items; then a body that cannot be decoded is counted as one
-            failed item.
-        max_fields: Limit on the JSON fields of a body. An unknown field costs far more memory and
-            time than its bytes.
-        max_values: Limit on the JSON values of a body, by its commas and opening brackets.
-        items_fail_alone: Whether an invalid one of the body's `items` has an error as its result,
-            and does not fail the others.
-        method: The HTTP method.
-        failure_model: The model of the body of a failure; None for the `Problem` itself.
-        refuse: Returns the response to a request that has waited in line in vain, if its client
-            cannot handle a failure; None if it can.
     """
 
+    #: E.g. `/score`. A part in braces, such as `{run}`, may be any text, also with slashes;
+    #: handlers find it in `RequestContext.parameters`.
     path: str
-    description: str
+    description: str  #: one line for the documentation
+    #: The model of the body; None if there is none, as for `GET`.
     request_model: type[BaseModel] | None
-    response_model: type[BaseModel]
+    response_model: type[BaseModel]  #: the model of the response
+    #: Takes the decoded body, returns a model or the encoded response.
     handler: Callable[[DecodedT, RequestContext], Awaitable[BaseModel | bytes]]
+    #: Decodes the body; may run in a thread. Default: validates the request model. Large bodies are
+    #: decoded in another process, see `BodyParser.decode`.
     decode: Callable[[bytes], DecodedT] | None = None
+    #: Decodes a form; None if forms are refused.
     decode_form: Callable[[Form], DecodedT] | None = None
+    #: Returns the frames of a decoded body, whose pixels follow the JSON in a body of the type
+    #: `FRAMES_TYPE`, and whether those are all; None if such bodies are refused.
     frames_of: Callable[[DecodedT], AttachedFrames] | None = None
+    #: Whether it scores items; then a body that cannot be decoded is counted as one failed item.
     scores: bool = True
+    #: Limit on the JSON fields of a body. An unknown field costs far more memory and time than its
+    #: bytes.
     max_fields: int = 20_000
+    #: Limit on the JSON values of a body, by its commas and opening brackets.
     max_values: int = 1_000_000
+    #: Whether an invalid one of the body's `items` has an error as its result, and does not fail
+    #: the others.
     items_fail_alone: bool = False
-    method: str = "POST"
+    method: str = "POST"  #: the HTTP method
+    #: The model of the body of a failure; None for the `Problem` itself.
     failure_model: type[ChatError] | None = None
+    #: Returns the response to a request that has waited in line in vain, if its client cannot
+    #: handle a failure; None if it can.
     refuse: Callable[[DecodedT, RewardFleetError], BaseModel] | None = None
 
     @cached_property
@@ -114,55 +103,44 @@ class Route(Generic[DecodedT]):
 
 @dataclass(frozen=True)
 class Service(Generic[RequestT, ScoreT]):
-    """What a service package provides.
+    """What a service package provides."""
 
-    Attributes:
-        name: One word, e.g. `video`; the `service` label of the metrics.
-        scorer: Scores items.
-        request_type: The model of an item.
-        score_type: The model of a score.
-        lifespan: Entered before the service listens, left when it has drained.
-        upload_replaces: The fields of an item that a file replaces, if `POST /score` is a form;
-            empty if it may not be one.
-        takes_frames: Whether items have `frames`, whose pixels may follow the JSON of a body.
-        bulk: Scores batches; None to score each item of a batch as a single one.
-        max_batch_fields: `Route.max_fields` of a batch.
-        routes: Returns the routes besides `/score`, or in place of `/score/batch`.
-        collectors: Metrics of the service's own.
-        field_schemas: By name of a request's field: what the settings add to its JSON schema, e.g.
-            the maximum of a limit.
-        check_ready: Returns what `/readyz` reports besides its status, None for nothing; raises
-            `Unavailable` if the service cannot score now.
-        run_state: Returns the id of its store of run state, None if it has none or cannot reach it:
-            all replicas must have the same.
-        health: Answers `GET /health`; None if there is none.
-        failure: Returns why the service can never score again, or None. The process then exits,
-            for its supervisor to start a new one.
-        overview: What the startup table shows, e.g. `{"judge": "reference"}`.
-        warnings: What is logged once the service listens.
-        abstention_fails: Whether an abstention is the error `Abstained`.
-        label_fraction: The share of computed scores that the score log marks for people to label.
-    """
-
+    #: One word, e.g. `video`; the `service` label of the metrics.
     name: str
-    scorer: Scorer[RequestT, ScoreT]
-    request_type: type[RequestT]
-    score_type: type[ScoreT]
+    scorer: Scorer[RequestT, ScoreT]  #: scores items
+    request_type: type[RequestT]  #: the model of an item
+    score_type: type[ScoreT]  #: the model of a score
+    #: Entered before the service listens, left when it has drained.
     lifespan: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+    #: The fields of an item that a file replaces, if `POST /score` is a form; empty if it may not
+    #: be one.
     upload_replaces: Sequence[str] = ()
+    #: Whether items have `frames`, whose pixels may follow the JSON of a body.
     takes_frames: bool = False
+    #: Scores batches; None to score each item of a batch as a single one.
     bulk: BulkScorer[RequestT] | None = None
-    max_batch_fields: int = 20_000
+    max_batch_fields: int = 20_000  #: `Route.max_fields` of a batch
+    #: Returns the routes besides `/score`, or in place of `/score/batch`.
     routes: Callable[[Engine[RequestT, ScoreT]], Sequence[Route[Any]]] = lambda _: ()
-    collectors: Sequence[Collector] = ()
+    collectors: Sequence[Collector] = ()  #: metrics of the service's own
+    #: By name of a request's field: what the settings add to its JSON schema, e.g. the maximum of a
+    #: limit.
     field_schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: Returns what `/readyz` reports besides its status, None for nothing; raises `Unavailable` if
+    #: the service cannot score now.
     check_ready: Callable[[], Mapping[str, str] | None] = lambda: None
+    #: Returns the id of its store of run state, None if it has none or cannot reach it: all
+    #: replicas must have the same.
     run_state: Callable[[], str | None] = lambda: None
-    health: Callable[[], BaseModel] | None = None
+    health: Callable[[], BaseModel] | None = None  #: answers `GET /health`; None if there is none
+    #: Returns why the service can never score again, or None. The process then exits, for its
+    #: supervisor to start a new one.
     failure: Callable[[], str | None] = lambda: None
+    #: What the startup table shows, e.g. `{"judge": "reference"}`.
     overview: Mapping[str, str] = field(default_factory=dict)
-    warnings: Sequence[str] = ()
-    abstention_fails: bool = False
+    warnings: Sequence[str] = ()  #: what is logged once the service listens
+    abstention_fails: bool = False  #: whether an abstention is the error `Abstained`
+    #: The share of computed scores that the score log marks for people to label.
     label_fraction: float = 0.0
 
 

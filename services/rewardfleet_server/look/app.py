@@ -125,22 +125,14 @@ class LookApp:
         chosen, start = _filter(request), _count(request, "start")
         await self._refresh()
         rows, total = await asyncio.to_thread(self._records.page, chosen, start)
-        shown = {"rows": rows, "total": total, "start": start, "page": PAGE}
-        query = _query(request, without={"start"})
+        shown = {"rows": rows, "total": total, "start": start, "page": PAGE, "sorted": SORTED}
+        shown |= {"query": _query(request, without={"start"}), "chosen": chosen}
         if request.headers.get(_HTMX) and request.headers.get("hx-target") == "table":
-            return self._page("table.html", query=query, chosen=chosen, sorted=SORTED, **shown)
+            return self._page("table.html", **shown)
         facets = await asyncio.to_thread(self._records.facets)
         steps = await asyncio.to_thread(self._records.steps, chosen)
-        return self._page(
-            "index.html",
-            query=query,
-            chosen=chosen,
-            facets=facets,
-            steps=steps,
-            problems=self._records.problems(),
-            sorted=SORTED,
-            **shown,
-        )
+        problems = self._records.problems()
+        return self._page("index.html", facets=facets, steps=steps, problems=problems, **shown)
 
     async def _refresh(self) -> None:
         if self._refreshing is None or self._refreshing.done():
@@ -245,18 +237,10 @@ class LookApp:
         second = request.query_params.get("second") or (names[1] if len(names) > 1 else "")
         start = _count(request, "start")
         rows, total = await asyncio.to_thread(self._records.pairs, by, first, second, start)
-        return self._page(
-            "compare.html",
-            by=by,
-            names=names,
-            first=first,
-            second=second,
-            rows=rows,
-            total=total,
-            start=start,
-            page=PAGE,
-            query=_query(request, without={"start"}),
-        )
+        compared = {"by": by, "names": names, "first": first, "second": second}
+        shown = {"rows": rows, "total": total, "start": start, "page": PAGE}
+        query = _query(request, without={"start"})
+        return self._page("compare.html", query=query, **compared, **shown)
 
     async def _found(self, request: Request) -> dict[str, Any] | None:
         number = _integer(request.path_params["number"])
@@ -297,19 +281,12 @@ def _integer(text: str) -> int | None:
 
 def _query(request: Request, without: set[str]) -> str:
     """Return the query of links that keep what is chosen."""
-    return urlencode(
-        [
-            (name, value)
-            for name, value in request.query_params.items()
-            if value and name not in without
-        ]
-    )
+    given = request.query_params.items()
+    return urlencode([(name, value) for name, value in given if value and name not in without])
 
 
 def _number(value: float | None) -> str:
-    if value is None or not math.isfinite(value):
-        return "-"
-    return f"{value:.4g}"
+    return "-" if value is None or not math.isfinite(value) else f"{value:.4g}"
 
 
 def _milliseconds(value: float | None) -> str:

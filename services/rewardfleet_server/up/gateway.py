@@ -34,11 +34,7 @@ from rewardfleet.wire.errors import (
     Unauthorized,
     Unavailable,
 )
-from rewardfleet.wire.headers import (
-    GATEWAY,
-    REQUEST_ID_HEADER,
-    SERVICE_HEADER,
-)
+from rewardfleet.wire.headers import GATEWAY, REQUEST_ID_HEADER, SERVICE_HEADER
 from rewardfleet.wire.in_flight import InFlight, merged
 from rewardfleet.wire.run_state import own_run_states
 from rewardfleet.wire.waiting import waits_at

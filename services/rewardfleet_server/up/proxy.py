@@ -68,16 +68,11 @@ class Refusal(NamedTuple):
 
 
 class Upstream:
-    """What connects a gateway to replicas, as an asynchronous context manager.
-
-    Attributes:
-        session: The connections. It changes neither requests nor responses.
-        attempts: The requests at replicas.
-        stored_bytes: The bytes that all requests together store.
-    """
+    """What connects a gateway to replicas, as an asynchronous context manager."""
 
     async def __aenter__(self) -> Self:
         """Begin to end what takes too long."""
+        #: The connections. It changes neither requests nor responses.
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=timeouts.IDLE_SECONDS),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.CONNECT_SECONDS),
@@ -88,8 +83,8 @@ class Upstream:
             max_field_size=_MAX_HEADER_BYTES,
             max_headers=_MAX_HEADERS,
         )
-        self.attempts: set[Attempt] = set()
-        self.stored_bytes = 0
+        self.attempts: set[Attempt] = set()  #: the requests at replicas
+        self.stored_bytes = 0  #: of all requests together
         self._looking = asyncio.create_task(self._look())
         return self
 

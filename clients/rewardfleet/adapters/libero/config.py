@@ -51,15 +51,13 @@ def _not_infinite(fallback_score: float) -> float:
     return fallback_score
 
 
-def _none_is_empty(backend_kwargs: object) -> object:
-    return {} if backend_kwargs is None else backend_kwargs
-
-
 #: One URL, or those of replicas in a list or a tuple.
 _Endpoint = Annotated[
     str | Annotated[tuple[str, ...], Field(strict=False)], AfterValidator(_base_urls)
 ]
-_BackendKwargs = Annotated[dict[str, JsonValue], BeforeValidator(_none_is_empty)]
+_BackendKwargs = Annotated[
+    dict[str, JsonValue], BeforeValidator(lambda given: {} if given is None else given)
+]
 _Fallback = Annotated[float, Field(allow_inf_nan=True), AfterValidator(_not_infinite)]
 
 

@@ -112,26 +112,23 @@ class RunResult:
 
 
 class Sandbox(Protocol):
-    """Where programs run. It never sees expected values or HTTP.
-
-    Attributes:
-        provenance: Isolation, Python and versions: all that verdicts depend on besides the request.
-        restarts: How many times a jail was started again, because it died or could not be cleaned.
-        kills: How many runs SIGKILL ended, which no program can send to itself.
-        memory_waits: How many jobs waited for memory.
-    """
+    """Where programs run. It never sees expected values or HTTP."""
 
     @property
-    def provenance(self) -> Mapping[str, JsonValue]: ...
+    def provenance(self) -> Mapping[str, JsonValue]:
+        """Isolation, Python and versions: all that verdicts depend on besides the request."""
 
     @property
-    def restarts(self) -> int: ...
+    def restarts(self) -> int:
+        """How many times a jail was started again, because it died or could not be cleaned."""
 
     @property
-    def kills(self) -> int: ...
+    def kills(self) -> int:
+        """How many runs SIGKILL ended, which no program can send to itself."""
 
     @property
-    def memory_waits(self) -> int: ...
+    def memory_waits(self) -> int:
+        """How many jobs waited for memory."""
 
     async def run(self, job: Job, on_result: Callable[[RunResult], bool], timing: Timing) -> None:
         """Run the job's runs in order, until `on_result` returns False for a result.

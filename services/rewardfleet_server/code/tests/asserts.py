@@ -79,7 +79,7 @@ def parsed_asserts(tests: AssertTests) -> list[ParsedAssert]:
                 "it has no check"
             )
         names = _identifiers(nodes)
-        if _looks_inside(names) or _changes_inside(nodes, shared, classes):
+        if names & (_LOOKS_INSIDE | _OF_PROCESS) or _changes_inside(nodes, shared, classes):
             parsed.append(ParsedAssert("inside", case))
         else:
             may_repeat = _needs_objects([*setup, *body])
@@ -136,10 +136,6 @@ def _identifiers(nodes: Sequence[ast.AST]) -> set[str]:
             case ast.alias(name=name):
                 found |= {*name.split(".")}
     return found - variables
-
-
-def _looks_inside(names: AbstractSet[str]) -> bool:
-    return bool(names & (_LOOKS_INSIDE | _OF_PROCESS))
 
 
 def _fails_alone(statements: Sequence[ast.stmt], given: AbstractSet[str]) -> bool:

@@ -48,23 +48,16 @@ Image.MAX_IMAGE_PIXELS = None  # `_check_pixels` applies a limit, with an error 
 
 @dataclass(frozen=True)
 class Clip:
-    """The frames that a judge sees.
+    """The frames that a judge sees."""
 
-    Attributes:
-        frames: N frames in order, each RGB, `[H, W, 3]`, uint8, all of one size. They are not
-            stacked: the copy would cost a fifth of a request, and judges resize frame by frame.
-            They may be read-only: the pixels of a body, which its items may share.
-        indices: The source's index of each frame, `[N]`.
-        total: Number of frames of the source.
-        fps: Frames per second of the source, or None if unknown.
-        max_pixels: The most pixels per frame that the caller allows.
-    """
-
+    #: N frames in order, each RGB, `[H, W, 3]`, uint8, all of one size. They are not stacked: the
+    #: copy would cost a fifth of a request, and judges resize frame by frame. They may be
+    #: read-only: the pixels of a body, which its items may share.
     frames: tuple[Frame, ...]
-    indices: tuple[int, ...]
-    total: int
-    fps: float | None
-    max_pixels: int
+    indices: tuple[int, ...]  #: the source's index of each frame, `[N]`
+    total: int  #: number of frames of the source
+    fps: float | None  #: frames per second of the source, or None if unknown
+    max_pixels: int  #: the most pixels per frame that the caller allows
 
 
 def floor_indices(total: int, count: int) -> tuple[int, ...]:
@@ -79,23 +72,17 @@ def floor_indices(total: int, count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class DecodeSpec:
-    """The frames to decode of a source.
+    """The frames to decode of a source."""
 
-    Attributes:
-        count: Number of frames, evenly spread; all of them if the source has fewer.
-        max_pixels: The most pixels per frame; larger frames are scaled down.
-        select: Selects the frames.
-        part: The part of a video file that is decoded; None for all. What `Clip` says is then that
-            of the part.
-        memory: The most bytes that the decoder may take: that of `Source.cost`; None for any.
-        stop: Set when no caller waits any more; decoding ends at the next frame.
-    """
-
-    count: int
-    max_pixels: int
-    select: Selection = sample_indices
+    count: int  #: number of frames, evenly spread; all of them if the source has fewer
+    max_pixels: int  #: the most pixels per frame; larger frames are scaled down
+    select: Selection = sample_indices  #: selects the frames
+    #: The part of a video file that is decoded; None for all. What `Clip` says is then that of the
+    #: part.
     part: TimeRange | None = None
+    #: The most bytes that the decoder may take: that of `Source.cost`; None for any.
     memory: int | None = None
+    #: Set when no caller waits any more; decoding ends at the next frame.
     stop: threading.Event = field(default_factory=threading.Event)
 
     def check_wanted(self) -> None:
@@ -139,15 +126,11 @@ def decode_video(path: str, spec: DecodeSpec) -> Clip:
 
 
 class Cost(NamedTuple):
-    """What decoding a clip takes.
+    """What decoding a clip takes."""
 
-    Attributes:
-        memory: The most bytes besides the frames.
-        pixels: The pixels that are decoded, weighted by the time that they take: about 300 million
-            per second and core.
-    """
-
-    memory: int
+    memory: int  #: the most bytes besides the frames
+    #: The pixels that are decoded, weighted by the time that they take: about 300 million per
+    #: second and core.
     pixels: int
 
 

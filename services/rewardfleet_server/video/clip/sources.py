@@ -224,15 +224,10 @@ def _identity(status: os.stat_result) -> _Identity:
 
 @dataclass(frozen=True)
 class PathSource(Source):
-    """A file that the caller names by path.
+    """A file that the caller names by path."""
 
-    Attributes:
-        files: Opens the file.
-        path: As the caller wrote it, absolute or relative to a root.
-    """
-
-    files: VideoFiles
-    path: str
+    files: VideoFiles  #: opens the file
+    path: str  #: as the caller wrote it, absolute or relative to a root
 
     def cached_sha256(self) -> str | None:
         return self.files.cached_digest(self.path)
@@ -266,17 +261,11 @@ class PathSource(Source):
 
 @dataclass(frozen=True)
 class AnonymousSource(Source):
-    """A video file that was uploaded or fetched.
-
-    Attributes:
-        video: The file.
-        label: How error messages call it.
-        max_bytes: The largest file accepted.
-    """
+    """A video file that was uploaded or fetched."""
 
     video: AnonymousFile
-    label: str
-    max_bytes: int
+    label: str  #: how error messages call it
+    max_bytes: int  #: the largest file accepted
 
     def sha256(self) -> str:
         check_container(self.video.fd, self.label, max_bytes=self.max_bytes)
@@ -298,16 +287,11 @@ class AnonymousSource(Source):
 
 @dataclass(frozen=True)
 class ImagesSource(Source):
-    """Frames that the caller sent as JPEG or PNG images.
-
-    Attributes:
-        images: One per frame, in order.
-        fps: Frames per second, or None if unknown.
-    """
+    """Frames that the caller sent as JPEG or PNG images."""
 
     has_quick_cost = True
-    images: Sequence[bytes]
-    fps: float | None
+    images: Sequence[bytes]  #: one per frame, in order
+    fps: float | None  #: frames per second, or None if unknown
 
     def cached_sha256(self) -> str | None:
         return self.sha256() if sum(map(len, self.images)) <= _MAX_INLINE_BYTES else None
@@ -332,18 +316,12 @@ class ImagesSource(Source):
 
 @dataclass(frozen=True)
 class FramesSource(Source):
-    """Frames that the caller sent as raw pixels.
-
-    Attributes:
-        frames: Their shape.
-        pixels: Their bytes, uint8.
-        fps: Frames per second, or None if unknown.
-    """
+    """Frames that the caller sent as raw pixels."""
 
     has_quick_cost = True
-    frames: Frames
-    pixels: bytes | memoryview
-    fps: float | None
+    frames: Frames  #: their shape
+    pixels: bytes | memoryview  #: their bytes, uint8
+    fps: float | None  #: frames per second, or None if unknown
 
     def cached_sha256(self) -> str | None:
         return self.sha256() if len(self.pixels) <= _MAX_INLINE_BYTES else None

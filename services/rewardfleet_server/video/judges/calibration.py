@@ -41,13 +41,9 @@ class JudgeCalibration:
         self._binding = self._calibration.binding
         self.backend = self._binding.backend  #: the name of the judge that it is of
         self._digest = hashlib.sha256(content).hexdigest()
-        distribution = self._calibration.distribution
+        distribution, threshold = self._calibration.distribution, self._calibration.threshold
         #: Compares scores with those of the labels; None if the file does not have these.
-        self.drift = (
-            None
-            if distribution is None
-            else DriftWatch(distribution, self._calibration.threshold.confidence)
-        )
+        self.drift = DriftWatch(distribution, threshold.confidence) if distribution else None
 
     @property
     def provenance(self) -> dict[str, JsonValue]:

@@ -43,8 +43,7 @@ class Thumbnails:
 def shrink(frames: Sequence[Frame]) -> Levels:
     """Return small copies of RGB frames `[H, W, 3]`, uint8.
 
-    Returns:
-        `[frames, 3 * 64, 64]`: the red, the green and the blue plane of each.
+    They are `[frames, 3 * 64, 64]`: the red, the green and the blue plane of each.
     """
     size = (SIDE, SIDE)
     small = [cv2.resize(frame, size, interpolation=cv2.INTER_AREA) for frame in frames]
@@ -65,15 +64,12 @@ def _each_plane(operation: Callable[..., Any], pixels: Levels) -> Levels:
 def difference(one: Thumbnails, others: Thumbnails) -> Levels:
     """Return by how many gray levels pixels are outside the other's range within reach.
 
-    It is the maximum over both directions and over the colors: a burner that glows differs only in
-    red.
+    It is `[others, 64, 64]`, the maximum over both directions and over the colors: a burner that
+    glows differs only in red.
 
     Args:
         one: A single thumbnail.
         others: Those that it is compared with.
-
-    Returns:
-        `[others, 64, 64]`
     """
     subtract = cv2.subtract  # saturates at 0, so a pixel inside the range gives 0
     result = np.empty((len(others.pixels), SIDE, SIDE), np.uint8)

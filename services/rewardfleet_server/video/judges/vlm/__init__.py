@@ -84,18 +84,15 @@ class Completion:
 
 
 class InferenceEngine(Protocol[T_co]):
-    """Runs a model, which gives a result of type `T_co`; concurrent conversations share batches.
-
-    Attributes:
-        provenance: What the results depend on: library, version, precision.
-        failure: Why the engine can no longer work, or None.
-    """
+    """Runs a model, which gives a result of type `T_co`; concurrent conversations share batches."""
 
     @property
-    def provenance(self) -> Mapping[str, JsonValue]: ...
+    def provenance(self) -> Mapping[str, JsonValue]:
+        """What the results depend on: library, version, precision."""
 
     @property
-    def failure(self) -> str | None: ...
+    def failure(self) -> str | None:
+        """Why the engine can no longer work, or None."""
 
     async def generate(
         self, conversation: Conversation, prompt: str, params: GenerationParams

@@ -18,18 +18,15 @@ _FINGERPRINTED_FILES = (".safetensors", ".bin", ".json", ".jinja", ".txt")
 
 
 class Geometry(Protocol):
-    """The size of the frames that a family of models takes, and the tokens that they become.
-
-    Attributes:
-        placeholders: Matches what the chat template writes where an image or a video goes.
-        name: Describes the geometry in provenance; part of cache keys.
-    """
+    """The size of the frames that a family of models takes, and the tokens that they become."""
 
     @property
-    def placeholders(self) -> re.Pattern[str]: ...
+    def placeholders(self) -> re.Pattern[str]:
+        """Matches what the chat template writes where an image or a video goes."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Describes the geometry in provenance; part of cache keys."""
 
     def tokens(self, conversation: Conversation) -> int:
         """Return how many tokens the images and videos of a conversation take.

@@ -33,18 +33,15 @@ _NUMBER_TOKENS = 8
 
 
 class Readout(Protocol):
-    """One way to get a score from a model.
-
-    Attributes:
-        name: With the version, for provenance.
-        prompt: The prompt used if neither settings nor request give one.
-    """
+    """One way to get a score from a model."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """With the version, for provenance."""
 
     @property
-    def prompt(self) -> Prompt: ...
+    def prompt(self) -> Prompt:
+        """The prompt used if neither settings nor request give one."""
 
     def generation_params(self, sampling: GenerationParams, n: int) -> GenerationParams:
         """Return what to generate; a readout without sampling ignores both arguments."""
