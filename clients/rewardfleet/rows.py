@@ -1,19 +1,21 @@
 """Rows of data sets as requests, and their scores: for adapters, and for `rewardfleet score`."""
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .code import CodeOptions
 from .services import SERVICES, Service
+from .tool_use import parse_ground_truth
 from .tools import ToolsFields
 from .video import VideoOptions
-from .wire.code import fields_of_tests
+from .wire.code import check_values, fields_of_tests
 from .wire.errors import InvalidRequest, RewardFleetError
 from .wire.policy_text import POLICY_FIELDS, text_of
 from .wire.score import LABELS, failed
+from .wire.tool_truths import choices_of, truth_text
 from .wire.tools_rows import fields_of_truth
 from .wire.truth import given, parsed
 
@@ -25,10 +27,6 @@ SampleRow = Mapping[str, Any]
 _OPTIONS = CodeOptions.__optional_keys__ - {"language", *LABELS}
 _TOOLS_FIELDS = ToolsFields.__optional_keys__ - {"uid"}
 _VIDEO_OPTIONS = VideoOptions.__optional_keys__ - LABELS
-#: The name of what is null in a right call, as JSON.
-_NULL = re.compile(r'("(?:[^"\\]|\\.)*")\s*:\s*null\b')
-#: Where tests have values that a program gets or gives.
-_VALUES = frozenset({"args", "kwargs", "expected", "input", "inputs", "output", "outputs"})
 
 
 def requests_of(service: str, samples: Iterable[tuple[Any, Any, SampleRow]]) -> list[Any]:
@@ -65,32 +63,6 @@ def sampled(service: str) -> Service:
     return known[service]
 
 
-def check_values(tests: Any, name: str, *, is_value: bool = False) -> None:
-    """Check that no object among the values of tests has a null, which a table may have added.
-
-    Where a column of a table has objects, each gets the keys of all rows, with nulls. A program
-    would get what nobody wrote. Elsewhere in a row, a null is what is not given.
-
-    Args:
-        name: Of the tests, for the message.
-        is_value: Whether they are such a value.
-
-    Raises:
-        InvalidRequest: One has.
-    """
-    if isinstance(tests, Mapping):
-        for key, each in tests.items():
-            if is_value and each is None:
-                raise InvalidRequest(
-                    f"{name}.{key}: null in an object that a program gets or gives: a table gives "
-                    "each object the keys of all rows; store the tests as JSON text"
-                )
-            check_values(each, f"{name}.{key}", is_value=is_value or key in _VALUES)
-    elif isinstance(tests, list | tuple | np.ndarray):
-        for index, each in enumerate(tests):
-            check_values(each, f"{name}.{index}", is_value=is_value)
-
-
 def tools_fields(completion: Any, truth: Any, row: SampleRow) -> dict[str, Any]:
     """Return the fields of a request, as `rewardfleet.tools_request` takes them.
 
@@ -98,28 +70,53 @@ def tools_fields(completion: Any, truth: Any, row: SampleRow) -> dict[str, Any]:
     """
     fields = {"ground_truth": None, **fields_of_truth(truth, given(row, _TOOLS_FIELDS))}
     if not isinstance(completion, str):
-        nulls = _NULL.findall(str(fields["ground_truth"]))
-        completion = _without_added(completion, {parsed(each) for each in nulls})
+        with contextlib.suppress(RecursionError):  # what is nested so deep is a malformed call
+            completion = _without_added(completion, _right_nulls(fields["ground_truth"]))
     return {**fields, "response": text_of(completion, with_calls=True)}
 
 
-def _without_added(value: Any, kept: Collection[str], *, is_argument: bool = False) -> Any:
+def _without_added(value: Any, kept: Collection[Any], tool: Any = "") -> Any:
     """Return messages without nulls in the objects that are arguments of calls.
 
     Tables give each object the keys of all rows, with nulls, so null and absent are one.
 
     Args:
-        kept: Names of arguments that are null in the right calls.
+        kept: Tools, and names of their arguments, that are null in the right calls.
+        tool: Of the call whose arguments they are.
     """
     if isinstance(value, Mapping):
         return {
-            name: _without_added(each, kept, is_argument=is_argument or name == "arguments")
+            name: _without_added(each, kept, tool or (name == "arguments" and value.get("name")))
             for name, each in value.items()
-            if not is_argument or each is not None or name in kept
+            if not tool or each is not None or (tool, name) in kept
         }
     if isinstance(value, list | tuple | np.ndarray):
-        return [_without_added(each, kept, is_argument=is_argument) for each in value]
+        return [_without_added(each, kept, tool) for each in value]
     return value
+
+
+def _right_nulls(truth: Any) -> set[tuple[str, str]]:
+    try:
+        calls = parse_ground_truth(truth_text(truth)).raw_calls
+    except (InvalidRequest, ValueError):  # the request says so
+        return set()
+    found = [choices_of(each) or each for each in calls]
+    return {
+        (each["name"], name)
+        for each in found
+        for name in _null_names(parsed(each.get("parameters", each.get("arguments"))))
+    }
+
+
+def _null_names(value: Any, name: str = "") -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _null_names(each, key)
+    elif isinstance(value, list):  # of allowed values, or a value
+        for each in value:
+            yield from _null_names(each, name)
+    elif value is None:
+        yield name
 
 
 def clip_fields(_: Any, truth: Any, row: SampleRow) -> dict[str, Any]:

@@ -24,6 +24,7 @@ RIGHT = [
     [USER, SimpleNamespace(role="assistant", content=PARTS)],
     SimpleNamespace(content=SUM, text=ECHO),  # an output of a model
     PARTS,
+    [{"type": "text", "text": SUM, "thinking": None}],  # of a table with other parts
     {"code": SUM + END},
 ]
 NOTHING = {"role": "assistant", "content": None}

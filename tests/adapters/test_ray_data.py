@@ -111,14 +111,15 @@ def test_clips_are_scored(serve):
 
 
 def test_records_are_those_of_the_command(code_url: str):
-    batch = batch_of([SUM, ECHO, None, 5.0])
+    batch = batch_of([SUM, ECHO, None, 5.0, SUM])
+    batch["tests"][4] = {"inputs": [[{"a": 1, "b": None}]], "outputs": [1], "fn_name": "f"}
     table = Records("code", code_url, columns={"id_column": "id"}, fields={"mode": "all_pass"})(
         batch
     )
-    assert table["score"].to_pylist() == [1.0, 0.0, None, None]
-    assert table["status"].to_pylist() == ["ok", "ok", "abstained", "error"]
-    assert table["uid"].to_pylist() == ["0", "1", "2", "3"]
-    assert len(set(table["id"].to_pylist())) == 4
+    assert table["score"].to_pylist() == [1.0, 0.0, None, None, None]
+    assert table["status"].to_pylist() == ["ok", "ok", "abstained", "error", "error"]
+    assert table["uid"].to_pylist() == ["0", "1", "2", "3", "4"]
+    assert len(set(table["id"].to_pylist()[:4])) == 4
     assert not {"row", "place"} & set(table.column_names)
 
 

@@ -245,6 +245,28 @@ def test_what_one_row_does_not_have_is_absent(service: str, tmp_path: Path):
         assert [_built(_adapted(service), each) for each in found] == expected
 
 
+def test_columns_of_values_are_checked_and_what_the_policy_got_is_not(tmp_path: Path):
+    seen = [{"role": "user", "content": "", "name": None}, {"role": "tool", "name": "f"}]
+    row = {
+        "output": seen,
+        "fn_name": "f",
+        "outputs": [1],
+        "responses_create_params": {"input": seen},
+    }
+    rows = [{**row, "inputs": [["x"]]}, {**row, "inputs": [[{"a": 1}]]}, {**row, "inputs": [[{}]]}]
+    for name, some in (("right", rows[:1]), ("wrong", rows[1:])):
+        _parquet(some, tmp_path / f"{name}.parquet")
+    assert None not in requests_in("code", tmp_path / "right.parquet")
+    assert requests_in("code", tmp_path / "wrong.parquet")[1] is None
+
+
+def test_of_keys_of_a_map_that_occur_twice_the_last_counts_as_in_json(tmp_path: Path):
+    pairs = pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
+    pq.write_table(pa.table({"meta": pairs}), tmp_path / "rows.parquet")
+    ((_, fields, *_),) = read_rows(tmp_path / "rows.parquet")
+    assert fields == {"meta": {"a": 2}}
+
+
 def test_a_null_that_a_program_would_get_is_refused_by_name(tmp_path: Path):
     cases = [{"args": [{"a": 1}], "expected": None}, {"args": [{"b": "z"}], "expected": None}]
     tests = {"kind": "functional", "fn_name": "f", "cases": cases}
@@ -256,17 +278,35 @@ def test_a_null_that_a_program_would_get_is_refused_by_name(tmp_path: Path):
     assert None not in requests_in("code", tmp_path / "rows.jsonl")
 
 
+_OF_GYM = {"type": "function_call", "name": "f", "arguments": '{"a": null}'}
+
+
 @pytest.mark.parametrize(
-    ("truth", "kept"), [({"a": 1}, {"b": {"c": 1}}), ({"a": None}, {"a": None, "b": {"c": 1}})]
+    ("truth", "is_kept"),
+    [
+        ('<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', False),
+        ('<tool_call>{"name": "f", "parameters": {"a": null}}</tool_call>', True),
+        ([_OF_GYM], True),
+        (json.dumps(_OF_GYM), True),
+        ({"reward_model": {"ground_truth": json.dumps(_OF_GYM)}}, True),
+        ([{"f": {"a": [1, None]}}], True),
+    ],
 )
-def test_an_argument_that_is_null_is_absent_unless_it_is_right(truth: Any, kept: Any):
+def test_an_argument_that_is_null_is_absent_unless_it_is_right(truth: Any, is_kept: bool):
     call = {"name": "f", "arguments": {"a": None, "b": {"c": 1, "d": None}}}
-    row = {
-        "response": [{"role": "assistant", "tool_calls": [call]}],
-        "ground_truth": f"<tool_call>{json.dumps({'name': 'f', 'parameters': truth})}</tool_call>",
-    }
+    messages = [{"role": "assistant", "tool_calls": [call]}]
+    row = {"response": messages, "ground_truth": truth}
     (call,) = _adapted("tools")(row).response.splitlines()[1:-1]
-    assert json.loads(call)["parameters"] == kept
+    assert json.loads(call)["parameters"] == ({"a": None} if is_kept else {}) | {"b": {"c": 1}}
+
+
+def test_arguments_of_any_depth_are_read():
+    arguments: Any = {}
+    for _ in range(900):
+        arguments = {"a": arguments}
+    call = {"name": "f", "arguments": arguments}
+    row = {"response": [{"role": "assistant", "tool_calls": [call]}], "ground_truth": "<think>"}
+    assert "<tool_call>" in _adapted("tools")(row).response
 
 
 def test_splits_are_named(tmp_path: Path):

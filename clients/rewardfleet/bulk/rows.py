@@ -271,7 +271,7 @@ def _batches(path: Path, schema: Any, batches: Iterable[Any]) -> Iterator[Row]:
     for batch in batches:
         for start in range(0, batch.num_rows, _ROWS_AT_A_TIME):
             part = batch.slice(start, _ROWS_AT_A_TIME)
-            for fields in part.to_pylist(maps_as_pydicts="strict"):
+            for fields in part.to_pylist(maps_as_pydicts="lossy"):
                 for name, kind in with_texts.items():
                     fields[name] = with_json(fields[name], kind)
                 yield Row(f"{path}: row {number}", fields, path.parent, unified=unified)

@@ -15,8 +15,8 @@ _NO_ANSWER = ("think", "reason", "tool")
 _POLICY = ("assistant", "model")  # no set, as a role may be of any type
 #: Fields with what a policy wrote: an answer, calls, thoughts, or a refusal.
 _WRITTEN = (
-    "code", "content", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking",
-    "refusal",
+    "code", "content", "text", "tool_calls", "function_call", "reasoning_content", "reasoning",
+    "thinking", "refusal",
 )  # fmt: skip
 
 

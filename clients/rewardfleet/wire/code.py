@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from .causes import CodeCause
-from .errors import ErrorKind
+from .errors import ErrorKind, InvalidRequest
 from .policy_text import PolicyAnswer, PolicyText
 from .score import (
     RUN_LABEL,
@@ -115,6 +115,8 @@ _RELATIVE = (
     "numpy.isclose."
 )
 _BOOL_IS_INT = "Whether True equals 1 and False equals 0, as in Python."
+#: Where tests have values that a program gets or gives.
+_VALUES = frozenset({"args", "kwargs", "expected", "input", "inputs", "output", "outputs"})
 
 
 class StdioCase(Request):
@@ -309,6 +311,32 @@ def as_tests(ground_truth: Any) -> Any:
     if _is_of_request(found):
         return found
     return {"kind": "dataset", "dataset": "auto", "row": {"ground_truth": found}}
+
+
+def check_values(tests: Any, name: str, *, is_value: bool = False) -> None:
+    """Check that no object among the values of tests has a null, which a table may have added.
+
+    Where a column of a table has objects, each gets the keys of all rows, with nulls. A program
+    would get what nobody wrote. Elsewhere in a row, a null is what is not given.
+
+    Args:
+        name: Of the tests, for the message.
+        is_value: Whether they are such a value.
+
+    Raises:
+        InvalidRequest: One has.
+    """
+    if isinstance(tests, Mapping):
+        for key, each in tests.items():
+            if is_value and each is None:
+                raise InvalidRequest(
+                    f"{name}.{key}: null in an object that a program gets or gives: a table gives "
+                    "each object the keys of all rows; store the tests as JSON text"
+                )
+            check_values(each, f"{name}.{key}", is_value=is_value or key in _VALUES)
+    elif isinstance(tests, list | tuple) or getattr(tests, "ndim", None):
+        for index, each in enumerate(tests):
+            check_values(each, f"{name}.{index}", is_value=is_value)
 
 
 def fields_of_tests(ground_truth: Any, names: Iterable[str]) -> dict[str, Any]:

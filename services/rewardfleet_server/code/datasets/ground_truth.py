@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from rewardfleet.wire.code import CodeRequest, fields_of_tests
+from rewardfleet.wire.code import CodeRequest, check_values, fields_of_tests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.truth import AMBIGUOUS_COLUMNS, NESTED_COLUMNS, TRUTH_COLUMNS
 from rewardfleet.wire.validation import validate
@@ -177,5 +177,6 @@ def request_of(response: str | None, ground_truth: JsonValue) -> CodeRequest:
     Raises:
         InvalidRequest: A field is invalid. Tests are read later, see `read_row`.
     """
+    check_values(ground_truth, "ground_truth")
     fields = fields_of_tests(ground_truth, CodeRequest.model_fields)
     return validate(CodeRequest, {**fields, "revision": response}, prefix="ground_truth: ")
