@@ -160,6 +160,9 @@ def test_a_column_that_no_row_has_is_one_error(services, tmp_path: Path, capsys)
         assert main([*command, *options]) == 2
         printed = capsys.readouterr()
         assert reason in printed.err and not printed.out
+    path.write_text('{"a": 1}\n{"a": 2}\n')
+    assert main([*command, *named[:2]]) == 2
+    assert "none of the columns ground_truth" in capsys.readouterr().err
 
 
 def test_in_a_group_it_counts_as_arrived():

@@ -175,7 +175,7 @@ class RequestBuilder:
         truth_name = _column(row, self.columns.tests_column, names)
         truth = None if truth_name is None else fields.pop(truth_name)
         if truth is None and self.declared.takes_rows and self.columns.tests_column is None:
-            truth = dict(fields)  # a row of a data set, which the service knows
+            truth = dict(fields) or None  # a row of a data set, which the service knows
         if truth is None:
             named = self.columns.tests_column
             raise _missing(row, "--tests-column", named, names)
