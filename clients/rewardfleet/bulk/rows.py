@@ -57,7 +57,7 @@ class Source:
             for row in self._read(self.path):
                 yield row
                 number += 1
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError) as error:  # a map has a key twice
             yield Row(str(self.path), error=f"cannot be read after {number:,} rows: {error}")
 
     def count(self) -> int:
@@ -271,7 +271,7 @@ def _batches(path: Path, schema: Any, batches: Iterable[Any]) -> Iterator[Row]:
     for batch in batches:
         for start in range(0, batch.num_rows, _ROWS_AT_A_TIME):
             part = batch.slice(start, _ROWS_AT_A_TIME)
-            for fields in part.to_pylist(maps_as_pydicts="lossy"):
+            for fields in part.to_pylist(maps_as_pydicts="strict"):
                 for name, kind in with_texts.items():
                     fields[name] = with_json(fields[name], kind)
                 yield Row(f"{path}: row {number}", fields, path.parent, unified=unified)
