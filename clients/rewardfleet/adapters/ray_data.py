@@ -2,15 +2,17 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from rewardfleet.bulk.arrow import pyarrow
 from rewardfleet.bulk.flat_columns import arrow_table
 from rewardfleet.bulk.records import columns_of, encode_scores, records_of
-from rewardfleet.bulk.requests import Columns, RequestBuilder
-from rewardfleet.bulk.rows import Row
+from rewardfleet.bulk.requests import COMPLETION_COLUMNS, Columns, RequestBuilder
+from rewardfleet.bulk.rows import Row, table_rows
 from rewardfleet.bulk.run import Run
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
@@ -22,6 +24,7 @@ from rewardfleet.wire.score import abstained
 
 from ._rows import DatasetReward, rows_of
 
+_OBJECTS = 'objects of tests need batch_format="pyarrow", or store them as JSON text'
 _WHOLE = 'dataset.groupby("group").map_groups gives whole groups, map_batches cuts them'
 
 
@@ -58,24 +61,30 @@ class Scorer:
         self._text = None if SERVICES[service].scores == "clip" else text
         self._reward = reward
 
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, batch: Any) -> Any:
         """Return the batch with two more columns, of float64 and of texts or None.
+
+        Args:
+            batch: A mapping of columns, or a `pyarrow.Table`.
 
         Raises:
             InvalidRequest: A column is missing.
             RewardFleetError: There is no reward, and `on_failure` is "raise".
         """
-        count = len(next(iter(batch.values()), ()))
         client, service = self._scorer.client, self._scorer.service
-        rows = rows_of(batch, self._scorer.columns, count)
-        texts = rows_of(batch, [] if self._text is None else [self._text], count)
+        found = _rows_of(batch, service, {self._text})
+        count = len(found)
+        names = batch.column_names if _is_table(batch) else batch
+        columns = {name: [each.fields[name] for each in found] for name in names}
+        rows = rows_of(columns, self._scorer.columns, count)
+        texts = rows_of(columns, [] if self._text is None else [self._text], count)
         rewards = np.empty(count)
         errors = np.full(count, None, dtype=object)
         requests: dict[int, Any] = {}
         for index, (row, text) in enumerate(zip(rows, texts, strict=True)):
             sample = (text.get(self._text or ""), row[self._scorer.truth], row)
             try:
-                requests[index] = requests_of(service, [sample])[0]
+                requests[index] = _request_of(found[index], service, sample)
             except InvalidRequest as error:  # an invalid row does not end the job
                 rewards[index], errors[index] = client.policy.fallback(error), str(error)
         scores = self._loop.run(scores_of(client, list(requests.values())))
@@ -86,7 +95,12 @@ class Scorer:
             problem = score.error
             failure = RewardFleetError.from_problem(problem) if problem else abstained(score)
             rewards[index], errors[index] = client.policy.fallback(failure), str(failure)
-        return {**batch, self._reward: rewards, f"{self._reward}_error": errors}
+        new = {self._reward: rewards, f"{self._reward}_error": errors}
+        if not _is_table(batch):
+            return {**batch, **new}
+        for name, each in new.items():
+            batch = batch.append_column(name, [pyarrow().array(each)])
+        return batch
 
 
 class Records:
@@ -137,17 +151,18 @@ class Records:
             del self._columns[name]
         self._loop = EventLoopThread(fleet.aclose)
 
-    def __call__(self, batch: Mapping[str, Any]) -> Any:
+    def __call__(self, batch: Any) -> Any:
         """Return the records of a batch, a `pyarrow.Table`.
+
+        Args:
+            batch: A mapping of columns, or a `pyarrow.Table`.
 
         Raises:
             ValueError: A group of episodes is not complete.
         """
-        rows = [  # `map_groups` gives a DataFrame, without `batch_format`
-            Row("", dict(zip(batch, map(_plain, values), strict=True)), unified=frozenset(batch))
-            for values in zip(*(batch[name] for name in batch), strict=True)
-        ]
-        items = [*self._builder.items(rows)]
+        named = self._builder.columns.completion_column
+        texts = COMPLETION_COLUMNS if named is None else (named,)
+        items = [*self._builder.items(_rows_of(batch, self._builder.service, texts))]
         self._check_groups(Counter(each.group for each in items if each.group is not None))
         scored = self._loop.run(self._run.score_chunk(items))
         return arrow_table(records_of(encode_scores(scored), self._columns), self._columns)
@@ -160,6 +175,45 @@ class Records:
             raise ValueError(
                 f"a batch has {size} of the group {name[:60]}, group_size is {wanted}: {_WHOLE}"
             )
+
+
+def _rows_of(batch: Any, service: str, texts: Collection[str | None]) -> list[Row]:
+    """Return the rows of a batch.
+
+    In arrays and DataFrames, JSON within objects is text, so that a program would get a text for an
+    object: rows of the code service with such objects get an error.
+
+    Args:
+        texts: The columns with what a policy wrote, which may be messages.
+    """
+    if _is_table(batch):
+        return [*table_rows(Path(), batch.schema, batch.to_batches())]
+    is_exact = SERVICES[service].truth != "tests" or all(
+        type(batch[name]) is list for name in batch
+    )
+    rows = []
+    for values in zip(*(batch[name] for name in batch), strict=True):
+        fields = dict(zip(batch, map(_plain, values), strict=True))
+        objects = [name for name in fields.keys() - {*texts} if _has_objects(fields[name])]
+        error = f"{objects[0]}: {_OBJECTS}" if objects and not is_exact else ""
+        rows.append(Row("", fields, error=error, unified=frozenset(batch)))
+    return rows
+
+
+def _request_of(row: Row, service: str, sample: tuple[Any, Any, Any]) -> Any:
+    if row.error:
+        raise InvalidRequest(row.error)
+    return requests_of(service, [sample])[0]
+
+
+def _is_table(batch: Any) -> bool:
+    return hasattr(batch, "to_batches")
+
+
+def _has_objects(value: Any) -> bool:
+    """Return whether a value has objects that are no messages."""
+    items = value if isinstance(value, list) else [value]
+    return any(isinstance(each, Mapping) and "role" not in each for each in items)
 
 
 def _plain(value: Any) -> Any:

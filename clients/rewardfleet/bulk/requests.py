@@ -23,7 +23,7 @@ from rewardfleet.wire.video import JSON_INPUTS, VideoRequest
 from .rows import Row
 
 #: Columns that are read if none is named, by what they hold; the first that a row has counts.
-_COMPLETION = ("revision", "response", "completion", "completions", "responses", "output")
+COMPLETION_COLUMNS = ("revision", "response", "completion", "completions", "responses", "output")
 _TASK = ("task_text", "task", "instruction")
 _CLIP = ("clip", "video", "file", "file_name", "path")
 _OPTIONS = VideoOptions.__optional_keys__ - {"fps", *LABELS}
@@ -150,7 +150,7 @@ class RequestBuilder:
     def _completion_column(self, row: Row) -> str | None:
         # Where it is null, a later one is not the policy's: `output` may be the right answer.
         named = self.columns.completion_column
-        names = _COMPLETION if named is None else (named,)
+        names = COMPLETION_COLUMNS if named is None else (named,)
         return next((name for name in names if name in row.fields), None)
 
     def _text(self, item: Item) -> Request:
@@ -169,7 +169,7 @@ class RequestBuilder:
         name = self._completion_column(row)
         if name is None:
             named = self.columns.completion_column
-            raise _missing(row, "--completion-column", named, _COMPLETION)
+            raise _missing(row, "--completion-column", named, COMPLETION_COLUMNS)
         text = fields.pop(name)
         names = dict.fromkeys((self.declared.truth, "ground_truth"))
         truth_name = _column(row, self.columns.tests_column, names)

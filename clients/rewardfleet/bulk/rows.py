@@ -253,17 +253,20 @@ def _is_text(fields: Mapping[str, str]) -> bool:
 
 def _parquet(path: Path) -> Iterator[Row]:
     with closing(pyarrow().parquet.ParquetFile(path)) as file:
-        yield from _batches(path, file.schema_arrow, file.iter_batches(batch_size=_ROWS_AT_A_TIME))
+        yield from table_rows(
+            path, file.schema_arrow, file.iter_batches(batch_size=_ROWS_AT_A_TIME)
+        )
 
 
 def _arrow(path: Path) -> Iterator[Row]:
     """Read a file of `datasets`, which is a stream of Arrow batches."""
     pa = pyarrow()
     with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
-        yield from _batches(path, stream.schema, stream)
+        yield from table_rows(path, stream.schema, stream)
 
 
-def _batches(path: Path, schema: Any, batches: Iterable[Any]) -> Iterator[Row]:
+def table_rows(path: Path, schema: Any, batches: Iterable[Any]) -> Iterator[Row]:
+    """Yield the rows of batches of Arrow, with what JSON in them stands for."""
     types = pyarrow().types
     with_texts = {each.name: each.type for each in schema if "arrow.json" in str(each.type)}
     unified = frozenset(each.name for each in schema if types.is_nested(each.type))
