@@ -57,6 +57,22 @@ def test_a_batch_gets_rewards_and_errors(code_url: str):
     assert list(batch) == ["id", "response", "tests"]
 
 
+def test_json_within_objects_is_read_by_the_type_of_a_table(code_url: str):
+    pa = pytest.importorskip("pyarrow", "21")
+    cases = pa.array(['[{"a": 1}]', "[1, 2]"], pa.json_())
+    inputs = pa.ListArray.from_arrays([0, 1, 2], cases)
+    outputs, names = pa.array([["1"], ["2"]]), pa.array(["f", "f"])
+    tests = pa.StructArray.from_arrays([inputs, outputs, names], ["inputs", "outputs", "fn_name"])
+    program = "def f(x, y=0):\n    return str(len(x) if isinstance(x, dict) else y)"
+    table = pa.table({"response": [program] * 2, "tests": tests})
+    assert Scorer("code", code_url)(table)["reward"].to_pylist() == [1.0, 1.0]
+    assert Records("code", code_url)(table)["score"].to_pylist() == [1.0, 1.0]
+    batch = {each: np.array(table[each].to_pylist(), object) for each in table.column_names}
+    scored = Scorer("code", code_url)(batch)
+    assert np.isnan(scored["reward"]).all() and "batch_format" in scored["reward_error"][0]
+    assert "batch_format" in Records("code", code_url)(batch)["error_detail"][0].as_py()
+
+
 def test_empty_batches_are_accepted(code_url: str):
     empty = Scorer("code", code_url, reward="score")(batch_of([]))
     assert len(empty["score"]) == len(empty["score_error"]) == 0

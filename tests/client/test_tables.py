@@ -317,6 +317,11 @@ def test_splits_are_named(tmp_path: Path):
         list(read_rows(tmp_path))
     (row,) = read_rows(tmp_path / "test")
     assert row.fields == {"response": "test"}
+    for split in ("test", "train"):  # as on the hub
+        _parquet([{"response": split}], tmp_path / "test" / f"{split}-00000-of-00001.parquet")
+    (tmp_path / "test" / "state.json").unlink()
+    with pytest.raises(ValueError, match=r"/test-\*, .*/train-\*"):
+        list(read_rows(tmp_path / "test"))
 
 
 def requests_in(service: str, path: Path) -> list[Any]:

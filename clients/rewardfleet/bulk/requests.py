@@ -16,7 +16,7 @@ from rewardfleet.wire.digest import request_id
 from rewardfleet.wire.episode import EpisodeOptions
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.score import LABELS, Request
-from rewardfleet.wire.truth import given, is_missing
+from rewardfleet.wire.truth import NESTED_COLUMNS, TRUTH_COLUMNS, given, is_missing
 from rewardfleet.wire.validation import validate
 from rewardfleet.wire.video import JSON_INPUTS, VideoRequest
 
@@ -175,7 +175,9 @@ class RequestBuilder:
         truth_name = _column(row, self.columns.tests_column, names)
         truth = None if truth_name is None else fields.pop(truth_name)
         if truth is None and self.declared.takes_rows and self.columns.tests_column is None:
-            truth = dict(fields) or None  # a row of a data set, which the service knows
+            is_any = self.declared.truth == "tests"  # columns of data sets, which the service knows
+            known = None if is_any else (*TRUTH_COLUMNS, *NESTED_COLUMNS)
+            truth = given(fields, known) or None
         if truth is None:
             named = self.columns.tests_column
             raise _missing(row, "--tests-column", named, names)

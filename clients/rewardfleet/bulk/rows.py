@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ _ROWS_AT_A_TIME = 256
 _CLIPS = {".mp4", ".mkv", ".webm", ".avi", ".mov"}
 _TABLES = ".jsonl, .csv, .parquet or .arrow"
 _TEXTS = {".jsonl", ".ndjson", ".csv"}
+#: The name of a part of a split.
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.\w+")
 #: How files begin that are no text in UTF-8.
 _MARKS = {
     b"\x1f\x8b": "compressed by gzip",
@@ -126,12 +129,15 @@ def _sources_at(path: Path) -> Iterable[Source]:
 
 def _folder(path: Path) -> list[Source]:
     """Return the files of a folder: those of a data set that `datasets` has saved, or all known."""
-    if (path / "dataset_dict.json").exists():
-        splits = ", ".join(str(each.parent) for each in sorted(path.glob("*/state.json")))
-        raise ValueError(f"{path}: the folder has several splits; give one or more of {splits}")
     # Links to nothing as well: they are clips that are missing.
     files = [each for each in sorted(path.rglob("*")) if each.is_file() or not each.exists()]
     tables = [each for each in files if each.suffix in _READERS]
+    splits = {str(each.parent) for each in path.glob("*/state.json")}
+    if not (path / "dataset_dict.json").exists():  # else as on the hub
+        splits = {f"{shard[1]}-*" for each in tables if (shard := _SHARD.fullmatch(str(each)))}
+    if len(splits) > 1:
+        names = ", ".join(sorted(splits))
+        raise ValueError(f"{path}: the folder has several splits; give one or more of {names}")
     saved = [each for each in tables if each.suffix in {".arrow", ".parquet"}]
     clips = [each for each in files if each.suffix.lower() in _CLIPS]
     if (path / "state.json").exists() or (path / "dataset_info.json").exists():
