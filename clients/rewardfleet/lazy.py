@@ -1,5 +1,6 @@
 """Names of things that are imported where they are used."""
 
+import functools
 import importlib
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,13 @@ class Lazy:
 
     def load(self) -> Any:
         """Import it."""
-        module, _, attribute = self.target.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return _loaded(self.target)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        return self.load()(*args, **options)
+        return _loaded(self.target)(*args, **options)
+
+
+@functools.cache
+def _loaded(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)

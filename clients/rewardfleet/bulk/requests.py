@@ -150,15 +150,18 @@ class RequestBuilder:
     def _completion_column(self, row: Row) -> str | None:
         # Where it is null, a later one is not the policy's: `output` may be the right answer.
         named = self.columns.completion_column
-        names = COMPLETION_COLUMNS if named is None else (named,)
-        return next((name for name in names if name in row.fields), None)
+        for name in COMPLETION_COLUMNS if named is None else (named,):
+            if name in row.fields:
+                return name
+        return None
 
     def _text(self, item: Item) -> Request:
         """Return the request of what a policy wrote."""
-        # What the policy got and wrote has such names as well.
-        others = {self._completion_column(item.row), "responses_create_params"}
-        for column in item.row.unified - others if self.declared.truth == "tests" else ():
-            check_values({column: item.row.fields.get(column)}, "row")
+        if item.row.unified and self.declared.truth == "tests":
+            # What the policy got and wrote has such names as well.
+            others = {self._completion_column(item.row), "responses_create_params"}
+            for column in item.row.unified - others:
+                check_values({column: item.row.fields.get(column)}, "row")
         text, truth, fields = self._sample(item.row)
         completion = text if item.completion is None else text[item.completion]
         return self._changed(self._request(completion, truth, fields))

@@ -1,5 +1,6 @@
 """The id of a request: a digest by which scores, labels and logs of it are joined."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -45,11 +46,11 @@ def fields_of(
         sha256: That of the content, if it is known.
         options: Those of its batch, where they are no part of the request.
     """
-    excluded = {**_CONTENT, **dict.fromkeys(getattr(request, "labels", LABELS), True)}
+    excluded = _excluded(getattr(request, "labels", LABELS))
     fields = request.model_dump(mode="json", exclude=excluded, exclude_defaults=True)
     if options is not None and (given := options.model_dump(mode="json", exclude_defaults=True)):
         fields["options"] = given
-    limits = getattr(request, "limits", None)
+    limits = vars(request).get("limits")
     if isinstance(limits, BaseModel) and limits.model_fields_set:
         # A limit that is given counts more than that of a row, also if it is the default.
         fields["limits"] = limits.model_dump(mode="json", exclude_unset=True)
@@ -60,6 +61,11 @@ def fields_of(
     elif (content := content_sha256(request)) is not None:
         fields["sha256"] = content
     return fields
+
+
+@functools.cache
+def _excluded(labels: frozenset[str]) -> Any:
+    return {**_CONTENT, **dict.fromkeys(labels, True)}
 
 
 def text_of(request: BaseModel, fields: Mapping[str, Any]) -> str:

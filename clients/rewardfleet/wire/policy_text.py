@@ -43,7 +43,8 @@ def text_of(completion: Any, *, with_calls: bool = False) -> str | None:
     try:
         if is_missing(completion) or is_null(completion):
             return None
-        return answer_text(completion) if with_calls else completion_text(completion)
+        has_calls = with_calls and not isinstance(completion, str)  # which takes a while
+        return answer_text(completion) if has_calls else completion_text(completion)
     except TypeError as error:
         raise InvalidRequest(str(error)) from None
 

@@ -129,7 +129,10 @@ class ToolsOptions(Request):
     @property
     def scheduled_by(self) -> str | None:
         """The option that needs a `step`, or None."""
-        return next((name for name in _SCHEDULED if getattr(self, name)), None)
+        for name in _SCHEDULED:
+            if getattr(self, name):
+                return name
+        return None
 
 
 class ToolDescription(Request):
@@ -175,10 +178,16 @@ class ToolsRequest(Request):
     attempt: str | None = ATTEMPT
     options: ToolsOptions = Field(ToolsOptions(), description="How the answer is scored.")
     tools: list[ToolDescription] = Field(
-        [], max_length=1_000, description="The tools that were available, for patterns."
+        default_factory=list,
+        max_length=1_000,
+        description="The tools that were available, for patterns.",
+        json_schema_extra={"default": []},
     )
     tool_families: dict[ToolName, Family] = Field(
-        {}, max_length=10_000, description="Labels of this row: families of tools by name."
+        default_factory=dict,
+        max_length=10_000,
+        description="Labels of this row: families of tools by name.",
+        json_schema_extra={"default": {}},
     )
     uid: str | None = UID_LABEL
 

@@ -6,6 +6,8 @@ from typing import Any
 from .tools import ToolsRequest
 from .truth import given, parsed, plain
 
+_FIELDS = ToolsRequest.model_fields.keys() - {"response"}
+
 
 def fields_of_truth(ground_truth: Any, row: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the fields of a request that a ground truth of a trainer's dataset stands for.
@@ -18,7 +20,7 @@ def fields_of_truth(ground_truth: Any, row: Mapping[str, Any] | None = None) -> 
     found = parsed(ground_truth)
     is_object = isinstance(found, Mapping) and "ground_truth" in found
     found = {**(row or {}), **(found if is_object else {"ground_truth": ground_truth})}
-    fields = given(found, ToolsRequest.model_fields.keys() - {"response"})
+    fields = given(found, _FIELDS)
     return {**fields, "tools": _as_tools(fields["tools"])} if "tools" in fields else fields
 
 
