@@ -1,23 +1,21 @@
 """Rows of data sets as requests, and their scores: for adapters, and for `rewardfleet score`."""
 
-import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .code import CodeOptions
 from .services import SERVICES, Service
-from .tool_use import parse_ground_truth
+from .tool_use.completion import answer_of
 from .tools import ToolsFields
 from .video import VideoOptions
 from .wire.code import check_values, fields_of_tests
-from .wire.errors import InvalidRequest, RewardFleetError
+from .wire.errors import RewardFleetError
 from .wire.policy_text import POLICY_FIELDS, text_of
 from .wire.score import LABELS, failed
-from .wire.tool_truths import choices_of, truth_text
 from .wire.tools_rows import fields_of_truth
-from .wire.truth import given, parsed
+from .wire.truth import given
 
 #: A row of a trainer's dataset.
 SampleRow = Mapping[str, Any]
@@ -66,57 +64,10 @@ def sampled(service: str) -> Service:
 def tools_fields(completion: Any, truth: Any, row: SampleRow) -> dict[str, Any]:
     """Return the fields of a request, as `rewardfleet.tools_request` takes them.
 
-    What the policy wrote is read by `answer_text`, and the ground truth by `fields_of_truth`.
+    What the policy wrote is read by `answer_of`, and the ground truth by `fields_of_truth`.
     """
     fields = {"ground_truth": None, **fields_of_truth(truth, given(row, _TOOLS_FIELDS))}
-    if not isinstance(completion, str):
-        with contextlib.suppress(RecursionError):  # what is nested so deep is a malformed call
-            completion = _without_added(completion, _right_nulls(fields["ground_truth"]))
-    return {**fields, "response": text_of(completion, with_calls=True)}
-
-
-def _without_added(value: Any, kept: Collection[Any], tool: Any = "") -> Any:
-    """Return messages without nulls in the objects that are arguments of calls.
-
-    Tables give each object the keys of all rows, with nulls, so null and absent are one.
-
-    Args:
-        kept: Tools, and names of their arguments, that are null in the right calls.
-        tool: Of the call whose arguments they are.
-    """
-    if isinstance(value, Mapping):
-        return {
-            name: _without_added(each, kept, tool or (name == "arguments" and value.get("name")))
-            for name, each in value.items()
-            if not tool or each is not None or (tool, name) in kept
-        }
-    if isinstance(value, list | tuple | np.ndarray):
-        return [_without_added(each, kept, tool) for each in value]
-    return value
-
-
-def _right_nulls(truth: Any) -> set[tuple[str, str]]:
-    try:
-        calls = parse_ground_truth(truth_text(truth)).raw_calls
-    except (InvalidRequest, ValueError):  # the request says so
-        return set()
-    found = [choices_of(each) or each for each in calls]
-    return {
-        (each["name"], name)
-        for each in found
-        for name in _null_names(parsed(each.get("parameters", each.get("arguments"))))
-    }
-
-
-def _null_names(value: Any, name: str = "") -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _null_names(each, key)
-    elif isinstance(value, list):  # of allowed values, or a value
-        for each in value:
-            yield from _null_names(each, name)
-    elif value is None:
-        yield name
+    return {**fields, "response": answer_of(completion, fields["ground_truth"])}
 
 
 def clip_fields(_: Any, truth: Any, row: SampleRow) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from pydantic import BaseModel, JsonValue
 from rewardfleet.services import SERVICES
 from rewardfleet.text.prompt import response_of
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
-from rewardfleet.wire.policy_text import text_of
 from rewardfleet.wire.score import Score, Status, abstained
 from rewardfleet.wire.trainers import (
     GYM_FAILURE_KINDS,
@@ -47,8 +46,8 @@ from .routes import Route
 RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)
 
-#: Makes an item of a service from a policy's text and a ground truth of any form.
-ItemOf = Callable[[str | None, JsonValue], RequestT]
+#: Makes an item of a service from what a policy wrote and a ground truth, both of any form.
+ItemOf = Callable[[Any, JsonValue], RequestT]
 #: What a policy wrote, in any form, and the ground truth; or why they cannot be read.
 Sample = tuple[Any, JsonValue] | InvalidRequest
 
@@ -65,8 +64,6 @@ class TrainerApi(Generic[RequestT, ScoreT]):
     #: Makes an item from a text and a ground truth; None if the items of the service are not made
     #: from texts. It raises `InvalidRequest` for ground truths that it cannot read.
     item_of: ItemOf[RequestT] | None = None
-    #: Whether the calls of tools in messages are part of the text.
-    reads_calls: bool = False
 
     def routes(self) -> Sequence[Route[Any]]:
         """Return the routes of all formats that the service can have."""
@@ -190,9 +187,7 @@ class TrainerApi(Generic[RequestT, ScoreT]):
         completion, ground_truth = sample
         item_of = self.item_of
         assert item_of is not None  # noqa: S101 - else there are no such routes
-        return await self._attempt(
-            lambda: item_of(text_of(completion, with_calls=self.reads_calls), ground_truth)
-        )
+        return await self._attempt(lambda: item_of(completion, ground_truth))
 
     async def _attempt(self, make: Callable[[], RequestT]) -> RequestT | InvalidRequest:
         """Return an item, or why it is not one: it is counted like that of any other route."""

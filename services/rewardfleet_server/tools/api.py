@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client import Gauge
 from pydantic import BaseModel, JsonValue
 
+from rewardfleet.tool_use.completion import answer_of
 from rewardfleet.wire.tools import (
     Budget,
     BudgetRequest,
@@ -137,16 +138,17 @@ class ToolsApi:
         return update
 
 
-def request_of(response: str | None, ground_truth: JsonValue) -> ToolsRequest:
+def request_of(response: Any, ground_truth: JsonValue) -> ToolsRequest:
     """Return the item that a response and its ground truth stand for.
 
     Args:
-        response: What the policy wrote.
+        response: What the policy wrote, as `answer_of` takes it.
         ground_truth: The correct answer; or an object with it as `ground_truth`, and further fields
             of `ToolsRequest`, or the JSON of that. Other fields are ignored.
 
     Raises:
         InvalidRequest: A field is invalid.
     """
-    given = {**fields_of_truth(ground_truth), "response": response}
-    return validate(ToolsRequest, given, prefix="ground_truth: ")
+    fields = fields_of_truth(ground_truth)
+    response = answer_of(response, fields.get("ground_truth"))
+    return validate(ToolsRequest, {**fields, "response": response}, prefix="ground_truth: ")

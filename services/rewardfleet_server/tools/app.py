@@ -42,7 +42,7 @@ def create_app(settings: ToolsSettings, store: RunState | None = None) -> Reward
         routes=lambda engine: [
             *ToolsApi(engine, budgets, metrics).routes(),
             run_route(engine, state),
-            *TrainerApi(engine, ToolsRequest, request_of, reads_calls=True).routes(),
+            *TrainerApi(engine, ToolsRequest, request_of).routes(),
         ],
         collectors=(*metrics.collectors, state.metrics),
         run_state=lambda: state.id,

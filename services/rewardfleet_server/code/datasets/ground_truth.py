@@ -16,6 +16,7 @@ from pydantic import JsonValue
 
 from rewardfleet.wire.code import CodeRequest, check_values, fields_of_tests
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.policy_text import text_of
 from rewardfleet.wire.truth import AMBIGUOUS_COLUMNS, NESTED_COLUMNS, TRUTH_COLUMNS
 from rewardfleet.wire.validation import validate
 
@@ -166,11 +167,11 @@ def _of_roll(test: Any) -> Any:
     return test
 
 
-def request_of(response: str | None, ground_truth: JsonValue) -> CodeRequest:
+def request_of(response: Any, ground_truth: JsonValue) -> CodeRequest:
     """Return the item that a response and its ground truth stand for.
 
     Args:
-        response: What the policy wrote.
+        response: What the policy wrote, as `text_of` takes it.
         ground_truth: The tests, in any form; or an object with `tests`, in any form, and further
             fields of `CodeRequest`, or columns of a row. Other fields are ignored.
 
@@ -179,4 +180,4 @@ def request_of(response: str | None, ground_truth: JsonValue) -> CodeRequest:
     """
     check_values(ground_truth, "ground_truth")
     fields = fields_of_tests(ground_truth, CodeRequest.model_fields)
-    return validate(CodeRequest, {**fields, "revision": response}, prefix="ground_truth: ")
+    return validate(CodeRequest, {**fields, "revision": text_of(response)}, prefix="ground_truth: ")
