@@ -10,26 +10,28 @@ from rewardfleet.wire.episode import MAX_EPISODES
 
 from .flat_columns import json_text
 from .lines import Lines
-from .requests import Item
+from .requests import Item, RequestBuilder, group_of
 from .rows import Row
 
 
-def in_groups(read: Callable[[], Iterator[Item]]) -> Iterator[Item]:
+def in_groups(read: Callable[[], Iterator[Row]], builder: RequestBuilder) -> Iterator[Item]:
     """Return items so that those of a group follow one another, groups as their first items do.
 
     They are read as they are if they do so already, else from a temporary file. Some 60 bytes of
     memory are taken for each.
 
     Args:
-        read: Returns the items; called twice.
+        read: Returns the rows; called twice.
     """
-    names = np.fromiter((hash(item.group or (item.index,)) for item in read()), np.int64)
-    _, firsts, codes = np.unique(names, return_index=True, return_inverse=True)
+    groups = (hash(group_of(row) or (index,)) for index, row in enumerate(read()))
+    _, firsts, codes = np.unique(
+        np.fromiter(groups, np.int64), return_index=True, return_inverse=True
+    )
     first = firsts[codes]  # of its group, for each item
     if (first[1:] >= first[:-1]).all():
-        return read()
+        return builder.items(read())
     lines = Lines()
-    for item in read():
+    for item in builder.items(read()):
         values = (item.uid, item.error, item.group, item.row.place, item.row.fields)
         lines.put([(item.index, json_text(values).encode() + b"\n")])
     return (_item(index, lines.get(index) or b"") for index in np.argsort(first, kind="stable"))

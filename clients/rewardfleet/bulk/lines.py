@@ -5,6 +5,9 @@ from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+#: Lines that are in memory, too, at most.
+_MOST_HELD = 5_000
+
 
 class Lines:
     """Lines by row: eight bytes of memory for each row up to the last one.
@@ -16,14 +19,20 @@ class Lines:
     def __init__(self, path: Path | None = None) -> None:
         self.file = path.open("a+b") if path else tempfile.TemporaryFile()  # noqa: SIM115 - as long as this object
         self.size = 0  #: bytes of the file
+        self._held: dict[int, bytes] = {}  # some that may be asked for soon
         self._places = array("q")  # -1: no such line
 
     def put(self, lines: Sequence[tuple[int, bytes]]) -> None:
         """Write lines of rows, in place of those that are there."""
+        if not lines:
+            return
         self.file.seek(self.size)
         self.file.write(b"".join(line for _, line in lines))
         for row, line in lines:
             self.found(row, line)
+            self._held.pop(row, None)
+            if len(self._held) < _MOST_HELD:
+                self._held[row] = line
 
     def found(self, row: int, line: bytes) -> None:
         """Note a line that the file has at its end."""
@@ -40,11 +49,15 @@ class Lines:
         """Return a line; None if there is none."""
         if row not in self:
             return None
+        if (line := self._held.pop(row, None)) is not None:
+            return line
         self.file.seek(self._places[row])
         return self.file.readline()
 
     def drop(self, rows: range) -> None:
         """Forget lines that are there."""
+        for row in rows:
+            self._held.pop(row, None)
         self._places[rows.start : rows.stop] = array("q", [-1]) * len(rows)
 
     def rows(self, start: int = 0) -> Iterator[int]:

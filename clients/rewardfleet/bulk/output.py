@@ -267,15 +267,20 @@ class Printer:
         records = records_of(line, self._columns)
         # ASCII: a terminal must not obey characters that a policy wrote.
         lines = [(each["row"], json.dumps(each).encode() + b"\n") for each in records]
-        self._later.put(lines)
-        self._count += len(records)
-        at_hand = dict(lines)
-        while following := at_hand.get(self._next) or self._later.get(self._next):
-            sys.stdout.buffer.write(following)
-            self._next += 1
-        if self._next == self._count:  # nothing waits
+        self._count += len(lines)
+        for row, text in lines:
+            if row == self._next:
+                self._print(text)
+        self._later.put([each for each in lines if each[0] >= self._next])
+        while (following := self._later.get(self._next)) is not None:
+            self._print(following)
+        if self._next == self._count and self._later.size:  # nothing waits
             self._later = Lines()
         return records
+
+    def _print(self, line: bytes) -> None:
+        sys.stdout.buffer.write(line)
+        self._next += 1
 
     def finish(self) -> None:
         """Flush the output."""

@@ -109,8 +109,7 @@ class RequestBuilder:
         """Yield the items of rows, in order."""
         index, seen = 0, set[bytes]()
         for row in rows:
-            group = row.fields.get("group") if self.declared.scores == "episode" else None
-            name = None if is_missing(group) else ascii(group)
+            group = group_of(row) if self.declared.scores == "episode" else None
             texts = self._completions(row)
             uid = row.fields.get(self.columns.id_column or "episode_index")
             uid = None if uid is None else str(uid)
@@ -118,7 +117,7 @@ class RequestBuilder:
             if self.columns.id_column and not error:
                 error = _check_id(self.columns.id_column, uid, seen)
             for place in [None] if texts is None else range(len(texts)):
-                yield Item(index, row, place, uid, error, name)
+                yield Item(index, row, place, uid, error, group)
                 index += 1
 
     def build(self, item: Item) -> Request:
@@ -251,6 +250,12 @@ class RequestBuilder:
             return request
         fields = {name: getattr(request, name) for name in request.model_fields_set}
         return validate(type(request), {**fields, **changes})
+
+
+def group_of(row: Row) -> str | None:
+    """Return the name of an episode's group; None if it has none."""
+    group = row.fields.get("group")
+    return None if is_missing(group) else ascii(group)
 
 
 def task_of(row: Row, columns: Columns, default: str | None) -> Any:

@@ -82,7 +82,8 @@ def _is_sorted(value: Any) -> bool:
     if isinstance(value, dict):
         return list(value) == sorted(value) and _is_sorted([*value.values()])
     if isinstance(value, BaseModel):  # defaults are not the caller's
-        return _is_sorted([getattr(value, name) for name in value.model_fields_set])
+        given = [getattr(value, name) for name in value.model_fields_set]
+        return all(type(each) in _PLAIN or _is_sorted(each) for each in given)
     return True
 
 

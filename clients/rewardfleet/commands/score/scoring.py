@@ -138,11 +138,11 @@ class Scoring:
         builder.check_columns(itertools.chain.from_iterable(each.rows() for each in sources))
         expected = min(self.sample or count, self.limit or count, count)
 
-        def read() -> Iterator[Item]:
-            return builder.items(self._selected(sources, count))
+        def read() -> Iterator[Row]:
+            return self._selected(sources, count)
 
         if self.dry_run:
-            return _show(builder, read(), expected)
+            return _show(builder, builder.items(read()), expected)
         is_lerobot = any(each.is_lerobot for each in sources)
         if self.output is not None and (self.format == "parquet" or is_lerobot):
             pyarrow()  # it writes the output: if it is missing, nothing is scored
@@ -150,7 +150,7 @@ class Scoring:
         with self._urls(paths) as urls:
             fleet, replicas = self.connection.fleet(self.service, urls)
             if is_single:
-                return asyncio.run(_score_one(fleet, builder.build(next(read()))))
+                return asyncio.run(_score_one(fleet, builder.build(next(builder.items(read())))))
             run = Run(fleet, builder, replicas)
             return self._score(run, builder, read, sources, expected)
 
@@ -188,13 +188,14 @@ class Scoring:
         self,
         run: Run,
         builder: RequestBuilder,
-        read: Callable[[], Iterator[Item]],
+        read: Callable[[], Iterator[Row]],
         sources: Sequence[Source],
         expected: int,
     ) -> int:
         """Score the items, with a progress bar and a summary on standard error."""
         stamps = [source.stamp() for source in sources]
-        items = in_groups(read) if SERVICES[self.service].scores == "episode" else read()
+        is_episode = SERVICES[self.service].scores == "episode"
+        items = in_groups(read, builder) if is_episode else builder.items(read())
         with progress_bar(expected) as show:
             columns = columns_of(SERVICES[self.service].client.score_type)
             opening: Any = contextlib.nullcontext(StdoutStore([*columns], show))
