@@ -28,7 +28,7 @@ def is_missing(value: Any) -> bool:
 def given(row: Mapping[str, Any], names: Iterable[str] | None = None) -> dict[str, Any]:
     """Return the columns of a row that are not missing; of some names, or all."""
     names = row if names is None else names
-    return {name: row[name] for name in names if not is_missing(row.get(name))}
+    return {name: row[name] for name in names if name in row and not is_missing(row[name])}
 
 
 def parsed(value: Any) -> Any:
