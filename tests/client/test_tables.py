@@ -302,6 +302,13 @@ def test_an_argument_that_is_null_is_absent_unless_it_is_right(truth: Any, is_ke
     assert json.loads(call)["parameters"] == ({"a": None} if is_kept else {}) | {"b": {"c": 1}}
 
 
+@pytest.mark.parametrize("name", [["f"], {"f": 1}, 5, None, ""])
+def test_names_of_calls_may_be_anything(name: Any):
+    call = {"name": name, "arguments": {"a": None}}
+    row = {"response": [{"role": "assistant", "tool_calls": [call]}], "ground_truth": "<think>"}
+    assert "<tool_call>" in _adapted("tools")(row).response
+
+
 def test_arguments_of_any_depth_are_read():
     arguments: Any = {}
     for _ in range(900):

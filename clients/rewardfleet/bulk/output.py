@@ -149,7 +149,7 @@ class Output:
         """Yield the records of a part, or those that replace them, and whether they do."""
         for record in _read(part, self._columns):
             row = record["row"]
-            is_new = self._has_replaced and self._journal.get(row) is not None
+            is_new = self._has_replaced and row in self._journal
             yield self._read(row)[0] if is_new else record, is_new
 
     def _replace(self) -> None:

@@ -29,7 +29,7 @@ def answer_of(completion: Any, ground_truth: Any) -> str | None:
     return text_of(completion, with_calls=True)
 
 
-def _without_added(value: Any, kept: Collection[Any], tool: Any = "") -> Any:
+def _without_added(value: Any, kept: Collection[Any], tool: str = "") -> Any:
     """Return messages without nulls in the objects that are arguments of calls.
 
     Args:
@@ -37,8 +37,9 @@ def _without_added(value: Any, kept: Collection[Any], tool: Any = "") -> Any:
         tool: Of the call whose arguments they are.
     """
     if isinstance(value, Mapping):
+        own = str(value.get("name") or "")  # which a policy wrote: it may be anything
         return {
-            name: _without_added(each, kept, tool or (name == "arguments" and value.get("name")))
+            name: _without_added(each, kept, tool or (own if name == "arguments" else ""))
             for name, each in value.items()
             if not tool or each is not None or (tool, name) in kept
         }
