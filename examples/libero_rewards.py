@@ -28,7 +28,7 @@ import httpx
 import numpy as np
 from libero_replay import LiberoEnv, ReplayLibero, read_rollouts
 
-from rewardfleet.adapters.libero import EpisodeReward, LiberoRewardWrapper
+from rewardfleet.adapters.libero import EpisodeReward, LiberoRewardWrapper, episode_metrics
 from rewardfleet_server.up.settings import free_port
 
 ROLLOUTS = Path(__file__).parent.parent / "tests" / "data" / "libero"
@@ -75,7 +75,7 @@ def run(envs: LiberoRewardWrapper, kill: Callable[[], None]) -> None:
         before = len(arrived)
         arrived += envs.collect()
         show(arrived[before:], finished, steps)
-        pending = envs.rewards.stats.pending
+        pending = envs.rewards.pending
         if not killed and len(arrived) >= KILL_AFTER and pending:
             kill()
             killed = True
@@ -86,7 +86,7 @@ def run(envs: LiberoRewardWrapper, kill: Callable[[], None]) -> None:
     show(arrived[before:], finished, steps)
     print(f"\n{steps} steps of {ENVIRONMENTS} environments in {seconds:.1f} s")
     summarize(arrived, finished)
-    print(envs.rewards.stats)
+    print(episode_metrics(arrived))
 
 
 def show(arrived: list[EpisodeReward], finished: dict[Key, bool], step: int) -> None:

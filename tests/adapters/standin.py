@@ -72,7 +72,7 @@ def compute_ref_log_prob(batch: DataProto, seconds: float = 0.0) -> None:
     time.sleep(seconds)
 
 
-def generate(prompts: list[str], sampling: Any) -> list[str]:
+def generate(prompts: list[str]) -> list[str]:
     """Return the same program for every prompt."""
     return ["```python\nprint(sum(map(int, input().split())))\n```" for _ in prompts]
 

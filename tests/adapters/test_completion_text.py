@@ -95,7 +95,7 @@ ADAPTERS = [by_areal, by_ctrl, by_ms_swift, by_nemo_rl, by_ray_data, by_rllm, by
 
 @pytest.fixture(autouse=True)
 def _standins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verl, "_fleets", {})
+    monkeypatch.setattr(verl, "_scorers", {})
     types = SimpleNamespace(EvalOutput=SimpleNamespace, Signal=SimpleNamespace)
     monkeypatch.setattr(rllm, "module_of_trainer", lambda *_: types)
 

@@ -7,10 +7,8 @@ HKUNLP/critic-rl at 13dc710. The model is a server of OpenAI's format on loopbac
 import asyncio
 import json
 import math
-import sys
 from collections import Counter
 from functools import partial
-from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -31,7 +29,6 @@ from rewardfleet.adapters.ctrl import (
     read_rows,
     write_critiques,
 )
-from rewardfleet.adapters.ctrl.rows import without_nulls
 from rewardfleet.wire.code import CodeScore
 from rewardfleet_server.testing import serving
 
@@ -74,19 +71,6 @@ def test_training_files_become_rows(files, tmp_path):
     assert rows[1]["tests"]["row"] == {"selected_uts": RECORDS[1]["selected_uts"]}
     assert rows[0]["prompt"][-1]["content"] == "Review this."
     assert "prompt" not in rows[1]
-
-
-def test_arrays_and_nulls_of_parquet_are_undone():
-    """As pandas reads nested columns: arrays, and each dictionary with the fields of all others."""
-    cases = np.array([{"stdin": "1", "stdout": "1"}, {"stdin": None, "stdout": "2"}], dtype=object)
-    tests = {"kind": "stdio", "cases": cases, "fn_name": None, "tolerance": np.float64(0.5)}
-    assert without_nulls(tests) == {
-        "kind": "stdio",
-        "cases": [{"stdin": "1", "stdout": "1"}, {"stdout": "2"}],
-        "tolerance": 0.5,
-    }
-    call = {"args": [None, {"a": None}], "expected": None}
-    assert without_nulls({"cases": [call]}) == {"cases": [call]}, "a null that is a value"
 
 
 @pytest.mark.parametrize(
@@ -136,37 +120,21 @@ async def test_tests_that_ctrl_runs_as_one_program_score_1_or_0(tmp_path, code_u
 
 
 def test_rows_of_a_data_frame_work_too(code_url):
-    """`DataFrame.to_dict("records")` has arrays, and NaN for missing numbers."""
+    """`DataFrame.to_dict("records")` has arrays, NaN for missing numbers, keys of others."""
     row = {
         "selected_uts": np.array(RECORDS[1]["selected_uts"], dtype=object),
         "time_limit": math.nan,
     }
-    tests = {"kind": "dataset", "dataset": "mbppplus", "row": row}
-    rows = [{"id": 1, "problem": "", "solution": DOUBLE, "tests": tests}]
-    fn = CritiqueReward(RewardFleet(code=code_url), rows, CharTokenizer())
-    assert asyncio.run(fn.get_reward_all([CRITIQUE], [DOUBLE], rows)) == [0.5]
-
-
-def test_progress_is_shown_if_tqdm_is_installed(code_url, monkeypatch):
-    shown = []
-
-    class Bar:
-        def __init__(self, desc, total):
-            shown.append((desc, total))
-
-        def update(self):
-            shown.append("step")
-
-        def close(self):
-            shown.append("end")
-
-    monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=Bar))
-    rows = [{"id": 1, "problem": "", "solution": ECHO, "tests": {"inputs": [""], "outputs": ["1"]}}]
-    fn = CritiqueReward(RewardFleet(code=code_url), rows, CharTokenizer(), progress=True)
-    assert asyncio.run(fn.get_reward_all([CRITIQUE] * 2, ["print(1)"] * 2, rows * 2)) == [1.0, 1.0]
-    assert shown == [("Generating rewards", 2), "step", "step", "end"]
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    assert asyncio.run(fn.get_reward_all([CRITIQUE], ["print(1)"], rows)) == [1.0]
+    cases = [{"stdin": "1", "stdout": "1"}, {"stdin": None, "stdout": "2"}]
+    cases = np.array(cases, dtype=object)
+    stdio = {"kind": "stdio", "cases": cases, "fn_name": None, "tolerance": np.float64(0.5)}
+    for tests, revision in (
+        ({"kind": "dataset", "dataset": "mbppplus", "row": row}, DOUBLE),
+        (stdio, "print(1)"),
+    ):
+        rows = [{"id": 1, "problem": "", "solution": DOUBLE, "tests": tests}]
+        fn = CritiqueReward(RewardFleet(code=code_url), rows, CharTokenizer())
+        assert asyncio.run(fn.get_reward_all([CRITIQUE], [revision], rows)) == [0.5]
 
 
 # Critiques
@@ -225,7 +193,6 @@ async def critiques(model: Model, rows, path, code_url: str, **options) -> Criti
             path,
             url=f"{server}/v1",
             model="m",
-            progress=False,
             **options,
         )
 

@@ -45,17 +45,6 @@ def proto(tensors: dict, others: dict | None = None):
     return verl.DataProto.from_dict(tensors=tensors, non_tensors=others)
 
 
-class Tokenizer:
-    """Records its calls, and decodes tokens to their numbers."""
-
-    def __init__(self) -> None:
-        self.decoded: list[tuple[list[int], bool]] = []
-
-    def decode(self, tokens, skip_special_tokens=True) -> str:
-        self.decoded.append(([int(token) for token in tokens], skip_special_tokens))
-        return " ".join(str(int(token)) for token in tokens)
-
-
 #: Prompts of two tokens, padded on the left; responses of four, on the right.
 MASKS = [[1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0]]
 
@@ -106,24 +95,6 @@ def test_existing_rm_scores_are_returned_unchanged():
     scores = EpisodeRewardManager(None, 0)(data)
     assert scores.dtype == torch.float64 and as_list(scores) == [[1] * 4] * 4
     assert list(EpisodeRewardManager(None, 0)(data, return_dict=True)) == ["reward_tensor"]
-
-
-def test_a_sample_of_each_source_is_printed_with_special_tokens(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("rewardfleet.adapters.verl_agent.random.random", lambda: 0.0)
-    tokenizer = Tokenizer()
-    EpisodeRewardManager(tokenizer, 0)(rollouts())
-    assert not tokenizer.decoded and not capsys.readouterr().out, "nothing is printed"
-    EpisodeRewardManager(tokenizer, 1)(rollouts(data_source=["a", "b", "a", "b"]))
-    assert tokenizer.decoded == [
-        ([7, 7], False), ([0, 1, 2, 3], False), ([7], False), ([4], False)
-    ]  # fmt: skip
-    out = capsys.readouterr().out
-    assert "[a][response] 0 1 2 3" in out and "[b][score] 6.0" in out
-    monkeypatch.setattr("rewardfleet.adapters.verl_agent.random.random", lambda: 0.5)
-    EpisodeRewardManager(tokenizer, 1)(rollouts())
-    assert not capsys.readouterr().out, "only a sample is printed"
 
 
 def test_the_config_names_the_reward_manager():

@@ -76,10 +76,9 @@ def test_an_unknown_key_or_a_wrong_value_is_named(given, message):
         RewardModelConfig.of(given)
 
 
-def test_an_unknown_suite_is_refused_with_the_closest_and_all_names():
-    with pytest.raises(ValueError, match="no suite 'libero_spacial'; did you mean") as failure:
+def test_an_unknown_suite_is_refused_with_all_names():
+    with pytest.raises(ValueError, match="no suite 'libero_spacial'") as failure:
         RewardModelConfig.of({"task_suite_name": "libero_spacial"})
-    assert "'libero_spatial'" in str(failure.value)
     assert all(name in str(failure.value) for name in SUITES)
 
 

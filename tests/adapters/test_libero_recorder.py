@@ -1,12 +1,9 @@
-"""Frames of an episode: their orientation, their types, bounded memory; rewards of steps."""
+"""Frames of an episode: their orientation, their types, bounded memory."""
 
 import numpy as np
 import pytest
 
-from rewardfleet.adapters.libero import RewardModelConfig, StepRewards
 from rewardfleet.adapters.libero.frames import EpisodeRecorder, upright_image
-
-from ..conftest import table
 
 SCENE = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
 RAW = SCENE[::-1]
@@ -77,7 +74,7 @@ def recorded(count: int, nframes: int) -> tuple[list[int], float, int]:
     most = 0
     for index in range(count):
         recorder.add(frame(index))
-        most = max(most, len(recorder))
+        most = max(most, len(recorder._frames))
     frames, rate = recorder.select(20.0)
     return [level(each) for each in frames], rate, most
 
@@ -100,21 +97,3 @@ def test_memory_is_bounded_and_first_and_last_frames_are_sent(count, nframes):
 
 def test_the_selection_is_exactly_even_while_all_frames_are_stored():
     assert recorded(61, 16)[0] == list(range(0, 61, 4))
-
-
-def step_rewards(**options) -> StepRewards:
-    return StepRewards(RewardModelConfig.of({"binary_reward": False, **options}), 2)
-
-
-@pytest.mark.parametrize(("options", "steps"), table("step_rewards"))
-def test_rewards_of_steps(options: dict, steps: list):
-    """Differences are within an episode, and a missing score never enters the next one."""
-    rewards = step_rewards(**options)
-    for scores, starts, expected in steps:
-        assert rewards.step(scores, starts=starts).tolist() == pytest.approx(expected, nan_ok=True)
-
-
-@pytest.mark.parametrize("arguments", [([0.5],), ([0.5, 0.5], [True])])
-def test_steps_of_another_number_of_environments_are_refused(arguments):
-    with pytest.raises(ValueError, match=r"give \[2\], not \[1\]"):
-        step_rewards().step(*arguments)

@@ -2,12 +2,10 @@
 
 import math
 import re
-import sys
 import time
 import weakref
 from contextlib import ExitStack
 
-import cv2
 import numpy as np
 import pytest
 
@@ -17,7 +15,6 @@ from rewardfleet.adapters.libero import (
     LiberoRewards,
     MissingRewardError,
     episode_metrics,
-    score_episodes,
 )
 from rewardfleet.adapters.libero import rewards as rewards_module
 from rewardfleet.http import transport
@@ -72,7 +69,7 @@ def test_finished_environments_are_scored_and_others_go_on(service):
         rewards.finish([0, 2])
         assert rewards.recording.tolist() == [False, True, False]
         arrived = sorted(rewards.collect(timeout=None), key=lambda each: each.environment)
-        assert rewards.stats.pending == 0 and rewards.collect() == []
+        assert rewards.pending == 0 and rewards.collect() == []
         record(rewards, 99, environments=[1])
     assert [(each.environment, each.reward, each.score) for each in arrived] == [
         (0, 0.0, 0.3),
@@ -101,7 +98,7 @@ def test_rewards_arrive_in_any_order_by_environment_and_episode_and_nothing_wait
         watch = Stopwatch()
         rewards.finish()
         assert rewards.collect() == []
-        assert rewards.stats.pending == 3
+        assert rewards.pending == 3
         assert rewards.collect(timeout=0.05) == []
         assert watch.seconds < 8, "no answer is released yet"
         rewards.reset([0], tasks=["close the drawer"])
@@ -135,7 +132,7 @@ def test_finish_waits_while_too_many_are_pending_and_a_silent_service_times_out(
         watch, started = Stopwatch(), time.monotonic()
         rewards.finish()
         assert time.monotonic() - started > 0.15, "until the first ones timed out"
-        assert rewards.stats.pending <= 2
+        assert rewards.pending <= 2
         arrived = rewards.collect(timeout=None)
         assert watch.seconds < 15
     assert keys(arrived) == [(index, 0, "error") for index in range(3)]
@@ -150,13 +147,12 @@ def test_an_abstention_is_counted_separately_and_has_the_fallback(abstention: st
         LiberoRewards(config, TASKS[:1]) as rewards,
     ):
         (each,) = scored(rewards, 90)
-        stats = rewards.stats
     assert math.isnan(each.reward) and not each.valid and each.score is None
-    assert (each.status, stats.abstained, stats.failed) == ("abstained", 1, 0)
+    assert each.status == "abstained"
     assert each.detail.startswith("environment 0, episode 0: judge fake abstained")
     assert each.answer.model_output if abstention == "null" else isinstance(each.error, Abstained)
-    shares = {"reward/failed": 0.0, "reward/abstained": 1.0, "reward/pending": 0.0}
-    assert stats.metrics() == shares
+    shares = {"reward/failed": 0.0, "reward/abstained": 1.0, "reward/cached": 0.0}
+    assert episode_metrics([each]) == shares
 
 
 def test_metrics_of_what_arrived_are_finite():
@@ -226,7 +222,6 @@ def test_a_reset_before_the_end_discards_the_frames_and_is_reported(service):
         record(rewards, 11, 12, 13)
         rewards.reset([1])
         arrived = scored(rewards, 21, 22, 23)
-        assert rewards.stats.discarded == 1
     assert keys(arrived) == [(0, 0, "ok"), (1, 0, "discarded"), (1, 1, "ok"), (2, 0, "ok")]
     (discarded,) = [each for each in arrived if each.status == "discarded"]
     expected = "environment 1, episode 0: reset after 1 frames, not finished"
@@ -303,20 +298,8 @@ def test_an_episode_without_frames_or_without_a_task_is_an_error(service):
         record(rewards, 1, 2)
         rewards.finish()
         details = {each.environment: each.detail for each in rewards.collect(timeout=None)}
-    assert "its task is not a text of 1 to 4096 characters: ''" in details[0]
-    assert "its task is not a text of 1 to 4096 characters: None" in details[1]
+    assert all("task_text: " in details[index] for index in (0, 1))
     assert "no frames were recorded" in details[2]
-
-
-def test_an_unknown_suite_in_a_list_fails_its_environment_only(service, caplog):
-    _, config = service
-    suites = ["libero_goal", "libero_gaol", "libero_10"]
-    with LiberoRewards(config, TASKS, suites=suites) as rewards:
-        assert "environments [1] get no rewards: no suite 'libero_gaol'" in caplog.text
-        arrived = scored(rewards, 1, 2, 3)
-    assert keys(arrived) == [(0, 0, "ok"), (1, 0, "error"), (2, 0, "ok")]
-    (failed,) = [each for each in arrived if not each.valid]
-    assert "did you mean 'libero_goal'?" in failed.detail
 
 
 @pytest.mark.parametrize(("arguments", "message"), table("libero_arguments"))
@@ -366,7 +349,7 @@ def test_close_ends_what_is_pending():
         rewards = LiberoRewards(config, TASKS)
         record(rewards, 1, 2, 3)
         rewards.finish()
-        wait_until(lambda: rewards.stats.pending == 3)
+        wait_until(lambda: rewards.pending == 3)
         rewards.close()
         arrived = rewards.collect(timeout=None)
         assert keys(arrived) == [(index, 0, "error") for index in range(3)]
@@ -410,46 +393,6 @@ def test_frames_that_are_not_sent_are_not_in_memory_while_a_score_is_pending(mon
         assert len(images) == 6 and all(image() is not None for image in images)
         rewards.finish()
         wait_until(lambda: sum(image() is not None for image in images) == 3)
-        assert rewards.stats.pending == 3
+        assert rewards.pending == 3
         judge.released.update(TASKS)
         assert len(rewards.collect(timeout=math.inf)) == 3
-
-
-def test_score_episodes_waits_and_returns_them_in_order(service):
-    judge, config = service
-    clips = [[gray(10), gray(20)], np.stack([gray(90)] * 3), [gray(60)], None]
-    tasks = [*TASKS, "nothing"]
-    found = score_episodes({**config, "binary_reward": False}, tasks, clips)
-    assert [(each.environment, each.reward) for each in found[:3]] == [
-        (0, 0.2),
-        (1, 0.9),
-        (2, 0.6),
-    ]
-    assert found[3].status == "error" and "environment 3" in found[3].detail
-    assert judge.clips[TASKS[0]] == [[10, 20]]
-    with pytest.raises(ValueError, match="clips: give 4, one per task; not 3"):
-        score_episodes(config, tasks, clips[:3])
-
-
-def test_temporary_videos_are_written_for_people_to_look_at(service, tmp_path):
-    _, config = service
-    options = {"keep_temp_video": True, "temp_video_dir": tmp_path / "new", "video_fps": 4}
-    clip = [gray(level) for level in range(1, 21)]
-    score_episodes({**config, **options}, TASKS[:1], [clip])
-    (path,) = (tmp_path / "new").glob("rewardfleet-*/environment000_episode000000.mp4")
-    video = cv2.VideoCapture(str(path))
-    assert video.get(cv2.CAP_PROP_FRAME_COUNT) == 16
-    assert video.get(cv2.CAP_PROP_FPS) == 4
-
-
-def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path):
-    (tmp_path / "file").touch()
-    options = {"keep_temp_video": True, "temp_video_dir": str(tmp_path / "file" / "x")}
-    with pytest.raises(ValueError, match="temp_video_dir: nothing can be written there"):
-        LiberoRewards({**NOWHERE, **options}, TASKS)
-
-
-def test_a_missing_library_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(ImportError, match="pip install opencv-python-headless"):
-        LiberoRewards({**NOWHERE, "keep_temp_video": True}, TASKS)

@@ -106,7 +106,6 @@ def test_a_blocking_step_without_a_score_is_not_valid_or_raises_if_failures_must
         given = {**config, "blocking": True, "fallback_score": 0.25}
         envs = wrap(given, lengths=[[1]])
         ((rewards, info),) = run(envs, 1)
-        assert envs.rewards.stats.abstained == 1
         envs.close()
         envs = wrap({**given, "fail_on_request_error": True}, lengths=[[1]])
         with pytest.raises(MissingRewardError, match="environment 0, episode 0"):
@@ -194,7 +193,7 @@ def test_environments_in_processes(service):
     judge, config = service
     envs = wrap(config, AutoresetMode.SAME_STEP, vector=AsyncVectorEnv)
     run(envs, 4)
-    assert len(envs.collect(timeout=None)) == envs.rewards.stats.scored == 2
+    assert [each.status for each in envs.collect(timeout=None)] == ["ok", "ok"]
     envs.close()
     assert judge.clips["task 1 0"] == [levels_of(0, 4)]
 

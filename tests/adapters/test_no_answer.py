@@ -97,7 +97,7 @@ def test_by_wires_of_trainers(services, path: str, body: dict, status: int, expe
 
 
 async def test_one_of_eight_of_a_batch(services: dict[str, httpx.Client], monkeypatch):
-    monkeypatch.setattr(verl, "_fleets", {})
+    monkeypatch.setattr(verl, "_scorers", {})
     url = str(services["code"].base_url)
     texts = [FENCED, "", *[FENCED] * 5, None]
     rows = {"tests": [TESTS] * 8}

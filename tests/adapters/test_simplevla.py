@@ -4,7 +4,6 @@ Read in SimpleVLA-RL at 7c51662: `RobRewardManager`, `RayTrainer.fit`, `RobHFRol
 """
 
 import json
-import logging
 import math
 import re
 import shlex
@@ -21,7 +20,6 @@ from rewardfleet.adapters.simplevla import (
     keep_selected,
     normalized_actions,
     sample_temperatures,
-    suite_max_steps,
 )
 
 from ..running import output_of
@@ -70,19 +68,14 @@ def sliceable(data):
     return data
 
 
-def test_steps_beyond_the_limit_count_and_are_logged_once(caplog: pytest.LogCaptureFixture):
+def test_steps_beyond_the_limit_are_counted():
     """LIBERO's rollouts end at 512 steps, where the original integration has 500."""
     manager = RobRewardManager(0, config(max_steps=4, test_time_rl=True))
-    with caplog.at_level(logging.WARNING):
-        first = manager.verify(rollouts())
-        manager.verify(rollouts())
+    first = manager.verify(rollouts())
+    manager.verify(rollouts())
     assert first[0] == pytest.approx([1 / 1.5, 0.5, 0, 0, 1 / 3, 0, 0.5, 1 / 1.5])
     assert first[1]["reward/over_limit_total"] == 4
     assert manager.over_limit == 8
-    assert [record.message.split(" (")[0] for record in caplog.records] == [
-        "4 rollouts of this batch took more steps than max_steps"
-    ]
-    assert "row 2: 8, 4" in caplog.text
 
 
 def test_a_step_beyond_the_tokens_is_placed_at_the_last_one():
@@ -93,24 +86,11 @@ def test_a_step_beyond_the_tokens_is_placed_at_the_last_one():
 
 def test_the_limit_is_500_unless_it_is_given():
     manager = RobRewardManager(0, config(max_steps=None, test_time_rl=True))
-    suites = ["robotwin2_shake_bottle"] * 4 + ["libero_goal"] * 4
-    data = rollouts(finish_step=[100, 500, 512, 8, 512, 8, 8, 1], task_suite_name=suites)
+    data = rollouts(finish_step=[100, 500, 512, 8, 512, 8, 8, 1])
     expected = [500 / 600, 0.5, 0, 0, 500 / 1012]
     assert manager.verify(data)[0][:5] == pytest.approx(expected)
-
-
-def test_the_limit_can_be_that_of_the_suite():
-    manager = RobRewardManager(0, config(max_steps="suite", test_time_rl=True))
-    data = rollouts(finish_step=[256, 512, 8, 8, 8, 8, 128, 2])
-    assert manager.verify(data)[0][:2] == pytest.approx([1 / 1.5, 0.5])
-    suites = ["robotwin2_shake_bottle"] * 4 + ["libero_goal"] * 4
-    data = rollouts(finish_step=[75, 4, 8, 8, 512, 8, 4, 2], task_suite_name=suites)
-    assert manager.verify(data)[0][:5] == pytest.approx([0.5, 75 / 79, 0, 0, 0.5])
-    assert suite_max_steps("robotwin_unknown_task") == 800
     own = rollouts(finish_step=[2, 8, 8, 8, 8, 8, 8, 2], max_steps=[2, 16] * 4)
     assert manager.verify(own)[0][:2] == pytest.approx([0.5, 1 / 1.5]), "each rollout's own"
-    with pytest.raises(ValueError, match="suite 'aloha_x'"):
-        suite_max_steps("aloha_x")
 
 
 def test_the_rewards_are_those_that_were_recorded_of_the_original():
@@ -345,10 +325,10 @@ def test_in_validation_the_score_is_that_without_groups():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"kind": "visual"}, "success, efficiency or objectives, not 'visual'"),
+        ({"kind": "visual"}, "episode_reward: kind: .*'objectives'"),
         ({"weigths": {}}, "weigths"),
         ({"vote": True}, "vote: needs episode_reward.clusters"),
-        ({"accuracy": "efficiency"}, "accuracy: success or score, not 'efficiency'"),
+        ({"accuracy": "efficiency"}, "accuracy: .*'score'"),
     ],
 )
 def test_an_invalid_configuration_is_refused_at_once(given, message):

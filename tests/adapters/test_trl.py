@@ -79,7 +79,7 @@ def test_nan_is_refused_where_trl_counts_it_as_0(version: str, works: bool, monk
     monkeypatch.setattr(metadata, "version", {"trl": version}.__getitem__)
     url = "http://127.0.0.1:1"
     reward_function("code", url, on_failure="raise")
-    with nullcontext() if works else pytest.raises(ValueError, match=r"count as 0 in TRL 1\.5\.2"):
+    with nullcontext() if works else pytest.raises(ValueError, match="in TRL before 1.6"):
         reward_function("code", url)
 
 

@@ -41,10 +41,10 @@ async def close_all(fleets: dict[object, RewardFleet]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _own_fleets():
-    verl._fleets.clear()
+def _own_scorers():
+    verl._scorers.clear()
     yield
-    verl._loop.close(close_all(verl._fleets))
+    verl._loop.close(close_all(verl._scorers))
 
 
 both = pytest.mark.parametrize("score", [sync, compute_score_async])
@@ -67,7 +67,7 @@ async def test_the_step_is_one_after_that_of_the_weights(code_url: str, tmp_path
         await compute_score_async(
             "code", SUM, TESTS, extra, url=code_url, score_log=str(tmp_path / "log")
         )
-    await close_all(verl._fleets)  # writes the log
+    await close_all(verl._scorers)  # writes the log
     segments = [each.read_text() for each in (tmp_path / "log").glob("*.jsonl")]
     lines = "".join(segments).splitlines()
     assert sorted(str(json.loads(line)["step"]) for line in lines) == ["8", "None", "None"]
@@ -226,7 +226,7 @@ def test_verl_loads_the_file_by_its_path(code_url: str):
         data_source="code", solution_str=SUM, ground_truth=TESTS, extra_info={}, url=code_url
     )
     assert scored["score"] == 1.0
-    module._loop.close(close_all(module._fleets))
+    module._loop.close(close_all(module._scorers))
 
 
 def test_threads_and_event_loops_share_one_fleet(code_url: str):
@@ -239,9 +239,9 @@ def test_threads_and_event_loops_share_one_fleet(code_url: str):
     async def gathered() -> list[float]:
         calls = [compute_score_async("code", each, TESTS, url=code_url) for each in [SUM, ECHO] * 8]
         scores = [result["score"] for result in await asyncio.gather(*calls)]
-        await close_all(verl._fleets)  # in this event loop, which ends; a trainer's goes on
+        await close_all(verl._scorers)  # in this event loop, which ends; a trainer's goes on
         return scores
 
     assert [asyncio.run(gathered()) for _ in range(2)] == [[1.0, 0.5] * 8] * 2
-    assert len(verl._fleets) == 1
+    assert len(verl._scorers) == 1
     assert len(verl._loop._workers) == 1

@@ -69,12 +69,12 @@ def data_of(texts: list[str]):
 
 
 @pytest.fixture(autouse=True)
-def _own_fleets():
-    adapter._fleets.clear()
+def _own_scorers():
+    adapter._scorers.clear()
     yield
-    for fleet in adapter._fleets.values():
+    for fleet in adapter._scorers.values():
         adapter._loop.run(fleet.aclose())
-    adapter._fleets.clear()
+    adapter._scorers.clear()
     asyncio.set_event_loop(None)
     gc.collect()  # here, where warnings are ignored
 
@@ -105,7 +105,7 @@ def test_the_reward_loop_scores_clips(name: str, serve, tmp_path: Path):
     data.non_tensor_batch["tool_extra_fields"] = np.array([fields], dtype=object)
     result = loaded.loop.run_until_complete(loaded.run_single(data))
     assert result["reward_score"] == pytest.approx(0.7)
-    (fleet,) = adapter._fleets.values()
+    (fleet,) = adapter._scorers.values()
     adapter._loop.run(fleet.aclose())
     (segment,) = (tmp_path / "log").glob("*.jsonl")
     assert json.loads(segment.read_text())["step"] == 8  # the weights are those of step 7

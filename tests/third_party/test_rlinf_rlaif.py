@@ -26,7 +26,7 @@ import pytest
 import yaml
 from fastapi import FastAPI, Request
 
-from rewardfleet.adapters.libero import score_episodes
+from rewardfleet.adapters.libero import LiberoRewards
 from rewardfleet_server.testing import serving
 from rewardfleet_server.up.settings import free_port
 
@@ -380,10 +380,13 @@ def test_rewards_when_the_service_is_killed_in_a_rollout(tmp_path: Path):
         config = {"enable": True, "reward_coef": 5.0, "endpoint": urls}
         tasks = [task(index) for index in range(16)]
         episodes = [np.full((STEPS, 64, 64, 3), index, np.uint8) for index in range(32)]
-        scored = [
-            each
-            for half in (episodes[:16], episodes[16:])
-            for each in score_episodes(config, tasks, half, orientation="upright")
-        ]
+        scored = []
+        with LiberoRewards(config, tasks, orientation="upright") as rewards:
+            for half in (episodes[:16], episodes[16:]):
+                for frames in zip(*half, strict=True):
+                    rewards.record(frames)
+                rewards.finish()
+                scored += sorted(rewards.collect(timeout=None), key=lambda each: each.environment)
+                rewards.reset()
     assert [each.status for each in scored if each.status != "ok"] == ["abstained"] * 8
     assert all(each.reward == right[i] for i, each in enumerate(scored) if each.status == "ok")

@@ -1,4 +1,8 @@
-"""Code that several adapters share: reward functions over a trainer's rows, and their metrics."""
+"""The one shape of an adapter, and what trainers do with a missing reward.
+
+An adapter reads samples out of a trainer's batch, makes one call of a `RowReward`, and puts the
+rewards back where the trainer wants them.
+"""
 
 import asyncio
 import importlib
@@ -13,10 +17,19 @@ import numpy as np
 from rewardfleet.adapters.settings import attempt
 from rewardfleet.client import RewardFleet
 from rewardfleet.rows import SampleRow, fields_of, requests_of, sampled, scores_of
-from rewardfleet.service import OnFailure
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
-from rewardfleet.wire.score import Score, Status
+from rewardfleet.wire.score import Score, Status, failed
+
+#: What NaN, as the reward of one sample, does in the trainers that do not leave it out.
+NAN_WOULD = {
+    "AReaL": "spread over its group",
+    "NeMo-RL": "spread over its group",
+    "ROLL": "spread over its group",
+    "TRL before 1.6": "count as 0",
+    "ms-swift": "count as 0",
+    "rLLM": "spread over its group",
+}
 
 #: The names of quartiles, and which percents they are.
 QUARTILES = {f"reward/p{percent}": percent for percent in (0, 25, 50, 75, 100)}
@@ -30,23 +43,6 @@ class MissingReward(BaseException):
 
     It is a `BaseException`, so they do not catch it.
     """
-
-
-def refuse_nan(
-    on_failure: OnFailure, trainer: str, *, effect: str = "spread over its group"
-) -> None:
-    """Refuse NaN for a trainer that does not treat it as a missing reward.
-
-    Args:
-        on_failure: The reward that replaces a missing one, or "raise".
-
-    Raises:
-        ValueError: `on_failure` is NaN.
-    """
-    if isinstance(on_failure, float) and math.isnan(on_failure):
-        raise ValueError(
-            f"on_failure: NaN would {effect} in {trainer}; give 'raise' or another number"
-        )
 
 
 def module_of_trainer(name: str, install: str) -> Any:
@@ -87,20 +83,40 @@ def rows_of(columns: Mapping[str, Any], names: Sequence[str], count: int) -> lis
     return [{name: columns[name][index] for name in names} for index in range(count)]
 
 
-class _ServiceReward:
-    """What both kinds of reward functions have: a service, and a field with the truth of a row.
+class RowReward:
+    """Rewards of what a policy wrote, by the rows of a dataset; it can be pickled.
 
-    The arguments are those of `rewardfleet.adapters`.
+    Args:
+        service, url, column, columns, options: See `rewardfleet.adapters`.
+        trainer: Its name, if it is one of `NAN_WOULD`.
+
+    Raises:
+        ValueError: `on_failure` is NaN, and the trainer does not leave it out.
     """
 
     def __init__(
-        self, service: str, url: str | Sequence[str], column: str | None, **options: Any
+        self,
+        service: str,
+        url: str | Sequence[str],
+        *,
+        column: str | None = None,
+        columns: Sequence[str] = (),
+        trainer: str = "",
+        **options: Any,
     ) -> None:
+        on_failure = options.get("on_failure")
+        if trainer in NAN_WOULD and isinstance(on_failure, float) and math.isnan(on_failure):
+            raise ValueError(
+                f"on_failure: NaN would {NAN_WOULD[trainer]} in {trainer}; "
+                "give 'raise' or another number"
+            )
         self._declared = sampled(service)
-        urls: Any = {service: url}
         self.service = service
-        self._fleet = RewardFleet(**urls, **{"attempt": attempt(), **options})
         self.truth = column or self._declared.truth
+        self.columns = (self.truth, *self._declared.columns, *columns)
+        urls: Any = {service: url}
+        common = {"attempt": attempt(), "coalesce_s": COALESCE_SECONDS}
+        self._fleet = RewardFleet(**urls, **{**common, **options})
 
     @property
     def client(self) -> Any:
@@ -111,26 +127,33 @@ class _ServiceReward:
         """Close the connections of this event loop."""
         await self._fleet.aclose()
 
-
-class DatasetReward(_ServiceReward):
-    """A reward function over completions and the columns of their rows; it can be pickled."""
-
-    def __init__(
-        self,
-        service: str,
-        url: str | Sequence[str],
-        column: str | None,
-        columns: Sequence[str],
-        **options: Any,
-    ) -> None:
-        super().__init__(service, url, column, **options)
-        self.columns = (self.truth, *self._declared.columns, *columns)
-
     def subclass_of(self, base: type) -> type:
         """Return a subclass `CodeReward`, `ToolsReward` or `VideoReward` with this as `scorer`."""
         name = f"{self.service.capitalize()}Reward"
         doc = f"Rewards of the {self.service} service."
         return type(name, (base,), {"scorer": self, "__doc__": doc})
+
+    async def scores(
+        self, completions: Sequence[Any], rows: Sequence[SampleRow], step: int | None = None
+    ) -> list[Any]:
+        """Score a batch in one call. An item that fails has its own `error`.
+
+        Args:
+            completions: See `completion_text`. The video service ignores them.
+            step: That of the trainer, for requests without one.
+
+        Raises:
+            InvalidRequest: A row or a completion has an invalid value.
+        """
+        samples = [self._sample(*each) for each in zip(completions, rows, strict=True)]
+        # In a thread: it encodes the frames of clips.
+        requests = await asyncio.to_thread(requests_of, self.service, samples)
+        if step is not None:
+            requests = [
+                each.model_copy(update={"step": step}) if each.step is None else each
+                for each in requests
+            ]
+        return await scores_of(self.client, requests)
 
     async def rewards(
         self,
@@ -142,7 +165,7 @@ class DatasetReward(_ServiceReward):
         """Return one reward per completion.
 
         Args:
-            completions: The completions; see `completion_text`.
+            columns: Those of the dataset, with a value per completion.
             log_metric: Called with the name and value of each of `metrics_of`.
             step: That of the trainer, if it is not in `trainer_state`, as with TRL and ms-swift.
 
@@ -150,66 +173,68 @@ class DatasetReward(_ServiceReward):
             InvalidRequest: A column is missing, or it or a completion has an invalid value.
             RewardFleetError: There is no reward, and `on_failure` is "raise".
         """
-        rows = rows_of(columns, self.columns, len(completions))
-        samples = [
-            (each, row[self.truth], row) for each, row in zip(completions, rows, strict=True)
-        ]
-        # In a thread: it encodes the frames of clips.
-        requests = await asyncio.to_thread(requests_of, self.service, samples)
         step = getattr(columns.get("trainer_state"), "global_step", step)
-        if step is not None:
-            requests = [
-                each.model_copy(update={"step": step}) if each.step is None else each
-                for each in requests
-            ]
-        scores = await scores_of(self.client, requests)
+        rows = rows_of(columns, self.columns, len(completions))
+        scores = await self.scores(completions, rows, step)
         if log_metric is not None:
-            causes = [cause_marks(self.service, score) for score in scores]
-            for name, value in {**metrics_of(scores), **_means(causes)}.items():
+            for name, value in metrics_of(scores, self.service).items():
                 log_metric(name, value)
         return [self.client.policy.reward(score) for score in scores]
 
+    async def score(
+        self, completion: Any, row: SampleRow, step: int | None = None
+    ) -> tuple[float, Any]:
+        """Return the reward of one response, and its score, which has the `error` of a failure.
 
-def metrics_of(scores: Sequence[Score]) -> dict[str, float]:
-    """Return what a trainer logs of a batch: `reward/failed`, `reward/abstained`, ….
+        Concurrent calls are collected into batches.
 
-    The shares of samples that failed, on which the judge abstained, and whose score was cached; and
-    the quartiles of the scores there are, `reward/p0` to `reward/p100`. None of them is NaN.
+        Args:
+            row: The row of the dataset. Its other fields are read as fields of the request.
+
+        Raises:
+            InvalidRequest: The row has no such field, or it or the response has an invalid value.
+            RewardFleetError: There is no reward, and `on_failure` is "raise".
+        """
+        fields = fields_of(self._declared, *self._sample(completion, row))
+        try:
+            score = await self.client.score(**{"step": step, **fields})
+        except RewardFleetError as error:
+            return self.client.policy.failed(error), failed(error, self.client.score_type)
+        return self.client.policy.reward(score), score
+
+    def _sample(self, completion: Any, row: SampleRow) -> tuple[Any, Any, SampleRow]:
+        if row.get(self.truth) is None:
+            raise InvalidRequest(f"no {self.truth!r}; there are: {', '.join(sorted(row))}")
+        return completion, row[self.truth], row
+
+
+def metrics_of(scores: Sequence[Score], service: str | None = None) -> dict[str, float]:
+    """Return what a trainer logs of a batch; none of it is NaN.
+
+    The means of `marks_of`, which are shares; and the quartiles of the scores there are,
+    `reward/p0` to `reward/p100`.
     """
-    shares = _means([marks_of(score) for score in scores])
-    return shares | quartiles_of([score.score for score in scores if score.score is not None])
+    marks = [marks_of(score, service) for score in scores]
+    means = {name: float(np.mean([each[name] for each in marks])) for name in (marks or [{}])[0]}
+    return means | quartiles_of([score.score for score in scores if score.score is not None])
 
 
-def _means(marks: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = marks[0] if marks else ()
-    return {name: float(np.mean([each[name] for each in marks])) for name in names}
-
-
-def cause_marks(service: str, score: Score | None) -> dict[str, float]:
-    """Return what a trainer logs of the cause of a sample: `reward/cause/wrong_answer`, ….
-
-    Each is 1.0 or 0.0, so that their means are shares. All samples have the same names, as trainers
-    need that average over processes. Errors are in `reward/failed` alone.
-
-    Args:
-        score: The score of the sample; None if the call failed.
-    """
-    own = None if score is None else score.cause
-    return {f"reward/cause/{each}": float(each == own) for each in SERVICES[service].causes}
-
-
-def marks_of(score: Score | None) -> dict[str, float]:
+def marks_of(score: Score, service: str | None = None) -> dict[str, float]:
     """Return what a trainer logs of a sample: `reward/failed`, `reward/abstained`, `reward/cached`.
 
-    Each is 1.0 or 0.0, so that their means are shares.
+    Each is 1.0 or 0.0. All samples have the same names, as trainers need that average over
+    processes.
 
     Args:
-        score: The score of the sample; None if the call failed.
+        service: Whose causes are marked as well, e.g. `reward/cause/wrong_answer`. Errors are in
+            `reward/failed` alone.
     """
+    causes = SERVICES[service].causes if service else ()
     return {
-        "reward/failed": float(score is None or score.status is Status.ERROR),
-        "reward/abstained": float(score is not None and score.status is Status.ABSTAINED),
-        "reward/cached": float(score is not None and score.cached),
+        "reward/failed": float(score.status is Status.ERROR),
+        "reward/abstained": float(score.status is Status.ABSTAINED),
+        "reward/cached": float(score.cached),
+        **{f"reward/cause/{each}": float(each == score.cause) for each in causes},
     }
 
 
@@ -219,35 +244,3 @@ def quartiles_of(rewards: Sequence[float]) -> dict[str, float]:
         return {}
     quartiles = np.percentile(rewards, [*QUARTILES.values()])
     return {name: float(each) for name, each in zip(QUARTILES, quartiles, strict=True)}
-
-
-class SampleReward(_ServiceReward):
-    """Rewards for a trainer that scores one response per call; it can be pickled.
-
-    Concurrent calls are collected into batches.
-    """
-
-    def __init__(
-        self, service: str, url: str | Sequence[str], column: str | None, **options: Any
-    ) -> None:
-        super().__init__(service, url, column, **{"coalesce_s": COALESCE_SECONDS, **options})
-
-    async def score(self, completion: Any, row: SampleRow) -> tuple[float, Score | None]:
-        """Return the reward of a response, and its score; None if the call failed.
-
-        Args:
-            completion: The response; see `completion_text`. The video service ignores it.
-            row: The row of the dataset. Its other fields are read as fields of the request.
-
-        Raises:
-            InvalidRequest: The row has no such field, or it or the response has an invalid value.
-            RewardFleetError: There is no reward, and `on_failure` is "raise".
-        """
-        if row.get(self.truth) is None:
-            raise InvalidRequest(f"no {self.truth!r}; there are: {', '.join(sorted(row))}")
-        fields = fields_of(self._declared, completion, row[self.truth], row)
-        try:
-            score: Score = await self.client.score(**fields)
-        except RewardFleetError as error:
-            return self.client.policy.failed(error), None
-        return self.client.policy.reward(score), score

@@ -6,7 +6,7 @@ from typing import Any
 
 from rewardfleet.service import OnFailure
 
-from ._rows import SampleReward, marks_of, refuse_nan
+from ._rows import RowReward, marks_of
 
 
 def reward_function(
@@ -27,8 +27,9 @@ def reward_function(
         on_failure: As in `RewardFleet`, but not NaN, which would spread over the group. AReaL
             rejects the rollout for which an error is raised, with its group.
     """
-    refuse_nan(on_failure, "AReaL")
-    scorer = SampleReward(service, url, column, on_failure=on_failure, **options)
+    scorer = RowReward(
+        service, url, column=column, trainer="AReaL", on_failure=on_failure, **options
+    )
 
     async def reward(
         prompt: str,  # noqa: ARG001 - AReaL's signature

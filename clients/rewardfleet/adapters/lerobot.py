@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from rewardfleet.arrays import to_array
-from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.video import video_request
 from rewardfleet.wire.errors import InvalidRequest
 
-from ._rows import module_of_trainer
+from ._rows import RowReward, module_of_trainer
 
 _INSTALL = "pip install 'lerobot>=0.6'"
+#: Fields of a request that are settings of the reward model.
+_OPTIONS = ("fps", "nframes", "backend")
 
 
 @functools.cache
@@ -69,15 +69,17 @@ def _model_class() -> type:
 
         def __init__(self, config: Any, *, api_key: str | None = None, **_: Any) -> None:
             super().__init__(config)
-            self._fleet = RewardFleet(
-                video=config.url,
+            self._scorer = RowReward(
+                "video",
+                config.url,
+                columns=_OPTIONS,
                 api_key=api_key,
                 timeout_s=config.timeout_s,
                 on_failure="raise" if config.on_failure is None else config.on_failure,
                 binary_reward=config.binary_reward,
                 success_threshold=config.success_threshold,
             )
-            self._loop = EventLoopThread(self._fleet.aclose)
+            self._loop = EventLoopThread(self._scorer.aclose)
 
         def compute_reward(self, batch: Mapping[str, Any]) -> Any:
             """Return the reward of each clip in a batch, a tensor [B] of float32.
@@ -89,14 +91,9 @@ def _model_class() -> type:
             config = self.config
             clips = _clips(batch.get(config.image_key), config.image_key)
             tasks = _tasks(batch.get(config.task_key), config.default_task, len(clips))
-            options: dict[str, Any] = {
-                "fps": config.fps,
-                "nframes": config.nframes,
-                "backend": config.backend,
-            }
-            samples = zip(tasks, clips, strict=True)
-            requests = [video_request(task, as_uint8(clip), **options) for task, clip in samples]
-            rewards = self._loop.run(self._fleet.video.rewards(requests))
+            columns = {name: [getattr(config, name)] * len(tasks) for name in _OPTIONS}
+            columns |= {"clip": [*map(as_uint8, clips)], "task": tasks}
+            rewards = self._loop.run(self._scorer.rewards([None] * len(tasks), columns))
             return torch.tensor(rewards, dtype=torch.float32)
 
     RewardFleetRewardModel.__qualname__ = "RewardFleetRewardModel"

@@ -6,7 +6,7 @@ from typing import Any
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import OnFailure
 
-from ._rows import DatasetReward, refuse_nan
+from ._rows import RowReward
 
 
 def orm(
@@ -24,15 +24,15 @@ def orm(
         service, url, column, columns, options: See `rewardfleet.adapters`.
         on_failure: As in `RewardFleet`, but not NaN, which ms-swift counts as 0.
     """
-    refuse_nan(on_failure, "ms-swift", effect="count as 0")
-    scorer = DatasetReward(service, url, column, columns, on_failure=on_failure, **options)
+    given = {"column": column, "columns": columns, "on_failure": on_failure, **options}
+    scorer = RowReward(service, url, trainer="ms-swift", **given)
     return scorer.subclass_of(_Orm)
 
 
 class _Orm:
     """An ORM that blocks: ms-swift would run a coroutine in a new event loop each time."""
 
-    scorer: DatasetReward
+    scorer: RowReward
 
     def __init__(self, args: Any = None, **_: Any) -> None:
         self.args = args

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from rewardfleet.wire.errors import InvalidRequest
 
-from ._rows import DatasetReward, module_of_trainer, refuse_nan
+from ._rows import RowReward, module_of_trainer
 
 _INSTALL = "see https://github.com/NVIDIA-NeMo/RL"
 
@@ -35,12 +35,10 @@ class ScoringEnvironment:
     """
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
-        given = {"column": "ground_truth", "columns": (), "on_failure": "raise", **cfg}
+        given = {"column": "ground_truth", "trainer": "NeMo-RL", **cfg}
         if missing := {"service", "url"} - given.keys():
             raise InvalidRequest(f"env.rewardfleet: give {' and '.join(sorted(missing))}")
-        refuse_nan(given["on_failure"], "NeMo-RL")
-        self._rewards = DatasetReward(**given)
-        self._names = (given["column"], *given["columns"], "task")
+        self._rewards = RowReward(**given)
 
     async def step(
         self,
@@ -55,7 +53,9 @@ class ScoringEnvironment:
         """
         import torch  # noqa: PLC0415 - the trainer has it
 
-        columns = {name: [(row or {}).get(name) for row in metadata] for name in self._names}
+        columns = {
+            name: [(row or {}).get(name) for row in metadata] for name in self._rewards.columns
+        }
         columns = {name: each for name, each in columns.items() if any(v is not None for v in each)}
         rewards = torch.tensor(
             await self._rewards.rewards(message_log_batch, columns), dtype=torch.float32

@@ -10,7 +10,7 @@ from rewardfleet.service import OnFailure
 from rewardfleet.text.prompt import response_of
 from rewardfleet.wire.errors import InvalidRequest
 
-from ._rows import SampleReward, cause_marks, marks_of
+from ._rows import RowReward, marks_of
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def reward_function(
         on_failure: As in `RewardFleet`. OpenRLHF logs an exception and goes on without this reward,
             which ends the step. With dynamic filtering, NaN drops the group and draws another one.
     """
-    scorer = SampleReward(service, url, None, on_failure=on_failure, **options)
+    scorer = RowReward(service, url, on_failure=on_failure, **options)
     loop = EventLoopThread(scorer.aclose)
 
     async def reward(query: str, prompt: str, label: Any) -> tuple[float, dict[str, float]]:
@@ -40,7 +40,7 @@ def reward_function(
         if response is None:
             raise InvalidRequest(f"the query does not begin with its prompt (got {query[:60]!r})")
         value, score = await scorer.score(response, {scorer.truth: label})
-        return value, {**marks_of(score), **cause_marks(service, score)}
+        return value, marks_of(score, service)
 
     async def rewards(samples: Iterable[tuple[str, str, Any]]) -> list[Any]:
         return await asyncio.gather(*(reward(*each) for each in samples))

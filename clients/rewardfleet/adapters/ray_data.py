@@ -16,13 +16,13 @@ from rewardfleet.bulk.rows import Row, table_rows
 from rewardfleet.bulk.run import Run
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.rows import requests_of, scores_of
+from rewardfleet.rows import SampleRow, requests_of, scores_of
 from rewardfleet.service import OnFailure
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
-from rewardfleet.wire.score import abstained
+from rewardfleet.wire.score import abstained, failed
 
-from ._rows import DatasetReward, rows_of
+from ._rows import RowReward, rows_of
 
 _OBJECTS = 'objects of tests need batch_format="pyarrow", or store them as JSON text'
 _WHOLE = 'dataset.groupby("group").map_groups gives whole groups, map_batches cuts them'
@@ -54,11 +54,10 @@ class Scorer:
         on_failure: OnFailure = math.nan,
         **options: Any,
     ) -> None:
-        self._scorer = DatasetReward(
-            service, url, column, columns, on_failure=on_failure, **options
-        )
+        given = {"column": column, "columns": columns, "on_failure": on_failure, **options}
+        self._scorer = RowReward(service, url, **given)
         self._loop = EventLoopThread(self._scorer.aclose)
-        self._text = None if SERVICES[service].scores == "clip" else text
+        self._texts = [] if SERVICES[service].scores == "clip" else [text]
         self._reward = reward
 
     def __call__(self, batch: Any) -> Any:
@@ -71,24 +70,23 @@ class Scorer:
             InvalidRequest: A column is missing.
             RewardFleetError: There is no reward, and `on_failure` is "raise".
         """
-        client, service = self._scorer.client, self._scorer.service
-        found = _rows_of(batch, service, {self._text})
-        count = len(found)
+        client = self._scorer.client
+        found = _rows_of(batch, self._scorer.service, self._texts)
         names = batch.column_names if _is_table(batch) else batch
         columns = {name: [each.fields[name] for each in found] for name in names}
-        rows = rows_of(columns, self._scorer.columns, count)
-        texts = rows_of(columns, [] if self._text is None else [self._text], count)
-        rewards = np.empty(count)
-        errors = np.full(count, None, dtype=object)
+        rows = rows_of(columns, (*self._texts, *self._scorer.columns), len(found))
         requests: dict[int, Any] = {}
-        for index, (row, text) in enumerate(zip(rows, texts, strict=True)):
-            sample = (text.get(self._text or ""), row[self._scorer.truth], row)
+        scores: dict[int, Any] = {}
+        for index, row in enumerate(rows):
             try:
-                requests[index] = _request_of(found[index], service, sample)
+                requests[index] = self._request_of(row, found[index].error)
             except InvalidRequest as error:  # an invalid row does not end the job
-                rewards[index], errors[index] = client.policy.fallback(error), str(error)
-        scores = self._loop.run(scores_of(client, list(requests.values())))
-        for index, score in zip(requests, scores, strict=True):
+                scores[index] = failed(error, client.score_type)
+        answers = self._loop.run(scores_of(client, [*requests.values()]))
+        scores |= zip(requests, answers, strict=True)
+        rewards = np.empty(len(found))
+        errors = np.full(len(found), None, dtype=object)
+        for index, score in scores.items():
             if score.score is not None:
                 rewards[index] = client.policy.reward(score)
                 continue
@@ -101,6 +99,13 @@ class Scorer:
         for name, each in new.items():
             batch = batch.append_column(name, [pyarrow().array(each)])
         return batch
+
+    def _request_of(self, row: SampleRow, problem: str) -> Any:
+        if problem:
+            raise InvalidRequest(problem)
+        completion = row[self._texts[0]] if self._texts else None
+        sample = (completion, row[self._scorer.truth], row)
+        return requests_of(self._scorer.service, [sample])[0]
 
 
 class Records:
@@ -177,7 +182,7 @@ class Records:
             )
 
 
-def _rows_of(batch: Any, service: str, texts: Collection[str | None]) -> list[Row]:
+def _rows_of(batch: Any, service: str, texts: Collection[str]) -> list[Row]:
     """Return the rows of a batch.
 
     In arrays and DataFrames, JSON within objects is text, so that a program would get a text for an
@@ -198,12 +203,6 @@ def _rows_of(batch: Any, service: str, texts: Collection[str | None]) -> list[Ro
         error = f"{objects[0]}: {_OBJECTS}" if objects and not is_exact else ""
         rows.append(Row("", fields, error=error, unified=frozenset(batch)))
     return rows
-
-
-def _request_of(row: Row, service: str, sample: tuple[Any, Any, Any]) -> Any:
-    if row.error:
-        raise InvalidRequest(row.error)
-    return requests_of(service, [sample])[0]
 
 
 def _is_table(batch: Any) -> bool:

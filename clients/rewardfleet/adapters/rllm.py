@@ -8,7 +8,7 @@ from rewardfleet.rows import SampleRow
 from rewardfleet.service import OnFailure
 from rewardfleet.wire.policy_text import text_of
 
-from ._rows import SampleReward, marks_of, module_of_trainer, refuse_nan
+from ._rows import RowReward, marks_of, module_of_trainer
 
 _INSTALL = "pip install 'rllm @ git+https://github.com/rllm-org/rllm'"
 
@@ -31,15 +31,16 @@ def evaluator(
             error, rLLM repeats the rollout; then it ends the run, or leaves the rollout out of its
             group if `rllm.workflow.raise_on_error` is false.
     """
-    refuse_nan(on_failure, "rLLM")
-    scorer = SampleReward(service, url, column, on_failure=on_failure, **options)
+    scorer = RowReward(
+        service, url, column=column, trainer="rLLM", on_failure=on_failure, **options
+    )
     return RewardFleetEvaluator(scorer, correct_from)
 
 
 class RewardFleetEvaluator:
     """An `Evaluator` and a `RewardFunction` of rLLM; `evaluator` creates it."""
 
-    def __init__(self, scorer: SampleReward, correct_from: float) -> None:
+    def __init__(self, scorer: RowReward, correct_from: float) -> None:
         self._scorer = scorer
         self._correct_from = correct_from
         self._loop = EventLoopThread(scorer.aclose)
@@ -77,8 +78,7 @@ class RewardFleetEvaluator:
     def _score(self, answer: Any, row: SampleRow) -> tuple[float, dict[str, float]]:
         """Return the reward of an answer and what rLLM logs, with the numbers of the score."""
         reward, score = self._loop.run(self._scorer.score(answer, row))
-        numbers = {} if score is None else score.numbers
-        named = {f"reward/{name}": float(each) for name, each in numbers.items()}
+        named = {f"reward/{name}": float(each) for name, each in score.numbers.items()}
         return reward, marks_of(score) | named
 
 

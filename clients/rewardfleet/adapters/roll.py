@@ -8,7 +8,7 @@ from typing import Any
 from rewardfleet.service import CALLER_ERRORS, OnFailure
 from rewardfleet.wire.errors import RewardFleetError
 
-from ._rows import DatasetReward, module_of_trainer, refuse_nan
+from ._rows import RowReward, module_of_trainer
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ def reward_worker(
     Raises:
         ImportError: ROLL is not installed.
     """
-    refuse_nan(on_failure, "ROLL")
-    scorer = DatasetReward(service, url, column, columns, on_failure=on_failure, **options)
+    given = {"column": column, "columns": columns, "on_failure": on_failure, **options}
+    scorer = RowReward(service, url, trainer="ROLL", **given)
     return scorer.subclass_of(_worker())
 
 
@@ -52,7 +52,7 @@ def _worker() -> type:
     class RewardWorker(base):  # type: ignore[misc] # a class of ROLL
         """A worker of ROLL whose class attribute `scorer` computes the rewards."""
 
-        scorer: DatasetReward
+        scorer: RowReward
 
         def __init__(self, worker_config: Any) -> None:
             super().__init__(worker_config=worker_config)

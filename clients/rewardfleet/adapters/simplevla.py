@@ -3,10 +3,9 @@
 Run in SimpleVLA-RL at 7c51662.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,25 +32,20 @@ from rewardfleet.wire.validation import validate
 
 from ._rows import quartiles_of
 
-log = logging.getLogger(__name__)
-
 #: The step limit of the original test-time RL integration, for all suites.
 _MAX_STEPS = 500.0
-#: Step limits of the tasks that differ from those of their suites, as in `RobHFRollout`.
-_TASK_STEPS = {
-    "shake_bottle": 75, "pick_dual_bottles": 100, "place_container_plate": 150, "click_bell": 200,
-    "move_can_pot": 200, "place_phone_stand": 200, "place_a2b_left": 200, "place_a2b_right": 200,
-    "handover_mic": 200, "lift_pot": 200, "place_empty_cup": 200, "move_stapler_pad": 200,
-    "beat_block_hammer": 200, "place_mouse_pad": 200, "move_pillbottle_pad": 200,
-    "place_shoe": 250, "stack_blocks_two": 400, "stack_bowls_two": 400, "handover_block": 400,
-    "blocks_ranking_rgb": 600,
-}  # fmt: skip
-_SUITE_STEPS = {"libero": 512, "robotwin": 800}
-
 #: The tokens of actions are the last 256 of OpenVLA's 32000, for bins from 1 to -1.
 _VOCABULARY, _BINS = 32000, 255
 #: The objectives that are computed from actions.
 _MOTION = {"smoothness", "low_energy", "short_path"}
+
+
+class _EpisodeReward(EpisodeOptions):
+    """`episode_reward` in the config: the options of a batch, and which reward a rollout has."""
+
+    kind: Literal["success", "efficiency", "objectives"] | None = None
+    accuracy: Literal["success", "score"] = "success"
+    vote: bool = False
 
 
 class RobRewardManager:
@@ -62,10 +56,9 @@ class RobRewardManager:
 
     Args:
         num_examine: Accepted as upstream; nothing is printed.
-        config: `actor_rollout_ref.model.action_token_len`, `verifier.reward_coef` and
-            `data.task_suite_name` as upstream. `test_time_rl` (False). The step limit is
-            `non_tensor_batch["max_steps"]` of a row, else `actor_rollout_ref.model.max_steps`, a
-            number (500) or `suite`: see `suite_max_steps`. `base_temperature` (0.6) and
+        config: `actor_rollout_ref.model.action_token_len` and `verifier.reward_coef` as upstream.
+            `test_time_rl` (False). The step limit is `non_tensor_batch["max_steps"]` of a row, else
+            `actor_rollout_ref.model.max_steps` (500). `base_temperature` (0.6) and
             `temperature_range` (0.3), which `target_success_rate` or `target_diversity` adapt.
             `episode_reward`: the fields of `EpisodeOptions`; `kind`: success, efficiency or
             objectives; `accuracy`: success, or score as in the original integration; and `vote`
@@ -82,21 +75,16 @@ class RobRewardManager:
         self.schedule = _schedule(config)  #: the temperatures of the next rollouts
         self.over_limit = 0  #: the rollouts so far that took more steps than their limit
         fields = plain(config.get("episode_reward") or {})
-        self._default_kind = "efficiency" if self.test_time_rl_mode else "success"
-        self._kind = fields.pop("kind", self._default_kind)
-        self._vote = bool(fields.pop("vote", False))
-        accuracy = fields.pop("accuracy", "success")
-        if accuracy not in {"success", "score"}:
-            raise InvalidRequest(f"episode_reward.accuracy: success or score, not {accuracy!r}")
-        self._accuracy_is_score = accuracy == "score"
         fields["filter"] = {"drop_all_equal": False, **fields.get("filter", {})}
-        self._options = validate(EpisodeOptions, fields, prefix="episode_reward: ")
-        if self._kind not in {"success", "efficiency", "objectives"}:
-            raise InvalidRequest(f"episode_reward.kind: success, efficiency or objectives, "
-                                 f"not {self._kind!r}")  # fmt: skip
+        self._options = validate(_EpisodeReward, fields, prefix="episode_reward: ")
+        self._default_kind = "efficiency" if self.test_time_rl_mode else "success"
+        self._kind = self._options.kind or self._default_kind
         self._target_success = config.get("target_success_rate")
         self._target_diversity = config.get("target_diversity")
-        clustering = {"vote": self._vote, "target_diversity": self._target_diversity is not None}
+        clustering = {
+            "vote": self._options.vote,
+            "target_diversity": self._target_diversity is not None,
+        }
         if self._options.clusters is None and (needs := [k for k, v in clustering.items() if v]):
             raise InvalidRequest(
                 f"{needs[0]}: needs episode_reward.clusters, e.g. {{over: actions}}"
@@ -116,15 +104,15 @@ class RobRewardManager:
         or efficiency.
 
         Raises:
-            ValueError: There is no step limit for a suite.
             InvalidRequest: `episode_reward` cannot be computed for these rollouts.
         """
         import torch  # noqa: PLC0415 - the trainer's package
 
+        accuracy_is_score = self._options.accuracy == "score"
         completes = success(to_array(data.batch["complete"]))
         labels, rewards, result = self._score(data, completes)
         scores = np.where(np.isnan(result.scores), 0.0, result.scores)
-        rated = scores if self._accuracy_is_score else labels
+        rated = scores if accuracy_is_score else labels
         accuracies, uids = rated, _column(data, "uid")
         if uids is not None:  # else there are no groups: validation
             grouping, _ = Grouping.by_name([str(uid) for uid in uids])
@@ -141,7 +129,7 @@ class RobRewardManager:
         for name, values in columns.items():
             data.batch[name] = torch.as_tensor(values, dtype=torch.float32, device=device)
         data.batch["keep"] = torch.as_tensor(keep, dtype=torch.bool, device=device)
-        of_log = data.batch["acc"] if self._accuracy_is_score else completes
+        of_log = data.batch["acc"] if accuracy_is_score else completes
         accuracy = {"all": float(of_log.mean())}
         metrics = accuracy | self._metrics(rewards, result, keep, labels == completes)
         return scores.tolist(), metrics, {"all": 1.0}, accuracy
@@ -155,7 +143,8 @@ class RobRewardManager:
         temperatures are adapted to all rollouts that it has scored since the last call.
 
         Raises:
-            ValueError: As in `verify`; or, as upstream, the batch has `rm_scores`.
+            ValueError: As upstream, the batch has `rm_scores`.
+            InvalidRequest: As in `verify`.
         """
         import torch  # noqa: PLC0415 - the trainer's package
 
@@ -189,7 +178,7 @@ class RobRewardManager:
         uids = _column(data, "uid")
         kind, options = self._kind, self._options
         if uids is None:  # validation
-            kind, options = self._default_kind, EpisodeOptions()
+            kind, options = self._default_kind, _EpisodeReward()
         fields = self._fields(data, kind, options)
         fields["success"] = completes.tolist()
         if uids is not None:
@@ -197,7 +186,7 @@ class RobRewardManager:
             if self.test_time_rl_mode:
                 fields["temperature"] = self._temperatures(fields["group"])
         labels = completes
-        if uids is not None and self._vote and options.clusters is not None:
+        if options.vote and options.clusters is not None:
             batch = validate_batch(_items("success", fields), EpisodeOptions())
             labels = cluster_batch(batch, options.clusters, options).is_majority.astype(float)
             fields["success"] = labels.tolist()
@@ -217,7 +206,7 @@ class RobRewardManager:
                   if (column := _column(data, name)) is not None}  # fmt: skip
         if kind != "success" or options.filter.select == "efficient":
             limits = self._max_steps(data, len(steps))
-            self._note_over_limit(steps, limits)
+            self.over_limit += int((steps > limits).sum())
             fields["max_steps"] = limits.tolist()
         if options.clusters is not None or (
             kind == "objectives" and _MOTION & set(options.weights)
@@ -233,29 +222,12 @@ class RobRewardManager:
         fields["masked"] = (steps == 0).tolist()
         return fields
 
-    def _note_over_limit(self, steps: Any, limits: Any) -> None:
-        over = int((steps > limits).sum())
-        if over and not self.over_limit:
-            row = int(np.flatnonzero(steps > limits)[0])
-            log.warning(
-                "%d rollouts of this batch took more steps than max_steps (row %d: %g, %g): a "
-                "success among them has an efficiency below that at the limit, as in the original; "
-                "actor_rollout_ref.model.max_steps=suite has the limits of the rollout. Further "
-                "ones are counted, not logged", over, row, steps[row], limits[row],
-            )  # fmt: skip
-        self.over_limit += over
-
     def _max_steps(self, data: Any, count: int) -> Any:
         per_row = _column(data, "max_steps")
         if per_row is not None:
             return np.asarray(per_row, float)
         limit = self.config.actor_rollout_ref.model.get("max_steps")
-        if limit != "suite":
-            return np.full(count, _MAX_STEPS if limit is None else float(limit))
-        suites = _column(data, "task_suite_name")
-        if suites is None:
-            suites = [self.config.data.task_suite_name] * count
-        return np.array([suite_max_steps(str(suite)) for suite in suites])
+        return np.full(count, _MAX_STEPS if limit is None else float(limit))
 
     def _temperatures(self, groups: Sequence[str]) -> list[float | None]:
         """Return the temperature of each rollout: the i-th of a prompt has the i-th temperature."""
@@ -302,29 +274,12 @@ class RobRewardManager:
             metrics["reward/diversity"] = float(np.nanmean(result.clusters.diversity))
         if result.batch.columns.has("group").any():  # in training
             metrics["reward/kept"] = float(keep.mean())
-            if self._vote:
+            if self._options.vote:
                 metrics["reward/label_accuracy"] = float(is_right.mean())
         if self._target_success is not None or self._target_diversity is not None:
             metrics["reward/base_temperature"] = self.schedule.base
             metrics["reward/temperature_range"] = self.schedule.width
         return {name: value for name, value in metrics.items() if np.isfinite(value)}
-
-
-def suite_max_steps(suite: str) -> float:
-    """Return the step limit of a suite, or of a task of RoboTwin, as SimpleVLA-RL's rollout has it.
-
-    Args:
-        suite: `data.task_suite_name`, e.g. `libero_10` or `robotwin2_lift_pot`.
-
-    Raises:
-        ValueError: The suite is neither of LIBERO nor of RoboTwin.
-    """
-    family, _, task = suite.partition("_")
-    limit = _TASK_STEPS.get(task) or _SUITE_STEPS.get(family.rstrip("0123456789"))
-    if limit is None:
-        raise ValueError(f"max_steps: not known for the suite {suite!r}; "
-                         "give actor_rollout_ref.model.max_steps")  # fmt: skip
-    return float(limit)
 
 
 def normalized_actions(responses: Any, width: int) -> Any:

@@ -3,14 +3,13 @@
 import functools
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from importlib import metadata
 from typing import Any
 
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import OnFailure
 from rewardfleet.services import SERVICES
 
-from ._rows import QUARTILES, DatasetReward, is_before, refuse_nan
+from ._rows import QUARTILES, RowReward, is_before
 
 #: A function that TRL awaits, or calls: one reward per completion, NaN where there is none.
 RewardFunction = Callable[..., Awaitable[list[float]]] | Callable[..., list[float]]
@@ -41,10 +40,9 @@ def reward_function(
     Raises:
         ValueError: TRL is too old for NaN, or an argument is not valid.
     """
-    if is_before("trl", 1, 6):
-        trainer = f"TRL {metadata.version('trl')} (install trl>=1.6)"
-        refuse_nan(on_failure, trainer, effect="count as 0")
-    scorer = DatasetReward(service, url, column, columns, on_failure=on_failure, **options)
+    trainer = "TRL before 1.6" if is_before("trl", 1, 6) else ""
+    given = {"column": column, "columns": columns, "on_failure": on_failure, **options}
+    scorer = RowReward(service, url, trainer=trainer, **given)
     function = functools.partial(_FUNCTIONS[service], scorer=scorer)
     reward: Any = function if is_async else _BlockingFunction(function, scorer)
     reward.__name__ = _FUNCTIONS[service].__name__  # old versions read it, a partial has none
@@ -53,7 +51,7 @@ def reward_function(
 
 def _function(service: str) -> Callable[..., Awaitable[list[float]]]:
     async def reward(
-        completions: Sequence[Any], *, scorer: DatasetReward, **columns: Any
+        completions: Sequence[Any], *, scorer: RowReward, **columns: Any
     ) -> list[float]:
         log_metric = columns.get("log_metric")
         if log_metric is None:
@@ -79,7 +77,7 @@ globals().update({each.__name__: each for each in _FUNCTIONS.values()})
 class _BlockingFunction:
     """A coroutine function as one that blocks. Unlike a closure, it can be pickled."""
 
-    def __init__(self, function: Callable[..., Any], scorer: DatasetReward) -> None:
+    def __init__(self, function: Callable[..., Any], scorer: RowReward) -> None:
         self._function = function
         self._loop = EventLoopThread(scorer.aclose)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rewardfleet.service import OnFailure
 
-from ._rows import MissingReward, SampleReward, marks_of
+from ._rows import MissingReward, RowReward, marks_of
 
 
 def reward_function(
@@ -26,7 +26,7 @@ def reward_function(
             prime-rl leaves the rollout out of its group. A `Rubric` turns each `Exception` into 0,
             so a failure raises `MissingReward` there, which ends the run.
     """
-    scorer = SampleReward(service, url, column, on_failure=on_failure, **options)
+    scorer = RowReward(service, url, column=column, on_failure=on_failure, **options)
 
     # Neither kind passes all of these: verifiers reads the names in the signature.
     async def reward(

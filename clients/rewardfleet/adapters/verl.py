@@ -8,20 +8,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rewardfleet.adapters._rows import (
-    COALESCE_SECONDS,
-    MissingReward,
-    cause_marks,
-    is_before,
-    marks_of,
-)
-from rewardfleet.adapters.settings import attempt
-from rewardfleet.client import RewardFleet
+from rewardfleet.adapters._rows import MissingReward, RowReward, is_before, marks_of
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.rows import SampleRow, fields_of, requests_of, sampled, scores_of
-from rewardfleet.service import BatchClient, OnFailure
+from rewardfleet.rows import SampleRow
+from rewardfleet.service import OnFailure
 from rewardfleet.services import SERVICES
-from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.policy_text import text_of
 from rewardfleet.wire.score import Score
 
@@ -30,8 +21,8 @@ _NO_VALUE = math.nan if is_before("verl", 0, 9) else None
 #: Arguments that verl passes to every such function, for judges that it runs itself.
 _FROM_VERL = {"reward_router_address", "reward_model_tokenizer", "reward_model"}
 
-#: The fleets of this process, by service, URL and options; they share connections.
-_fleets: dict[tuple[Any, ...], RewardFleet] = {}
+#: What scores in this process, by service, URL and options; calls share its connections.
+_scorers: dict[tuple[Any, ...], RowReward] = {}
 _loop = EventLoopThread()
 
 
@@ -77,14 +68,9 @@ async def compute_score_async(
         RewardFleetError: There is no score, and `on_failure` is "raise".
         TypeError: An option is unknown.
     """
-    client = _client(service, url, on_failure, options)
-    try:
-        text, truth, row = _sample(service, solution_str, ground_truth, extra_info or {})
-        fields = {"step": _step_of(row), **fields_of(sampled(service), text, truth, row)}
-        score = await client.score(**fields)
-    except RewardFleetError as error:
-        return _result(client, service, error)
-    return _result(client, service, score)
+    scorer = _scorer(service, url, on_failure, options)
+    sample = _sample(scorer, solution_str, ground_truth, extra_info)
+    return _result(service, *await scorer.score(*sample, _step_of(extra_info)))
 
 
 @functools.wraps(compute_score_async, assigned=())  # the signature
@@ -108,14 +94,12 @@ def compute_scores(
 
     The arguments are lists of those of `compute_score_async`, and so is the result.
     """
-    client = _client(service, url, on_failure, options)
+    scorer = _scorer(service, url, on_failure, options)
     infos = extra_infos if extra_infos is not None else [None] * len(solution_strs)
-    samples = [
-        _sample(service, *each[:2], each[2] or {})
-        for each in zip(solution_strs, ground_truths, infos, strict=True)
-    ]
-    scores = _loop.run(scores_of(client, requests_of(service, samples)))
-    return [_result(client, service, score) for score in scores]
+    given = zip(solution_strs, ground_truths, infos, strict=True)
+    samples = [_sample(scorer, *each) for each in given]
+    scores = _loop.run(scorer.scores([text for text, _ in samples], [row for _, row in samples]))
+    return [_result(service, scorer.client.policy.reward(score), score) for score in scores]
 
 
 @functools.wraps(compute_score_async, assigned=())
@@ -133,41 +117,39 @@ def compute_score_prime(*sample: Any, **given: Any) -> float:
     return float(score["score"])
 
 
-def _client(
+def _scorer(
     service: str, url: str | Sequence[str], on_failure: OnFailure, options: dict[str, Any]
-) -> Any:
-    urls: Any = {service: url if isinstance(url, str) else tuple(url)}
+) -> RowReward:
+    urls = url if isinstance(url, str) else tuple(url)
     given = {name: options[name] for name in options.keys() - _FROM_VERL}
-    key = (service, urls[service], repr(on_failure), *sorted(given.items()))
-    if key not in _fleets:  # setdefault is atomic, so all threads use the same fleet
-        own = {"attempt": attempt(), "coalesce_s": COALESCE_SECONDS, "on_failure": on_failure}
-        given = {**own, **given}
-        _fleets.setdefault(key, RewardFleet(**urls, **given))
-    return getattr(_fleets[key], service)
+    key = (service, urls, repr(on_failure), *sorted(given.items()))
+    if key not in _scorers:  # setdefault is atomic, so all threads use the same one
+        _scorers.setdefault(key, RowReward(service, urls, on_failure=on_failure, **given))
+    return _scorers[key]
 
 
 def _sample(
-    service: str, solution: str, truth: Any, extra: SampleRow
-) -> tuple[str | None, Any, SampleRow]:
-    """Return the arguments of `Service.fields` for a sample of verl."""
-    if SERVICES[service].scores == "clip":
-        if extra.get("clip") is None:
-            raise InvalidRequest("extra_info has no 'clip': a path, bytes, frames or images")
-        return solution, extra["clip"], {"task": truth, **extra}
-    takes_critiques = "critique" in SERVICES[service].client.request_type.model_fields
-    if takes_critiques and extra.get("revision") is not None:
+    scorer: RowReward, solution: str, truth: Any, extra: SampleRow | None
+) -> tuple[str | None, SampleRow]:
+    """Return what the policy wrote, and its row, for a sample of verl."""
+    declared = SERVICES[scorer.service]
+    row = extra or {}
+    if declared.scores == "clip":
+        return solution, {"task": truth, **row}
+    row = {**row, scorer.truth: truth}
+    if "critique" in declared.client.request_type.model_fields and row.get("revision") is not None:
         # What was revised from no critique is no answer of the policy.
-        revision = None if text_of(solution) is None else extra["revision"]
-        return revision, truth, {**extra, "critique": solution}
-    return solution, truth, extra
+        revision = None if text_of(solution) is None else row["revision"]
+        return revision, {**row, "critique": solution}
+    return solution, row
 
 
-def _step_of(extra: SampleRow) -> int | None:
+def _step_of(extra: SampleRow | None) -> int | None:
     """Return the first step that can train on a sample; None if verl does not say it.
 
     Its agent loop adds the version of the weights that wrote the sample: how many steps there were.
     """
-    version = extra.get("max_global_steps")
+    version = (extra or {}).get("max_global_steps")
     return version + 1 if isinstance(version, int) else None
 
 
@@ -186,16 +168,9 @@ class _SampleResult(dict[str, Any]):
         raise KeyError(key)
 
 
-def _result(
-    client: BatchClient[Any, Any], service: str, score: Score | RewardFleetError
-) -> dict[str, Any]:
+def _result(service: str, reward: float, score: Score) -> dict[str, Any]:
     names = SERVICES[service].reported  # the same for all samples: verl reads those of the first
-    if isinstance(score, RewardFleetError):
-        reward, fields, found = client.policy.failed(score), {}, None
-    else:
-        reward, found = client.policy.reward(score), score
-        fields = {**score.model_dump(include=set(names)), **score.numbers}
+    fields = {**score.model_dump(include=set(names)), **score.numbers}
     values = {f"reward/{name}": fields.get(name) for name in names}
     reported = {name: _NO_VALUE if each is None else float(each) for name, each in values.items()}
-    marks = {**marks_of(found), **cause_marks(service, found)}
-    return _SampleResult({"score": reward, **marks, **reported})
+    return _SampleResult({"score": reward, **marks_of(score, service), **reported})

@@ -6,7 +6,6 @@ at 19c632b.
 
 import functools
 import logging
-import random
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, get_args
@@ -25,13 +24,11 @@ from rewardfleet.episodes import (
 )
 from rewardfleet.episodes.batch import visual_score
 from rewardfleet.wire.episode import FilterOptions
+from rewardfleet.wire.truth import given, plain
 
 from ._rows import quartiles_of
 
 log = logging.getLogger(__name__)
-
-#: The fraction of episodes that are printed, so that not only the first of each batch are seen.
-_PRINT_FRACTION = 0.1
 
 #: Normalizations of `rewardfleet.episodes`; see docs/episodes.md.
 NormalizationType = Literal["none", "length", "group_mean", "group_std", "leave_one_out", "running"]
@@ -50,8 +47,7 @@ class EpisodeRewardManager:
     """A reward manager that puts each episode's reward at the last valid token of its response.
 
     Args:
-        tokenizer: Decodes the episodes that are printed, with their special tokens.
-        num_examine: The most episodes printed per data source and batch; a tenth is sampled.
+        tokenizer, num_examine: Accepted as upstream; nothing is printed.
         normalize_by_length: As `normalization_type="length"`.
         normalization_type: How episode rewards are normalized. Each episode counts once, however
             many rows it has; `running` is over all batches of this manager.
@@ -126,8 +122,6 @@ class EpisodeRewardManager:
             if self.kind == "hybrid" and valid[row]:
                 for token, reward in _step_rewards(data.non_tensor_batch, row, int(last[row])):
                     rewards[row, token] += reward
-        if self.num_examine > 0:
-            self._print_some(data, episode_rewards)
         if return_dict:
             extra = {"reward_placed": (last >= 0).tolist(), "reward_valid": valid.tolist()}
             return {"reward_tensor": rewards, "reward_extra_info": extra}
@@ -145,9 +139,9 @@ class EpisodeRewardManager:
             given = ~np.isnan(scores)  # a video without a score has no reward
             rewards = np.where(given, visual(rewards, np.where(given, scores, 0.0)), np.nan)
         valid = ~np.isnan(rewards)
-        accepted = valid | (self.normalization_type in _WITHIN_GROUP)
-        if not (accepted & ~np.isinf(rewards)).all():
-            row = np.flatnonzero(~accepted | np.isinf(rewards))[0]
+        refused = np.isinf(rewards) | ~(valid | (self.normalization_type in _WITHIN_GROUP))
+        if refused.any():
+            row = int(refused.argmax())
             raise ValueError(
                 f"episode_rewards: row {row} is {rewards[row]}; drop it with filter_group_data, or "
                 f"set normalization_type to {', '.join(_WITHIN_GROUP)}"
@@ -179,26 +173,6 @@ class EpisodeRewardManager:
         advantages = _WITHIN_GROUP[self.normalization_type](values, grouping)
         return np.nan_to_num(advantages)[episode]
 
-    def _print_some(self, data: Any, episode_rewards: Any) -> None:
-        printed: dict[str, int] = {}
-        fields, batch = data.non_tensor_batch, data.batch
-        sources = fields.get("data_source", ["unknown"] * len(episode_rewards))
-        width = batch["prompts"].shape[-1]
-        for row, source in enumerate(sources):
-            is_sampled = random.random() < _PRINT_FRACTION  # noqa: S311 - not security-relevant
-            if printed.get(source, 0) >= self.num_examine or not is_sampled:
-                continue
-            printed[source] = printed.get(source, 0) + 1
-            mask = batch["attention_mask"][row] > 0
-            texts = {
-                "prompt": batch["prompts"][row][mask[:width]],
-                "response": batch["responses"][row][mask[width:]],
-            }
-            for name, tokens in texts.items():
-                text = self.tokenizer.decode(tokens, skip_special_tokens=False)
-                print(f"[{source}][{name}]", text)
-            print(f"[{source}][score]", float(episode_rewards[row]))
-
 
 def reward_manager_of(config: Any) -> Callable[..., EpisodeRewardManager]:
     """Return the reward manager that `reward_model` names, with its settings.
@@ -213,8 +187,7 @@ def reward_manager_of(config: Any) -> Callable[..., EpisodeRewardManager]:
     name = config.reward_model.get("reward_manager", "episode")
     if name != "episode":
         raise NotImplementedError(f"reward_manager {name!r}: this package has `episode`")
-    given = {key: config.reward_model.get(key) for key in ("normalization_type", "kind")}
-    settings: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    settings: Any = given(plain(config.reward_model), ("normalization_type", "kind"))
     return functools.partial(EpisodeRewardManager, **settings)
 
 

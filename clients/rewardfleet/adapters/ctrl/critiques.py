@@ -6,11 +6,12 @@ with `--instruction_field critic_instruction --output_field critique`.
 """
 
 import asyncio
+import functools
 import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,9 @@ from rewardfleet.rows import SampleRow, code_fields
 from rewardfleet.wire.backoff import backoff_with_jitter
 from rewardfleet.wire.code import CodeScore, Outcome, Verdict
 from rewardfleet.wire.errors import RewardFleetError
+from rewardfleet.wire.truth import given
 
-from .progress import gather
 from .reward import as_block, visible_critique
-from .rows import without_nulls
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,6 @@ async def write_critiques(
     sampling: Mapping[str, Any] | None = None,
     max_concurrency: int = 64,
     timeout_s: float = 300.0,
-    progress: bool = True,
 ) -> CritiqueReport:
     """Run programs, let a model criticize them, and append the critiques to a file of JSON lines.
 
@@ -101,7 +100,6 @@ async def write_critiques(
         sampling: Further fields of its requests, e.g. `{"temperature": 0.7, "max_tokens": 1024}`.
         max_concurrency: Rows at once.
         timeout_s: Seconds until the model must have answered, at each attempt.
-        progress: Show a progress bar, if tqdm is installed.
 
     Raises:
         httpx.HTTPStatusError: The model's server refuses every request: a wrong key, model or URL.
@@ -119,14 +117,18 @@ async def write_critiques(
             base_url=url, headers=headers, timeout=timeout_s, limits=connections
         ) as client,
     ):
-        chat = _Chat(client, {"model": model, **(sampling or {})})
+        complete = functools.partial(_complete, client, {"model": model, **(sampling or {})})
 
         async def run(row: SampleRow) -> str:
             async with limit:
-                return await _write_one(fleet, chat, row, target)
+                return await _write_one(fleet, complete, row, target)
 
-        work = [run(row) for row in missing]
-        counts = Counter(await gather(work, "Writing critiques", shown=progress))
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(run(row)) for row in missing]
+        except* httpx.HTTPStatusError as errors:
+            raise errors.exceptions[0] from None
+    counts = Counter(task.result() for task in tasks)
     written, failed = counts.pop("written", 0), counts.pop("failed", 0)
     return CritiqueReport(written, len(listed) - len(missing), failed, dict(counts))
 
@@ -206,16 +208,16 @@ def _tail(stderr: str) -> str:
     return "\n".join(line.strip()[:_SHOWN] for line in stderr.strip().splitlines()[-2:])
 
 
-async def _write_one(fleet: RewardFleet, chat: "_Chat", row: SampleRow, path: Path) -> str:
+async def _write_one(
+    fleet: RewardFleet, complete: Callable[[str], Awaitable[str]], row: SampleRow, path: Path
+) -> str:
     """Write one critique, or return why there is none."""
-    tests = without_nulls(row.get("tests"))
-    options = {name: row[name] for name in ("limits",) if name in row}
-    request = code_fields(row["solution"], tests, options)
+    request = code_fields(row["solution"], row.get("tests"), given(row, ["limits"]))
     instruction = _instruction(row)
     try:
         score = await fleet.code.score(**request)
         feedback = execution_feedback(score, request["tests"])
-        text = await chat.complete(f"{instruction}\n\n{_HINT.format(feedback)}")
+        text = await complete(f"{instruction}\n\n{_HINT.format(feedback)}")
         critique = visible_critique(text)
         judged = await fleet.code.score(**request, critique=critique)  # the run is cached
     except (RewardFleetError, _NoAnswer) as error:
@@ -257,37 +259,31 @@ class _NoAnswer(Exception):
     """The model gave no answer to one prompt."""
 
 
-@dataclass(frozen=True)
-class _Chat:
-    """A model behind `POST /chat/completions`."""
+async def _complete(client: httpx.AsyncClient, fields: Mapping[str, Any], prompt: str) -> str:
+    """Return a model's answer to a prompt, by `POST chat/completions` with some more fields.
 
-    client: httpx.AsyncClient  #: has its base URL
-    fields: Mapping[str, Any]  #: sent with each request
-
-    async def complete(self, prompt: str) -> str:
-        """Return the answer to a prompt.
-
-        Raises:
-            _NoAnswer: There is none, also after retries.
-            httpx.HTTPStatusError: The server refuses every request.
-        """
-        body = {**self.fields, "messages": [{"role": "user", "content": prompt}]}
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                response = await self.client.post("chat/completions", json=body)
-            except httpx.TransportError as error:
-                problem = f"{type(error).__name__} {error}"
-            else:
-                if response.status_code in _REFUSED:
-                    raise _NoAnswer(f"the model refused the prompt: {response.text[:200]}")
-                if response.is_success:
-                    return _content(response)
-                problem = f"status {response.status_code}"
-                if response.status_code != 429 and not response.is_server_error:
-                    response.raise_for_status()
-            if attempt < _ATTEMPTS:
-                await asyncio.sleep(backoff_with_jitter(attempt, _FIRST_WAIT, _MAX_WAIT))
-        raise _NoAnswer(f"{_ATTEMPTS} attempts failed, the last with {problem}")
+    Raises:
+        _NoAnswer: There is none, also after retries.
+        httpx.HTTPStatusError: The server refuses every request.
+    """
+    body = {**fields, "messages": [{"role": "user", "content": prompt}]}
+    problem = ""
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            await asyncio.sleep(backoff_with_jitter(attempt, _FIRST_WAIT, _MAX_WAIT))
+        try:
+            response = await client.post("chat/completions", json=body)
+        except httpx.TransportError as error:
+            problem = f"{type(error).__name__} {error}"
+            continue
+        if response.status_code in _REFUSED:
+            raise _NoAnswer(f"the model refused the prompt: {response.text[:200]}")
+        if response.is_success:
+            return _content(response)
+        problem = f"status {response.status_code}"
+        if response.status_code != 429 and not response.is_server_error:
+            response.raise_for_status()
+    raise _NoAnswer(f"{_ATTEMPTS} attempts failed, the last with {problem}")
 
 
 def _content(response: httpx.Response) -> str:

@@ -7,23 +7,19 @@
 import asyncio
 import re
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from rewardfleet.adapters._rows import metrics_of, module_of_trainer
+from rewardfleet.arrays import to_array
 from rewardfleet.client import RewardFleet
-from rewardfleet.rows import SampleRow, code_fields
-from rewardfleet.wire.code import CodeScore
-from rewardfleet.wire.errors import RewardFleetError
+from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.rows import SampleRow, requests_of, scores_of
 from rewardfleet.wire.policy_text import text_of
-from rewardfleet.wire.score import Status, failed
 
-from .progress import gather
-from .rows import read_rows, without_nulls
+from .rows import read_rows
 
 _FORMAT = re.compile(r"<format>(.*)</format>", re.DOTALL)
 
@@ -42,22 +38,6 @@ class RevisionQuery(NamedTuple):
     prompter_type: str | None = None  #: which of CTRL's prompts the problem has; None: none of them
 
 
-@dataclass(frozen=True)
-class RevisionSampling:
-    """Sampling parameters of revisions, for the trainer to use."""
-
-    #: False is greedy decoding, so that a critique's reward has no sampling noise.
-    do_sample: bool = False
-    temperature: float = 0.0  #: 0 is greedy decoding as well, for engines without `do_sample`
-    max_tokens: int = 1024  #: the most tokens of one revision; a complete program must fit
-    #: The model that writes revisions. None: the reference policy.
-    proxy_model_path: str | None = None
-
-
-#: The sampling parameters that this adapter recommends.
-REVISION_SAMPLING = RevisionSampling()
-
-
 class CritiqueReward:
     """The `reward_fn` of CTRL's trainer: a critique's reward is the pass rate of its revision.
 
@@ -70,7 +50,6 @@ class CritiqueReward:
             `prompter_type` is one of CTRL, and gets CTRL's prompt.
         tokenizer: The tokenizer of the policy, which decodes critiques.
         num_examine: How many critiques of each batch are printed.
-        progress: Show a progress bar while revisions run, if tqdm is installed.
         rules: How verdicts and programs are found: `service`, or `original` as in CTRL.
 
     Raises:
@@ -84,16 +63,15 @@ class CritiqueReward:
         tokenizer: Any,
         *,
         num_examine: int = 0,
-        progress: bool = False,
         rules: Rules = "service",
     ) -> None:
         if rules not in get_args(Rules):
             raise ValueError(f"rules: {' or '.join(get_args(Rules))}, not {rules!r}")
         self._fleet = fleet
+        self._loop = EventLoopThread(fleet.aclose)
         self._rules = rules
         self._tokenizer = tokenizer
         self._num_examine = num_examine
-        self._progress = progress
         #: What a trainer logs of the last batch: `reward/failed`, `reward/p50`, …
         self.metrics: dict[str, float] = {}
         self._rows: dict[str, SampleRow] = {}
@@ -111,22 +89,16 @@ class CritiqueReward:
                 for padding; and `problem_id` [B]. Arrays or tensors.
         """
         ids = [str(problem_id) for problem_id in data.non_tensor_batch["problem_id"]]
-        responses = data.batch["responses"]
-        mask = data.batch["attention_mask"]
-        critiques: list[str] = []
-        lengths: list[int] = []
-        for tokens, valid in zip(
-            responses.tolist(), mask[:, mask.shape[1] - responses.shape[1] :].tolist(), strict=True
-        ):
-            positions = [position for position, is_valid in enumerate(valid) if is_valid]
-            text = self._tokenizer.decode(
-                [tokens[position] for position in positions], skip_special_tokens=True
-            )
-            if len(critiques) < self._num_examine:
-                print(text)
-            critiques.append(text)
-            lengths.append(positions[-1] + 1 if positions else 0)
-        return ids, critiques, lengths
+        responses = to_array(data.batch["responses"])
+        mask = to_array(data.batch["attention_mask"])
+        valid = [np.flatnonzero(row) for row in mask[:, mask.shape[1] - responses.shape[1] :]]
+        critiques = [
+            self._tokenizer.decode(tokens[at].tolist(), skip_special_tokens=True)
+            for tokens, at in zip(responses, valid, strict=True)
+        ]
+        for critique in critiques[: self._num_examine]:
+            print(critique)
+        return ids, critiques, [int(at[-1]) + 1 if len(at) else 0 for at in valid]
 
     def parse_query(self, ids: Sequence[str]) -> tuple[list[RevisionQuery], list[SampleRow]]:
         """Return the queries and the rows of problems; each [B].
@@ -178,46 +150,34 @@ class CritiqueReward:
         Raises:
             ValueError: The lists differ in length.
             RewardFleetError: From the `await`, if the fleet's `on_failure` is "raise": the first
-                failure; the remaining calls are cancelled. Otherwise `on_failure` replaces a
-                missing reward, with a warning in the log.
+                failure. Otherwise `on_failure` replaces a missing reward, with a warning in the
+                log.
         """
         rows = list(zip(critiques, revisions, samples, strict=True))
-        thread = ThreadPoolExecutor(1, thread_name_prefix="rewardfleet")
-        rewards = thread.submit(asyncio.run, self._rewards(rows))
-        thread.shutdown(wait=False)
+        rewards = self._loop.start(self._rewards(rows))
 
         async def wait() -> list[float]:
             return await asyncio.wrap_future(rewards)
 
         return wait()
 
-    async def _rewards(self, rows: list[tuple[str, str, SampleRow]]) -> list[float]:
-        async with self._fleet:
-            work = [self._reward(*row) for row in rows]
-            scored = await gather(work, "Generating rewards", shown=self._progress)
-        self.metrics = metrics_of([score for _, score in scored])
-        return [reward for reward, _ in scored]
-
-    async def _reward(
-        self, critique: str, revision: str, sample: SampleRow
-    ) -> tuple[float, CodeScore]:
-        tests = without_nulls(sample.get("tests"))
-        if text_of(critique) is None or text_of(revision) is None:
-            request = code_fields(None, tests, sample)
-        elif self._rules == "service":
-            request = code_fields(revision, tests, {**sample, "critique": critique})
-        elif any(verdict in critique for verdict in _VERDICTS):
-            block = first_block(revision) if "```" in revision else revision.strip()
-            request = code_fields(f"```python\n{block}\n```", tests, sample)
-        else:
-            return 0.0, CodeScore(score=0.0, status=Status.OK)
+    async def _rewards(self, rows: Sequence[tuple[Any, Any, SampleRow]]) -> list[float]:
         code = self._fleet.code
-        try:
-            score = await code.score(**request)
-        except RewardFleetError as error:
-            missing = failed(error, CodeScore)
-            return code.policy.failed(error), missing
-        return code.policy.reward(score), score
+        scores = await scores_of(code, requests_of("code", (self._sample(*row) for row in rows)))
+        self.metrics = metrics_of(scores)
+        return [code.policy.reward(score) for score in scores]
+
+    def _sample(self, critique: Any, revision: Any, row: SampleRow) -> tuple[Any, Any, SampleRow]:
+        """Return what is scored, the tests, and the fields of the request."""
+        tests = row.get("tests")
+        if text_of(critique) is None or text_of(revision) is None:
+            return None, tests, row
+        if self._rules == "service":
+            return revision, tests, {**row, "critique": critique}
+        if not any(verdict in critique for verdict in _VERDICTS):
+            return "", tests, {**row, "critique": ""}  # nothing is run
+        block = first_block(revision) if "```" in revision else revision.strip()
+        return f"```python\n{block}\n```", tests, row
 
 
 class RewardModelForCritic(CritiqueReward):
@@ -255,9 +215,7 @@ class RewardModelForCritic(CritiqueReward):
             }
             for row in read_rows(file)
         ]
-        super().__init__(
-            fleet, rows, tokenizer, num_examine=num_examine, progress=True, rules=rules
-        )
+        super().__init__(fleet, rows, tokenizer, num_examine=num_examine, rules=rules)
 
 
 def _is_one_program(row: SampleRow) -> bool:
@@ -313,37 +271,3 @@ def visible_critique(text: str) -> str:
     visible = text.rpartition("</think>")[2]
     formatted = _FORMAT.search(visible)
     return (formatted[1] if formatted else visible).strip()
-
-
-def scatter_rewards(
-    rewards: Sequence[float], lengths: Sequence[int], like: Any
-) -> tuple[Any, list[int]]:
-    """Put each response's reward at its last valid token, and 0 elsewhere.
-
-    Args:
-        rewards: [B]. NaN is copied: mask such rows before taking the mean of a group.
-        lengths: [B], in [0, T]; 0 for an empty response, which has no position for a reward.
-        like: A numpy array or torch tensor [B, T], e.g. `responses`.
-
-    Returns:
-        Token rewards [B, T], an array or a tensor on the device of `like`, and of its dtype if
-        that is a floating-point one, else float32; and the indices of the empty responses.
-
-    Raises:
-        ValueError: The sizes do not match.
-    """
-    rows, width = like.shape
-    values = np.zeros((rows, width))
-    empty = []
-    for row, reward, length in zip(range(rows), rewards, lengths, strict=True):
-        if not 0 <= length <= width:
-            raise ValueError(f"lengths: {length} of row {row} is not in [0, {width}]")
-        if length:
-            values[row, length - 1] = reward
-        else:
-            empty.append(row)
-    if isinstance(like, np.ndarray):
-        dtype = like.dtype if np.issubdtype(like.dtype, np.floating) else np.float32
-        return values.astype(dtype), empty
-    floating = like[:0] if like.is_floating_point() else like[:0].float()
-    return floating.new_tensor(values), empty

@@ -13,10 +13,7 @@ from .rewards import (
     EpisodeReward,
     LiberoRewards,
     MissingRewardError,
-    RewardStats,
-    StepRewards,
     episode_metrics,
-    score_episodes,
 )
 
 if TYPE_CHECKING:
@@ -30,10 +27,7 @@ __all__ = [
     "MissingRewardError",
     "Orientation",
     "RewardModelConfig",
-    "RewardStats",
-    "StepRewards",
     "episode_metrics",
-    "score_episodes",
 ]
 
 

@@ -1,10 +1,9 @@
 """How LIBERO episodes are scored: the keys of the original RLinf integration, and a few more."""
 
-import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue, ValidationError
 
@@ -19,19 +18,9 @@ SUITES = tuple(map("libero_{}".format, ("spatial", "object", "goal", 10, 90, 100
 _NEXT_TO_REWARD_MODEL = ("reward_coef", "use_rel_reward", "task_suite_name")
 
 
-def suite_problem(name: object) -> str | None:
-    """Return why a name is not that of a LIBERO suite, in any case; None if it is."""
-    lower = str(name).lower()
-    if lower in SUITES:
-        return None
-    close = difflib.get_close_matches(lower, SUITES, n=1, cutoff=0.0)[0]
-    return f"no suite {name!r}; did you mean {close!r}? There are {', '.join(SUITES)}"
-
-
-def check_suite(name: str) -> str:
-    """Return the name of a suite in lower case, or raise a ValueError."""
-    if problem := suite_problem(name):
-        raise ValueError(problem)
+def _suite(name: str) -> str:
+    if name.lower() not in SUITES:
+        raise ValueError(f"no suite {name!r}; there are {', '.join(SUITES)}")
     return name.lower()
 
 
@@ -81,11 +70,11 @@ class RewardModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, all
     fail_on_request_error: bool = False
     binary_reward: bool = True
     success_threshold: float = Field(0.5, ge=0, le=1)
-    keep_temp_video: bool = False
+    keep_temp_video: Literal[False] = False
     temp_video_dir: Path | None = Field(None, strict=False)
     reward_coef: float = 1.0
     use_rel_reward: bool = False
-    task_suite_name: Annotated[str, AfterValidator(check_suite)] | None = None
+    task_suite_name: Annotated[str, AfterValidator(_suite)] | None = None
     fallback_score: _Fallback = math.nan
     blocking: bool = False
     api_key: str | None = Field(None, repr=False)

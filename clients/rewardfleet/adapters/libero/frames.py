@@ -1,19 +1,12 @@
-"""Frames of LIBERO: upright uint8 images, those of an episode in bounded memory, and mp4 files."""
+"""Frames of LIBERO: upright uint8 images, and those of an episode in bounded memory."""
 
-import logging
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rewardfleet.adapters._rows import module_of_trainer
 from rewardfleet.arrays import to_array
 from rewardfleet.wire.video import sample_indices
-
-log = logging.getLogger(__name__)
 
 Image = NDArray[np.uint8]
 
@@ -25,8 +18,6 @@ Orientation = Literal["raw", "rotated", "upright"]
 #: How many frames are stored for each frame that is sent. The more, the more evenly those are
 #: spread over a long episode: the distance between two of them varies by at most half.
 _STORED_PER_SENT = 4
-
-_INSTALL_CV2 = "keep_temp_video needs it: pip install opencv-python-headless"
 
 
 def upright_image(frame: Any, orientation: Orientation) -> Image:
@@ -83,10 +74,6 @@ class EpisodeRecorder:
         #: Why the episode cannot be scored, e.g. a frame that could not be added.
         self.problem: str | None = None
 
-    def __len__(self) -> int:
-        """Return how many frames are stored."""
-        return len(self._frames)
-
     def add(self, frame: Image) -> None:
         """Add the next frame, [H, W, 3]. It is not copied.
 
@@ -124,33 +111,3 @@ class EpisodeRecorder:
         stored = (min(round(each / self._stride), len(self._frames) - 2) for each in indices)
         share = len(indices) / (self.count - 1) if indices else 1.0
         return [*(self._frames[each] for each in stored), self._frames[-1]], frame_rate * share
-
-
-def new_video_folder(parent: Path | None) -> Path:
-    """Create a new folder for mp4 files in a folder, or in the system's for temporary files.
-
-    Nothing in it is ever deleted. The folder around it is created as well if it does not exist.
-
-    Raises:
-        ValueError: Nothing can be written there.
-        ImportError: OpenCV is not installed.
-    """
-    module_of_trainer("cv2", _INSTALL_CV2)
-    try:
-        if parent is not None:
-            parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix="rewardfleet-", dir=parent))
-    except OSError as error:
-        raise ValueError(f"temp_video_dir: nothing can be written there: {error}") from None
-
-
-def write_video(path: Path, frames: Sequence[Image], fps: float) -> None:
-    """Write an mp4 for people to look at. If that fails, the log has a warning."""
-    cv2 = module_of_trainer("cv2", _INSTALL_CV2)
-    height, width, _ = frames[0].shape
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), fps, (width, height))
-    if not writer.isOpened():
-        log.warning("keep_temp_video: %s: OpenCV cannot write this file", path)
-    for frame in frames:
-        writer.write(cv2.cvtColor(frame, cv2.COLOR_RGB2BGR))
-    writer.release()

@@ -1,6 +1,5 @@
 """Rewards of episodes in a vector of environments, scored while the simulator continues."""
 
-import asyncio
 import logging
 import threading
 from collections import Counter
@@ -18,7 +17,6 @@ from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import CALLER_ERRORS
 from rewardfleet.wire.errors import (
     Abstained,
-    DeadlineExceeded,
     InternalError,
     RewardFleetError,
     Unavailable,
@@ -26,8 +24,8 @@ from rewardfleet.wire.errors import (
 from rewardfleet.wire.score import Status, abstained
 from rewardfleet.wire.video import VideoScore
 
-from .config import Config, RewardModelConfig, check_suite, suite_problem
-from .frames import EpisodeRecorder, Orientation, new_video_folder, upright_image, write_video
+from .config import Config, RewardModelConfig
+from .frames import EpisodeRecorder, Orientation, upright_image
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +34,7 @@ _CONTROL_HZ = 20.0
 #: The least default of `max_pending`, so that `finish` of few environments with short episodes does
 #: not wait. One episode is 1 to 2 MB at 16 frames of 256x256.
 _LEAST_PENDING = 128
-#: The longest text of a task.
-_MAX_TASK = 4096
-#: Seconds by which an episode may exceed the timeout: the client then reports what it waited for.
+#: Seconds by which an episode may exceed the timeout, to encode its frames.
 _GRACE_SECONDS = 1.0
 
 #: Keys of the configuration that the service gets.
@@ -95,35 +91,11 @@ class MissingRewardError(RewardFleetError):
         self.reward = reward  #: the episode
 
 
-@dataclass(frozen=True)
-class RewardStats:
-    """How many episodes there were so far, by what became of them."""
-
-    scored: int
-    abstained: int
-    failed: int
-    discarded: int  #: ended by a reset
-    pending: int  #: their scores have not arrived
-
-    def metrics(self) -> dict[str, float]:
-        """Return what a trainer logs: `reward/failed`, `reward/abstained` and `reward/pending`.
-
-        The first two are shares of the episodes that have been judged; none is NaN.
-        """
-        judged = max(self.scored + self.abstained + self.failed, 1)
-        return {
-            "reward/failed": self.failed / judged,
-            "reward/abstained": self.abstained / judged,
-            "reward/pending": float(self.pending),
-        }
-
-
 @dataclass
 class _EnvironmentState:
     """The current episode of one environment."""
 
     task: Any  #: as it was given
-    suite_problem: str | None  #: why no episode of this environment can be scored
     recorder: EpisodeRecorder | None  #: the episode's frames; None from its end to the next reset
     episode: int = 0  #: its index
 
@@ -136,13 +108,8 @@ class _EnvironmentState:
         recorder, self.recorder = self.recorder, None
         if recorder is None:
             self.episode += 1
-        if self.suite_problem is not None:
-            raise ValueError(self.suite_problem)
         if recorder is None:
             raise ValueError("finished, but not reset since its last episode ended")
-        if not isinstance(self.task, str) or not 0 < len(self.task) <= _MAX_TASK:
-            shown = f"{self.task!r:.80}"
-            raise ValueError(f"its task is not a text of 1 to {_MAX_TASK} characters: {shown}")
         return recorder
 
 
@@ -158,15 +125,12 @@ class LiberoRewards:
     Args:
         config: See `RewardModelConfig.of`.
         tasks: The instruction of each environment. Their number is that of the environments.
-        suites: The suite of all environments, or of each; None means that of `config`. In a list,
-            only the environments with an unknown suite get errors.
         frame_rate: The rate in Hz at which frames are recorded; by default one per control step.
         max_pending: The most episodes whose scores have not arrived, 1 or more; beyond that,
             `finish` waits. None means two per environment, and at least 128.
 
     Raises:
         ValueError: An argument is not valid, or `enable` is False.
-        ImportError: `keep_temp_video` is set, and OpenCV is not installed.
     """
 
     def __init__(
@@ -175,7 +139,6 @@ class LiberoRewards:
         tasks: Sequence[str],
         *,
         orientation: Orientation = "raw",
-        suites: str | Sequence[str] | None = None,
         frame_rate: float = _CONTROL_HZ,
         max_pending: int | None = None,
     ) -> None:
@@ -196,13 +159,9 @@ class LiberoRewards:
         self._orientation = orientation
         self._frame_rate = frame_rate
         self._max_pending = max_pending or max(2 * len(tasks), _LEAST_PENDING)
-        suites = self.config.task_suite_name if suites is None else suites
         self._environments = [
-            _EnvironmentState(task, problem, EpisodeRecorder(self.config.nframes))
-            for task, problem in zip(tasks, _suite_problems(suites, len(tasks)), strict=True)
+            _EnvironmentState(task, EpisodeRecorder(self.config.nframes)) for task in tasks
         ]
-        keeps_videos = self.config.keep_temp_video
-        self._videos = new_video_folder(self.config.temp_video_dir) if keeps_videos else None
         self._fleet = RewardFleet(
             video=self.config.endpoint, timeout_s=self.config.timeout, api_key=self.config.api_key
         )
@@ -210,7 +169,6 @@ class LiberoRewards:
         self._closed = False
         self._pending: dict[Future[VideoScore], EpisodeReward] = {}
         self._arrived: list[EpisodeReward] = []
-        self._counts: Counter[EpisodeStatus] = Counter()  # of all episodes that arrived
 
     @property
     def episode(self) -> NDArray[np.int64]:
@@ -223,11 +181,10 @@ class LiberoRewards:
         return np.array([each.recorder is not None for each in self._environments])
 
     @property
-    def stats(self) -> RewardStats:
-        """The number of episodes so far, by what became of them."""
+    def pending(self) -> int:
+        """The number of episodes whose scores have not arrived."""
         self._receive()
-        n = self._counts
-        return RewardStats(n["ok"], n["abstained"], n["error"], n["discarded"], len(self._pending))
+        return len(self._pending)
 
     def reset(
         self, environments: Environments = None, *, tasks: Sequence[str] | None = None
@@ -250,7 +207,7 @@ class LiberoRewards:
             recorder = state.recorder
             if recorder is not None and (recorder.count or recorder.problem):
                 problem = recorder.problem or f"reset after {recorder.count} frames, not finished"
-                self._store(_without_score(self._current(index), problem, "discarded"))
+                self._arrived.append(_without_score(self._current(index), problem, "discarded"))
                 recorder = None
             if recorder is None:
                 state.episode += 1
@@ -295,7 +252,7 @@ class LiberoRewards:
             try:
                 clip = self._environments[index].end().select(self._frame_rate)
             except ValueError as error:
-                self._store(_without_score(self._current(index), str(error)))
+                self._arrived.append(_without_score(self._current(index), str(error)))
                 continue
             if self._closed:
                 raise RuntimeError("rewards: closed")
@@ -365,24 +322,16 @@ class LiberoRewards:
         self, episode: EpisodeReward, frames: Sequence[NDArray[np.uint8]], fps: float
     ) -> VideoScore:
         """Send one episode. While it waits for its score, only encoded frames are in memory."""
-        async with asyncio.timeout(self.config.timeout + _GRACE_SECONDS):
-            if self._videos is not None:
-                name = f"environment{episode.environment:03d}_episode{episode.episode:06d}.mp4"
-                path = self._videos / name
-                await asyncio.to_thread(write_video, path, frames, self.config.video_fps)
-            options = self.config.model_dump(include=_SENT)
-            scoring = self._fleet.video.score(episode.task, frames, fps=fps, **options)
-            del frames
-            return await scoring
+        options = self.config.model_dump(include=_SENT)
+        scoring = self._fleet.video.score(episode.task, frames, fps=fps, **options)
+        del frames
+        return await scoring
 
     def _result(self, episode: EpisodeReward, future: Future[VideoScore]) -> EpisodeReward:
         try:
             answer = future.result()
         except RewardFleetError as error:
             return _without_score(episode, error)
-        except TimeoutError:
-            problem = f"no score within {self.config.timeout:g} s"
-            return _without_score(episode, DeadlineExceeded(problem))
         except CancelledError:
             return _without_score(episode, Unavailable("closed before the score arrived"))
         except BaseException as error:  # noqa: BLE001 - whatever happened, it must be reported
@@ -394,61 +343,11 @@ class LiberoRewards:
 
     def _receive(self, timeout: float | None = 0.0, until: str = ALL_COMPLETED) -> None:
         """Wait for what is pending, and store what became of the episodes that have ended."""
-        longest = self.config.timeout + 2 * _GRACE_SECONDS  # no episode takes that long
+        longest = self.config.timeout + _GRACE_SECONDS  # no episode takes that long
         seconds = min(longest if timeout is None else timeout, longest, threading.TIMEOUT_MAX)
         done, _ = wait(self._pending, seconds, until)
         for future in [each for each in self._pending if each in done]:
-            self._store(self._result(self._pending.pop(future), future))
-
-    def _store(self, episode: EpisodeReward) -> None:
-        self._counts[episode.status] += 1
-        self._arrived.append(episode)
-
-
-def score_episodes(
-    config: Config, tasks: Sequence[str], clips: Sequence[Any], **options: Any
-) -> list[EpisodeReward]:
-    """Score complete episodes, all at once, and wait for the rewards.
-
-    Args:
-        config: See `RewardModelConfig.of`.
-        tasks: The instruction of each episode.
-        clips: The frames of each episode; see `upright_image`.
-        options: `orientation`, `suites` and `frame_rate` of `LiberoRewards`.
-
-    Returns:
-        One per episode, in the same order; `environment` is its index.
-
-    Raises:
-        ValueError: An argument is not valid, or there is another number of clips than tasks.
-        MissingRewardError: As in `LiberoRewards.collect`.
-    """
-    if len(clips) != len(tasks):
-        raise ValueError(f"clips: give {len(tasks)}, one per task; not {len(clips)}")
-    with LiberoRewards(config, tasks, max_pending=len(tasks) or None, **options) as rewards:
-        for index, clip in enumerate(clips):
-            for frame in clip if hasattr(clip, "__len__") else [clip]:
-                rewards.record([frame], [index])
-        rewards.finish()
-        return sorted(rewards.collect(timeout=None), key=lambda each: each.environment)
-
-
-def _suite_problems(suites: str | Sequence[str] | None, count: int) -> Sequence[str | None]:
-    """Return why each environment has no suite of LIBERO, or None.
-
-    Raises:
-        ValueError: The suite of all environments is unknown, or there is another number of suites.
-    """
-    if suites is None or isinstance(suites, str):
-        if suites is not None:
-            check_suite(suites)
-        return [None] * count
-    if len(suites) != count:
-        raise ValueError(f"suites: give one, or {count}, one per environment; not {suites!r}")
-    problems = list(map(suite_problem, suites))
-    if unknown := [index for index, problem in enumerate(problems) if problem]:
-        log.warning("environments %s get no rewards: %s", unknown, problems[unknown[0]])
-    return problems
+            self._arrived.append(self._result(self._pending.pop(future), future))
 
 
 def _without_score(
@@ -472,43 +371,3 @@ def _warn_of_missing(arrived: Sequence[EpisodeReward]) -> None:
         counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
         shown = (len(missing), len(arrived), counts, (refused or missing)[0].detail)
         log.log(level, "no reward for %d of %d episodes (%s); the first is %s", *shown)
-
-
-class StepRewards:
-    """Rewards for environments that have a score at every step, e.g. a judge's progress.
-
-    With `use_rel_reward`, a reward is the difference to the reward of the step before in the same
-    episode, so that an episode's rewards add up to that of its last score. Where there is no score
-    (NaN), the reward is NaN, and the next difference is to the last score before. The first step
-    of an episode is compared with 0.
-
-    Args:
-        config: `binary_reward`, `success_threshold`, `reward_coef` and `use_rel_reward` apply.
-    """
-
-    def __init__(self, config: RewardModelConfig, environments: int) -> None:
-        self._config = config
-        self._before = np.zeros(environments)
-
-    def step(self, scores: ArrayLike, starts: ArrayLike | None = None) -> NDArray[np.float64]:
-        """Return the rewards of one step.
-
-        Args:
-            scores: [N], in [0, 1], or NaN where there is none.
-            starts: [N], True where this step is the first of an episode. None means nowhere.
-
-        Raises:
-            ValueError: An argument has another shape.
-        """
-        shape = self._before.shape
-        scores = np.asarray(scores, float)
-        begins = np.zeros(shape, bool) if starts is None else np.asarray(starts, bool)
-        for name, each in (("scores", scores), ("starts", begins)):
-            if each.shape != shape:
-                raise ValueError(f"{name}: give {list(shape)}, not {list(each.shape)}")
-        values = np.where(np.isnan(scores), scores, [self._config.reward(each) for each in scores])
-        if not self._config.use_rel_reward:
-            return values
-        before = np.where(begins, 0.0, self._before)
-        self._before = np.where(np.isnan(values), before, values)
-        return values - before

@@ -34,7 +34,7 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
         tasks: See `Tasks`.
         frames: Where the images are in an observation: a path such as `pixels/image`, or a function
             of an observation, which is one of all environments, or a final one of one environment.
-        options: `orientation`, `suites`, `frame_rate` and `max_pending` of `LiberoRewards`.
+        options: `orientation`, `frame_rate` and `max_pending` of `LiberoRewards`.
 
     Raises:
         ValueError: An argument is not valid, or the autoreset mode is unknown.
@@ -60,7 +60,7 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
             ) from None
         self._tasks = tasks
         self._frames = frames
-        #: What records and scores; it has `stats`.
+        #: What records and scores; it has `pending`.
         self.rewards = LiberoRewards(config, [""] * env.num_envs, **options)
         #: Environments that Gymnasium resets in the next step.
         self._resets_next = np.zeros(env.num_envs, bool)
