@@ -187,7 +187,7 @@ browser:
 test-browser: install browser  ## the page of `rewardfleet look` in Chromium; as root on Debian, installs it
 	$(BIN)/python -m pytest -q -m browser tests/server/look
 
-install-viewers: $(VIEWERS)/.installed  ## W&B, MLflow, trackio, TensorBoard and Inspect, in their own environment
+install-viewers: $(VIEWERS)/.installed  ## W&B, MLflow and Inspect, in their own environment
 
 $(VIEWERS)/.installed: requirements-viewers.txt pyproject.toml tests/install.py
 	@$(INSTALL) $(VIEWERS) requirements-viewers.txt

@@ -30,7 +30,7 @@ class Service:
     #: Builds a request from the arguments of the client's `score`.
     request: Callable[..., Request]
     inputs: str  #: what `rewardfleet score` reads, for its help
-    #: Yields the story of a score, line by line, from the fields of the request and of the score.
+    #: Yields the parts of the story of a score, from the fields of the request and of the score.
     story: Lazy
     #: Returns a request that no other number has, as JSON, and its only right score, None if any.
     item: Lazy

@@ -24,7 +24,7 @@ from rewardfleet_server.testing import wait_until
 STEPS, SAMPLES = 12, 64
 LIMIT_MS = 10.0
 VIDEOS = Path(__file__).parent.parent / "data" / "libero" / "videos"
-TRACKERS = ("none", "wandb", "tensorboard", "mlflow", "trackio")
+TRACKERS = ("none", "wandb", "mlflow")
 TESTS = {"kind": "stdio", "cases": [{"stdin": str(n), "stdout": str(n)} for n in range(20)]}
 PROGRAM = "def f(x):\n" + "".join(f"    x = x + {n}\n" for n in range(60)) + "print(f(1))\n"
 
@@ -43,12 +43,8 @@ def scored(service: str) -> tuple[list[Any], list[Any]]:
 
 def begin(tracker: str, folder: str) -> SampleTables:
     """Begin a run of a tracker."""
-    os.environ |= {"WANDB_DATA_DIR": folder, "TRACKIO_DIR": folder, "HF_HUB_OFFLINE": "1"}
+    os.environ |= {"WANDB_DATA_DIR": folder}
     os.environ |= {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    if tracker == "tensorboard":
-        from tensorboardX import SummaryWriter
-
-        return SampleTables(tensorboard=SummaryWriter(folder))
     if tracker == "wandb":
         import wandb
 
@@ -58,10 +54,6 @@ def begin(tracker: str, folder: str) -> SampleTables:
 
         mlflow.set_tracking_uri(Path(folder, "runs").as_uri())
         mlflow.start_run()
-    elif tracker == "trackio":
-        import trackio
-
-        trackio.init(project="bench", embed=False, auto_log_cpu=False)
     return SampleTables()
 
 

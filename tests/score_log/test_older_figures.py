@@ -16,7 +16,7 @@ from rewardfleet.score_log.reading import Filters, open_log, select
 from rewardfleet.score_log.replaying import select_records
 from rewardfleet.tools import tools_request
 from rewardfleet.wire.tools import ToolsScore
-from rewardfleet_server.look.details import Explanation, details_of
+from rewardfleet_server.look.details import details_of
 
 from .test_segments import written
 
@@ -48,6 +48,7 @@ def test_they_are_found(tmp_path: Path, place: str, when: str):
     story = "\n".join(story_of("tools", {}, score_of(record)))
     assert "format 1 + correctness 3 + length 0 = task 4" in story
     assert "lambda 0.75 x cost 2" in story
-    shown = details_of(record, Explanation())
-    assert shown.figures == {**FIGURES[when]["components"], **OTHER} and shown.budget == 0.5
-    assert json.loads(shown.details)["calls"] == 2
+    assert "the budget is 0.5 per answer" in story
+    shown = details_of(record)
+    assert shown["figures"] == {**FIGURES[when]["components"], **OTHER}
+    assert json.loads(shown["texts"]["details"])["calls"] == 2

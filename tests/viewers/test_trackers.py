@@ -2,9 +2,7 @@
 
 import base64
 import io
-import json
 import re
-import sqlite3
 import threading
 from pathlib import Path
 
@@ -70,8 +68,8 @@ def test_wandb_has_a_table_per_step_and_all_steps_of_the_trainer(
             of_step = [row for row in rows if row["step"] == step]
             assert shown(of_step) == ROWS
             assert of_step[0]["suspicions"] == "It reads the tests."
-            assert NASTY[:20] in of_step[0]["output"] and '"stdin":"1"' in of_step[0]["task"]
-            assert of_step[-1]["explanation"] == "no sandbox"
+            assert NASTY[:20] in of_step[0]["output"] and '"stdin": "1"' in of_step[0]["task"]
+            assert of_step[-1]["explanation"].count("no sandbox") == 1
     pages = [
         Path(file.parent, "files", each["rewardfleet/video_page"]["path"]) for each in history[:2]
     ]
@@ -102,52 +100,3 @@ def test_mlflow_has_a_page_per_step_though_the_run_began_in_another_thread(
         f"{run.info.artifact_uri}/rewardfleet/video/step-000012.html"
     )
     assert pictures_of(video) == [(4 * 64, 64)]
-
-
-def test_trackio_has_a_table_per_step(tables, tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    trackio = pytest.importorskip("trackio")
-    trackio.init(project="grpo", name="run", embed=False)
-    for step in range(2):
-        score_step(tables, step)
-        trackio.log({"loss": step}, step=step)
-    tables.close()
-    trackio.finish()
-    with sqlite3.connect(tmp_path / "grpo.db") as database:
-        logged = [
-            (step, *next(iter(json.loads(metrics).items())))
-            for step, metrics in database.execute("SELECT step, metrics FROM metrics")
-        ]
-    by_step = {(step, name): value for step, name, value in logged}
-    assert len(logged) == len(by_step) == 6
-    for step in range(2):
-        assert by_step[step, "loss"] == step
-        assert shown(by_step[step, "rewardfleet/code"]["_value"]) == ROWS
-        page = tmp_path / "media" / by_step[step, "rewardfleet/video_page"]["file_path"]
-        assert pictures_of(page.read_text()) == [(4 * 64, 64)]
-
-
-def test_tensorboard_has_a_table_and_pictures_and_nothing_in_it_is_markdown(tmp_path: Path):
-    writers = pytest.importorskip("tensorboardX")
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    from tensorboard.plugin_util import markdown_to_safe_html
-
-    with writers.SummaryWriter(str(tmp_path)) as writer:
-        tables = SampleTables(2, tensorboard=writer)
-        for step in (3, 4):
-            score_step(tables, step)
-        tables.close()
-    assert not any(tables.dropped.values())
-    events = accumulator.EventAccumulator(str(tmp_path), {"tensors": 0, "images": 0}).Reload()
-    texts = events.Tensors("rewardfleet/code/text_summary")
-    assert [each.step for each in texts] == [3, 4]
-    page = markdown_to_safe_html(texts[0].tensor_proto.string_val[0].decode())
-    assert page.count("<tr>") == 1 + len(ROWS) and page.count("<td>") == 11 * len(ROWS)
-    assert "<em>" not in page and "<a " not in page and "<code>" not in page
-    pictures = events.Images("rewardfleet/video/picture_1")
-    assert [(each.step, each.width, each.height) for each in pictures] == [
-        (3, 256, 64),
-        (4, 256, 64),
-    ]
-    assert Image.open(io.BytesIO(pictures[0].encoded_image_string)).format == "JPEG"

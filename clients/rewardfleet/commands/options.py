@@ -115,10 +115,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: boo
 
 def escaped(text: str, limit: int) -> str:
     """Return a text that a policy wrote on one line, with its control characters as escapes."""
-    shown = "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode()
-        for each in text[:limit]
-    )
+    shown = text[:limit]
+    if not shown.isprintable():
+        parts = (each if each.isprintable() else ascii(each)[1:-1] for each in shown)
+        shown = "".join(parts)
     return f"{shown}…" if len(text) > limit else shown
 
 

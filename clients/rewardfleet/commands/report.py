@@ -1,6 +1,8 @@
 """`rewardfleet report`: what happened in a run, from its score log."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,10 @@ from rewardfleet.wire.validation import read_lines
 from .log import LOGS, filters
 from .options import escaped, path_option, table
 
-#: Rows of a table, parts of a run, and causes of a part that are shown.
-_MAX_ROWS, _MAX_PARTS, _MAX_CAUSES = 10, 10, 4
 #: Characters of a text from a service or a policy.
-_MAX_SHOWN = 80
+_MAX_SHOWN = 120
+#: Formats of cells.
+_COUNT, _SHARE, _SECONDS = ",.0f", ".1%", ".3f"
 
 #: Seconds before the newest record in which false positives are counted, and labeled failures of a
 #: task from which on it has a row.
@@ -52,6 +54,9 @@ SELECT service, run, step, id, time, status, score, score <= 0 AS is_zero, backe
 FROM scores WHERE {condition}
 """
 
+#: In SQL, 0 if there is no part or no whole.
+_SHARES = "CREATE TEMP MACRO share(part, whole) AS coalesce(part / nullif(whole, 0), 0)"
+
 Log = Callable[..., list[tuple[Any, ...]]]
 
 
@@ -74,21 +79,19 @@ def command(folders: Sequence[Path], labels: Path | None, **given: Any) -> int:
     with open_log(folders) as connection:
         _select(connection, Filters(**given))
         _add_labels(connection, labels)
-
-        def log(sql: str, *values: object) -> list[tuple[Any, ...]]:
-            return query(connection, sql, values)
-
+        log = partial(query, connection)
         (count,) = log("SELECT count(*) FROM selected")[0]
         if not count:
             click.echo("no records", err=True)
             return 1
-        for title, section in _SECTIONS.items():
-            if text := "\n".join(section(log)):
+        for title, parts in _SECTIONS.items():
+            if text := "\n".join(line for part in parts for line in part(log)):
                 click.echo(f"\n{title}\n{text}" if title else text)
     return 0
 
 
 def _select(connection: Any, given: Filters) -> None:
+    query(connection, _SHARES, [])
     condition, values = given.sql()
     groups = " ".join(f"WHEN '{name}' THEN '$.{each.group}'" for name, each in SERVICES.items())
     query(
@@ -100,7 +103,12 @@ def _select(connection: Any, given: Filters) -> None:
 
 def _add_labels(connection: Any, path: Path | None) -> None:
     """Make the table of the labels of a file: whether a person saw a success; null if unclear."""
-    found = {} if path is None else dict(_read_labels(path))
+    found = {}
+    for number, line in read_lines(path, LabelLine) if path is not None else ():
+        if isinstance(line, str):
+            click.echo(f"{path}:{number}: no label, which is left out", err=True)
+        else:
+            found[line.id] = line.success  # the last one of an id counts
     query(
         connection,
         "CREATE TEMP TABLE labels AS "
@@ -109,168 +117,49 @@ def _add_labels(connection: Any, path: Path | None) -> None:
     )
 
 
-def _read_labels(path: Path) -> Iterator[tuple[str, bool | None]]:
-    """Yield ids and labels, of which the last one counts, and name the lines that are none."""
-    for number, line in read_lines(path, LabelLine):
-        if isinstance(line, str):
-            click.echo(f"{path}:{number}: no label, which is left out", err=True)
-        else:
-            yield line.id, line.success
+@dataclass(frozen=True)
+class _Table:
+    """The rows of a query as a table; nothing if there are none."""
+
+    columns: Mapping[str, str]  #: the formats of the numbers in them, by name
+    sql: str
+
+    def __call__(self, log: Log) -> Iterator[str]:
+        rows = [[*map(_cell, row, self.columns.values())] for row in log(self.sql)]
+        if rows:
+            yield table([*self.columns], rows)
 
 
-def _overview(log: Log) -> Iterator[str]:
-    rows = log(
-        """
-        SELECT service, sum(weight), avg(score), sum(weight) FILTER (is_zero),
-               sum(weight) FILTER (status = 'abstained'), sum(weight) FILTER (status = 'error'),
-               sum(weight) FILTER (cached)
-        FROM selected GROUP BY service ORDER BY service
-        """
+def _cell(value: Any, number_format: str = "") -> str:
+    if value is None:
+        return ""
+    return escaped(value, _MAX_SHOWN) if isinstance(value, str) else format(value, number_format)
+
+
+def _summary(log: Log) -> Iterator[str]:
+    ((records, runs, first, last, rate),) = log(
+        "SELECT sum(weight), count(DISTINCT run), min(step), max(step), min(sample_rate) "
+        "FROM selected"
     )
-    (runs, first, last, rate) = log(
-        "SELECT count(DISTINCT run), min(step), max(step), min(sample_rate) FROM selected"
-    )[0]
     steps = "" if first is None else f", steps {first} to {last}"
-    yield f"{sum(row[1] for row in rows):,.0f} records of {runs} runs{steps}"
+    yield f"{records:,.0f} records of {runs} runs{steps}"
     if rate is not None and rate < 1:
         yield f"The log keeps a share of the records, at least {rate:.0%}: numbers are estimates."
-    head = ("service", "records", "mean score", "zeros", "abstained", "failed", "cached")
-    shown = []
-    for service, records, mean, *parts in rows:
-        shares = (_share(each, records) for each in parts)
-        shown_mean = "" if mean is None else f"{mean:.4g}"
-        shown.append((service, f"{records:,.0f}", shown_mean, *shares))
-    yield table(head, shown)
-
-
-def _zeros(log: Log) -> Iterator[str]:
-    """Yield a table of the zeros by service and part of the run, with their causes."""
-    rows = log(
-        """
-        WITH range AS (SELECT min(step) AS low, max(step) AS high FROM selected),
-        parts AS (
-            SELECT service, cause, weight, is_zero,
-                   CASE WHEN step IS NULL THEN NULL ELSE
-                       (step - low) * least(?, high - low + 1) // (high - low + 1) END AS part, step
-            FROM selected, range WHERE score IS NOT NULL
-        ),
-        causes AS (
-            SELECT service, part, coalesce(cause, 'no cause') AS cause, sum(weight) AS zeros
-            FROM parts WHERE is_zero GROUP BY ALL
-        ),
-        listed AS (
-            SELECT service, part, list((cause, zeros) ORDER BY zeros DESC) AS causes
-            FROM causes GROUP BY ALL
-        ),
-        totals AS (
-            SELECT service, part, min(step) AS low, max(step) AS high, sum(weight) AS scores,
-                   coalesce(sum(weight) FILTER (is_zero), 0) AS zeros
-            FROM parts GROUP BY ALL
-        )
-        SELECT totals.service, low, high, scores, zeros, causes
-        FROM totals LEFT JOIN listed ON totals.service = listed.service
-             AND totals.part IS NOT DISTINCT FROM listed.part
-        ORDER BY totals.service, low NULLS FIRST
-        """,
-        _MAX_PARTS,
-    )
-    head = ("service", "steps", "scores", "zeros", "causes of zeros")
-    shown = []
-    for service, low, high, scores, zeros, causes in rows:
-        steps = "" if low is None else str(low) if low == high else f"{low} to {high}"
-        counts = (causes or [])[:_MAX_CAUSES]
-        named = ", ".join(f"{_text(name)} {_share(count, zeros)}" for name, count in counts)
-        shown.append((service, steps, f"{scores:,.0f}", _share(zeros, scores), named))
-    yield table(head, shown)
-
-
-def _groups(log: Log) -> Iterator[str]:
-    rows = log(
-        """
-        WITH groups AS (
-            SELECT service, run, step, prompt, count(*) AS members, avg(weight) AS weight,
-                   max(score) - min(score) AS spread, max(score) AS best
-            FROM selected WHERE score IS NOT NULL AND prompt IS NOT NULL
-            GROUP BY ALL HAVING members > 1
-        )
-        SELECT service, sum(weight), sum(weight) FILTER (spread < 1e-9),
-               sum(weight) FILTER (spread < 1e-9 AND best <= 0)
-        FROM groups GROUP BY service ORDER BY service
-        """
-    )
-    if rows:
-        head = ("service", "groups", "without variance", "of these all zero")
-        shown = (
-            (name, f"{n:,.0f}", _share(same, n), _share(zero, same)) for name, n, same, zero in rows
-        )
-        yield table(head, shown)
-
-
-def _without_score(log: Log) -> Iterator[str]:
-    rows = log(
-        """
-        SELECT service, backend, status, cause, sum(weight), coalesce(arg_max(reason, time), '')
-        FROM selected WHERE score IS NULL GROUP BY ALL ORDER BY sum(weight) DESC LIMIT ?
-        """,
-        _MAX_ROWS,
-    )
-    if rows:
-        head = ("service", "backend", "status", "cause", "records", "e.g.")
-        shown = [
-            (*(each or "" for each in row[:4]), f"{row[4]:,.0f}", _text(row[5])) for row in rows
-        ]
-        yield table(head, shown)
-
-
-def _slowest(log: Log) -> Iterator[str]:
-    rows = log(
-        """
-        SELECT service, id, timing_ms_total, timing_ms_queue, timing_ms_decode, timing_ms_backend,
-               status, cause
-        FROM selected WHERE timing_ms_total IS NOT NULL
-        ORDER BY timing_ms_total DESC, id LIMIT ?
-        """,
-        _MAX_ROWS,
-    )
-    head = ("service", "id", "total s", "queue s", "decode s", "backend s", "status", "cause")
-    yield table(
-        head,
-        [
-            (row[0], row[1][:12], *(f"{(each or 0) / 1000:.3f}" for each in row[2:6]), row[6],
-             row[7] or "")
-            for row in rows
-        ],
-    )  # fmt: skip
 
 
 def _tampering(log: Log) -> Iterator[str]:
-    """Yield the share of verdicts that a program could have decided, and the suspicions."""
-    verdicts, by_jail, records, suspected = log(
+    """Yield the shares of verdicts that a program could have decided, and of suspicions."""
+    ((verdicts, by_jail, records, suspected),) = log(
         """
-        SELECT sum(weight * verdicts), sum(weight * verdicts_by_jail), sum(weight),
-               sum(weight) FILTER (len(suspicions) > 0)
+        SELECT coalesce(sum(weight * verdicts), 0) AS decided,
+               share(sum(weight * verdicts_by_jail), decided),
+               sum(weight), share(sum(weight) FILTER (len(suspicions) > 0), sum(weight))
         FROM selected WHERE service = 'code' AND status = 'ok'
         """
-    )[0]
-    if not records:
-        return
-    yield f"{_share(by_jail, verdicts)} of {verdicts or 0:,.0f} verdicts are by `jail`"
-    yield f"{_share(suspected, records)} of {records:,.0f} scores have suspicions"
-    rows = log(
-        """
-        WITH each AS (
-            SELECT unnest(suspicions) AS text, weight, id FROM selected WHERE service = 'code'
-        )
-        SELECT regexp_replace(text, '^test [0-9]+: ', '') AS kind, sum(weight), min(id)
-        FROM each GROUP BY kind ORDER BY sum(weight) DESC, kind LIMIT ?
-        """,
-        _MAX_ROWS,
     )
-    if rows:
-        yield table(
-            ("suspicion", "times", "e.g. id"),
-            [(_text(row[0]), f"{row[1]:,.0f}", row[2][:12]) for row in rows],
-        )
+    if records:
+        yield f"{by_jail:.1%} of {verdicts:,.0f} verdicts are by `jail`"
+        yield f"{suspected:.1%} of {records:,.0f} scores have suspicions"
 
 
 def _false_positives(log: Log) -> Iterator[str]:
@@ -295,11 +184,9 @@ def _false_positives(log: Log) -> Iterator[str]:
                count(*) FILTER (NOT success AND accepted)
         FROM sampled GROUP BY GROUPING SETS ((backend, threshold), (backend, threshold, task))
         HAVING grouping(task) = 1 OR failures >= ?
-        ORDER BY backend, threshold, grouping(task) DESC, failures DESC LIMIT ?
+        ORDER BY backend, threshold, grouping(task) DESC, failures DESC LIMIT 10
         """,
-        _WEEK,
-        _LEAST_FAILURES,
-        _MAX_ROWS,
+        [_WEEK, _LEAST_FAILURES],
     )
     if not rows:
         return
@@ -319,28 +206,104 @@ def _false_positive_row(
     figure = share(accepted, failures)
     first, last = figure["interval"] or (0, 1)
     return (
-        _text(judge), f"{threshold:.4g}", "all" if task is None else _text(task),
+        _cell(judge), f"{threshold:.4g}", "all" if task is None else _cell(task),
         f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}",
         *(f"{each:,}" for each in (drawn, labeled, unclear, failures, accepted)),
-        _share(accepted, failures) if failures else "", f"{first:.1%} to {last:.1%}",
+        _cell(figure["value"], _SHARE), f"{first:.1%} to {last:.1%}",
     )  # fmt: skip
 
 
+_OVERVIEW = _Table(
+    {"service": "", "records": _COUNT, "mean score": ".4g",
+     "zeros": _SHARE, "abstained": _SHARE, "failed": _SHARE, "cached": _SHARE},
+    """
+    SELECT service, sum(weight), avg(score), share(sum(weight) FILTER (is_zero), sum(weight)),
+           share(sum(weight) FILTER (status = 'abstained'), sum(weight)),
+           share(sum(weight) FILTER (status = 'error'), sum(weight)),
+           share(sum(weight) FILTER (cached), sum(weight))
+    FROM selected GROUP BY service ORDER BY service
+    """,
+)  # fmt: skip
+#: The zeros by service and tenth of the run, with their most frequent causes.
+_ZEROS = _Table(
+    {"service": "", "steps": "", "scores": _COUNT, "zeros": _SHARE, "causes of zeros": ""},
+    """
+    WITH range AS (SELECT min(step) AS low, max(step) AS high FROM selected),
+    parts AS (
+        SELECT service, cause, weight, is_zero, step,
+               (step - low) * least(10, high - low + 1) // (high - low + 1) AS part
+        FROM selected, range WHERE score IS NOT NULL
+    ),
+    causes AS (
+        SELECT service, part, coalesce(cause, 'no cause') AS cause, sum(weight) AS zeros,
+               share(zeros, sum(zeros) OVER (PARTITION BY service, part)) AS of_zeros
+        FROM parts WHERE is_zero GROUP BY service, part, coalesce(cause, 'no cause')
+    ),
+    listed AS (
+        SELECT service, part, list(printf('%s %.1f%%', cause, 100 * of_zeros) ORDER BY zeros DESC)
+            [:4] AS causes
+        FROM causes GROUP BY ALL
+    ),
+    totals AS (
+        SELECT service, part, min(step) AS low, max(step) AS high, sum(weight) AS scores,
+               share(sum(weight) FILTER (is_zero), sum(weight)) AS zeros
+        FROM parts GROUP BY ALL
+    )
+    SELECT totals.service, CASE WHEN low < high THEN concat(low, ' to ', high) ELSE low::TEXT END,
+           scores, zeros, array_to_string(causes, ', ')
+    FROM totals LEFT JOIN listed ON totals.service = listed.service
+         AND totals.part IS NOT DISTINCT FROM listed.part
+    ORDER BY totals.service, low NULLS FIRST
+    """,
+)
+_GROUPS = _Table(
+    {"service": "", "groups": _COUNT, "without variance": _SHARE, "of these all zero": _SHARE},
+    """
+    WITH groups AS (
+        SELECT service, run, step, prompt, count(*) AS members, avg(weight) AS weight,
+               max(score) - min(score) < 1e-9 AS is_equal, max(score) AS best
+        FROM selected WHERE score IS NOT NULL AND prompt IS NOT NULL
+        GROUP BY ALL HAVING members > 1
+    )
+    SELECT service, sum(weight), share(sum(weight) FILTER (is_equal), sum(weight)),
+           share(sum(weight) FILTER (is_equal AND best <= 0), sum(weight) FILTER (is_equal))
+    FROM groups GROUP BY service ORDER BY service
+    """,
+)
+_WITHOUT_SCORE = _Table(
+    {"service": "", "backend": "", "status": "", "cause": "", "records": _COUNT, "e.g.": ""},
+    """
+    SELECT service, backend, status, cause, sum(weight), arg_max(reason, time)
+    FROM selected WHERE score IS NULL GROUP BY ALL ORDER BY sum(weight) DESC LIMIT 10
+    """,
+)
+_SLOWEST = _Table(
+    {"service": "", "id": "", "total s": _SECONDS, "queue s": _SECONDS, "decode s": _SECONDS,
+     "backend s": _SECONDS, "status": "", "cause": ""},
+    """
+    SELECT service, left(id, 12), timing_ms_total / 1000, timing_ms_queue / 1000,
+           timing_ms_decode / 1000, timing_ms_backend / 1000, status, cause
+    FROM selected WHERE timing_ms_total IS NOT NULL
+    ORDER BY timing_ms_total DESC, id LIMIT 10
+    """,
+)  # fmt: skip
+_SUSPICIONS = _Table(
+    {"suspicion": "", "times": _COUNT, "e.g. id": ""},
+    """
+    WITH each AS (
+        SELECT unnest(suspicions) AS text, weight, id FROM selected WHERE service = 'code'
+    )
+    SELECT regexp_replace(text, '^test [0-9]+: ', '') AS kind, sum(weight), left(min(id), 12)
+    FROM each GROUP BY kind ORDER BY sum(weight) DESC, kind LIMIT 10
+    """,
+)
 #: The sections of a report by their titles; the first one has none.
-_SECTIONS: dict[str, Callable[[Log], Iterator[str]]] = {
-    "": _overview,
-    "Zeros (scores of 0 or below) by cause and step": _zeros,
-    "Groups: scores of a step with the same tests, correct answer, task or group": _groups,
-    "Abstentions and failures": _without_score,
-    "Slowest": _slowest,
-    "False positives of the last seven days, of scores drawn for labels": _false_positives,
-    "Verdicts that a program could have decided, and suspicions": _tampering,
+_SECTIONS: dict[str, tuple[Callable[[Log], Iterator[str]], ...]] = {
+    "": (_summary, _OVERVIEW),
+    "Zeros (scores of 0 or below) by cause and step": (_ZEROS,),
+    "Groups: scores of a step with the same tests, correct answer, task or group": (_GROUPS,),
+    "Abstentions and failures": (_WITHOUT_SCORE,),
+    "Slowest": (_SLOWEST,),
+    "False positives of the last seven days, of scores drawn for labels": (_false_positives,),
+    "Verdicts that a program could have decided, and suspicions": (_tampering, _SUSPICIONS),
 }
-
-
-def _text(text: str) -> str:
-    return escaped(text, _MAX_SHOWN)
-
-
-def _share(part: float | None, whole: float | None) -> str:
-    return f"{(part or 0) / whole:.1%}" if whole else "0.0%"

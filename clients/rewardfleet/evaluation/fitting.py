@@ -11,7 +11,7 @@ one of them.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -155,13 +155,9 @@ def _check_labels(clips: Sequence[Clip], rate: float, confidence: float) -> None
 
 def _halves(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
     """Split at random, successes and failures apart; the second half has the odd failure."""
-    rng = np.random.default_rng(0)
-    halves: tuple[list[Clip], list[Clip]] = [], []
-    for label in (False, True):
-        group = [each for each in clips if each["success"] is label]
-        for number, place in enumerate(rng.permutation(len(group))):
-            halves[(number + 1) % 2].append(group[place])
-    return halves
+    order = np.random.default_rng(0).permutation(len(clips))
+    ordered = [clips[place] for place in sorted(order, key=lambda place: clips[place]["success"])]
+    return ordered[1::2], ordered[::2]
 
 
 def fit_map(kind: str, clips: Sequence[Clip]) -> IsotonicMap | LogisticMap:
@@ -174,11 +170,7 @@ def fit_map(kind: str, clips: Sequence[Clip]) -> IsotonicMap | LogisticMap:
     raw = np.array([each["raw_score"] for each in clips], float)
     if kind == "isotonic":
         return _isotonic(success, raw)
-    keys = [task_key(each["task"]) if kind == "per-task" else "" for each in clips]
-    mapped = _logistic(kind, success, raw, keys)
-    if not mapped.slope > 0:
-        raise ValueError(_NO_RISE)
-    return mapped
+    return _logistic(kind, success, raw, [task_key(each["task"]) for each in clips])
 
 
 def _isotonic(success: NDArray[np.bool_], raw: NDArray[np.float64]) -> IsotonicMap:
@@ -207,33 +199,26 @@ def _logistic(
     """
     from scipy.optimize import minimize  # noqa: PLC0415 - optional
 
-    names = sorted(set(keys))
-    tasks = np.array([names.index(each) for each in keys])
-    x = np.array([logit(each) for each in raw])
+    names = sorted(set(keys)) if kind == "per-task" else []
+    of_tasks = [[key == name for key in keys] for name in names]
+    features = np.array([[1.0] * len(raw), [logit(each) for each in raw], *of_tasks], float).T
+    shrinkage = np.array([0, 0, *[1 / _OFFSET**2] * len(names)])
     count = int(success.sum())
     target = np.where(success, (count + 1) / (count + 2), 1 / (len(success) - count + 2))
-    has_offsets = kind == "per-task"
 
     def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        intercept, slope, *rest = parameters
-        offsets = np.array(rest)
-        z = intercept + slope * x + (offsets[tasks] if has_offsets else 0.0)
-        total = np.logaddexp(0, z).sum() - target @ z + (offsets @ offsets) / (2 * _OFFSET**2)
+        z = features @ parameters
+        total = np.logaddexp(0, z).sum() - target @ z + shrinkage @ parameters**2 / 2
         wrong = 1 / (1 + np.exp(-z)) - target
-        slopes = [wrong.sum(), wrong @ x]
-        if has_offsets:
-            slopes += (np.bincount(tasks, wrong, len(names)) + offsets / _OFFSET**2).tolist()
-        return float(total), np.array(slopes)
+        return float(total), wrong @ features + shrinkage * parameters
 
-    start = np.array([0.0, 1.0, *([0.0] * len(names) if has_offsets else [])])
-    bounds = [(None, None), (0, None), *[(None, None)] * (len(start) - 2)]
+    start = np.array([0.0, 1.0, *[0.0] * len(names)])
+    bounds = [(None, None), (0, None), *[(None, None)] * len(names)]
     intercept, slope, *offsets = minimize(loss, start, jac=True, bounds=bounds).x.tolist()
-    return LogisticMap(
-        kind=kind,
-        slope=slope,
-        intercept=intercept,
-        tasks=dict(zip(names, offsets, strict=True)) if has_offsets else {},
-    )
+    if not slope > 0:
+        raise ValueError(_NO_RISE)
+    tasks = dict(zip(names, offsets, strict=True))
+    return LogisticMap(kind=kind, slope=slope, intercept=intercept, tasks=tasks)
 
 
 def distribution_of(clips: Iterable[Clip]) -> Distribution:
@@ -257,13 +242,11 @@ def distribution_of(clips: Iterable[Clip]) -> Distribution:
 
 
 def _counts(clips: Sequence[Clip]) -> LabelCounts:
-    def of(success: bool) -> list[int]:
-        places = [
-            place_of(each["raw_score"], _EDGES) for each in clips if each["success"] is success
-        ]
-        return [places.count(place) for place in range(len(_EDGES) + 2)]
-
-    return LabelCounts(failures=of(success=False), successes=of(success=True))
+    counts = np.zeros((2, len(_EDGES) + 2), int)
+    for each in clips:
+        counts[int(each["success"]), place_of(each["raw_score"], _EDGES)] += 1
+    failures, successes = counts.tolist()
+    return LabelCounts(failures=failures, successes=successes)
 
 
 def _checked(
@@ -275,14 +258,11 @@ def _checked(
     """Return the figures of the half that the map has not seen."""
     raw = np.array([each["raw_score"] for each in clips], float)
     near = np.array([each["near_miss"] for each in clips], bool)
-    tasks = sorted({each["task"] for each in clips})
-    accepted = dict.fromkeys(tasks, 0)
-    for each, verdict in zip(clips, verdicts, strict=True):
-        accepted[each["task"]] += bool(verdict and not each["success"])
+    accepted = Counter(clips[at]["task"] for at in np.flatnonzero(verdicts & ~success).tolist())
     return {
         **metrics.verdict_figures(success, near, verdicts),
         "auroc": metrics.auroc(success, values),
         "ece": metrics.reliability(success, values)["ece"],
         "ece_of_raw_scores": metrics.reliability(success, raw)["ece"],
-        "false_positives_by_task": {task: count for task, count in accepted.items() if count},
+        "false_positives_by_task": dict(sorted(accepted.items())),
     }

@@ -44,7 +44,7 @@ def _place_of(row: Row, camera: str | None) -> Mapping[str, Any]:
 
 
 def _frames(container: Any, start: float | None, end: float | None) -> Iterator[Any]:
-    """Yield images at times spread evenly from start to end."""
+    """Yield small frames at times spread evenly from start to end."""
     stream = container.streams.video[0]
     stream.thread_type = "AUTO"
     begin = float(start or 0.0)
@@ -58,19 +58,14 @@ def _frames(container: Any, start: float | None, end: float | None) -> Iterator[
             if frame.time is None or frame.time >= time - 1e-3:
                 break
         if image is not None:
-            yield image.to_image()
+            width = round(image.width * _HEIGHT / image.height)
+            size = {"width": min(max(1, width), _MOST_WIDTH), "height": _HEIGHT}
+            yield np.asarray(image.to_image(**size))
 
 
-def _as_uri(images: list[Any]) -> str:
+def _as_uri(frames: list[Any]) -> str:
     from PIL import Image  # noqa: PLC0415 - optional
 
-    widths = (round(each.width * _HEIGHT / each.height) for each in images)
-    sizes = [(min(max(1, width), _MOST_WIDTH), _HEIGHT) for width in widths]
-    strip = Image.new("RGB", (sum(width for width, _ in sizes), _HEIGHT))
-    left = 0
-    for image, size in zip(images, sizes, strict=True):
-        strip.paste(image.resize(size), (left, 0))
-        left += size[0]
     content = io.BytesIO()
-    strip.save(content, "JPEG", quality=80)
+    Image.fromarray(np.hstack(frames)).save(content, "JPEG", quality=80)
     return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"

@@ -189,18 +189,16 @@ def _set_aside_contradictions(found: LabeledClips) -> None:
     for each in found.clips:
         by_request[each.record["id"]].append(each)
     found.clips = []
-    for same in by_request.values():
-        first, *others = same
-        if len({each.success for each in same}) == 2:
+    for first, *others in by_request.values():
+        same = [first, *others]
+        if all(each.success is first.success for each in others):
+            found.clips.append(first)
+            left_out, reason = others, f"the same clip and task as {first.row.place}: counted once"
+        else:
             places = ", ".join(each.row.place for each in same)
-            reason = (
-                f"contradictory labels, none of which counts: the same clip and task at {places}"
-            )
-            found.problems += [(each.row.place, reason) for each in same]
-            continue
-        found.clips.append(first)
-        reason = f"the same clip and task as {first.row.place}: counted once"
-        found.problems += [(each.row.place, reason) for each in others]
+            reason = f"contradictory labels, none of which counts: same clip and task at {places}"
+            left_out = same
+        found.problems += [(each.row.place, reason) for each in left_out]
 
 
 def _set_aside_other_judges(found: LabeledClips) -> None:
@@ -224,25 +222,23 @@ def _set_aside_other_judges(found: LabeledClips) -> None:
             return clip
         if not record["provenance"] and record["backend"] == found.backend:
             return clip
-        error = {"error_kind": "another_judge", "error_detail": _difference(record, first.record)}
+        own, other = _judge_of(record), _judge_of(first.record)
+        names = sorted(name for name in {*own, *other} if own.get(name) != other.get(name))
+        detail = f"scored by another judge than most clips ({', '.join(names)})"
+        error = {"error_kind": "another_judge", "error_detail": detail}
         return replace(clip, record={**record, "status": "error", "score": None, **error})
 
     found.clips = list(map(of_this_judge, found.clips))
 
 
 def _judge_key(clip: LabeledClip) -> str:
-    provenance = clip.record["provenance"]
-    bound = {**bound_provenance(provenance), "calibration": provenance.get("calibration")}
-    return json.dumps([clip.record["backend"], bound], sort_keys=True)
+    return json.dumps(_judge_of(clip.record), sort_keys=True)
 
 
-def _difference(record: Record, other: Record) -> str:
-    names = sorted(
-        name
-        for name in {*record["provenance"], *other["provenance"]} - {"frames"}
-        if record["provenance"].get(name) != other["provenance"].get(name)
-    )
-    return f"scored by another judge than most clips ({', '.join(names) or record['backend']})"
+def _judge_of(record: Record) -> dict[str, Any]:
+    provenance = record["provenance"]
+    bound = bound_provenance(provenance)
+    return {"backend": record["backend"], **bound, "calibration": provenance.get("calibration")}
 
 
 def frame_sizes(clips: Sequence[LabeledClip]) -> list[tuple[int, int]]:

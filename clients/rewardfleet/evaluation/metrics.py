@@ -4,7 +4,7 @@
 numbers `[N]`, each of a task. A figure that cannot be computed is None. Intervals are of 95%.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +20,11 @@ _DRAWS = 1000
 #: Fewer successes or failures of a task, or fewer tasks, give no interval.
 _LEAST = 3
 _BINS = 10
+
+
+def mean(values: NDArray[Any]) -> float | None:
+    """Return the mean of some values."""
+    return float(values.mean()) if len(values) else None
 
 
 def auroc(success: Labels, scores: Scores) -> float | None:
@@ -42,11 +47,8 @@ def task_aurocs(success: Labels, scores: Scores, tasks: Indices) -> Scores:
 
 def mean_over_tasks(values: Scores) -> dict[str, Any]:
     """Return the mean of one value of each task, and its interval by a bootstrap over tasks."""
-    if len(values) < _LEAST:
-        return {"value": float(values.mean()) if len(values) else None, "interval": None}
-    drawn = np.random.default_rng(0).choice(values, (_DRAWS, len(values))).mean(axis=1)
-    interval = [float(each) for each in np.percentile(drawn, [2.5, 97.5])]
-    return {"value": float(values.mean()), "interval": interval}
+    draws = draws_of_tasks(np.arange(len(values)))
+    return with_interval(lambda at: mean(values[at]), len(values), draws)
 
 
 def auroc_of_tasks_alone(success: Labels, tasks: Indices) -> float | None:
@@ -88,7 +90,7 @@ def draws_of_tasks(tasks: Indices) -> Iterator[Indices]:
             yield np.concatenate([groups[each] for each in chosen])
 
 
-def with_interval(statistic: Statistic, count: int, draws: Iterator[Indices]) -> dict[str, Any]:
+def with_interval(statistic: Statistic, count: int, draws: Iterable[Indices]) -> dict[str, Any]:
     """Return a figure of `count` clips with its bootstrap interval, by percentiles."""
     drawn = [each for each in map(statistic, draws) if each is not None]
     enough = len(drawn) > _DRAWS / 2
@@ -175,15 +177,11 @@ def comparison(
         everything = np.arange(len(success))
         return {
             "values": [value(judge, everything) for judge in (0, 1)],
-            "difference": with_interval(difference, len(success), iter(draws)),
+            "difference": with_interval(difference, len(success), draws),
         }
 
     def accepted_of(chosen: Labels) -> dict[str, Any]:
-        def value(judge: int, at: Indices) -> float | None:
-            kept = at[chosen[at]]
-            return float(accepted[judge][kept].mean()) if len(kept) else None
-
-        return compared(value)
+        return compared(lambda judge, at: mean(accepted[judge][at[chosen[at]]]))
 
     by_task = [task_aurocs(success, each, tasks) for each in scores]
     return {
@@ -194,6 +192,6 @@ def comparison(
         "false_positives": accepted_of(~success),
         "near_miss_false_positives": accepted_of(~success & near_miss),
         "recall": accepted_of(success),
-        "accuracy": compared(lambda judge, at: float((accepted[judge][at] == success[at]).mean())),
+        "accuracy": compared(lambda judge, at: mean(accepted[judge][at] == success[at])),
         "auroc_pooled": compared(lambda judge, at: auroc(success[at], scores[judge][at])),
     }

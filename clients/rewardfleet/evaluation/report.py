@@ -33,9 +33,8 @@ class _Arrays:
         self.success = np.array([each.success for each in self.clips], bool)
         self.near_miss = np.array([each.near_miss for each in self.clips], bool)
         self.scores = np.array([each.score for each in self.clips], float)
-        self.names = sorted({each.task for each in self.clips})
-        places = {name: place for place, name in enumerate(self.names)}
-        self.tasks = np.array([places[each.task] for each in self.clips], np.int64)
+        names, self.tasks = np.unique([each.task for each in self.clips], return_inverse=True)
+        self.names: list[str] = names.tolist()
 
 
 def build_report(found: LabeledClips, threshold: float | None, seconds: float | None) -> Report:
@@ -205,18 +204,8 @@ def _cannot_conclude(clips: Sequence[LabeledClip]) -> str:
 
 def _of_task(arrays: _Arrays, verdicts: metrics.Labels, task: int) -> Report:
     at = np.flatnonzero(arrays.tasks == task)
-    success, scores, said = arrays.success[at], arrays.scores[at], verdicts[at]
-    draws = list(metrics.draws_of_clips(success))
-    return {
-        "task": arrays.names[task],
-        "auroc": metrics.with_interval(
-            lambda i: metrics.auroc(success[i], scores[i]), len(at), iter(draws)
-        ),
-        "accuracy_interval": metrics.with_interval(
-            lambda i: float((success[i] == said[i]).mean()), len(at), iter(draws)
-        )["interval"],
-        **metrics.verdict_figures(success, arrays.near_miss[at], said),
-    }
+    draws = metrics.draws_of_clips(arrays.success[at])
+    return {"task": arrays.names[task], **_figures(arrays, verdicts, at, list(draws))}
 
 
 def _over_tasks(arrays: _Arrays) -> Report:
@@ -225,37 +214,41 @@ def _over_tasks(arrays: _Arrays) -> Report:
     aurocs = metrics.task_aurocs(success, scores, tasks)
     left_out, known = metrics.verdicts_leaving_a_task_out(success, scores, tasks)
     kept = np.flatnonzero(known)
-    right = success == left_out
+    figures = _figures(arrays, left_out, kept, list(metrics.draws_of_tasks(tasks[kept])))
+    within = metrics.mean_over_tasks(aurocs)
     return {
         "tasks": len(arrays.names),
         "tasks_with_both_labels": len(aurocs),
-        "auroc_within_tasks": metrics.mean_over_tasks(aurocs),
+        "auroc_within_tasks": within,
         "auroc_of_tasks_alone": metrics.auroc_of_tasks_alone(success, tasks),
-        "leaving_one_task_out": {
-            "accuracy_interval": metrics.with_interval(
-                lambda i: float(right[kept[i]].mean()) if len(i) else None,
-                len(kept),
-                metrics.draws_of_tasks(tasks[kept]),
-            )["interval"],
-            **metrics.verdict_figures(success[kept], arrays.near_miss[kept], left_out[kept]),
-        },
+        "leaving_one_task_out": {**figures, "auroc": within},
     }
 
 
 def _pooled(arrays: _Arrays, verdicts: metrics.Labels) -> Report:
-    success, scores = arrays.success, arrays.scores
+    success = arrays.success
     draws = list(metrics.draws_of_tasks(arrays.tasks)) or list(metrics.draws_of_clips(success))
-    right = success == verdicts
     return {
-        "auroc": metrics.with_interval(
-            lambda i: metrics.auroc(success[i], scores[i]), len(success), iter(draws)
-        ),
-        "accuracy_interval": metrics.with_interval(
-            lambda i: float(right[i].mean()) if len(i) else None, len(success), iter(draws)
-        )["interval"],
         # As a judge that answers 0 or 1, e.g. for RLinf's training on a world model.
         "auroc_of_verdicts": metrics.auroc(success, verdicts.astype(float)),
-        **metrics.verdict_figures(success, arrays.near_miss, verdicts),
+        **_figures(arrays, verdicts, np.arange(len(success)), draws),
+    }
+
+
+def _figures(
+    arrays: _Arrays, verdicts: metrics.Labels, at: metrics.Indices, draws: list[metrics.Indices]
+) -> Report:
+    """Return the figures of the clips at some indices, of which each draw has places."""
+    success, scores, said = arrays.success[at], arrays.scores[at], verdicts[at]
+    right = success == said
+    auroc = metrics.with_interval(
+        lambda places: metrics.auroc(success[places], scores[places]), len(at), draws
+    )
+    accuracy = metrics.with_interval(lambda places: metrics.mean(right[places]), len(at), draws)
+    return {
+        "auroc": auroc,
+        "accuracy_interval": accuracy["interval"],
+        **metrics.verdict_figures(success, arrays.near_miss[at], said),
     }
 
 
@@ -278,15 +271,13 @@ def _kinds(arrays: _Arrays, verdicts: metrics.Labels) -> list[Report]:
 
 def _value_order(clips: Sequence[LabeledClip]) -> Report:
     """Return the mean correlation of values with time, of successes and of failures."""
-    values: dict[bool, list[float]] = {True: [], False: []}
-    for each in clips:
-        value = figures_of(each.record).get("value_order_correlation")
-        if value is not None:
-            values[each.success].append(value)
-    return {
-        name: {"clips": len(found), "mean": float(np.mean(found)) if found else None}
-        for name, found in (("successes", values[True]), ("failures", values[False]))
-    }
+    found = {}
+    for name, success in (("successes", True), ("failures", False)):
+        figures = (figures_of(each.record) for each in clips if each.success is success)
+        values = [each.get("value_order_correlation") for each in figures]
+        known = np.array([each for each in values if each is not None])
+        found[name] = {"clips": len(known), "mean": metrics.mean(known)}
+    return found
 
 
 def _time(clips: Sequence[LabeledClip], seconds: float | None) -> Report:
@@ -296,10 +287,10 @@ def _time(clips: Sequence[LabeledClip], seconds: float | None) -> Report:
     stages = {}
     for name in ("decode", "backend", "total"):
         times = [each[f"timing_ms_{name}"] for each in computed]
-        middle, late = np.percentile(times, [50, 95]) if times else (None, None)
-        stages[name] = {"median": _rounded(middle), "p95": _rounded(late)}
-    per_clip = seconds / len(clips) if seconds is not None and clips else None
-    return {"computed": len(computed), "ms": stages, "seconds_per_clip": _rounded(per_clip, 6)}
+        middle, late = np.percentile(times, [50, 95]).round(3).tolist() if times else (None, None)
+        stages[name] = {"median": middle, "p95": late}
+    per_clip = round(seconds / len(clips), 6) if seconds is not None and clips else None
+    return {"computed": len(computed), "ms": stages, "seconds_per_clip": per_clip}
 
 
 def _mistakes(arrays: _Arrays, verdicts: metrics.Labels) -> list[Report]:
@@ -317,26 +308,12 @@ def _mistakes(arrays: _Arrays, verdicts: metrics.Labels) -> list[Report]:
 
 
 def _clip(clip: LabeledClip) -> Report:
-    return {
-        "place": clip.row.place,
-        "row": clip.record["row"],
-        "name": clip.name,
-        "task": clip.task,
-        "success": clip.success,
-        "near_miss": clip.near_miss,
-        "kind": clip.kind,
-        "camera": clip.camera,
-        "status": clip.record["status"],
-        "score": clip.score,
-        "raw_score": clip.raw_score,
-    }
+    names = ("name", "task", "success", "near_miss", "kind", "camera", "score", "raw_score")
+    given = {name: getattr(clip, name) for name in names}
+    return {"place": clip.row.place, **{n: clip.record[n] for n in ("row", "status")}, **given}
 
 
 def _missing(clip: LabeledClip) -> Report:
     record = clip.record
     words = record.get("error_detail") or record.get("model_output") or ""
     return {**_clip(clip), "error": record.get("error_kind"), "reason": str(words)}
-
-
-def _rounded(value: Any, digits: int = 3) -> float | None:
-    return None if value is None else round(float(value), digits)

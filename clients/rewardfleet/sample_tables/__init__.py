@@ -5,8 +5,6 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from contextvars import copy_context
-from typing import Any
 
 from rewardfleet.score_log.queue import ScoredQueue
 from rewardfleet.score_log.record import Scored
@@ -27,9 +25,8 @@ _MAX_ROWS = 100
 class SampleTables(ScoredQueue):
     """Logs tables of samples to the tracker of the training run, off the training path.
 
-    Trackers are the runs of W&B, MLflow and trackio that are active in this process, and a
-    TensorBoard writer. None of them is imported. Give it to `RewardFleet(sample_tables=...)`, or to
-    an adapter.
+    Trackers are the runs of W&B and MLflow that are active in this process. Neither is imported.
+    Give it to `RewardFleet(sample_tables=...)`, or to an adapter.
 
     A table is logged when the next step begins, after 2 s without a sample, and when the client is
     closed or the process ends. It has the `rows` best and worst samples, those with suspicions, and
@@ -40,34 +37,28 @@ class SampleTables(ScoredQueue):
 
     Args:
         rows: The most samples of each kind, in [1, 100].
-        tensorboard: A `SummaryWriter` of torch or tensorboardX, which the caller closes.
 
     Raises:
         ValueError: `rows` is out of range.
     """
 
     _name = "sample-tables"
-    _options = ("_rows", "_tensorboard")
+    _options = ("_rows",)
 
-    def __init__(self, rows: int = 4, *, tensorboard: Any = None) -> None:
+    def __init__(self, rows: int = 4) -> None:
         if not 1 <= rows <= _MAX_ROWS:
             raise ValueError(f"rows: give a number in [1, {_MAX_ROWS}], not {rows}")
-        self._rows, self._tensorboard = rows, tensorboard
+        self._rows = rows
         self._begin()
 
     def _begin(self) -> None:
         super()._begin()
         #: By service and step, as scores of services are in different ranges.
         self._tables: defaultdict[str, dict[int, _Table]] = defaultdict(dict)
-        self._trackers = Trackers(self._tensorboard)
-        self._context = copy_context()
+        self._trackers = Trackers()
         self._last_sample = 0.0
         self._warned = False
         self._error: Exception | None = None
-
-    def add(self, scored: Callable[[], Iterable[Scored]], *, items: int = 1, size: int = 0) -> None:
-        self._context = copy_context()  # it has the run of trackio
-        super().add(scored, items=items, size=size)
 
     def _work(self, *, closing: bool) -> None:
         for scored, items in self._taken():
@@ -108,7 +99,7 @@ class SampleTables(ScoredQueue):
                 if table.is_changed:
                     table.is_changed = False
                     rows = table.rows()
-                    for error in self._context.run(list, self._trackers.log(service, step, rows)):
+                    for error in self._trackers.log(service, step, rows):
                         self._failed(len(rows), error)
 
     def _failed(self, items: int, error: Exception) -> None:
@@ -123,38 +114,37 @@ class _Table:
         self.is_changed = False
         self._rows = rows
         self._count = 0
-        #: By kind a heap of rank, order and sample; the first is the one that another replaces.
-        self._kept: dict[str, list[tuple[float, int, Sample]]] = {
-            kind: [] for kind in ("best", "worst", "suspicious", "missing")
+        #: By kind the ranks and numbers of its samples, the first ones first.
+        self._kept: dict[str, list[tuple[float, int]]] = {
+            kind: [] for kind in ("suspicious", "worst", "best", "missing")
         }
+        self._samples: dict[int, Sample] = {}  #: by number
 
     def add(self, samples: Iterable[Scored]) -> None:
         """Add those samples that are among the first of a kind; of equal ones, the earlier."""
-        ranked: defaultdict[str, list[tuple[float, int, Scored]]] = defaultdict(list)
+        new: dict[int, Scored] = {}
+        ranked = {kind: [*kept] for kind, kept in self._kept.items()}
         for each in samples:
-            self._count += 1
+            self._count -= 1  # so that of equal ranks, the earlier is the larger
+            new[self._count] = each
             score: float | None = getattr(each.score, "score", None)
             ranks = {"missing": 0.0} if score is None else {"best": score, "worst": -score}
             if getattr(each.score, "suspicions", ()):
                 ranks["suspicious"] = score or 0.0
             for kind, rank in ranks.items():
-                ranked[kind].append((rank, -self._count, each))
-        found: dict[int, Sample] = {}
-        for kind, new in ranked.items():
-            kept = self._kept[kind]
-            for rank, order, each in heapq.nlargest(self._rows, new):
-                if len(kept) == self._rows and kept[0][:2] > (rank, order):
-                    break
-                found[order] = found.get(order) or sample_of(each)
-                heapq.heappush(kept, (rank, order, found[order]))
-                self.is_changed = True
-            while len(kept) > self._rows:
-                heapq.heappop(kept)
+                ranked[kind].append((rank, self._count))
+        kept = {kind: heapq.nlargest(self._rows, each) for kind, each in ranked.items()}
+        self.is_changed |= kept != self._kept
+        self._kept = kept
+        self._samples = {
+            number: self._samples.get(number) or sample_of(new[number])
+            for number in {number for each in kept.values() for _, number in each}
+        }
 
     def rows(self) -> list[Row]:
         """Return each sample once, with its kinds: those with suspicions first, then the worst."""
-        found: dict[int, tuple[list[str], Sample]] = {}
-        for kind in ("suspicious", "worst", "best", "missing"):
-            for _, order, sample in sorted(self._kept[kind], reverse=True):
-                found.setdefault(order, ([], sample))[0].append(kind)
-        return [(", ".join(kinds), sample) for kinds, sample in found.values()]
+        kinds: defaultdict[int, list[str]] = defaultdict(list)
+        for kind, kept in self._kept.items():
+            for _, number in kept:
+                kinds[number].append(kind)
+        return [(", ".join(each), self._samples[number]) for number, each in kinds.items()]

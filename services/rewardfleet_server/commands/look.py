@@ -3,18 +3,17 @@
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from pydantic import ValidationError
 
 from rewardfleet.commands.explain import score_of
-from rewardfleet.commands.explain.code import parts_of
-from rewardfleet.commands.explain.story import story_of
-from rewardfleet.commands.explain.tools import calls_of
-from rewardfleet.commands.options import grouped, path_option
+from rewardfleet.commands.explain.story import parts_of
+from rewardfleet.commands.explain.texts import Part
+from rewardfleet.commands.options import path_option
 from rewardfleet.commands.running_logs import copied
 from rewardfleet.wire.code import DatasetTests
 from rewardfleet.wire.errors import InvalidRequest
@@ -24,23 +23,10 @@ from rewardfleet_server.system.key_file import read_keys
 from rewardfleet_server.system.listener import bind, url_of
 from rewardfleet_server.up.flags import network_flags
 
-if TYPE_CHECKING:
-    from rewardfleet_server.look.details import Explanation
-
 #: Bytes of a clip whose frames are shown, at most.
 _MAX_CLIP_BYTES = 512 * 2**20
 #: Away from the ports of services, replicas and gateways.
 _PORT = 18070
-
-
-@dataclass(frozen=True)
-class _Network:
-    """Where the page is, and who may see it."""
-
-    host: str | None
-    port: int | None
-    api_key_file: Path | None
-    allow_unauthenticated: bool | None
 
 
 @click.command(
@@ -71,56 +57,41 @@ class _Network:
     "video_roots",
     multiple=True,
 )
-@click.option(
-    "--threshold",
-    type=click.FloatRange(0, 1),
-    default=0.5,
-    show_default=True,
-    metavar="SCORE",
-    help="A judge says success from this score on.",
-)
-@grouped(network=_Network)
 def command(
     sources: tuple[str, ...],
     key_file: Path | None,
     labels: Path,
     video_roots: tuple[Path, ...],
-    threshold: float,
-    network: _Network,
+    host: str | None,
+    port: int | None,
+    api_key_file: Path | None,
+    allow_unauthenticated: bool | None,
 ) -> int:
     """Serve the page until it is interrupted."""
-    host = network.host or "127.0.0.1"
-    if not (is_loopback(host) or network.api_key_file or network.allow_unauthenticated):
+    host = host or "127.0.0.1"
+    if not (is_loopback(host) or api_key_file or allow_unauthenticated):
         raise ValueError(f"--host {host}: give --api-key-file, or --allow-unauthenticated")
     for folder in video_roots:
         if not folder.is_dir():  # else it would be noticed with the first clip only
             raise ValueError(f"{folder}: no such folder of clips")
     require("look", "the page", "duckdb", "jinja2")
-    from rewardfleet_server.look.labels import Labels  # noqa: PLC0415 - optional packages
+    from rewardfleet_server.look.app import serve_page  # noqa: PLC0415 - optional packages
+    from rewardfleet_server.look.labels import Labels  # noqa: PLC0415 - likewise
     from rewardfleet_server.look.records import Records  # noqa: PLC0415 - likewise
-    from rewardfleet_server.look.serve import serve_page  # noqa: PLC0415 - likewise
 
     folders = [Path(each) for each in sources if "://" not in each]
     key = None if key_file is None else read_keys(key_file, "--score-log-key-file")[0]
     with copied([each for each in sources if "://" in each], key) as copies:
-        records = Records(
-            folders,
-            copies,
-            decode=strips(video_roots),
-            decode_reference=strips(video_roots, of_references=True),
-            explain=explain,
-        )
-        known = Labels(labels, threshold)
-        listener = bind(host, _PORT if network.port is None else network.port)
+        records = Records(folders, copies, decode=strips(video_roots), story=told)
+        known = Labels(labels)
+        listener = bind(host, _PORT if port is None else port)
         listener.listen()  # so that who reads the next line can connect
         click.echo(f"{url_of(listener)}/  (Ctrl-C ends it)")
-        return serve_page(records, known, listener, network.api_key_file)
+        return serve_page(records, known, listener, api_key_file)
 
 
-def strips(
-    roots: Sequence[Path], *, of_references: bool = False
-) -> Callable[[Mapping[str, Any]], bytes | None]:
-    """Return what decodes clips in folders, or references in those that are libraries.
+def strips(roots: Sequence[Path]) -> Callable[[Mapping[str, Any]], bytes | None]:
+    """Return what decodes clips in folders, and references in the library of the package.
 
     The packages that it needs are imported with the first clip, as that takes a quarter of the
     time in which the page opens.
@@ -130,40 +101,21 @@ def strips(
     def decoder() -> Any:
         from rewardfleet_server.video.clip.sources import VideoFiles  # noqa: PLC0415 - see above
         from rewardfleet_server.video.clip.strip import FileStrips  # noqa: PLC0415 - see above
-        from rewardfleet_server.video.references.library import (  # noqa: PLC0415 - see above
-            MANIFEST,
-            SHIPPED,
-        )
+        from rewardfleet_server.video.references.library import SHIPPED  # noqa: PLC0415 - see above
 
-        folders = roots
-        if of_references:
-            folders = [SHIPPED, *(each for each in roots if (each / MANIFEST).is_file())]
-        return FileStrips(VideoFiles(folders, max_bytes=_MAX_CLIP_BYTES))
+        return FileStrips(VideoFiles([*roots, SHIPPED], max_bytes=_MAX_CLIP_BYTES))
 
     return lambda request: decoder().strip_of(request)
 
 
-def explain(record: Mapping[str, Any]) -> "Explanation":
-    """Return what `rewardfleet explain` knows of a record."""
-    from rewardfleet_server.look.details import Explanation  # noqa: PLC0415 - optional packages
-
-    score = score_of({**record, "backend": record["judge"]})
+def told(record: Mapping[str, Any]) -> list[Part]:
+    """Return the parts of the story of a record that `rewardfleet explain` tells."""
     request = json.loads(record["request"] or "{}")
-    return Explanation(
-        "\n".join(story_of(record["service"], request, score)),
-        _cases_of(request.get("tests") or {}),
-        list(calls_of(request, score)),
-    )
-
-
-def _cases_of(tests: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """Return what each test gives and expects; of a row that cannot be read, nothing."""
+    tests = request.get("tests") or {}
     if tests.get("kind") == "dataset":
         from rewardfleet_server.code.datasets.rows import read_row  # noqa: PLC0415 - for rows only
 
-        try:
-            tests = read_row(DatasetTests.model_validate(tests)).tests.model_dump()
-        except (InvalidRequest, ValidationError):
-            return []
-    cases = tests.get("cases") or []
-    return [parts_of(each) if isinstance(each, dict) else (each, "") for each in cases]
+        # A row that cannot be read is told as far as it can be.
+        with suppress(InvalidRequest, ValidationError):
+            request["tests"] = read_row(DatasetTests.model_validate(tests)).tests.model_dump()
+    return [*parts_of(record["service"], request, score_of({**record, "backend": record["judge"]}))]

@@ -4,17 +4,17 @@ Templates escape all values. The policy of the page allows scripts, styles and p
 server only, and none within the page.
 """
 
-import asyncio
-import json
 import logging
 import math
-from collections.abc import Mapping
+import socket
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
@@ -22,12 +22,16 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rewardfleet.wire.errors import RewardFleetError
+from rewardfleet.wire.urls import is_loopback
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.auth import ApiKeys
+from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
+from rewardfleet_server.observe.logs import configure_logging
+from rewardfleet_server.system.listener import url_of
 
 from .details import CURVE_HEIGHT, CURVE_WIDTH, details_of
 from .groups import group_of
-from .labels import LABELS, Labels
+from .labels import LABELS, Labels, label_of
 from .records import FACETS, PAGE, SORTED, Filter, Records
 
 log = logging.getLogger(__name__)
@@ -47,6 +51,8 @@ _HEADERS = {
 _HTMX = "hx-request"
 #: What a person may see in a clip: whether it is a success.
 _SEEN = {"success": True, "failure": False, "unclear": None}
+#: Tests, and calls of tools, that are shown, at most.
+_MOST_ROWS = 100
 #: Digits of numbers in a query.
 _MAX_DIGITS = 16
 #: Seconds that a page waits for new records; else it shows those that were read before.
@@ -54,7 +60,7 @@ _REFRESH_SECONDS = 0.5
 
 
 class LookApp:
-    """The application.
+    """The application. Its handlers run in Starlette's threads.
 
     Args:
         records: What it shows.
@@ -68,7 +74,8 @@ class LookApp:
     ) -> None:
         self._records, self._labels = records, labels
         self._keys, self._hosts = keys, hosts
-        self._refreshing: asyncio.Task[None] | None = None
+        self._refresher = ThreadPoolExecutor(1, "look-refresh")
+        self._refreshing: Future[None] | None = None
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             autoescape=True,
@@ -86,7 +93,6 @@ class LookApp:
                 Route("/record/{number}/references/{place}", self._reference_frames),
                 Route("/record/{number}/label", self._label, methods=["POST"]),
                 Route("/to-label", self._to_label),
-                Route("/to-label", self._seen, methods=["POST"]),
                 Route("/compare", self._compare),
                 Mount("/static", StaticFiles(directory=_HERE / "static")),
             ]
@@ -100,9 +106,7 @@ class LookApp:
 
         async def send_protected(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] += [
-                    (name.encode(), value.encode()) for name, value in _HEADERS.items()
-                ]
+                MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
         app = self._refusal(Request(scope)) or self._app
@@ -121,148 +125,150 @@ class LookApp:
             return PlainTextResponse("this request does not come from the page", 403)
         return None
 
-    async def _index(self, request: Request) -> Response:
+    def _index(self, request: Request) -> Response:
         chosen, start = _filter(request), _count(request, "start")
-        await self._refresh()
-        rows, total = await asyncio.to_thread(self._records.page, chosen, start)
+        self._refresh()
+        rows, total = self._records.page(chosen, start)
         shown = {"rows": rows, "total": total, "start": start, "page": PAGE, "sorted": SORTED}
         shown |= {"query": _query(request, without={"start"}), "chosen": chosen}
         if request.headers.get(_HTMX) and request.headers.get("hx-target") == "table":
             return self._page("table.html", **shown)
-        facets = await asyncio.to_thread(self._records.facets)
-        steps = await asyncio.to_thread(self._records.steps, chosen)
-        problems = self._records.problems()
-        return self._page("index.html", facets=facets, steps=steps, problems=problems, **shown)
+        shown |= {"facets": self._records.facets(), "steps": self._records.steps(chosen)}
+        return self._page("index.html", problems=self._records.problems(), **shown)
 
-    async def _refresh(self) -> None:
+    def _refresh(self) -> None:
         if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.create_task(asyncio.to_thread(self._records.refresh))
-        await asyncio.wait([self._refreshing], timeout=_REFRESH_SECONDS)
+            self._refreshing = self._refresher.submit(self._records.refresh)
+        wait([self._refreshing], timeout=_REFRESH_SECONDS)
 
-    async def _record(self, request: Request) -> Response:
-        record = await self._found(request)
+    def _record(self, request: Request) -> Response:
+        records, record = self._records, self._found(request)
         if record is None:
             return PlainTextResponse("there is no such record", 404)
-        query, place = _query(request, without={"at"}), _count(request, "at")
-        chosen = _filter(request)
+        place, chosen = _count(request, "at"), _filter(request)
         near = {}
         for name, at in (("previous", place - 1), ("next", place + 1)):
-            rows = (await asyncio.to_thread(self._records.page, chosen, at))[0] if at >= 0 else []
+            rows = records.page(chosen, at)[0] if at >= 0 else []
             near[name] = (rows[0]["n"], at) if rows else None
-        return await asyncio.to_thread(self._record_page, record, query, near)
-
-    def _record_page(
-        self, record: Mapping[str, Any], query: str, near: Mapping[str, Any]
-    ) -> HTMLResponse:
-        records = self._records
-        details = details_of(record, records.explain(record))
+        details = details_of(record)
         return self._page(
             "record.html",
             record=record,
             details=details,
+            story=records.story(record),
             related=records.related(record),
             group=group_of(records.group(record)),
             has_frames=records.frames(record) is not None,
             references=[
-                (each, records.reference_frames(each["file"])) for each in details.references
+                (each, records.decode({"video_path": each["file"]}))
+                for each in details["references"]
             ],
             curve=(CURVE_WIDTH, CURVE_HEIGHT),
-            query=query,
+            most_rows=_MOST_ROWS,
+            query=_query(request, without={"at"}),
             near=near,
             all_labels=LABELS,
         )
 
-    async def _frames(self, request: Request) -> Response:
-        record = await self._found(request)
-        frames = await asyncio.to_thread(self._records.frames, record) if record else None
-        if frames is None:
-            return PlainTextResponse("the log has no frames of this record", 404)
-        return Response(frames, media_type="image/jpeg")
+    def _frames(self, request: Request) -> Response:
+        record = self._found(request)
+        return _jpeg(self._records.frames(record) if record else None)
 
-    async def _reference_frames(self, request: Request) -> Response:
-        record, place = await self._found(request), _integer(request.path_params["place"])
-        details = json.loads(record["details"] or "{}") if record else {}
-        references = details.get("references", ())
-        frames = None
-        if place is not None and place < len(references):
-            file = references[place]["file"]
-            frames = await asyncio.to_thread(self._records.reference_frames, file)
-        if frames is None:
-            return PlainTextResponse("there are no frames of this reference here", 404)
-        return Response(frames, media_type="image/jpeg")
+    def _reference_frames(self, request: Request) -> Response:
+        record, place = self._found(request), _integer(request.path_params["place"])
+        references = details_of(record)["references"] if record else ()
+        if place is None or place >= len(references):
+            return _jpeg(None)
+        return _jpeg(self._records.decode({"video_path": references[place]["file"]}))
 
-    async def _label(self, request: Request) -> Response:
-        record = await self._found(request)
-        label = request.query_params.get("label")
-        if record is None or record["id"] != request.query_params.get("id"):
+    def _label(self, request: Request) -> Response:
+        """Keep what a person says of a score, or saw in a clip without knowing the score."""
+        record, given = self._found(request), request.query_params
+        if record is None or record["id"] != given.get("id"):
             return PlainTextResponse("the log has changed: open the record again", 409)
+        label, seen = given.get("label"), given.get("seen")
+        if seen in _SEEN and record["score"] is not None:
+            label = label_of(record, _SEEN[seen])
         if label not in LABELS:
-            return PlainTextResponse(f"label: give one of {', '.join(LABELS)}", 400)
+            choices = f"label={'|'.join(LABELS)}, or seen={'|'.join(_SEEN)}"
+            return PlainTextResponse(f"give {choices}", 400)
         try:
-            await asyncio.to_thread(self._labels.add, record, label)
+            self._labels.add(record, label)
         except OSError as error:
-            return _not_written(error)
+            log.warning("the label was not written: %s", error)
+            return PlainTextResponse(f"the label was not written: {error.strerror}", 507)
+        if seen is not None:  # go on with the next clip
+            after = urlencode({"after": record["id"]})
+            return Response(headers={"hx-redirect": f"/to-label?{after}"})
         return self._page("label.html", record=record, all_labels=LABELS)
 
-    async def _to_label(self, request: Request) -> Response:
+    def _to_label(self, request: Request) -> Response:
         """Show a clip that was drawn for labels, and nothing of what the judge thinks of it."""
-        await self._refresh()
-        record, total = await asyncio.to_thread(
-            self._records.to_label, [*self._labels.by_id], request.query_params.get("after", "")
-        )
-        frames = await asyncio.to_thread(self._records.frames, record) if record else None
+        self._refresh()
+        after = request.query_params.get("after", "")
+        record, total = self._records.to_label([*self._labels.by_id], after)
+        frames = self._records.frames(record) if record else None
         return self._page(
             "to_label.html", record=record, total=total, has_frames=frames is not None, seen=_SEEN
         )
 
-    async def _seen(self, request: Request) -> Response:
-        """Keep what a person saw, and go on with the next clip."""
-        number, given = _integer(request.query_params.get("n", "")), request.query_params
-        record = None if number is None else await asyncio.to_thread(self._records.record, number)
-        if record is None or record["id"] != given.get("id") or record["score"] is None:
-            return PlainTextResponse("the log has changed: open the page again", 409)
-        if given.get("seen") not in _SEEN:
-            return PlainTextResponse(f"seen: give one of {', '.join(_SEEN)}", 400)
-        try:
-            await asyncio.to_thread(self._labels.add_seen, record, _SEEN[given["seen"]])
-        except OSError as error:
-            return _not_written(error)
-        return Response(headers={"hx-redirect": f"/to-label?{urlencode({'after': record['id']})}"})
-
-    async def _compare(self, request: Request) -> Response:
+    def _compare(self, request: Request) -> Response:
         by = "source" if request.query_params.get("by") == "source" else "judge"
-        facets = await asyncio.to_thread(self._records.facets)
-        names = facets[by]
+        names = self._records.facets()[by]
         first = request.query_params.get("first") or (names[0] if names else "")
         second = request.query_params.get("second") or (names[1] if len(names) > 1 else "")
         start = _count(request, "start")
-        rows, total = await asyncio.to_thread(self._records.pairs, by, first, second, start)
+        rows, total = self._records.pairs(by, first, second, start)
         compared = {"by": by, "names": names, "first": first, "second": second}
         shown = {"rows": rows, "total": total, "start": start, "page": PAGE}
         query = _query(request, without={"start"})
         return self._page("compare.html", query=query, **compared, **shown)
 
-    async def _found(self, request: Request) -> dict[str, Any] | None:
+    def _found(self, request: Request) -> dict[str, Any] | None:
         number = _integer(request.path_params["number"])
-        return None if number is None else await asyncio.to_thread(self._records.record, number)
+        return None if number is None else self._records.record(number)
 
     def _page(self, template: str, **values: Any) -> HTMLResponse:
         return HTMLResponse(self._templates.get_template(template).render(**values))
 
 
-def _not_written(error: OSError) -> Response:
-    log.error("the label was not written: %s", error)
-    return PlainTextResponse(f"the label was not written: {error.strerror}", 507)
+def serve_page(
+    records: Records, labels: Labels, listener: socket.socket, key_file: Path | None
+) -> int:
+    """Serve the page until SIGTERM or Ctrl-C; return the exit status.
+
+    Args:
+        listener: A bound address.
+        key_file: The keys that callers need; None if they need none.
+
+    Raises:
+        ValueError: The file has no key.
+    """
+    host = listener.getsockname()[0]
+    hosts = AllowedHosts([], listens_on=host, has_keys=key_file is not None)
+    app = LookApp(records, labels, ApiKeys(key_file), hosts)
+    configure_logging("warning")
+    if key_file is None and not is_loopback(host):
+        log.warning("ANYONE WHO REACHES %s CAN READ AND LABEL THE SCORES", url_of(listener))
+    server = GracefulServer(app)
+    run_on_fast_loop(server.serve([listener]))
+    return server.status
+
+
+def _jpeg(frames: bytes | None) -> Response:
+    if frames is None:
+        return PlainTextResponse("there are no such frames here", 404)
+    return Response(frames, media_type="image/jpeg")
 
 
 def _filter(request: Request) -> Filter:
     given = {name: value for name, value in request.query_params.items() if value}
     sort = given.get("sort", "time")
+    step = _integer(given.get("step", ""))
+    values = {name: given[name] for name in (*FACETS, "uid") if name in given}
     return Filter(
-        values={name: given[name] for name in FACETS if name in given},
+        values=values if step is None else {**values, "step": step},
         text=given.get("text", ""),
-        step=_integer(given.get("step", "")),
-        uid=given.get("uid", ""),
         suspicious="suspicious" in given,
         sort=sort if sort in SORTED else "time",
         descending=given.get("order") != "up",

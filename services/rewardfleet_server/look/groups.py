@@ -2,8 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rewardfleet.wire.score import figures_of
@@ -17,37 +16,12 @@ _RULES = {
 }
 
 
-@dataclass(frozen=True)
-class Member:
-    """An episode of a group."""
+def group_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the group that records of episodes are; None if there are none.
 
-    row: Mapping[str, Any]  #: as `Records.group` returns it
-    success: Any
-    steps: Any
-    max_steps: Any
-    reward: float | None  #: before normalization
-    is_kept: bool
-    reason: str  #: why it is not trained on
-
-
-@dataclass(frozen=True)
-class Group:
-    """The members of a group that the log has."""
-
-    name: str
-    normalize: str  #: how rewards became scores
-    members: Sequence[Member]
-    mean: float | None  #: of the rewards
-    std: float | None  #: of a sample, likewise
-
-    @property
-    def kept(self) -> int:
-        """How many members are trained on."""
-        return sum(each.is_kept for each in self.members)
-
-
-def group_of(rows: Iterable[Mapping[str, Any]]) -> Group | None:
-    """Return the group that records of episodes are; None if there are none."""
+    It has its `name`, how rewards became scores (`normalize`), its `members`, how many of them are
+    `kept` for training, and `mean` and `std` (of a sample) of the rewards, None if there are none.
+    """
     members, name, normalize = [], "", "none"
     for row in rows:
         request = json.loads(row["request"] or "{}")
@@ -56,17 +30,21 @@ def group_of(rows: Iterable[Mapping[str, Any]]) -> Group | None:
         members.append(_member(row, request, options.get("filter") or {}))
     if not members:
         return None
-    rewards = [each.reward for each in members if each.reward is not None]
-    return Group(
-        name,
-        normalize,
-        members,
-        statistics.fmean(rewards) if rewards else None,
-        statistics.stdev(rewards) if len(rewards) > 1 else None,
-    )
+    rewards = [each["reward"] for each in members if each["reward"] is not None]
+    return {
+        "name": name,
+        "normalize": normalize,
+        "members": members,
+        "kept": sum(each["is_kept"] for each in members),
+        "mean": statistics.fmean(rewards) if rewards else None,
+        "std": statistics.stdev(rewards) if len(rewards) > 1 else None,
+    }
 
 
-def _member(row: Mapping[str, Any], request: Mapping[str, Any], rules: Mapping[str, Any]) -> Member:
+def _member(
+    row: Mapping[str, Any], request: Mapping[str, Any], rules: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return an episode: its reward before normalization, and why it is not trained on, if so."""
     details = json.loads(row["details"] or "{}")
     reason = details.get("drop_reason")
     if reason in _RULES:
@@ -74,12 +52,12 @@ def _member(row: Mapping[str, Any], request: Mapping[str, Any], rules: Mapping[s
         reason = _RULES[reason].format(**given)
     elif row["status"] != "ok":
         reason = "the rollout has no valid outcome" if request.get("masked") else "it has no score"
-    return Member(
-        row,
-        request.get("success"),
-        request.get("steps"),
-        request.get("max_steps"),
-        figures_of({**details, "components": row["components"]}).get("reward", row["score"]),
-        row["status"] == "ok" and details.get("keep", True),
-        reason or "",
-    )
+    return {
+        "row": row,
+        **{name: request.get(name) for name in ("success", "steps", "max_steps")},
+        "reward": figures_of({**details, "components": row["components"]}).get(
+            "reward", row["score"]
+        ),
+        "is_kept": row["status"] == "ok" and details.get("keep", True),
+        "reason": reason,
+    }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rewardfleet.score_log.labels import Label, LabelLine
+from rewardfleet.wire.causes import SUCCESS_THRESHOLD
 from rewardfleet.wire.validation import read_lines
 
 LABELS: tuple[Label, ...] = get_args(Label)
@@ -18,18 +19,20 @@ class Labels:
 
     Args:
         path: Created with the first label; readable by its owner only.
-        threshold: The judge's verdict is success from this score on, unless a calibration has
-            another threshold.
 
     Raises:
         ValueError: A line of the file is not a label.
         OSError: It cannot be read.
     """
 
-    def __init__(self, path: Path, threshold: float) -> None:
-        self._path, self._threshold = path, threshold
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._lock = threading.Lock()
-        self.by_id: dict[str, Label] = dict(_read(path))
+        self.by_id: dict[str, Label] = {}
+        for number, line in read_lines(path, LabelLine) if path.exists() else ():
+            if isinstance(line, str):
+                raise ValueError(f"{path}:{number}: no label: {line}")  # noqa: TRY004 - of a value
+            self.by_id[line.id] = line.label
 
     def add(self, record: Mapping[str, Any], label: Label) -> None:
         """Write what a person says of a score.
@@ -44,7 +47,7 @@ class Labels:
         provenance = json.loads(record["provenance"] or "{}")
         success = None
         if label != "unclear" and record["score"] is not None:
-            success = self._verdict(record, provenance) == (label == "right")
+            success = _verdict(record) == (label == "right")
         line = {
             "id": record["id"],
             "service": record["service"],
@@ -64,25 +67,15 @@ class Labels:
                 file.write(json.dumps(line).encode() + b"\n")
             self.by_id[record["id"]] = label
 
-    def add_seen(self, record: Mapping[str, Any], success: bool | None) -> None:
-        """Write what a person saw in a clip, without the judge's verdict; None if it is unclear.
 
-        See `add`.
-        """
-        verdict = self._verdict(record, json.loads(record["provenance"] or "{}"))
-        self.add(
-            record, "unclear" if success is None else "right" if success == verdict else "wrong"
-        )
-
-    def _verdict(self, record: Mapping[str, Any], provenance: Mapping[str, Any]) -> bool:
-        calibration = provenance.get("calibration") or {}
-        return bool(record["score"] >= calibration.get("threshold", self._threshold))
+def label_of(record: Mapping[str, Any], success: bool | None) -> Label:
+    """Return the label of a score by what a person saw in the clip; None if it is unclear."""
+    if success is None:
+        return "unclear"
+    return "right" if success == _verdict(record) else "wrong"
 
 
-def _read(path: Path) -> dict[str, Label]:
-    found: dict[str, Label] = {}
-    for number, line in read_lines(path, LabelLine) if path.exists() else ():
-        if isinstance(line, str):
-            raise ValueError(f"{path}:{number}: no label: {line}")  # noqa: TRY004 - of a value
-        found[line.id] = line.label
-    return found
+def _verdict(record: Mapping[str, Any]) -> bool:
+    """Return whether the judge says success, by the threshold of its calibration, if it has one."""
+    calibration = json.loads(record["provenance"] or "{}").get("calibration") or {}
+    return bool(record["score"] >= calibration.get("threshold", SUCCESS_THRESHOLD))

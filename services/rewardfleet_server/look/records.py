@@ -4,9 +4,9 @@ Values of requests only ever reach DuckDB as parameters; names of columns come f
 """
 
 import json
-import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,6 @@ import duckdb
 
 from rewardfleet.score_log.copying import LogCopies
 from rewardfleet.score_log.reading import connect, open_log
-
-from .details import Explanation
 
 #: Records of one page of the table.
 PAGE = 50
@@ -60,10 +58,8 @@ _SHOWN = (
 class Filter:
     """Which records are shown, and in which order."""
 
-    values: Mapping[str, str] = field(default_factory=dict)  #: of columns in `FACETS`
+    values: Mapping[str, Any] = field(default_factory=dict)  #: of `FACETS`, `uid` and `step`
     text: str = ""  #: occurs in the request, the details or the uid, in any case
-    step: int | None = None
-    uid: str = ""
     suspicious: bool = False
     sort: str = "time"
     descending: bool = True
@@ -71,25 +67,16 @@ class Filter:
     def where(self) -> tuple[str, list[Any]]:
         """Return the condition in SQL, and its parameters."""
         conditions = [f"{name} = ?" for name in self.values]
-        parameters: list[Any] = list(self.values.values())
+        parameters = [*self.values.values()]
         if self.text:
             # As JSON has it: requests in ASCII, details not always.
             text = self.text.lower()
-            in_ascii, in_unicode = (
-                json.dumps(text, ensure_ascii=each)[1:-1] for each in (True, False)
-            )
-            sought = [("request", in_ascii), ("details", in_ascii)]
-            sought += [("details", in_unicode)] * (in_unicode != in_ascii)
-            sought += [("concat_ws(' ', uid, task)", text)]
+            written = {json.dumps(text, ensure_ascii=each)[1:-1] for each in (True, False)}
+            sought = [(name, each) for name in ("request", "details") for each in written]
+            sought.append(("concat_ws(' ', uid, task)", text))
             parts = [f"contains(lower({name}), ?)" for name, _ in sought]
             conditions.append(f"({' OR '.join(parts)})")
             parameters += [each for _, each in sought]
-        if self.step is not None:
-            conditions.append("step = ?")
-            parameters.append(self.step)
-        if self.uid:
-            conditions.append("uid = ?")
-            parameters.append(self.uid)
         if self.suspicious:
             conditions.append("suspicions > 0")
         return " AND ".join(conditions) or "true", parameters
@@ -101,9 +88,9 @@ class Records:
     Args:
         folders: The logs and outputs.
         copies: Logs of running services.
-        decode: Returns frames of the clip that a request names by path; None if it cannot.
-        decode_reference: Likewise of a clip in a library of the judge `reference`.
-        explain: Returns what is known of a record.
+        decode: Returns frames of the clip or reference that has a `video_path`; None if it cannot.
+        story: Returns the parts of the story of a record, each a text, or with `title` and either
+            `text` and what was `taken` of it, or `rows`.
 
     Raises:
         ValueError: A folder is neither, or DuckDB is not installed.
@@ -115,32 +102,31 @@ class Records:
         copies: Sequence[LogCopies] = (),
         *,
         decode: Callable[[Mapping[str, Any]], bytes | None] = lambda _: None,
-        decode_reference: Callable[[Mapping[str, Any]], bytes | None] = lambda _: None,
-        explain: Callable[[Mapping[str, Any]], Explanation] = lambda _: Explanation(),
+        story: Callable[[Mapping[str, Any]], Sequence[Any]] = lambda _: (),
     ) -> None:
-        self._decode = decode
-        self._decode_reference = decode_reference
-        self.explain = explain
+        self.decode = decode
+        self.story = story
         self._copies = copies
         self._folders = [*folders, *(each.folder for each in copies)]
         self._connection = connect()
         self._lock = threading.Lock()  # one thread at a time uses the connection
-        self._reading = threading.Lock()
         self._problem = ""
         self._seen = self._stamp()
         self._read()
 
     def refresh(self) -> None:
-        """Read the records again if there are others. What fails is a problem; see `problems`."""
-        with self._reading:
-            stamp = self._stamp()
-            if stamp == self._seen:
-                return
-            try:
-                self._read()
-            except (ValueError, OSError, duckdb.Error) as error:
-                self._problem = f"new records cannot be read: {error}"
-                return
+        """Read the records again if there are others. What fails is a problem; see `problems`.
+
+        One thread at a time may call it.
+        """
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return
+        try:
+            self._read()
+        except (ValueError, OSError, duckdb.Error) as error:
+            self._problem = f"new records cannot be read: {error}"
+        else:
             self._seen, self._problem = stamp, ""
 
     def _read(self) -> None:
@@ -153,14 +139,16 @@ class Records:
 
     def problems(self) -> list[str]:
         """Return why records may be missing."""
-        copies = [each for copy in self._copies for each in copy.problems()]
-        return [*([self._problem] if self._problem else ()), *copies]
+        copies = (each for copy in self._copies for each in copy.problems())
+        return [*filter(None, [self._problem]), *copies]
 
     def _stamp(self) -> object:
-        files = [each for folder in self._folders for each in folder.glob("*.*")]
-        return sorted(
-            (path, stat.st_size, stat.st_mtime_ns) for path in files if (stat := _stat(path))
-        )
+        found = []
+        for path in (each for folder in self._folders for each in folder.glob("*.*")):
+            with suppress(FileNotFoundError):  # a segment was rewritten
+                stat = path.stat()
+                found.append((path, stat.st_size, stat.st_mtime_ns))
+        return sorted(found)
 
     def page(self, chosen: Filter, start: int = 0) -> tuple[list[dict[str, Any]], int]:
         """Return the records of a page, and how many there are in all."""
@@ -194,8 +182,7 @@ class Records:
 
     def record(self, number: int) -> dict[str, Any] | None:
         """Return all of a record; None if there is none of this number."""
-        found = self._rows("SELECT * FROM items WHERE n = ?", [number])
-        return found[0] if found else None
+        return next(iter(self._rows("SELECT * FROM items WHERE n = ?", [number])), None)
 
     def to_label(self, labeled: Collection[str], after: str) -> tuple[dict[str, Any] | None, int]:
         """Return a record that was drawn for labels and has none, and how many there are.
@@ -221,15 +208,11 @@ class Records:
         """Return the frames of a clip as one JPEG; None if they are not to be had."""
         if not record["has_frames"]:
             request = json.loads(record["request"] or "{}")
-            return self._decode(request) if "video_path" in request else None
+            return self.decode(request) if "video_path" in request else None
         with open_log(self._folders) as log:
             query = "SELECT frames FROM scores WHERE source = ? AND id = ? AND frames IS NOT NULL"
             found = log.execute(query, [record["file"], record["id"]]).fetchone()
         return bytes(found[0]) if found else None
-
-    def reference_frames(self, file: str) -> bytes | None:
-        """Return the frames of a reference as one JPEG; None if they are not to be had."""
-        return self._decode_reference({"video_path": file})
 
     def group(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the records of the group of an episode, that of the episode included."""
@@ -290,34 +273,19 @@ class Records:
         Scores outside of [0, 1] count in the first or the last tenth.
         """
         where, parameters = chosen.where()
+        tenths = ", ".join(f"count(*) FILTER (tenth = {number})" for number in range(10))
         rows = self._rows(
-            "SELECT step, CASE WHEN score IS NOT NULL "
-            "THEN least(greatest(floor(score * 10), 0), 9)::INT END AS tenth, "
-            f"count(*) AS items, sum(score) AS total FROM items WHERE step IS NOT NULL AND {where} "
-            "GROUP BY ALL ORDER BY step, tenth",
+            f"SELECT step, [{tenths}] AS tenths, count(*) FILTER (score IS NULL) AS missing, "
+            "sum(score) AS total FROM (SELECT step, score, "
+            "least(greatest(floor(score * 10), 0), 9) AS tenth FROM items "
+            f"WHERE step IS NOT NULL AND {where}) "
+            f"GROUP BY step ORDER BY step DESC LIMIT {_MOST_STEPS}",
             parameters,
         )
-        steps: dict[int, dict[str, Any]] = {}
-        for row in rows:
-            step = steps.setdefault(
-                row["step"], {"step": row["step"], "tenths": [0] * 10, "missing": 0, "total": 0.0}
-            )
-            if row["tenth"] is None:
-                step["missing"] += row["items"]
-            else:
-                step["tenths"][row["tenth"]] += row["items"]
-                step["total"] += row["total"]
-        return list(steps.values())[-_MOST_STEPS:]
+        return rows[::-1]
 
     def _rows(self, query: str, parameters: list[Any]) -> list[dict[str, Any]]:
         with self._lock:
             result = self._connection.execute(query, parameters)
             names = [each[0] for each in result.description or ()]
             return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except FileNotFoundError:  # a segment was rewritten
-        return None

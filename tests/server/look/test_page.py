@@ -19,7 +19,7 @@ from rewardfleet.code import code_request
 from rewardfleet.score_log import Scored
 from rewardfleet_server.code.app import create_app
 from rewardfleet_server.code.settings import CodeSettings
-from rewardfleet_server.look.labels import Labels
+from rewardfleet_server.look.labels import Labels, label_of
 from rewardfleet_server.testing import serving, wait_until
 
 from .conftest import ATTACKS, REFERENCE, drawn_items, numbers_of, scored_items, served, write_log
@@ -91,7 +91,7 @@ def test_a_record_shows_what_was_scored_and_why(serve_page):
     clip = next(text for text in shown if "It saw a plum" in text)
     assert "Curve" in clip and "Frames" in clip and "Same request" in clip
     program = next(text for text in shown if "What the policy wrote" in text and "Tests" in text)
-    assert "wrong_answer" in program and "Suspicions" in program
+    assert "wrong_answer" in program and "Suspicion:" in program
     assert "a plum1" in next(text for text in shown if "Group a plum" in text)
 
 
@@ -111,13 +111,11 @@ def test_a_clip_shows_the_references_that_it_was_compared_with(serve_page):
 
 def test_an_answer_shows_what_its_calls_cost_and_how_the_score_follows(serve_page):
     with httpx.Client(base_url=serve_page(scored_items("a plum"))) as client:
-        shown = Structure(client.get(f"/record/{numbers_of(client)[3]}").text).cells
-        text = Structure(client.get(f"/record/{numbers_of(client)[3]}").text).text
-    assert shown[:8] == [
-        'search(for="a plum")', "yes", "search", "0.5", "a plum()", "no", "other", "1",
-    ]  # fmt: skip
-    assert shown[8] == "1.5" and "the budget is 0.3 per answer" in text
-    assert "price (lambda) 0.5 x cost 1.5 =" in text
+        page = Structure(client.get(f"/record/{numbers_of(client)[3]}").text)
+    assert page.cells[:4] == ['search(for="a plum")', "expected", "search", "0.5"]
+    assert page.cells[4:] == ["a plum()", "not expected", "other", "1"]
+    assert "The cost is 1.5; the budget is 0.3 per answer" in page.text
+    assert "Minus the price of tools: lambda 0.5 x cost 1.5 = " in page.text
 
 
 def test_an_episode_shows_its_group_and_what_was_kept_and_why(serve_page):
@@ -144,8 +142,8 @@ def test_tests_of_rows_of_data_sets_are_shown(serve_page, code: str, path: Path)
         score = fleet.code.score("print(1)", row)
     with httpx.Client(base_url=serve_page([Scored("code", 1.0, request, score)])) as client:
         cells = Structure(client.get(f"/record/{numbers_of(client)[0]}").text).cells
-    assert len(cells) == 6 * len(score.verdicts)
-    assert all(cells[6 * at + 2] for at in range(len(score.verdicts)))
+    assert len(cells) == 7 * len(score.verdicts)
+    assert all(cells[7 * at + 2] for at in range(len(score.verdicts)))
 
 
 def test_texts_are_found_as_a_policy_wrote_them(serve_page):
@@ -201,7 +199,7 @@ def test_labels_are_lines_of_a_file_and_shown(serve_page, tmp_path: Path):
 
 
 def test_a_verdict_is_by_the_threshold_of_the_calibration(tmp_path: Path):
-    labels = Labels(tmp_path / "labels.jsonl", threshold=0.5)
+    labels = Labels(tmp_path / "labels.jsonl")
     record = {
         **dict.fromkeys(("service", "judge", "task", "request")),
         "id": "7" * 64,
@@ -209,7 +207,7 @@ def test_a_verdict_is_by_the_threshold_of_the_calibration(tmp_path: Path):
         "provenance": '{"calibration": {"threshold": 0.7}}',
     }
     labels.add(record, "right")
-    labels.add_seen(record, success=True)
+    labels.add(record, label_of(record, success=True))
     right, seen = map(json.loads, (tmp_path / "labels.jsonl").read_text().splitlines())
     assert right["success"] is False
     assert (seen["success"], seen["label"]) == (True, "wrong")

@@ -246,11 +246,9 @@ def test_clips_are_compared_with_added_references(tmp_path: Path, capsys):
         other = client.post("/score", json={**request, "video_path": str(failure)}).json()
     assert same["score"] > 0.5 > other["score"]
     assert "1 successes" in same["model_output"]
-    show = strips([LIBERO, library], of_references=True)  # `rewardfleet look --video-root`
+    show = strips([LIBERO, library])  # `rewardfleet look --video-root`
     assert all(show({"video_path": each["file"]}) for each in same["references"])
-    assert (
-        strips([LIBERO], of_references=True)({"video_path": same["references"][0]["file"]}) is None
-    )
+    assert strips([LIBERO])({"video_path": same["references"][0]["file"]}) is None
 
 
 def test_a_library_with_failures_only_abstains(tmp_path: Path):

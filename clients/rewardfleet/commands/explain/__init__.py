@@ -45,13 +45,11 @@ def command(source: Path, id: str | None, url: str, timeout: float) -> int:  # n
     if id is not None:
         raise ValueError("--id goes with the folder of a score log")
     service, request, options = _read(source)
-    score = asyncio.run(_score(service, request, options, (url, timeout)))
+    score = asyncio.run(_score(service, request, options, url, timeout))
     fields = request.model_dump(mode="json", exclude_unset=True)
     given = {**fields, **({"options": options} if options is not None else {})}
     click.echo("\n".join(story_of(service, given, score.model_dump(mode="json"))))
-    if score.status is Status.ERROR:
-        return 2
-    return _EXIT_ABSTAINED if score.status is Status.ABSTAINED else 0
+    return {Status.ERROR: 2, Status.ABSTAINED: _EXIT_ABSTAINED}.get(score.status, 0)
 
 
 def _read(source: Path) -> tuple[str, Request, Any]:
@@ -69,28 +67,25 @@ def _read(source: Path) -> tuple[str, Request, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{source}: not JSON: {escaped(str(error), 200)}") from None
     given = fields if isinstance(fields, dict) else {}
-    required = {name: _required(each.client.request_type) for name, each in SERVICES.items()}
+    models = {name: each.client.request_type for name, each in SERVICES.items()}
+    required = {
+        name: {each for each, field in model.model_fields.items() if field.is_required()}
+        for name, model in models.items()
+    }
     service = max(required, key=lambda name: len(required[name] & given.keys()))
     if not required[service] & given.keys():
         known = "; ".join(f"{', '.join(sorted(each))} ({name})" for name, each in required.items())
         raise ValueError(f"{source}: give one request, an object with the fields {known}")
     options = fields.pop("options", None) if SERVICES[service].scores == "episode" else None
     try:
-        request = validate_json(SERVICES[service].client.request_type, json.dumps(fields).encode())
+        request = validate_json(models[service], json.dumps(fields).encode())
     except InvalidRequest as error:
         raise ValueError(f"{source}: {error.detail}") from None
     return service, request, options
 
 
-def _required(model: type[Request]) -> set[str]:
-    return {name for name, field in model.model_fields.items() if field.is_required()}
-
-
-async def _score(
-    service: str, request: Request, options: Any, connection: tuple[str, float]
-) -> Score:
+async def _score(service: str, request: Request, options: Any, url: str, timeout_s: float) -> Score:
     """Score one item; its failure is part of the score."""
-    url, timeout_s = connection
     (found,) = await find_service(service, [url], api_key())
     given: Any = {service: found}
     async with RewardFleet(api_key=api_key(), timeout_s=timeout_s, **given) as fleet:
@@ -122,24 +117,19 @@ def _print_record(folder: Path, prefix: str) -> None:
 
 def _of_log(record: Mapping[str, Any], count: int) -> Iterator[str]:
     """Yield what a record says besides the request and the score."""
-    parts = [
-        f"{name} {record[name]}" for name in ("run", "step", "uid") if record[name] is not None
-    ]
+    labels = {name: record[name] for name in ("run", "step", "uid")}
     if record["time"] is not None:
         at = time.localtime(record["time"])
-        parts.append(f"answered {time.strftime('%Y-%m-%d %H:%M:%S', at)}")
-    yield escaped(f"Record {record['id'][:12]}: {', '.join(parts) or 'no labels'}", 1000)
+        labels["answered"] = time.strftime("%Y-%m-%d %H:%M:%S", at)
+    shown = ", ".join(f"{name} {each}" for name, each in labels.items() if each is not None)
+    yield escaped(f"Record {record['id'][:12]}: {shown or 'no labels'}", 1000)
     if count > 1:
         yield f"The log has {count} records of this request; this is the newest one."
 
 
 def score_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the score of a record."""
-    error = {
-        name.removeprefix("error_"): value
-        for name, value in record.items()
-        if name.startswith("error_")
-    }
+    error = {name[6:]: value for name, value in record.items() if name.startswith("error_")}
     own = ("status", "score", "components", "backend", "cached", "cause")
     return {
         **json.loads(record["details"] or "{}"),

@@ -3,11 +3,12 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from rewardfleet.wire.truth import parsed
 
-from .texts import block, number, quoted
+from .texts import Part, Table, Text, number, quoted
 
 #: What decided a verdict.
 _BY = {
@@ -19,28 +20,33 @@ _BY = {
 _MAX_DEPTH = 5
 
 
-def story_of_program(request: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator[str]:
+def story_of_program(request: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator[Part]:
     """Yield what was extracted, which test failed first and how, and what decided the score."""
-    yield from _extracted(request, score)
     verdicts = score.get("verdicts") or []
+    is_judged = score.get("critique_valid") is not False
+    if is_judged:
+        yield from _extracted(request, score)
+    else:
+        yield f"Critique without an overall judgment: {quoted(request.get('critique') or '')}"
     counts = Counter(str(each["verdict"]) for each in verdicts)
     shown = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     yield f"Tests: {len(verdicts)} ({shown})"
-    failed = next(
-        (n for n, each in enumerate(verdicts) if each["verdict"] not in {"accepted", "left_out"}),
-        None,
-    )
-    if failed is not None and score.get("critique_valid") is not False:
-        yield from _failure(request, verdicts, failed)
+    tests = [*zip_longest(_cases(request.get("tests") or {}, len(verdicts)), verdicts)]
+    told: Mapping[str, str | None] = {}
+    for place, (case, verdict) in enumerate(tests, 1):
+        if is_judged and verdict and verdict["verdict"] not in {"accepted", "left_out"}:
+            by = verdict.get("verdict_by") or "service"
+            by = _BY.get(by, f"by {by}")  # of a newer service
+            yield f"Test {place} failed first: {verdict['verdict']}, decided {by}"
+            told = _values(case, verdict)
+            break
+    yield Table("Tests", (_row(place, *each) for place, each in enumerate(tests, 1)), told)
     yield _threshold(request, score)
     for suspicion in score.get("suspicions") or []:
         yield f"Suspicion: {quoted(suspicion)}"
 
 
-def _extracted(request: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator[str]:
-    if score.get("critique_valid") is False:
-        yield f"Critique without an overall judgment: {quoted(request.get('critique') or '')}"
-        return
+def _extracted(request: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator[Part]:
     if score.get("judgment"):
         yield f"The critique says that the original program is {score['judgment']}."
     code = score.get("code") or ""
@@ -48,88 +54,74 @@ def _extracted(request: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator
     where = "all of it" if text == code else "from a code block, or after the thinking"
     of = "" if text is None else f" of a text of {len(text):,} characters, {where}"
     yield f"Extracted: {len(code):,} characters{of}"
-    yield from block(code.strip("\n"))
+    yield Text("What the policy wrote", code if text is None else text, code.strip("\n"))
 
 
-def _failure(
-    request: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]], index: int
-) -> Iterator[str]:
-    verdict = verdicts[index]
-    by = verdict.get("verdict_by") or "service"
-    by = _BY.get(by, f"by {by}")  # of a newer service
-    yield f"Test {index + 1} failed first: {verdict['verdict']}, decided {by}"
-    tests = request.get("tests") or {}
-    case = _case(tests, index, len(verdicts))
-    yield from _shown_case(case)
-    if verdict.get("returned"):
-        yield f"  actual value:    {quoted(verdict['returned'])}"
-    elif verdict.get("stdout") or not isinstance(case, str):
-        yield f"  actual output:   {quoted(verdict.get('stdout') or '')}"
-    if verdict.get("checker_message"):
-        yield f"  checker:         {quoted(verdict['checker_message'])}"
-    if verdict.get("missing_module"):
-        yield f"  missing module:  {quoted(verdict['missing_module'])}"
+def _row(place: int, case: Any, verdict: Mapping[str, Any] | None) -> dict[str, str | None]:
+    """Return the row of a test, whose verdict is None if it was not run."""
+    verdict = verdict or {}
+    by = ", by the jail" if verdict.get("verdict_by") == "jail" else ""
+    name = f"{verdict.get('verdict', '')}{by}"
+    return {"test": str(place), "verdict": name, **_values(case, verdict)}
+
+
+def _values(case: Any, verdict: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return what a test gives to the program and expects, and what came of it.
+
+    Args:
+        case: The test as the request or its row has it; None if that is not known.
+    """
+    given = expected = None
+    if isinstance(case, dict):
+        given = _shown(case.get("stdin", case.get("args", case.get("input", ""))))
+        expected = _shown(case.get("stdout", case.get("expected", case.get("output", ""))))
+    elif case is not None:
+        given = _shown(case)
+    silent = None if isinstance(case, str) else ""  # an assert needs no output
+    missing = verdict.get("missing_module")
+    module = missing and f"missing module: {missing}"
+    errors = [verdict.get("checker_message"), module, verdict.get("stderr")]
+    if verdict.get("verdict") == "runtime_error" and not any(errors):
+        errors = ["nothing: a signal ended the program, or it closed the stream"]
     times = [f"{verdict[name] / 1000:.3g} s" for name in ("cpu_ms", "wall_ms") if name in verdict]
-    if len(times) == 2:
-        yield f"  time:            {times[0]} of CPU, {times[1]} in all"
-    if verdict.get("stderr"):
-        yield "  standard error:"
-        yield from (f"  {line}" for line in block(verdict["stderr"].strip("\n")))
-    elif verdict["verdict"] == "runtime_error":
-        yield "  standard error:  nothing: a signal ended the program, or it closed the stream"
-
-
-def _case(tests: Mapping[str, Any], index: int, count: int) -> Any:
-    """Return a test as the request or its row has it; None if that is not known."""
-    cases = tests.get("cases") or []
-    if tests.get("kind") == "dataset":
-        cases = list(_cases_of_row(tests.get("row"), _MAX_DEPTH))
-        # Otherwise the tests are others, or there are more than one reading of the row.
-        if not (len(cases) == count or tests.get("first") == count < len(cases)):
-            return None
-    return cases[index] if index < len(cases) else None
-
-
-def _shown_case(case: Any) -> Iterator[str]:
-    if isinstance(case, str):
-        yield f"  test:            {quoted(case)}"
-    elif isinstance(case, dict):
-        given, expected = parts_of(case)
-        yield f"  input:           {_shown(given)}"
-        yield f"  expected:        {_shown(expected)}"
-    else:
-        yield "  input:           that of the test in the row"
-
-
-def parts_of(case: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return what a test gives to the program, and what it expects."""
-    given = case.get("stdin", case.get("args", case.get("input", "")))
-    return given, case.get("stdout", case.get("expected", case.get("output", "")))
+    return {
+        "input": given,
+        "expected": expected,
+        "actual output": verdict.get("returned") or verdict.get("stdout") or silent,
+        "errors": "\n".join(filter(None, errors)) or None,
+        "time": f"{times[0]} of CPU, {times[1]} in all" if len(times) == 2 else None,
+    }
 
 
 def _shown(value: Any) -> str:
-    return quoted(value if isinstance(value, str) else json.dumps(value))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _cases_of_row(row: Any, depth: int) -> Iterator[Any]:
-    """Yield what looks like tests in a row, in order."""
+def _cases(tests: Mapping[str, Any], count: int) -> Sequence[Any]:
+    """Return the tests as the request or its row has them; empty if they are not known."""
+    if tests.get("kind") != "dataset":
+        return tests.get("cases") or ()
+    cases = _cases_of_row(tests.get("row"), _MAX_DEPTH)
+    # Otherwise the tests are others, or there are more than one reading of the row.
+    is_known = len(cases) == count or tests.get("first") == count < len(cases)
+    return cases[:count] if is_known else ()
+
+
+def _cases_of_row(row: Any, depth: int) -> list[Any]:
+    """Return what looks like tests in a row, in order."""
     row = parsed(row)
     if isinstance(row, dict):
         for names in (("inputs", "outputs"), ("input", "output")):
-            given, expected = (row.get(name) for name in names)
+            given, expected = map(row.get, names)
             if isinstance(given, list) and isinstance(expected, list):
                 pairs = zip(given, expected, strict=False)
-                yield from ({"input": each[0], "output": each[1]} for each in pairs)
-                return
-        row = list(row.values())
-    elif isinstance(row, list):
-        is_test = [_is_test(each) for each in row]
-        if row and all(is_test):
-            yield from row
-            return
-    if isinstance(row, list) and depth:
-        for each in row:
-            yield from _cases_of_row(each, depth - 1)
+                return [{"input": each[0], "output": each[1]} for each in pairs]
+        row = [*row.values()]
+    elif isinstance(row, list) and all(map(_is_test, row)):
+        return row
+    if not (isinstance(row, list) and depth):
+        return []
+    return [case for each in row for case in _cases_of_row(each, depth - 1)]
 
 
 def _is_test(value: Any) -> bool:
@@ -145,12 +137,10 @@ def _threshold(request: Mapping[str, Any], score: Mapping[str, Any]) -> str:
         return f"Decided by: mode all_pass, in which all tests must pass; {passes}."
     tests = request.get("tests") or {}
     rule = ""
-    if tests.get("kind") == "stdio":
-        program = tests.get("checker_program")
-        checker = (
-            "its checker program" if program else f"the checker {tests.get('checker', 'tokens')}"
-        )
-        rule = f" Outputs are compared by {checker}."
+    if tests.get("checker_program"):
+        rule = " Outputs are compared by its checker program."
+    elif tests.get("kind") == "stdio":
+        rule = f" Outputs are compared by the checker {tests.get('checker', 'tokens')}."
     elif tests.get("tolerance"):
         rule = f" Numbers may differ by {number(tests['tolerance'])}."
     return f"Decided by: the share of tests that pass; {passes}.{rule}"

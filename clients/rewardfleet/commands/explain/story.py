@@ -1,4 +1,4 @@
-"""What the stories of all services have in common. No line has control characters."""
+"""What the stories of all services have in common, and that of a record."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,14 +7,20 @@ from rewardfleet.commands.options import escaped
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import ERRORS, ErrorKind
 
-from .texts import number
+from .texts import Part, lines_of, number
 
 #: The fields of a request, or of a score, as JSON.
 Fields = Mapping[str, Any]
 
 
 def story_of(service: str, request: Fields, score: Fields) -> Iterator[str]:
-    """Yield the lines of the story of a score.
+    """Yield the lines of the story of a score, without control characters; see `parts_of`."""
+    for part in parts_of(service, request, score):
+        yield from lines_of(part)
+
+
+def parts_of(service: str, request: Fields, score: Fields) -> Iterator[Part]:
+    """Yield the parts of the story of a score.
 
     Args:
         request: The request, where fields with their defaults may be missing; empty if unknown.
@@ -58,6 +64,4 @@ def _cause_of(service: str, score: Fields) -> tuple[str, str]:
         meaning = " ".join((ERRORS[kind].__doc__ or "").split())
         is_retryable = ERRORS[kind].retryable
         return meaning, "Nothing: try again later." if is_retryable else "What the service says."
-    if score.get("status") != "ok":
-        return "The record has no cause.", ""
-    return "", ""
+    return "" if score.get("status") == "ok" else "The record has no cause.", ""

@@ -6,13 +6,13 @@ from typing import Any
 from rewardfleet.wire.causes import SUCCESS_THRESHOLD
 from rewardfleet.wire.score import figures_of
 
-from .texts import block, number, quoted
+from .texts import Part, Text, number, quoted
 
 #: Frames whose numbers are shown.
 _MAX_INDICES = 16
 
 
-def story_of_clip(request: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator[str]:
+def story_of_clip(request: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator[Part]:
     """Yield what the judge saw, what it said, and which threshold decided."""
     provenance = score.get("provenance") or {}
     model = provenance.get("model")
@@ -34,8 +34,7 @@ def story_of_clip(request: Mapping[str, Any], score: Mapping[str, Any]) -> Itera
         yield "It reads the file itself: the service does not know what it saw."
     if options := request.get("backend_kwargs"):
         yield f"Options: {quoted(str(options))}"
-    yield "It said:"
-    yield from block(score.get("model_output") or "")
+    yield Text("What the judge said", score.get("model_output") or "")
     figures = figures_of(score)
     figures.pop("score", None)
     if figures:
@@ -43,9 +42,9 @@ def story_of_clip(request: Mapping[str, Any], score: Mapping[str, Any]) -> Itera
         yield f"Details: {quoted(', '.join(parts))}"
     value = score.get("score")
     if value is not None:
-        side = "below" if value < SUCCESS_THRESHOLD else "at least"
-        finds = "not done" if value < SUCCESS_THRESHOLD else "done"
+        is_done = value >= SUCCESS_THRESHOLD
         yield (
-            f"Decided by: {number(value)} is {side} {SUCCESS_THRESHOLD}: the judge finds the task "
-            f"{finds}. Adapters may compare with another threshold."
+            f"Decided by: {number(value)} is {'at least' if is_done else 'below'} "
+            f"{SUCCESS_THRESHOLD}: the judge finds the task {'' if is_done else 'not '}done. "
+            "Adapters may compare with another threshold."
         )
