@@ -34,7 +34,6 @@ from .wire.score import (
     Name,
     Request,
     Score,
-    Scores,
     abstained,
     failed,
 )
@@ -242,7 +241,7 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         refused = [answer for answer in answers if isinstance(answer, RewardFleetError)]
         if len(refused) == len(answers):
             raise refused[0]
-        return Scores(self._scored(answer) for answer in answers)
+        return [self._scored(answer) for answer in answers]
 
     async def rewards(self, requests: Sequence[RequestT]) -> list[float]:
         """Score several items and return their rewards, in the same order.

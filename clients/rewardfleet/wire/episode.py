@@ -14,7 +14,6 @@ from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, model_validator
 
 from .causes import EpisodeCause
 from .errors import ErrorKind
-from .html import scores_html
 from .run_state import ATTEMPT
 from .score import JsonSchema, Name, Request, Response, Score, Step, Timing, of_types
 
@@ -371,9 +370,6 @@ class EpisodeBatchResponse(Response):
     timing_ms: Timing = Field(
         default_factory=Timing, description="Milliseconds of each stage, for the batch."
     )
-
-    def _repr_html_(self) -> str:
-        return scores_html(self.results)
 
 
 class GroupMemberRequest(Request):

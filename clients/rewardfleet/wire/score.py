@@ -16,7 +16,6 @@ from pydantic import (
 )
 
 from .errors import Abstained, Problem, RewardFleetError
-from .html import scores_html
 
 #: The most items that one `POST /score/batch` may carry.
 MAX_BATCH_ITEMS = 256
@@ -175,9 +174,6 @@ class Score(Response):
         details = {f"details/{n}": v for n, v in self.details.items() if isinstance(v, float)}
         return {**self.components, **details}
 
-    def _repr_html_(self) -> str:
-        return scores_html([self])
-
     @model_validator(mode="after")
     def _score_matches_status(self) -> Self:
         if (self.score is not None) != (self.status is Status.OK):
@@ -211,13 +207,6 @@ def failed(error: RewardFleetError, score_type: type[ScoreT]) -> ScoreT:
     return score_type(score=None, status=Status.ERROR, error=error.problem())
 
 
-class Scores(list[ScoreT]):
-    """A list of scores, which notebooks show as a table."""
-
-    def _repr_html_(self) -> str:
-        return scores_html(self)
-
-
 class BatchRequest(Request, Generic[ItemT]):
     """Several items at once. An item that fails does not fail the others."""
 
@@ -231,6 +220,3 @@ class BatchResponse(Response, Generic[ScoreT]):
     provenance: dict[str, dict[str, JsonValue]] = Field(
         default_factory=dict, description="By backend: the provenance that all its results share."
     )
-
-    def _repr_html_(self) -> str:
-        return scores_html(self.results)
