@@ -110,8 +110,7 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
     def _media_bytes(self, request: VideoRequest) -> int:
         if request.frames is not None:
             return request.frames.size
-        media = [request.video_base64 or b"", *(request.frames_base64 or ())]
-        return sum(4 * math.ceil(len(each) / 3) + 3 for each in media)
+        return sum(4 * math.ceil(len(each) / 3) + 3 for each in request.content)
 
 
 def video_request(task_text: str, clip: ClipLike, **options: Unpack[VideoOptions]) -> VideoRequest:

@@ -99,10 +99,7 @@ class _Built(NamedTuple):
     @property
     def size(self) -> int:
         """The bytes of its clip."""
-        if not isinstance(self.request, VideoRequest):
-            return 0
-        images = self.request.frames_base64 or ()
-        return len(self.request.video_base64 or b"") + sum(map(len, images))
+        return sum(map(len, self.request.content)) if isinstance(self.request, VideoRequest) else 0
 
 
 class Run:

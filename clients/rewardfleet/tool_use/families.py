@@ -1,6 +1,5 @@
 """The file of `--tool-families`."""
 
-import csv
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,29 +14,18 @@ _LABELS = TypeAdapter(dict[ToolName, Family])
 
 
 def read_families(path: Path) -> Mapping[str, Family]:
-    """Return the families of tools in a JSON or CSV file.
+    """Return the families of tools in a JSON file.
 
     Raises:
         ValueError: It cannot be read, or has another form.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        if path.suffix.lower() == ".csv":
-            labels = _unique(_of_csv(text))
-        else:
-            labels = json.loads(text, object_pairs_hook=_unique)
+        labels = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_unique)
         return _LABELS.validate_python(labels)
     except ValidationError as error:
         raise ValueError(f"--tool-families {path}: {format_validation_error(error)}") from None
     except (OSError, ValueError) as error:
         raise ValueError(f"--tool-families {path}: {error}") from None
-
-
-def _of_csv(text: str) -> Iterable[tuple[str, str]]:
-    for row in csv.DictReader(text.splitlines()):
-        if not {"tool", "family"} <= row.keys():
-            raise ValueError("the first line names the columns: tool,family")
-        yield row["tool"], row["family"]
 
 
 def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

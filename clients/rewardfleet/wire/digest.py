@@ -3,13 +3,12 @@
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
 from pydantic import BaseModel
 
-from .frames import Buffer, Frames
 from .score import LABELS
 from .video import JSON_INPUTS, VideoRequest
 
@@ -95,17 +94,7 @@ def digest_of(text: str) -> str:
 def content_sha256(request: BaseModel) -> str | None:
     """Return the SHA-256 of the video that is part of a request, in hex; None if there is none."""
     content = hashlib.sha256()
-    parts = _content_of(request)
+    parts = request.content if isinstance(request, VideoRequest) else ()
     for part in parts:
         content.update(part)
     return content.hexdigest() if parts else None
-
-
-def _content_of(request: BaseModel) -> Sequence[Buffer]:
-    """Return the content of a video whose digest counts, in parts; nothing if there is none."""
-    if not isinstance(request, VideoRequest):
-        return ()
-    if isinstance(request.frames, Frames):
-        return request.frames.pixels
-    video = request.video_base64
-    return request.frames_base64 or (() if video is None else [video])

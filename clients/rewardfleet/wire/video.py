@@ -1,5 +1,6 @@
 """`POST /score` and `POST /score/batch` of the video service."""
 
+from collections.abc import Sequence
 from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationInfo, model_validator
@@ -7,7 +8,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from .causes import VideoCause
 from .errors import ErrorKind
-from .frames import FRAMES_TYPE, MAX_FRAMES_SENT, Frames
+from .frames import FRAMES_TYPE, MAX_FRAMES_SENT, Buffer, Frames
 from .score import (
     RUN_LABEL,
     STEP_LABEL,
@@ -156,6 +157,13 @@ class VideoRequest(Request):
     run: str | None = RUN_LABEL
     step: Step | None = STEP_LABEL
     uid: str | None = UID_LABEL
+
+    @property
+    def content(self) -> Sequence[Buffer]:
+        """The video in the request itself, in parts; empty if it is at a path or a URL."""
+        if self.frames is not None:
+            return self.frames.pixels
+        return self.frames_base64 or ([] if self.video_base64 is None else [self.video_base64])
 
     @model_validator(mode="after")
     def _exactly_one_input(self, info: ValidationInfo) -> Self:

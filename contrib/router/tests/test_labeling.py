@@ -132,8 +132,8 @@ def test_the_adapter_reads_the_columns(dataset: Path, tmp_path: Path):
 
 
 def test_a_file_of_families_comes_before_the_patterns(dataset: Path, tmp_path: Path):
-    mapping = tmp_path / "families.csv"
-    mapping.write_text("tool,family\ntotal,calculate\nget_weather,other\n")
+    mapping = tmp_path / "families.json"
+    mapping.write_text('{"total": "calculate", "get_weather": "other"}')
     report = label(dataset, "--tool-families", mapping)
     assert targets(tmp_path / "train_router.parquet") == [
         "ANSWER", "MIXED", "CALCULATE-FAMILY", "MIXED", "MIXED", "CALCULATE-FAMILY",

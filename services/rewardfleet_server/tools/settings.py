@@ -15,5 +15,5 @@ class ToolsSettings(RunStateSettings):
     # One line per setting.
     # fmt: off
     port: int = setting(SERVICES["tools"].port, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT")
-    tool_families: FilePath | None = setting(None, 'JSON file ({"tool": "family"}) or CSV file (columns tool, family) with the families of tools: search, calculate or other. The labels and options of a request come before it.', metavar="FILE")
+    tool_families: FilePath | None = setting(None, 'JSON file ({"tool": "family"}) with the families of tools: search, calculate or other. The labels and options of a request come before it.', metavar="FILE")
     # fmt: on

@@ -175,27 +175,18 @@ def test_the_score_of_a_run_pays_for_tools(service: httpx.Client):
     assert second["details"]["violation"] == -0.25
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("families.json", '{"web_search": "calculate", "f": "other"}'),
-        ("families.csv", "family,tool\ncalculate,web_search\nother,f\n"),
-    ],
-)
-def test_a_file_of_families(tmp_path: Path, name: str, content: str):
-    path = tmp_path / name
-    path.write_text(content)
+def test_a_file_of_families(tmp_path: Path):
+    path = tmp_path / "families.json"
+    path.write_text('{"web_search": "calculate", "f": "other"}')
     with served_tools(tool_families=path) as service:
         assert score(service, TRUTH)["tools"] == {"calculate": {"web_search": 1}}
         mapped = score(service, TRUTH, options={"families": {"web_search": "other"}})
         assert mapped["tools"] == {"other": {"web_search": 1}}
 
 
-@pytest.mark.parametrize(("name", "content", "reason"), table("family_files"))
-def test_a_file_of_families_that_cannot_be_used(
-    tmp_path: Path, name: str, content: str, reason: str
-):
-    path = tmp_path / name
+@pytest.mark.parametrize(("content", "reason"), table("family_files"))
+def test_a_file_of_families_that_cannot_be_used(tmp_path: Path, content: str, reason: str):
+    path = tmp_path / "families.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=f"--tool-families .*{reason}"):
         read_families(path)
