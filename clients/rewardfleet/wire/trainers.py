@@ -26,13 +26,10 @@ GYM_FAILURE_KINDS: dict[ErrorKind, str] = {
     ErrorKind.OVERLOADED: "rewardfleet:overloaded",
     ErrorKind.DEADLINE_EXCEEDED: "rewardfleet:deadline_exceeded",
 }
-#: The fields of an earlier verification, which a request to verify again contains.
-GYM_RESULT_FIELDS = frozenset(
-    {
-        "reward", "reward_components", "reward_details", "reward_cause", "mask_sample",
-        "failure_kind", "failure_reason", "_ng_failure_class", "_ng_failure_judge_error",
-    }
-)  # fmt: skip
+
+
+class IgnoredRequest(ForeignRequest):
+    """The beginning of a rollout or an episode. There is no state: all of it is ignored."""
 
 
 # OpenRLHF
@@ -78,7 +75,6 @@ class SlimeRequest(ForeignRequest):
 
     response: str | None = Field(description="The response. Null: no answer.")
     label: JsonValue = Field(description="The ground truth.")
-    prompt: JsonValue = Field(None, description="Ignored.")
 
 
 class SlimeReward(RootModel[FiniteFloat]):
@@ -86,10 +82,6 @@ class SlimeReward(RootModel[FiniteFloat]):
 
 
 # NeMo Gym
-
-
-class GymSeedRequest(ForeignRequest, extra="allow"):
-    """The beginning of a rollout. This server has no sessions: all of it is ignored."""
 
 
 class GymSeedResponse(Response):
@@ -146,6 +138,12 @@ class GymVerifyResponse(BaseModel, extra="allow"):
     failure_reason: str | None = Field(None, description="Why there is no reward.")
 
 
+#: The fields of an earlier verification, which a request to verify again contains.
+GYM_RESULT_FIELDS = {"_ng_failure_class", "_ng_failure_judge_error"} | (
+    GymVerifyResponse.model_fields.keys() - GymVerifyRequest.model_fields.keys()
+)
+
+
 class GymResult(ForeignRequest):
     """A response of `/verify`, without what the mean reward does not need."""
 
@@ -182,13 +180,6 @@ class GymReverifyMode(RootModel[Literal["stateless"]]):
 # OpenEnv
 
 
-class OpenEnvReset(ForeignRequest):
-    """The beginning of an episode. There is no state: all of it is ignored."""
-
-    seed: int | None = Field(None, description="Ignored.")
-    episode_id: str | None = Field(None, description="Ignored.")
-
-
 class OpenEnvStep(ForeignRequest):
     """The only step of an episode."""
 
@@ -199,7 +190,6 @@ class OpenEnvStep(ForeignRequest):
     timeout_s: float | None = Field(
         None, gt=0, description="Seconds until the deadline; at most `deadline_s`."
     )
-    request_id: str | None = Field(None, description="Ignored; use `X-Request-Id`.")
 
 
 class OpenEnvResult(Response):

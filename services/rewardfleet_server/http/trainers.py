@@ -24,11 +24,10 @@ from rewardfleet.wire.trainers import (
     GymMetrics,
     GymMetricsRequest,
     GymReverifyMode,
-    GymSeedRequest,
     GymSeedResponse,
     GymVerifyRequest,
     GymVerifyResponse,
-    OpenEnvReset,
+    IgnoredRequest,
     OpenEnvResult,
     OpenEnvStep,
     OpenRlhfRequest,
@@ -68,8 +67,8 @@ class TrainerApi(Generic[RequestT, ScoreT]):
     def routes(self) -> Sequence[Route[Any]]:
         """Return the routes of all formats that the service can have."""
         openenv = (
-            _route("/reset", "Begin an episode; OpenEnv's format", OpenEnvReset, OpenEnvResult,
-                   self._reset, scores=False),
+            _route("/reset", "Begin an episode; OpenEnv's format", IgnoredRequest, OpenEnvResult,
+                   _always(OpenEnvResult(observation={}, done=False)), scores=False),
             _route("/step", "Score an action; OpenEnv's format", OpenEnvStep, OpenEnvResult,
                    self._step),
         )  # fmt: skip
@@ -80,14 +79,15 @@ class TrainerApi(Generic[RequestT, ScoreT]):
                    OpenRlhfResponse, self._openrlhf),
             _route("/slime", "Score a sample; slime's format", SlimeRequest, SlimeReward,
                    self._slime),
-            _route("/seed_session", "Begin a rollout; NeMo Gym's format", GymSeedRequest,
-                   GymSeedResponse, self._seed, scores=False),
+            _route("/seed_session", "Begin a rollout; NeMo Gym's format", IgnoredRequest,
+                   GymSeedResponse, _always(GymSeedResponse()), scores=False),
             _route("/verify", "Score a rollout; NeMo Gym's format", GymVerifyRequest,
                    GymVerifyResponse, self._verify, refuse=self._refuse_verify),
             _route("/aggregate_metrics", "Average rewards; NeMo Gym's format", GymMetricsRequest,
                    GymMetrics, self._metrics, scores=False),
             Route("/reverify_mode", "That rollouts can be scored again; NeMo Gym's format", None,
-                  GymReverifyMode, self._reverify_mode, scores=False, method="GET"),
+                  GymReverifyMode, _always(GymReverifyMode("stateless")), scores=False,
+                  method="GET"),
             *openenv,
         )  # fmt: skip
 
@@ -112,9 +112,6 @@ class TrainerApi(Generic[RequestT, ScoreT]):
         (score,) = await self._scores([(request.response, request.label)], context)
         return SlimeReward(_number(score))
 
-    async def _seed(self, _: GymSeedRequest, __: RequestContext) -> GymSeedResponse:
-        return GymSeedResponse()
-
     async def _metrics(self, request: GymMetricsRequest, _: RequestContext) -> GymMetrics:
         rewards, count = request.rewards, len(request.verify_responses)
         if not rewards:
@@ -122,9 +119,6 @@ class TrainerApi(Generic[RequestT, ScoreT]):
         mean = {"mean/reward": sum(reward / len(rewards) for reward in rewards)}
         masked = {"masked": (count - len(rewards)) / count}
         return GymMetrics(agent_metrics={**mean, **masked}, key_metrics=mean)
-
-    async def _reverify_mode(self, _: object, __: RequestContext) -> GymReverifyMode:
-        return GymReverifyMode("stateless")
 
     async def _verify(self, request: GymVerifyRequest, context: RequestContext) -> BaseModel:
         try:
@@ -148,9 +142,6 @@ class TrainerApi(Generic[RequestT, ScoreT]):
     def _refuse_verify(request: GymVerifyRequest, error: RewardFleetError) -> BaseModel:
         kind = GYM_FAILURE_KINDS[error.kind]
         return _gym_response(request, _masked(_gym_row(request), kind, error.detail))
-
-    async def _reset(self, _: OpenEnvReset, __: RequestContext) -> OpenEnvResult:
-        return OpenEnvResult(observation={}, done=False)
 
     async def _step(self, step: OpenEnvStep, context: RequestContext) -> OpenEnvResult:
         if step.timeout_s is not None:
@@ -195,6 +186,15 @@ class TrainerApi(Generic[RequestT, ScoreT]):
             return await asyncio.to_thread(make)
         except InvalidRequest as error:
             return error
+
+
+def _always(answer: BaseModel) -> Callable[..., Any]:
+    """Return the handler of a route that answers the same to all requests."""
+
+    async def handle(_: object, __: RequestContext) -> BaseModel:
+        return answer
+
+    return handle
 
 
 def _route(
