@@ -26,7 +26,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
 
-from rewardfleet.wire.frames import JSON_TYPE, LENGTH_BYTES, attach_pixels, encode_body
+from rewardfleet.wire.frames import JSON_TYPE, LENGTH_BYTES, encode_body
 from rewardfleet.wire.score import BatchRequest
 from rewardfleet.wire.validation import validate_json
 from rewardfleet_server import serve
@@ -168,7 +168,7 @@ def empty_endpoint(request_type: type[BaseModel], has_raw_frames: bool) -> uvico
         body = memoryview(await request.body())
         end = LENGTH_BYTES + int.from_bytes(body[:LENGTH_BYTES], "little")
         item = validate_json(request_type, bytes(body[LENGTH_BYTES:end]))
-        attach_pixels([item.frames], body[end:])
+        item.frames.set_pixels(body[end:][item.frames.offset : item.frames.end])
         return {"score": 1.0}
 
     app = FastAPI()

@@ -4,7 +4,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticSerializationError, to_json
 
@@ -13,7 +13,9 @@ from .arrow import pyarrow
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-_TYPES = {float: "float64", int: "int64", str: "string", bool: "bool"}
+#: By the type in a JSON Schema.
+_TYPES = {"number": "float64", "integer": "int64", "string": "string", "boolean": "bool"}
+_Schema = Mapping[str, Any]
 
 
 def model_columns(model: "type[BaseModel]") -> dict[str, str]:
@@ -22,53 +24,37 @@ def model_columns(model: "type[BaseModel]") -> dict[str, str]:
     The types are `float64`, `int64`, `string`, `bool`, `list<…>` of these, `map` (of text to
     float64), and `json`, a text.
     """
-    return dict(_columns(model))
+    schema = model.model_json_schema(mode="serialization")
+    return dict(_columns(schema, schema.get("$defs", {})))
 
 
-def _columns(model: "type[BaseModel]") -> Iterator[tuple[str, str]]:
-    from pydantic import BaseModel  # noqa: PLC0415 - what writes tables needs none
-
-    for name, each in model.model_fields.items():
-        plain = _plain(each.annotation)
-        if isinstance(plain, type) and issubclass(plain, BaseModel):
-            yield from ((f"{name}_{part}", kind) for part, kind in _columns(plain))
-        else:
-            yield name, _type_of(each.annotation)
+def _columns(schema: _Schema, models: _Schema) -> Iterator[tuple[str, str]]:
+    for name, each in schema["properties"].items():
+        match _members(each, models):
+            case [{"properties": _} as nested]:
+                yield from ((f"{name}_{part}", kind) for part, kind in _columns(nested, models))
+            case members:
+                yield name, _type_of(members, models)
 
 
-def _plain(annotation: Any) -> Any:
-    """Return a type without `| None` and `Annotated`."""
-    while True:
-        parts = _parts(annotation)
-        if hasattr(annotation, "__metadata__"):
-            annotation = get_args(annotation)[0]
-        elif len(parts) == 1:
-            (annotation,) = parts
-        else:
-            return annotation
+def _members(schema: _Schema, models: _Schema) -> list[_Schema]:
+    """Return the schemas of a union, without null; of anything else its own."""
+    if "$ref" in schema:
+        schema = models[schema["$ref"].rpartition("/")[2]]
+    if "anyOf" not in schema:
+        return [] if schema.get("type") == "null" else [schema]
+    return [member for part in schema["anyOf"] for member in _members(part, models)]
 
 
-def _parts(annotation: Any) -> list[Any]:
-    """Return the types of a union, without None; empty if it is none."""
-    if get_origin(annotation) not in {Union, type(int | str)}:
-        return []
-    return [each for each in get_args(annotation) if each is not type(None)]
-
-
-def _type_of(annotation: Any) -> str:
-    kind = _plain(annotation)
-    if get_origin(kind) is list:
-        item = _type_of(get_args(kind)[0])
+def _type_of(members: list[_Schema], models: _Schema) -> str:
+    kinds = {each.get("type") for each in members}
+    if kinds == {"array"}:
+        item = _type_of(_members(members[0]["items"], models), models)
         return f"list<{item}>" if item in _TYPES.values() else "json"
-    if get_origin(kind) is dict:
-        return "map" if _type_of(get_args(kind)[1]) == "float64" else "json"
-    kinds = _parts(kind) or [kind]
-    if all(isinstance(each, type) and issubclass(each, str) for each in kinds):
-        return "string"
-    literals = {type(each) for each in get_args(kind)}
-    if len(literals) == 1 and get_origin(kind) is not Union:
-        kind = literals.pop()
-    return _TYPES.get(kind, "json")
+    if kinds == {"object"} and isinstance(members[0].get("additionalProperties"), dict):
+        value = _type_of(_members(members[0]["additionalProperties"], models), models)
+        return "map" if value == "float64" else "json"
+    return _TYPES.get(str(kinds.pop()), "json") if len(kinds) == 1 else "json"
 
 
 def arrow_table(records: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Any:

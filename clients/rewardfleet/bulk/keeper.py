@@ -89,8 +89,7 @@ class Store:
     def progress(self) -> Progress:
         """What is kept so far."""
         found = self._summary
-        mean = found.mean if found.scores else None
-        return Progress(self._rows, found.items, found.missing, mean)
+        return Progress(self._rows, found.items, found.missing, found.mean)
 
     def finish(self, *, is_complete: bool, lerobot: str | None = None) -> Totals:
         """Return the totals, once all items that could be scored are.

@@ -1,7 +1,6 @@
 """What was scored, in few words: counts, quantiles, the slowest items, and suspicions."""
 
 import heapq
-import math
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
@@ -61,9 +60,9 @@ class Summary:
         return self.items - self.statuses["ok"]
 
     @property
-    def mean(self) -> float:
-        """The mean of the scores; NaN if there are none."""
-        return self.total / len(self.scores) if self.scores else math.nan
+    def mean(self) -> float | None:
+        """The mean of the scores; None if there are none."""
+        return self.total / len(self.scores) if self.scores else None
 
     def lines(self) -> list[str]:
         """Return the summary as lines of text."""

@@ -96,12 +96,6 @@ class Frames(Request):
         }
 
 
-def attach_pixels(frames: Iterable[Frames], content: memoryview) -> None:
-    """Give each item's frames their part of what follows the JSON, which has all of them."""
-    for each in frames:
-        each.set_pixels(content[each.offset : each.end])
-
-
 def encode_body(body: BaseModel) -> tuple[str, list[Buffer]]:
     """Return the media type of a request's body, and the parts of the body.
 
@@ -120,12 +114,10 @@ def encode_body(body: BaseModel) -> tuple[str, list[Buffer]]:
             end += frames.size
         else:
             placed.append(item)
-    # Unset fields are not sent: a service of an older version may not know them.
     if not parts:
-        return JSON_TYPE, [encode_json(body, exclude_unset=True)]
+        return JSON_TYPE, [encode_json(body)]
     is_batch = isinstance(body, BatchRequest)
-    described = BatchRequest.model_construct(items=placed) if is_batch else placed[0]
-    content = encode_json(described, exclude_unset=True)
+    content = encode_json(BatchRequest.model_construct(items=placed) if is_batch else placed[0])
     return FRAMES_TYPE, [len(content).to_bytes(LENGTH_BYTES, "little") + content, *parts]
 
 

@@ -19,8 +19,6 @@ MAX_COSTS = 65_536
 MAX_PATTERNS = 100
 #: Limit on the numbers of a checkpoint, so that no sum overflows.
 MAX_SUM = 1e30
-#: The same for its counts.
-MAX_COUNT = 10**30
 #: Families of tools.
 Family = Literal["search", "calculate", "other"]
 
@@ -286,7 +284,7 @@ class BudgetOptions(Request):
 
 # The limits hold for requests; see `BudgetRequest`.
 _Number = Annotated[FiniteFloat, Field(json_schema_extra={"minimum": -MAX_SUM, "maximum": MAX_SUM})]
-_Count = Annotated[int, Field(ge=0, json_schema_extra={"maximum": MAX_COUNT})]
+_Count = Annotated[int, Field(ge=0, json_schema_extra={"maximum": MAX_SUM})]
 
 
 class StepSum(Response):
@@ -346,10 +344,7 @@ class BudgetRequest(BudgetOptions):
             multiplier, window = self.checkpoint.multiplier, self.checkpoint.window
             sums = window.model_dump().values()
             numbers = (multiplier.error, multiplier.cost, *multiplier.past_costs, *sums)
-            if any(
-                abs(number) > (MAX_COUNT if isinstance(number, int) else MAX_SUM)
-                for number in (*numbers, self.checkpoint.updates)
-            ):
+            if any(abs(number) > MAX_SUM for number in (*numbers, self.checkpoint.updates)):
                 raise ValueError(f"checkpoint: give numbers of at most {MAX_SUM:g}")
         return self
 

@@ -157,14 +157,14 @@ def _as_integer(value: object) -> object:
     return int(value) if type(value) is float and value.is_integer() else value
 
 
-def encode_json(model: BaseModel, *, exclude_unset: bool = False) -> bytes:
-    """Return a model as JSON.
+def encode_json(model: BaseModel) -> bytes:
+    """Return a model as JSON without unset fields, which an older service may not know.
 
     Raises:
         InvalidRequest: It has text that cannot be encoded as UTF-8.
     """
     try:
-        return model.model_dump_json(exclude_unset=exclude_unset).encode()
+        return model.model_dump_json(exclude_unset=True).encode()
     except ValueError as error:  # pydantic_core.PydanticSerializationError
         field = next((name for name in model.model_fields_set if not _is_encoded(model, name)), "")
         place = f"{field}: " if field else ""

@@ -7,7 +7,7 @@ from typing import TypeVar
 import zstandard
 
 from rewardfleet.wire.errors import InvalidRequest, TooLarge
-from rewardfleet.wire.frames import FRAMES_TYPE, LENGTH_BYTES, attach_pixels
+from rewardfleet.wire.frames import FRAMES_TYPE, LENGTH_BYTES
 
 from .routes import AttachedFrames
 
@@ -67,7 +67,9 @@ class FramesBody:
             raise TooLarge(f"the frames are larger than this service accepts ({limit:g} MiB)")
         if self._stream is not None:
             on_size(self._arrived + length + size)
-        attach_pixels(frames, await self._take(size))
+        pixels = await self._take(size)
+        for each in frames:
+            each.set_pixels(pixels[each.offset : each.end])
         if is_complete and await self._has_more():
             raise InvalidRequest(f"the body is longer than the {size} bytes of its frames")
         return decoded

@@ -86,7 +86,7 @@ def test_nan_of_pandas_arrives_as_nan():
     row = {"test_list": ASSERTS, "score": math.nan, "outputs": [math.nan]}
     request = code_request("", row)
     for body in (request, BatchRequest[CodeRequest](items=[request])):
-        sent = encode_json(body, exclude_unset=True)
+        sent = encode_json(body)
         assert sent.count(b"NaN") == 2
         validate_json(type(body), sent)
     assert read_row(request.tests)[0].cases == ASSERTS
