@@ -12,10 +12,15 @@ from typing import get_type_hints
 
 import rewardfleet
 from rewardfleet import Unavailable
-from rewardfleet.http.responses import ERROR_OF_STATUS
 from rewardfleet.lazy import Lazy
 from rewardfleet.services import SERVICES as CLIENT_SERVICES
-from rewardfleet.wire.errors import ERRORS, STATUS, ErrorKind, RewardFleetError
+from rewardfleet.wire.errors import (
+    ERROR_OF_STATUS,
+    ERRORS,
+    STATUS,
+    ErrorKind,
+    RewardFleetError,
+)
 from rewardfleet_server.code.sandboxes import SANDBOXES, Sandbox
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.video.judges import ClipJudge, FileJudge

@@ -13,7 +13,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from rewardfleet.wire.errors import (
-    ERRORS,
+    ERROR_OF_STATUS,
     BackendFailed,
     InternalError,
     InvalidRequest,
@@ -25,9 +25,6 @@ from rewardfleet.wire.errors import (
 from rewardfleet.wire.headers import GATEWAY, REQUEST_ID_HEADER, SERVICE_HEADER
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-
-#: The error class of an HTTP status, for responses without a problem, e.g. those of a proxy.
-ERROR_OF_STATUS = {error.status: error for error in ERRORS.values()}
 
 
 def new_request_id() -> str:

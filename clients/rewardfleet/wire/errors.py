@@ -1,7 +1,6 @@
 """The failures that services report and clients raise. None of them carries a score.
 
-A new kind is a member of `ErrorKind` and a class. The tables `ERRORS` and `STATUS` are
-derived from the classes.
+A new kind is a member of `ErrorKind` and a class. The tables are derived from the classes.
 """
 
 from collections.abc import Sequence
@@ -118,11 +117,9 @@ class RewardFleetError(Exception):
 
         That of an unknown kind, of a newer service, is the class of its HTTP status.
         """
-        if isinstance(problem.kind, ErrorKind):
-            error = ERRORS[problem.kind]
-        else:
-            of_status = (each for each in ERRORS.values() if each.status == problem.status)
-            error = next(of_status, InternalError)
+        is_known = isinstance(problem.kind, ErrorKind)
+        of_status = ERROR_OF_STATUS.get(problem.status, InternalError)
+        error = ERRORS[ErrorKind(problem.kind)] if is_known else of_status
         return error(problem.detail, retry_after=problem.retry_after, request_id=problem.request_id)
 
 
@@ -186,3 +183,5 @@ class InternalError(RewardFleetError, kind=ErrorKind.INTERNAL, status=500):
 
 #: The HTTP status of each kind.
 STATUS: dict[ErrorKind, int] = {kind: error.status for kind, error in ERRORS.items()}
+#: The class of each HTTP status, also for responses without a problem, e.g. those of a proxy.
+ERROR_OF_STATUS = {error.status: error for error in ERRORS.values()}
