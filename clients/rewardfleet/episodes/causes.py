@@ -1,7 +1,5 @@
 """Why the scores of episodes are below 1, or missing. In shapes, N is the number of episodes."""
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -57,14 +55,18 @@ def _of_abstention(batch: Batch, index: int) -> EpisodeCause:
 
 def _of_kind(kind: RewardKind, rewards: Rewards, options: EpisodeOptions) -> _Codes:
     """Return the codes of rewards of a kind that are below 1; meaningless for others, [N]."""
-    codes = _LOWERED_BY[kind](rewards)
+    codes = np.full(len(rewards.batch), _CODES[_LOWERED_BY[kind]], np.int8)
+    if kind in {"visual", "discounted"}:  # which lower the reward of the environment
+        codes[_figure(rewards, "episode") < 1] = _CODES[EpisodeCause.LOW_REWARD]
+    if kind == "visual":
+        says_no = _figure(rewards, "visual_success") < SUCCESS_THRESHOLD
+        codes[says_no] = _CODES[EpisodeCause.JUDGE_SAYS_NO]
     failed = _failed(kind, rewards, options)
     if failed.any():
+        codes[failed] = _CODES[EpisodeCause.FAILED]
         is_truncated = rewards.batch.columns.step_fraction >= 1
-        causes = (EpisodeCause.TRUNCATED, EpisodeCause.FAILED)
-        truncated, other = (_CODES[each] for each in causes)
-        codes = np.where(failed, np.where(is_truncated, truncated, other), codes)
-    return codes.astype(np.int8)
+        codes[failed & is_truncated] = _CODES[EpisodeCause.TRUNCATED]
+    return codes
 
 
 def _failed(kind: RewardKind, rewards: Rewards, options: EpisodeOptions) -> Bools:
@@ -86,35 +88,15 @@ def _figure(rewards: Rewards, name: str) -> Floats:
     return figures
 
 
-def _always(cause: EpisodeCause) -> Callable[[Rewards], NDArray[np.int_]]:
-    return lambda rewards: np.full(len(rewards.batch), _CODES[cause])
-
-
-def _low_reward_or(cause: EpisodeCause) -> Callable[[Rewards], NDArray[np.int_]]:
-    """Return a function for kinds that lower the reward of the environment."""
-
-    def codes(rewards: Rewards) -> NDArray[np.int_]:
-        is_low = _figure(rewards, "episode") < 1
-        return np.where(is_low, _CODES[EpisodeCause.LOW_REWARD], _CODES[cause])
-
-    return codes
-
-
-def _by_video(rewards: Rewards) -> NDArray[np.int_]:
-    codes = _low_reward_or(EpisodeCause.NOT_FINISHED)(rewards)
-    says_no = _figure(rewards, "visual_success") < SUCCESS_THRESHOLD
-    return np.where(says_no, _CODES[EpisodeCause.JUDGE_SAYS_NO], codes)
-
-
-#: What lowers a reward of each kind, unless the episode failed.
-_LOWERED_BY: dict[RewardKind, Callable[[Rewards], NDArray[np.int_]]] = {
-    "success": _always(EpisodeCause.FAILED),
-    "return": _always(EpisodeCause.LOW_REWARD),
-    "reward_model": _always(EpisodeCause.LOW_REWARD),
-    "efficiency": _always(EpisodeCause.STEPS_TAKEN),
-    "hybrid": _always(EpisodeCause.LOW_REWARD),
-    "visual": _by_video,
-    "objectives": _always(EpisodeCause.LOW_OBJECTIVES),
-    "shaped": _always(EpisodeCause.LOW_REWARD),
-    "discounted": _low_reward_or(EpisodeCause.STEPS_TAKEN),
+#: What lowers a reward of each kind, unless `_of_kind` finds more.
+_LOWERED_BY: dict[RewardKind, EpisodeCause] = {
+    "success": EpisodeCause.FAILED,
+    "return": EpisodeCause.LOW_REWARD,
+    "reward_model": EpisodeCause.LOW_REWARD,
+    "efficiency": EpisodeCause.STEPS_TAKEN,
+    "hybrid": EpisodeCause.LOW_REWARD,
+    "visual": EpisodeCause.NOT_FINISHED,
+    "objectives": EpisodeCause.LOW_OBJECTIVES,
+    "shaped": EpisodeCause.LOW_REWARD,
+    "discounted": EpisodeCause.STEPS_TAKEN,
 }

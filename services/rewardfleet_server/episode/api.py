@@ -47,7 +47,7 @@ from rewardfleet_server.system.threads import run_in_thread
 
 from . import encode
 from .decode import DecodedBatch, decode_batch, logged_items
-from .group_collector import GroupCollector
+from .group_collector import add_member
 from .running_stats import count_rewards
 from .temperature_schedule import sample_temperatures
 
@@ -107,7 +107,6 @@ class EpisodeApi:
     ) -> None:
         self._engine = engine
         self._store = store
-        self._groups = GroupCollector(store.groups, metrics.observe)
         self._metrics = metrics
         self._thread = thread
 
@@ -186,22 +185,22 @@ class EpisodeApi:
         return work() if batch.is_small else await run_in_thread(self._thread, work)
 
     async def _add_member(self, request: GroupMemberRequest, context: RequestContext) -> bytes:
-        released: list[Any] = []  # kept together: the scores depend on each other
-
         async def add(timing: Timing) -> ScoredBatch:
             with stage(timing, "backend"):
                 check_episode(request.item, request.options)
-                response = await self._groups.add_member(
-                    request, context.request_id, released.extend
-                )
+                response, released = await add_member(self._store, request, context.request_id)
+            logged: list[Any] = []  # kept together: the scores depend on each other
+            if released is not None:
+                self._metrics.observe(by_temperature(released.rewards))
+                logged = [*zip(released.items, released.results, strict=True)]
             results = [response["result"]] if response["released"] else []
             return ScoredBatch(
                 msgspec.json.encode(response),
                 Counter(Status(each["status"]) for each in results),
                 np.array([each["score"] for each in results if each["score"] is not None], float),
                 Counter(each["cause"] for each in results if each.get("cause") is not None),
-                (lambda: released) if released else None,
-                len(released),
+                (lambda: logged) if logged else None,
+                len(logged),
             )
 
         header = BatchHeader(request.run, request.step, request.options)

@@ -10,13 +10,9 @@ from rewardfleet_server.http.routes import Service
 from rewardfleet_server.http.runs import run_route
 from rewardfleet_server.run_state import RunState, describe_run_state, open_run_state
 
-from . import running_stats, temperature_schedule
 from .api import EpisodeApi, TemperatureMetrics
 from .scorer import EpisodeScorer
 from .settings import EpisodeSettings
-
-#: What is stored of training runs besides groups.
-SHAPES = {"running_stats": running_stats.SHAPE, "temperatures": temperature_schedule.SHAPE}
 
 
 def create_app(settings: EpisodeSettings, store: RunState | None = None) -> RewardApp:
@@ -28,7 +24,7 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
     Raises:
         ValueError: The run-state store cannot be opened; the message names the flag.
     """
-    state = store or open_run_state(settings, SHAPES)
+    state = store or open_run_state(settings)
     metrics = TemperatureMetrics()
     thread = ThreadPoolExecutor(1, thread_name_prefix="episodes")
 
@@ -50,7 +46,7 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
             *EpisodeApi(engine, state, metrics, thread).routes(),
             run_route(engine, state),
         ],
-        collectors=(*metrics.collectors, state.metrics),
+        collectors=(*metrics.collectors, state.failures),
         run_state=lambda: state.id,
         failure=lambda: state.failure,
         overview={"run state": describe_run_state(settings)},

@@ -1,6 +1,5 @@
 """The running mean and variance of the rewards of each training run."""
 
-import hashlib
 from collections.abc import Sequence
 
 from pydantic import TypeAdapter
@@ -8,13 +7,14 @@ from pydantic import TypeAdapter
 from rewardfleet.episodes import Rewards, RunningMeanStd
 from rewardfleet.wire.episode import EpisodeBatchHeader
 from rewardfleet_server.run_state import RunState, Scope, Shape
+from rewardfleet_server.run_state.values import digest
 
 #: Number of the steps besides the newest whose counted episodes are stored. Trainers that overlap
 #: rollouts with training are a few steps apart.
 _KEEP_STEPS = 7
 
 #: What is stored of each run.
-SHAPE = Shape(TypeAdapter(RunningMeanStd), TypeAdapter(RunningMeanStd))
+_SHAPE = Shape(TypeAdapter(RunningMeanStd), TypeAdapter(RunningMeanStd))
 
 
 async def count_rewards(
@@ -34,11 +34,11 @@ async def count_rewards(
     assert header.run is not None  # noqa: S101 - the model ensures both
     assert header.step is not None  # noqa: S101
     batch, step = rewards.batch, header.step
-    digests = [_digest(str(item.uid)) for item in batch.columns.items]
+    names = [digest(str(item.uid)).decode() for item in batch.columns.items]
     counted = {
-        digest: reward
-        for digest, reward, counts in zip(
-            digests, rewards.values.tolist(), batch.is_normalizable.tolist(), strict=True
+        name: reward
+        for name, reward, counts in zip(
+            names, rewards.values.tolist(), batch.is_normalizable.tolist(), strict=True
         )
         if counts
     }
@@ -50,9 +50,9 @@ async def count_rewards(
         return updated, updated
 
     running: RunningMeanStd = await store.apply_once(
-        Scope(header.run, "running_stats"),
+        Scope(header.run, "running_stats", _SHAPE),
         step,
-        _digest("\0".join(sorted(counted))),
+        digest(sorted(counted)).decode(),
         transition,
         content=sorted(counted.items()),
         items=counted,
@@ -60,7 +60,3 @@ async def count_rewards(
         keep_steps=_KEEP_STEPS,
     )
     return running
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

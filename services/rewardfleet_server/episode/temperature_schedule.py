@@ -16,7 +16,7 @@ from rewardfleet.wire.episode import (
 from rewardfleet_server.run_state import RunState, Scope, Shape
 
 #: What is stored of each run.
-SHAPE = Shape(TypeAdapter(TemperatureSchedule), TypeAdapter(TemperatureSchedule))
+_SHAPE = Shape(TypeAdapter(TemperatureSchedule), TypeAdapter(TemperatureSchedule))
 
 
 async def sample_temperatures(
@@ -40,7 +40,7 @@ async def sample_temperatures(
             adapted = (state or initial).after(_signal(adaptation))
             return adapted, adapted
 
-        scope = Scope(adaptation.run, "temperatures")
+        scope = Scope(adaptation.run, "temperatures", _SHAPE)
         schedule = await store.apply_once(
             scope,
             adaptation.step,

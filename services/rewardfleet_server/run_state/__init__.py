@@ -12,45 +12,39 @@ from rewardfleet.wire.optional_imports import require
 from rewardfleet.wire.urls import redact
 from rewardfleet_server.settings import is_url
 
-from .check import check_rows
-from .groups import Group, GroupKey, Groups
+from .groups import Group, GroupKey, add_to_group
 from .settings import RunStateSettings
 from .sqlite import SqliteStore
 from .state import RunState
-from .store import Damaged, Scope, Store
-from .values import NO_SHAPES, Call, Shape, Shapes
+from .store import Damaged, Scope, Shape, Store
+from .values import Call
 
 __all__ = [
     "Call",
     "Damaged",
     "Group",
     "GroupKey",
-    "Groups",
     "RunState",
     "Scope",
     "Shape",
-    "Shapes",
+    "add_to_group",
     "describe_run_state",
     "open_run_state",
 ]
 
 
-def open_run_state(settings: RunStateSettings, shapes: Shapes = NO_SHAPES) -> RunState:
+def open_run_state(settings: RunStateSettings) -> RunState:
     """Open the store that the settings name.
 
     A Redis server that does not respond is a warning in the log: calls that need it fail until it
     does.
-
-    Args:
-        shapes: What the features of the service store.
 
     Raises:
         ValueError: The file is damaged or cannot be opened, the URL is wrong, the `redis` package
             is missing, or the state is that of an earlier version. The message names the flag.
     """
     place = settings.run_state or ":memory:"
-    store = _open_redis(place) if is_url(place) else _open_file(Path(place), shapes)
-    return RunState(store, shapes)
+    return RunState(_open_redis(place) if is_url(place) else _open_file(Path(place)))
 
 
 def describe_run_state(settings: RunStateSettings) -> str:
@@ -71,10 +65,10 @@ def _open_redis(url: str) -> Store:
         raise ValueError(f"{source}: give a URL such as redis://127.0.0.1:6379/0") from None
 
 
-def _open_file(path: Path, shapes: Shapes) -> Store:
+def _open_file(path: Path) -> Store:
     if not path.parent.is_dir():
         raise ValueError(f"--run-state {path}: no such directory: {path.parent}")
     try:
-        return SqliteStore(path, lambda rows: check_rows(rows, shapes))
+        return SqliteStore(path)
     except Unavailable as error:
         raise ValueError(f"--run-state {path}: {error.detail}") from error

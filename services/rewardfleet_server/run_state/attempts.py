@@ -5,7 +5,7 @@ this step and later ones, in whatever order they arrive.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from pydantic import TypeAdapter
@@ -18,8 +18,8 @@ from .store import Scope, Transaction
 from .values import (
     WHOLE,
     Call,
-    Shape,
     Transition,
+    applied,
     digest,
     dump,
     load,
@@ -30,7 +30,7 @@ from .values import (
 )
 
 #: The values of items that count once, by name.
-ITEMS = TypeAdapter(dict[str, Any])
+_ITEMS = TypeAdapter(dict[str, Any])
 
 #: The number of attempts that are remembered.
 _MAX_ATTEMPTS = 1000
@@ -88,7 +88,7 @@ def count_items(
     key, counted = step_key(scope, step), {}
     for field, text in tx.fields(key).items():
         if field.startswith("="):
-            counted.update(load(scope, text, ITEMS))
+            counted.update(load(scope, text, _ITEMS))
     new = {name: value for name, value in items.items() if name not in counted}
     if any(counted.get(name, value) != value for name, value in items.items()):
         raise other_content(f"step {step}, one of {len(items)} items")
@@ -96,44 +96,35 @@ def count_items(
     return [*new.values()]
 
 
-class Before(NamedTuple):
-    """The states before the steps of a feature."""
+def note_before(tx: Transaction, scope: Scope, step: int, later: Sequence[int]) -> None:
+    """Store the state before a step, which is new.
 
-    tx: Transaction
-    scope: Scope
-    shape: Shape
-    step: int
-    later: Sequence[int]  #: stored steps above this one
+    Args:
+        later: The stored steps above it.
+    """
+    if later:
+        before = tx.get(step_key(scope, min(later)), WHOLE)
+    else:
+        before = _wrapped(scope, tx.get(run_key(scope.run), scope.name))
+    tx.put(step_key(scope, step), WHOLE, before)
 
-    def note(self, now: bytes | None) -> None:
-        """Store the state before the step, which is new.
 
-        Args:
-            now: The state when the step arrived.
-        """
-        before = self._get(min(self.later)) if self.later else _wrapped(now, self.shape)
-        self._put(self.step, before)
-
-    def apply(self, transition: Transition) -> None:
-        """Apply a transition of the step to the states before later steps, too."""
-        if self.later:
-            self.tx.expect(*((step_key(self.scope, each), WHOLE) for each in self.later))
-        for each in self.later:
-            before = self._get(each)
-            if before is None or before == _UNKNOWN:
-                continue
-            now, shape = _restored(self.tx, self.scope, before), self.shape.state
-            try:
-                state, _ = transition(None if now is None else load(self.scope, now, shape))
-                self._put(each, _wrapped(dump(state, shape), self.shape))
-            except RewardFleetError:
-                self._put(each, _UNKNOWN)
-
-    def _get(self, step: int) -> bytes | None:
-        return self.tx.get(step_key(self.scope, step), WHOLE)
-
-    def _put(self, step: int, before: bytes | None) -> None:
-        self.tx.put(step_key(self.scope, step), WHOLE, before)
+def apply_to_later(
+    tx: Transaction, scope: Scope, later: Sequence[int], transition: Transition
+) -> None:
+    """Apply a transition of a step to the states before later ones, too."""
+    keys = [step_key(scope, each) for each in later]
+    tx.expect(*((key, WHOLE) for key in keys))
+    for key in keys:
+        before = tx.get(key, WHOLE)
+        if before is None or before == _UNKNOWN:
+            continue
+        now = _restored(tx, scope, before)
+        try:
+            before = _wrapped(scope, applied(scope, now, transition)[0])
+        except RewardFleetError:
+            before = _UNKNOWN
+        tx.put(key, WHOLE, before)
 
 
 def _discard(tx: Transaction, run: str, step: int, sets: str | None) -> None:
@@ -167,9 +158,9 @@ def _too_old(run: str, step: int) -> Conflict:
     )
 
 
-def _wrapped(state: bytes | None, shape: Shape) -> bytes:
+def _wrapped(scope: Scope, state: bytes | None) -> bytes:
     """Return a state with the names of what no step changes."""
-    return b"[%b,%b]" % (msgspec.json.encode(shape.kept), state or b"null")
+    return b"[%b,%b]" % (msgspec.json.encode(scope.shape.kept), state or b"null")
 
 
 def _restored(tx: Transaction, scope: Scope, before: bytes) -> bytes | None:

@@ -1,50 +1,53 @@
 """Groups: members are added one by one, and a group is released once."""
 
-import asyncio
-import json
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, TypeAdapter
 
 from rewardfleet.wire.errors import InvalidRequest, Overloaded
+from rewardfleet.wire.score import Step
 
 from .steps import enter_step
-from .store import Damaged, Moment, Scope, Transaction
+from .store import Damaged, Scope, Transaction, seconds_between
 from .values import (
     WHOLE,
     Call,
     digest,
-    digest_of,
     dump,
     load,
     run_key,
     same,
+    split,
     step_key,
     steps_field,
-    unstamped,
 )
 
 if TYPE_CHECKING:  # it imports this module
     from .state import RunState
 
+T = TypeVar("T")
+
 #: The feature whose outcomes are groups. Its state is when its open groups are due.
 GROUPS = "groups"
-OPEN = TypeAdapter(dict[str, Moment])
+_OPEN = TypeAdapter(list[tuple[Step, str, FiniteFloat]])
 
 #: Number of the last steps of a run whose groups are stored, besides the newest. Trainers that
 #: overlap rollouts with training are a few steps apart.
 KEEP_GROUP_STEPS = 15
 #: Limit on the open groups of a run.
 MAX_OPEN = 1024
-#: Groups are abandoned if nobody has requested them until so many seconds after they were due: at
-#: that limit, and otherwise. Their members are then deleted.
-ABANDONED_AT_LIMIT_SECONDS, ABANDONED_SECONDS = 60.0, 3600.0
+#: At that limit, groups are abandoned that nobody has requested until so many seconds after they
+#: were due. Their members are then deleted.
+ABANDONED_SECONDS = 60.0
 
-#: The most seconds that a group has waited from one call to the next, if the store's clock may
+#: The most seconds that a group has waited from one call to the next, as the store's clock may
 #: jump: members call every second.
 _MAX_PASSED = 10.0
-#: How many of them are not stored, so that most calls write nothing.
+#: The most seconds that a group may wait: `GroupMemberRequest.wait_s`.
+_MAX_WAIT = 3600.0
+#: How many seconds of waiting are not stored, so that most calls write nothing.
 _NOT_STORED = 2.0
 #: Larger groups take milliseconds, in a thread.
 _FEW = 64
@@ -68,9 +71,9 @@ class GroupKey(NamedTuple):
         return msgspec.json.encode([self.run, GROUPS, self.step, self.name]).decode()
 
     @property
-    def place(self) -> str:
-        """Its name among the open groups."""
-        return msgspec.json.encode([self.step, self.name]).decode()
+    def place(self) -> tuple[int, str]:
+        """Its name among the open groups of a run."""
+        return self.step, self.name
 
 
 class Group(BaseModel):
@@ -82,180 +85,132 @@ class Group(BaseModel):
     size: Annotated[int, Field(ge=1)]
     options: JsonValue  #: how it is scored; they agree on that, too
     left_s: FiniteFloat  #: seconds until it is to be released, complete or not, when it was seen
-    seen: Moment = Moment("", 0.0)  #: when that was
+    seen: FiniteFloat = 0.0  #: when that was
     arrived: Annotated[int, Field(ge=0)] = 0  #: number of members that have arrived
     #: Members that had not arrived when it was released; None while it is open.
     missing: Annotated[int, Field(ge=0)] | None = None
     stats: JsonValue = None  #: statistics of the released group
 
-    def wait(self, now: Moment) -> bool:
+    def wait(self, now: float) -> bool:
         """Subtract the seconds since the group was seen; return whether to store that."""
-        passed = now.since(self.seen, _MAX_PASSED)
-        is_later = now.clock == self.seen.clock and now.seconds >= self.seen.seconds
+        passed, is_later = seconds_between(self.seen, now, _MAX_PASSED), now >= self.seen
         self.left_s, self.seen = self.left_s - passed, now
         return passed > _NOT_STORED or not is_later
 
 
-GROUP = TypeAdapter(Group)
+_GROUP = TypeAdapter(Group)
 #: How a group ends that was abandoned.
 _ABANDONED = Group(size=1, options=None, left_s=0.0, missing=0)
 
 
-class Member(NamedTuple):
-    """A member of a group, or its result."""
+#: Scores a group, given the values of its members by uid, sorted. Returns their results in this
+#: order, the statistics of the group, and what the call that releases it gets. It is called again
+#: if another process changed the group in the meantime: it must have no side effects.
+Score = Callable[[Group, Sequence[JsonValue]], tuple[Sequence[JsonValue], JsonValue, T]]
 
-    sent: bytes  #: the digest of what was sent
-    value: JsonValue
 
+async def add_to_group(
+    state: "RunState",
+    key: GroupKey,
+    uid: str,
+    value: JsonValue,
+    new: Group,
+    *,
+    score: Score[T],
+    attempt: str | None = None,
+) -> tuple[Group, JsonValue, T | None]:
+    """Add a member, once; release its group if that is complete or has waited long enough.
 
-class Groups:
-    """The groups of training runs. A member costs the same however many groups are open.
+    It costs the same however many groups are open.
 
-    For errors of every method see `Store`.
+    Args:
+        uid: Names the member within the group.
+        new: The group as this member would open it: its size, its options and its wait.
+        attempt: The attempt of the run; see `enter_attempt`.
+
+    Returns:
+        Its group, its result if that is released, and what `score` adds for the call that
+        releases it.
+
+    Raises:
+        Conflict: The uid was sent with another value before, or the attempt has ended.
+        InvalidRequest: The group was released without this member, its other members have
+            another size or other options, or its step is so old that it was deleted.
+        Overloaded: The run has too many open groups.
+        Unavailable: See `Store.transact`.
     """
+    members, field = key.members, f":{uid}"
+    sent = digest([new.size, new.options, value])
 
-    def __init__(self, state: "RunState") -> None:
-        self._state = state
-
-    async def add(
-        self, key: GroupKey, uid: str, value: JsonValue, new: Group, attempt: str | None = None
-    ) -> tuple[Group, JsonValue]:
-        """Add a member, once.
-
-        Args:
-            uid: Names the member within the group.
-            new: The group as this member would open it: its size, its options and its wait.
-            attempt: The attempt of the run; see `enter_attempt`.
-
-        Returns:
-            Its group, and its result if that is released.
-
-        Raises:
-            Conflict: The uid was sent with another value before, or the attempt has ended.
-            InvalidRequest: The group is complete or was released without this member, its other
-                members have another size or other options, or its step is so old that it was
-                deleted.
-            Overloaded: The run has too many open groups.
-        """
-        members, field = key.members, f":{uid}"
-        sent = digest([new.size, new.options, value])
-
-        def work(tx: Transaction) -> tuple[Group, JsonValue]:
-            group = _find(tx, key) or _opened(tx, key, new)
-            stored = tx.get(members, field)
-            known = stored and same(key.scope, stored, sent, f"uid {uid[:60]!r}")
-            if group.missing is not None:
-                if known is None:
-                    raise _late(key, uid, "was released without it")
-                return group, load(key.scope, known)
-            is_changed = group.wait(tx.now) or known is None
+    def work(tx: Transaction) -> tuple[Group, JsonValue, T | None]:
+        group = _find(tx, key) or _opened(tx, key, new)
+        stored = tx.get(members, field)
+        known = stored and same(key.scope, stored, sent, f"uid {uid[:60]!r}")
+        if group.missing is not None:
             if known is None:
-                if (group.size, group.options) != (new.size, new.options):
-                    raise InvalidRequest(
-                        "group_size, options: they differ from those of the first member"
-                    )
-                if group.arrived >= group.size:
-                    raise _late(key, uid, "is complete")
-                group.arrived += 1
-                tx.put(members, field, sent + dump(value))
-            if is_changed:
-                _store(tx, key, group)
-            return group, None
-
-        expected = [(members, WHOLE), (members, field)]
-        call = Call(attempt, key.step)
-        return await self._state.change(key.scope, expected, work, call)
-
-    async def members(self, key: GroupKey) -> dict[str, Member] | None:
-        """Return the members of an open group by uid, sorted; None if it is not open.
-
-        Raises:
-            Unavailable: Some are missing, e.g. because the server evicted them.
-        """
-        fields = await self._state.read_entry(key.scope, (key.members, None))
-
-        def parsed() -> dict[str, Member] | None:
-            text = fields.pop(WHOLE, None)
-            group = None if text is None else load(key.scope, text, GROUP)
-            if group is None or group.missing is not None:
-                return None
-            if len(fields) != group.arrived:
-                raise Damaged(key.scope)
-            return {
-                field[1:]: Member(digest_of(text), load(key.scope, unstamped(text)))
-                for field, text in sorted(fields.items())
-            }
-
-        return await asyncio.to_thread(parsed) if len(fields) > _FEW else parsed()
-
-    async def release(
-        self,
-        key: GroupKey,
-        missing: int,
-        stats: JsonValue,
-        results: dict[str, Member],
-        attempt: str | None = None,
-    ) -> bool:
-        """Replace the members of an open group by their results; delete members without one.
-
-        Args:
-            missing: Members that had not arrived.
-            results: By uid, in place of what was sent.
-            attempt: That of the members, which another one may have replaced in the meantime.
-
-        Returns:
-            False if the group was not open; then nothing changes.
-
-        Raises:
-            Conflict: The attempt has ended.
-        """
-
-        def work(tx: Transaction) -> bool:
-            group = _find(tx, key)
-            if group is None or group.missing is not None:
-                return False
-            group.missing, group.stats = missing, stats
-            tx.drop(key.members)
+                raise InvalidRequest(
+                    f"uid {uid[:60]!r} is late: group {key.name[:60]!r} of step {key.step} "
+                    "was released without it"
+                )
+            return group, load(key.scope, known), None
+        is_changed = group.wait(tx.now) or known is None
+        if known is None:
+            if (group.size, group.options) != (new.size, new.options):
+                raise InvalidRequest(
+                    "group_size, options: they differ from those of the first member"
+                )
+            group.arrived += 1
+            tx.put(members, field, sent + dump(value))
+        if group.arrived >= group.size or group.left_s <= 0:
+            results, released = _release(tx, key, group, score)
+            return group, results[uid], released
+        if is_changed:
             _store(tx, key, group)
-            for uid, result in results.items():
-                tx.put(key.members, f":{uid}", result.sent + dump(result.value))
-            still_open = open_groups(tx, key.scope)
-            still_open.pop(key.place, None)
-            _store_open(tx, key.scope, still_open)
-            return True
+        return group, None, None
 
-        expected = [(key.members, WHOLE), (run_key(key.run), GROUPS)]
-        call, is_slow = Call(attempt, key.step), len(results) > _FEW
-        return await self._state.change(key.scope, expected, work, call, is_slow=is_slow)
+    expected = [(members, WHOLE), (members, field)]
+    call, is_slow = Call(attempt, key.step), new.size > _FEW
+    return await state.change(key.scope, expected, work, call, is_slow=is_slow)
 
 
-def open_groups(tx: Transaction, scope: Scope) -> dict[str, Moment]:
+def _release(
+    tx: Transaction, key: GroupKey, group: Group, score: Score[T]
+) -> tuple[dict[str, JsonValue], T]:
+    """Replace the members of an open group by their results; return those by uid.
+
+    Raises:
+        Unavailable: Some members are missing, e.g. because the server evicted them.
+    """
+    tx.expect((key.members, None), (run_key(key.run), GROUPS))
+    members = sorted(each for each in tx.fields(key.members).items() if each[0] != WHOLE)
+    if len(members) != group.arrived:
+        raise Damaged(key.scope)
+    sent, values = zip(*(split(key.scope, text) for _, text in members), strict=True)
+    results, group.stats, released = score(group, [load(key.scope, each) for each in values])
+    group.missing = group.size - len(members)
+    tx.drop(key.members)
+    _store(tx, key, group)
+    for (field, _), stamp, result in zip(members, sent, results, strict=True):
+        tx.put(key.members, field, stamp + dump(result))
+    still_open = _open_groups(tx, key.scope)
+    still_open.pop(key.place, None)
+    _store_open(tx, key.scope, still_open)
+    uids = (field[1:] for field, _ in members)
+    return dict(zip(uids, results, strict=True)), released
+
+
+def _open_groups(tx: Transaction, scope: Scope) -> dict[tuple[int, str], float]:
     """Return when the open groups of a run are due, by their places."""
     text = tx.get(run_key(scope.run), GROUPS)
-    found: dict[str, Moment] = {} if text is None else load(scope, text, OPEN)
-    return found
-
-
-def abandon_groups(tx: Transaction, scope: Scope, after_s: float) -> None:
-    """End the open groups of a run that were due so many seconds ago."""
-    still_open = open_groups(tx, scope)
-    # After a restart of the machine, it is unknown when they were due.
-    still_open |= {place: tx.now for place, at in still_open.items() if at.clock != tx.now.clock}
-    due = [place for place, at in still_open.items() if tx.now.seconds - at.seconds > after_s]
-    for place in due:
-        key = GroupKey(scope.run, *json.loads(place))
-        tx.drop(key.members)
-        _store(tx, key, _ABANDONED)
-        del still_open[place]
-    if still_open != open_groups(tx, scope):
-        _store_open(tx, scope, still_open)
+    listed = [] if text is None else load(scope, text, _OPEN)
+    return {(step, name): due for step, name, due in listed}
 
 
 def drop_steps(tx: Transaction, scope: Scope, steps: list[int]) -> None:
     """Delete the outcomes of some steps. Those of groups are groups."""
     if scope.name == GROUPS and steps:
         tx.expect(*((step_key(scope, step), None) for step in steps))
-        still_open = open_groups(tx, scope)
+        still_open = _open_groups(tx, scope)
         for step in steps:
             for field in tx.fields(step_key(scope, step)).keys() - {WHOLE}:
                 key = GroupKey(scope.run, step, field[1:])
@@ -275,32 +230,42 @@ def _opened(tx: Transaction, key: GroupKey, new: Group) -> Group:
         raise Damaged(scope)
     _, old = enter_step(tx, scope, key.step, KEEP_GROUP_STEPS)
     drop_steps(tx, scope, old)
-    if len(open_groups(tx, scope)) >= MAX_OPEN:
-        abandon_groups(tx, scope, ABANDONED_AT_LIMIT_SECONDS)
-    still_open = open_groups(tx, scope)
+    still_open = _open_groups(tx, scope)
+    if len(still_open) >= MAX_OPEN:
+        still_open = _abandon(tx, scope, still_open)
     if len(still_open) >= MAX_OPEN:
         raise Overloaded(f"this run has {len(still_open)} open groups already", retry_after=1)
-    still_open[key.place] = Moment(tx.now.clock, tx.now.seconds + new.left_s)
-    _store_open(tx, scope, still_open)
+    _store_open(tx, scope, {**still_open, key.place: tx.now + new.left_s})
     tx.put(step, listed, b"1")
     return new.model_copy(update={"seen": tx.now})
 
 
+def _abandon(
+    tx: Transaction, scope: Scope, still_open: dict[tuple[int, str], float]
+) -> dict[tuple[int, str], float]:
+    """End the groups that were due long ago; return the others."""
+    kept = {
+        place: due
+        for place, due in still_open.items()
+        # Due later than any group: the machine was started again since.
+        if -ABANDONED_SECONDS <= due - tx.now <= _MAX_WAIT
+    }
+    for place in still_open.keys() - kept:
+        key = GroupKey(scope.run, *place)
+        tx.drop(key.members)
+        _store(tx, key, _ABANDONED)
+    return kept
+
+
 def _find(tx: Transaction, key: GroupKey) -> Group | None:
     text = tx.get(key.members, WHOLE)
-    return None if text is None else load(key.scope, text, GROUP)
+    return None if text is None else load(key.scope, text, _GROUP)
 
 
 def _store(tx: Transaction, key: GroupKey, group: Group) -> None:
-    tx.put(key.members, WHOLE, group.model_dump_json().encode())
+    tx.put(key.members, WHOLE, dump(group, _GROUP))
 
 
-def _store_open(tx: Transaction, scope: Scope, still_open: dict[str, Moment]) -> None:
-    tx.put(run_key(scope.run), GROUPS, OPEN.dump_json(still_open))
-
-
-def _late(key: GroupKey, uid: str, reason: str) -> InvalidRequest:
-    """Return the error for a member that a group does not take any more."""
-    return InvalidRequest(
-        f"uid {uid[:60]!r} is late: group {key.name[:60]!r} of step {key.step} {reason}"
-    )
+def _store_open(tx: Transaction, scope: Scope, still_open: dict[tuple[int, str], float]) -> None:
+    listed = [(*place, due) for place, due in still_open.items()]
+    tx.put(run_key(scope.run), GROUPS, dump(listed, _OPEN))

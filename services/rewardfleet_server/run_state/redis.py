@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,11 +12,9 @@ from rewardfleet_server.system.redis_server import client_of, reason_of, unreach
 
 from .store import (
     BUSY_SECONDS,
-    WALL_CLOCK,
     Damaged,
     Entry,
     Found,
-    Moment,
     Scope,
     Transaction,
     Work,
@@ -142,27 +139,26 @@ class RedisStore:
     def failure(self) -> str | None:
         return None
 
-    async def read(self, scope: Scope, entry: Entry) -> Any:
-        try:
-            async with asyncio.timeout(BUSY_SECONDS):
-                return (await self._read([entry]))[entry]
-        except self._failures as error:
-            raise await self._error(scope, error) from error
-
     async def transact(
         self, scope: Scope, expected: Sequence[Entry], work: Work[T], *, is_slow: bool = False
     ) -> T:
         call = _Call(expected, work, is_slow, asyncio.get_running_loop().create_future())
+        if scope.run in self._waiting:
+            self._waiting[scope.run].append(call)
+        else:  # in a task: a caller that waits no longer does not end those of others
+            self._waiting[scope.run] = [call]
+            task = asyncio.create_task(self._serve(scope.run))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         try:
             async with asyncio.timeout(BUSY_SECONDS):
-                if scope.run in self._waiting:
-                    self._waiting[scope.run].append(call)
-                else:
-                    await self._serve_first(scope.run, call)
                 result: T = await call.result
                 return result
         except self._failures as error:
-            raise await self._error(scope, error) from error
+            if "WRONGTYPE" in str(error):
+                raise Damaged(scope) from error
+            detail = f"run state cannot be used now: Redis: {reason_of(error)}"
+            raise Unavailable(detail, retry_after=1) from error
 
     async def aclose(self) -> None:
         for task in self._tasks:
@@ -170,23 +166,6 @@ class RedisStore:
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self._redis.aclose()
-
-    async def _serve_first(self, run: str, call: "_Call") -> None:
-        """Run a transaction now, and then those that wait for it in a task.
-
-        A caller that waits no longer does not end those of others.
-        """
-        waiting: list[_Call] = []
-        self._waiting[run] = waiting
-        try:
-            await self._run([call])
-        finally:
-            if waiting:
-                task = asyncio.create_task(self._serve(run))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            else:
-                del self._waiting[run]
 
     async def _serve(self, run: str) -> None:
         """Run the transactions that wait, together: they do not conflict, and share round trips."""
@@ -221,20 +200,23 @@ class RedisStore:
         if is_current:
             found = await self._read(entries)
         while batch := [call for call in batch if not call.result.done()]:
-            now = Moment(WALL_CLOCK, machine_seconds() + self._offset_s)
+            now = machine_seconds() + self._offset_s
             try:
                 if any(call.is_slow for call in batch):
                     tx, results = await asyncio.to_thread(_attempt, batch, found, now)
                 else:
                     tx, results = _attempt(batch, found, now)
             except _Unread as unread:
-                entries += unread.entries
+                entries = list(dict.fromkeys([*entries, *unread.entries]))
                 found, is_current = await self._read(entries), True
                 continue
-            is_read_only = is_current and not tx.has_writes
-            changed = None if is_read_only else await self._exchange(entries, tx)
+            if tx.has_writes:
+                changed = await self._exchange(entries, tx)
+            else:
+                changed = None if is_current else await self._read(entries)
             if changed is None:
-                self._remember(tx)
+                if tx.has_writes:
+                    self._remember(tx)
                 for call, result in zip(batch, results, strict=True):
                     call.finish(result)
                 return
@@ -292,16 +274,6 @@ class RedisStore:
                 if value is not None and len(value) > _MAX_KNOWN_BYTES:
                     del self._known[key, field]
 
-    async def _error(self, scope: Scope, error: Exception) -> Unavailable:
-        """Return the error for a failure of the server."""
-        if "WRONGTYPE" not in str(error):
-            detail = f"run state cannot be used now: Redis: {reason_of(error)}"
-            return Unavailable(detail, retry_after=1)
-        with suppress(*self._failures):
-            if await self._redis.type(f"{_PREFIX}{RUNS}") == b"zset":
-                return Unavailable(_EARLIER)
-        return Damaged(scope)
-
 
 class _Call(NamedTuple):
     """A transaction that waits for its turn."""
@@ -329,7 +301,7 @@ class _Unread(Exception):
 
 
 def _attempt(
-    batch: Sequence[_Call], found: dict[Entry, Found], now: Moment
+    batch: Sequence[_Call], found: dict[Entry, Found], now: float
 ) -> tuple[Transaction, list[Any]]:
     """Run transactions on what was read; return their writes, and the result or failure of each.
 
@@ -343,15 +315,19 @@ def _attempt(
         return [found[entry] for entry in entries]
 
     tx, results = Transaction(look_up, now), []
+    unread: list[Entry] = []
     for call in batch:
         before = {key: dict(fields) for key, fields in tx.written.items()}, set(tx.dropped)
         try:
             results.append(call.work(tx))
-        except _Unread:
-            raise
+        except _Unread as missing:  # go on: others may need more as well
+            unread += missing.entries
+            tx.written, tx.dropped = before
         except Exception as error:  # noqa: BLE001 - the caller gets it
             results.append(error)
             tx.written, tx.dropped = before
+    if unread:
+        raise _Unread(unread)
     return tx, results
 
 

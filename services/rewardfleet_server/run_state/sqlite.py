@@ -2,27 +2,15 @@
 
 import logging
 import sqlite3
-import time
-import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.system.sqlite_file import Lost, SqliteFile
 
-from .store import (
-    BUSY_SECONDS,
-    Damaged,
-    Entry,
-    Found,
-    Moment,
-    Scope,
-    Transaction,
-    Work,
-    machine_seconds,
-)
+from .store import BUSY_SECONDS, Entry, Found, Scope, Transaction, Work, machine_seconds
 
 T = TypeVar("T")
 
@@ -31,13 +19,15 @@ log = logging.getLogger(__name__)
 #: Marks run-state files, so that no other file is taken for one: "rfrs" in ASCII.
 _APPLICATION_ID = 0x72667273
 #: Changes with the table or with what it stores.
-_VERSION = 5
+_VERSION = 6
 _TABLE = """CREATE TABLE entries (
     key TEXT NOT NULL,
     field TEXT NOT NULL,
     value BLOB NOT NULL,
     PRIMARY KEY (key, field)
 ) WITHOUT ROWID"""
+#: What `_description` returns of a new file.
+_NEW: tuple[int, int, list[str]] = (0, 0, [])
 
 #: Primary codes of errors that may pass: another process, the disk, permissions.
 _PASSING = {
@@ -52,14 +42,8 @@ _PASSING = {
     sqlite3.SQLITE_PROTOCOL,
 }
 
-#: Seconds between two checks of the complete file after damaged values were found.
-_CHECK_SECONDS = 60.0
-
 #: What is left where a file was deleted in use.
 _LOST = b"The run-state file that was here was deleted while a service used it.\n"
-
-#: Raises `Damaged` if rows of key, field and value are not what is stored.
-Check = Callable[[Iterable[tuple[str, str, bytes]]], None]
 
 
 class _DamagedFile(sqlite3.DatabaseError):
@@ -75,31 +59,22 @@ class SqliteStore:
 
     Args:
         path: The database file; its folder must exist. `:memory:` is lost with the process.
-        check: Checks all that is stored, at the start.
 
     Raises:
         Unavailable: The file is damaged, of another version, or cannot be opened.
     """
 
-    def __init__(self, path: Path, check: Check) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._clock = _boot()
-        self._check_at = 0.0
         self._failure: str | None = None
-
-        def opened(db: sqlite3.Connection) -> None:
-            _create_table(db)
-            _check_file(db)
-            check(db.execute("SELECT * FROM entries"))
-
         try:
             _refuse_lost(path)
             self._file = SqliteFile(path, "", busy_s=BUSY_SECONDS)
         except sqlite3.DatabaseError as error:
             raise _unusable(error) from error
         try:
-            self._file.call_now(opened)
-        except (sqlite3.DatabaseError, Damaged) as error:
+            self._file.call_now(_open)
+        except sqlite3.DatabaseError as error:
             self._file.close()
             raise _unusable(error) from error
 
@@ -112,10 +87,6 @@ class SqliteStore:
                 self._fail(error)
         return self._failure
 
-    async def read(self, scope: Scope, entry: Entry) -> Any:  # noqa: ARG002 - for messages
-        (found,) = await self._call(lambda db: _look_up(db, [entry]))
-        return found
-
     async def transact(
         self,
         scope: Scope,  # noqa: ARG002 - all transactions take turns
@@ -126,48 +97,25 @@ class SqliteStore:
     ) -> T:
         def transaction(db: sqlite3.Connection) -> T:
             try:
-                return self._run(db, "BEGIN", work)  # most only read, and do not wait for a writer
+                return _run(db, "BEGIN", work)  # most only read, and do not wait for a writer
             except sqlite3.OperationalError as error:
                 if _code(error) != sqlite3.SQLITE_BUSY:
                     raise
             # Another process has written, or does, what this one has read.
-            return self._run(db, "BEGIN IMMEDIATE", work)
+            return _run(db, "BEGIN IMMEDIATE", work)
 
-        return await self._call(transaction)
+        if self._failure is not None:
+            raise Unavailable(self._failure)
+        try:
+            return await self._file.call(transaction)
+        except sqlite3.Error as error:
+            if _code(error) not in _PASSING:
+                raise Unavailable(self._fail(error)) from error
+            detail = f"run state cannot be used now: {error}"
+            raise Unavailable(detail, retry_after=1) from error
 
     async def aclose(self) -> None:
         self._file.close()
-
-    def _run(self, db: sqlite3.Connection, begin: str, work: Work[T]) -> T:
-        with db:
-            db.execute(begin)
-            now = Moment(self._clock, machine_seconds())
-            tx = Transaction(lambda entries: _look_up(db, entries), now)
-            result = work(tx)
-            _write(db, tx)
-        return result
-
-    async def _call(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        if self._failure is not None:
-            raise Unavailable(self._failure)
-
-        def checked(db: sqlite3.Connection) -> T:
-            try:
-                return work(db)
-            except Damaged:
-                if time.monotonic() >= self._check_at:  # it may be more than this value
-                    self._check_at = time.monotonic() + _CHECK_SECONDS
-                    _check_file(db)
-                raise
-
-        try:
-            return await self._file.call(checked)
-        except sqlite3.Error as error:
-            if _code(error) in _PASSING:
-                raise Unavailable(
-                    f"run state cannot be used now: {error}", retry_after=1
-                ) from error
-            raise Unavailable(self._fail(error)) from error
 
     def _fail(self, error: sqlite3.Error) -> str:
         """Never use the file again; return why."""
@@ -184,14 +132,23 @@ def _code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
 
 
+def _run(db: sqlite3.Connection, begin: str, work: Work[T]) -> T:
+    with db:
+        db.execute(begin)
+        tx = Transaction(lambda entries: _look_up(db, entries), machine_seconds())
+        result = work(tx)
+        _write(db, tx)
+    return result
+
+
 def _look_up(db: sqlite3.Connection, entries: Sequence[Entry]) -> list[Found]:
     found: list[Found] = []
     for key, field in entries:
         if field is None:
-            query = "SELECT field, value FROM entries WHERE key = ?"
+            query = "SELECT field, CAST(value AS BLOB) FROM entries WHERE key = ?"
             found.append(dict(db.execute(query, (key,)).fetchall()))
         else:
-            query = "SELECT value FROM entries WHERE key = ? AND field = ?"
+            query = "SELECT CAST(value AS BLOB) FROM entries WHERE key = ? AND field = ?"
             row = db.execute(query, (key, field)).fetchone()
             found.append(row and row[0])
     return found
@@ -207,51 +164,44 @@ def _write(db: sqlite3.Connection, tx: Transaction) -> None:
     db.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", stored)
 
 
-def _create_table(db: sqlite3.Connection) -> None:
-    """Create the table in a file that is new."""
-    if not _is_new(db):
-        return
-    with db:
-        db.execute("BEGIN IMMEDIATE")
-        if _is_new(db):  # otherwise another process has just created it
-            db.execute(_TABLE)
-            db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            db.execute(f"PRAGMA user_version = {_VERSION}")
-
-
-def _check_file(db: sqlite3.Connection) -> None:
-    """Check the version, the table and all pages of a file.
+def _open(db: sqlite3.Connection) -> None:
+    """Create the table in a file that is new; check the version, the table and all pages.
 
     Raises:
         _DamagedFile: Something is wrong.
         sqlite3.DatabaseError: The file cannot be read.
     """
-    if _pragma(db, "application_id") != _APPLICATION_ID:
+    if _description(db) == _NEW:
+        with db:
+            db.execute("BEGIN IMMEDIATE")
+            if _description(db) == _NEW:  # otherwise another process has just created it
+                db.execute(_TABLE)
+                db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                db.execute(f"PRAGMA user_version = {_VERSION}")
+    application, version, tables = _description(db)
+    if application != _APPLICATION_ID:
         raise _DamagedFile("it is not a run-state file")
-    if (version := _pragma(db, "user_version")) != _VERSION:
+    if version != _VERSION:
         raise _DamagedFile(
             f"its schema version is {version}, and {_VERSION} is needed: finish its runs with the "
             "version of rewardfleet that wrote it"
         )
-    if _tables(db) != [_TABLE]:
+    if tables != [_TABLE]:
         raise _DamagedFile("its tables differ from those of its schema version")
     problems = [str(problem) for (problem,) in db.execute("PRAGMA integrity_check(3)")]
     if problems != ["ok"]:
         raise _DamagedFile(" ".join("; ".join(problems).split())[:300])
 
 
-def _is_new(db: sqlite3.Connection) -> bool:
-    return not (_tables(db) or _pragma(db, "application_id") or _pragma(db, "user_version"))
-
-
-def _pragma(db: sqlite3.Connection, name: str) -> int:
-    return int(db.execute(f"PRAGMA {name}").fetchone()[0])
-
-
-def _tables(db: sqlite3.Connection) -> list[str]:
+def _description(db: sqlite3.Connection) -> tuple[int, int, list[str]]:
+    """Return which program's file it is, its version, and its tables."""
+    application, version = (
+        int(db.execute(f"PRAGMA {name}").fetchone()[0])
+        for name in ("application_id", "user_version")
+    )
     # Statistics that `ANALYZE` wrote are no damage.
     query = "SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
-    return [str(sql) for (sql,) in db.execute(query)]
+    return application, version, [str(sql) for (sql,) in db.execute(query)]
 
 
 def _mark_lost(path: Path) -> None:
@@ -279,18 +229,8 @@ def _refuse_lost(path: Path) -> None:
         raise _DamagedFile(f"it is missing or empty, although it was written: {wal.name} is there")
 
 
-def _boot() -> str:
-    """Return the name of this machine's clock since boot; a new name if that is unknown."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/time').readlink()}"
-    except OSError:
-        return str(uuid.uuid4())
-
-
-def _unusable(error: sqlite3.Error | Damaged) -> Unavailable:
-    reason = f"{error.where} is damaged" if isinstance(error, Damaged) else str(error)
+def _unusable(error: sqlite3.Error) -> Unavailable:
     return Unavailable(
-        f"the run-state file cannot be used ({reason}); restore it from a backup, or move it away "
+        f"the run-state file cannot be used ({error}); restore it from a backup, or move it away "
         "to start every run from scratch"
     )

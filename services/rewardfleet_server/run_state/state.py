@@ -11,32 +11,29 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
+from prometheus_client import Counter
+from pydantic import FiniteFloat, TypeAdapter
 
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.observe.telemetry import REQUEST
 
-from . import groups
-from .attempts import Before, count_items, enter_attempt, first_attempt
-from .clock import RunClock
-from .metrics import RunStateMetrics
+from .attempts import apply_to_later, count_items, enter_attempt, first_attempt, note_before
+from .groups import drop_steps
 from .steps import StepLog, enter_step, load_steps
-from .store import Damaged, Entry, Scope, Store, Transaction, Work
+from .store import Damaged, Entry, Scope, Store, Transaction, Work, seconds_between
 from .values import (
     CLOCK,
-    NO_SHAPES,
     RUNS,
-    SECONDS,
     STORE,
     WHOLE,
     Call,
-    Shapes,
     Transition,
+    applied,
     digest,
     dump,
     load,
     run_key,
     same,
-    shape_of,
     step_key,
     steps_field,
 )
@@ -52,14 +49,16 @@ KEEP_STEPS = 1000
 #: Seconds after which it is stored again that a run is changed, and after which old runs are
 #: deleted; less if the maximum age is below ten hours.
 _INTERVAL_SECONDS = 3600.0
+_SECONDS = TypeAdapter(FiniteFloat)
+_CLOCK = TypeAdapter(tuple[FiniteFloat, FiniteFloat])
 #: Limit on the runs that this process remembers to have changed.
 _MAX_TOUCHED = 10_000
 
 
 class RunState:
-    """A small state per scope, the outcomes of its transitions, and groups.
+    """A small state per scope, and the outcomes of its transitions; groups are stored on it.
 
-    Its reads are never cached. For errors of every method see `Store`.
+    Its reads are never cached. For errors of every method see `Store.transact`.
 
     Runs that no call has changed for long are deleted with all their scopes and groups.
 
@@ -67,20 +66,20 @@ class RunState:
         max_age_days: Days after which a run that no call has changed is deleted.
     """
 
-    def __init__(
-        self, store: Store, shapes: Shapes = NO_SHAPES, *, max_age_days: float = MAX_AGE_DAYS
-    ) -> None:
+    def __init__(self, store: Store, *, max_age_days: float = MAX_AGE_DAYS) -> None:
         self._store = store
-        self._shapes = shapes
         self._max_age_s = max_age_days * 86_400
         self._interval_s = min(_INTERVAL_SECONDS, self._max_age_s / 10)
         self.id: str | None = None  #: of the store, the same in all processes that share it
         self._touched: dict[str, float] = {}
         self._prune_at = 0.0
         self._pruning: asyncio.Task[None] | None = None
-        self._clock = RunClock(self._max_age_s / 10, self._interval_s / 10)
-        self.metrics = RunStateMetrics()  #: counts `Unavailable`, and wall clocks that differ
-        self.groups = groups.Groups(self)  #: the groups that are collected member by member
+        # registry=None: each service has its own registry, not the global one.
+        self.failures = Counter(
+            "rewardfleet_run_state_failures",
+            "Uses of run state that failed: the store refuses, does not answer, or is damaged.",
+            registry=None,
+        )
 
     @property
     def failure(self) -> str | None:
@@ -104,11 +103,8 @@ class RunState:
             Conflict: The attempt of the call has ended.
         """
         entry = run_key(scope.run), scope.name
-        if call is None:
-            text = await self.read_entry(scope, entry)
-        else:
-            text = await self.change(scope, [entry], lambda tx: tx.get(*entry), call)
-        return None if text is None else load(scope, text, shape_of(self._shapes, scope).state)
+        text = await self.change(scope, [entry], lambda tx: tx.get(*entry), call)
+        return None if text is None else load(scope, text, scope.shape.state)
 
     async def apply_once(
         self,
@@ -144,27 +140,25 @@ class RunState:
             InvalidRequest: The step is so old that its outcomes were deleted.
             ValueError: The new state or the outcome is not JSON, e.g. contains NaN.
         """
-        key, field, shape = step_key(scope, step), f":{uid}", shape_of(self._shapes, scope)
+        key, field, shape = step_key(scope, step), f":{uid}", scope.shape.outcome
         run, sent = run_key(scope.run), digest(content)
 
         def work(tx: Transaction) -> Any:
             known = tx.get(key, field)
             if known is not None:
-                return load(scope, same(scope, known, sent, f"step {step}"), shape.outcome)
-            is_new, before = tx.get(key, WHOLE) is None, tx.get(run, scope.name)
-            steps, old = enter_step(tx, scope, step, keep_steps)
-            groups.drop_steps(tx, scope, old)
+                return load(scope, same(scope, known, sent, f"step {step}"), shape)
+            is_new = tx.get(key, WHOLE) is None
+            stored, old = enter_step(tx, scope, step, keep_steps)
+            drop_steps(tx, scope, old)
+            later = [each for each in stored if each > step] if max(stored) > step else []
+            if is_new:
+                note_before(tx, scope, step, later)
             change = transition
             if items is not None:
                 change = partial(transition, count_items(tx, scope, step, uid, items))
-            outcome = self._applied(tx, scope, change)
-            stored = steps.stored
-            later = [each for each in stored if each > step] if max(stored) > step else []
-            states = Before(tx, scope, shape, step, later)
-            if is_new:
-                states.note(before)
-            states.apply(change)
-            tx.put(key, field, sent + dump(outcome, shape.outcome))
+            outcome = _apply(tx, scope, change)
+            apply_to_later(tx, scope, later, change)
+            tx.put(key, field, sent + dump(outcome, shape))
             return outcome
 
         expected = [(run, scope.name), (run, steps_field(scope.name)), (key, WHOLE), (key, field)]
@@ -199,7 +193,7 @@ class RunState:
         """
 
         def work(tx: Transaction) -> Any:
-            outcome = self._applied(tx, scope, transition)
+            outcome = _apply(tx, scope, transition)
             if forget_outcomes:
                 _forget(tx, scope, call.step or 0)
             return outcome
@@ -215,13 +209,8 @@ class RunState:
             _delete(tx, run)
             return is_there
 
-        with self.metrics.counting_failures():
+        with self.failures.count_exceptions(Unavailable):
             return await self._store.transact(Scope(run, RUNS), [(RUNS, run)], work)
-
-    async def read_entry(self, scope: Scope, entry: Entry) -> Any:
-        """Return what is stored in an entry; see `Store.read`."""
-        with self.metrics.counting_failures():
-            return await self._store.read(scope, entry)
 
     async def change(
         self,
@@ -244,27 +233,27 @@ class RunState:
         now, run, whole = time.monotonic(), scope.run, (run_key(scope.run), WHOLE)
         is_due = self._touched.get(run, -math.inf) <= now - self._interval_s
 
-        def noting(tx: Transaction) -> tuple[T, float | None, int | None]:
+        def noting(tx: Transaction) -> tuple[T, bool, int | None]:
             discarded = None if call is None else enter_attempt(tx, run, call)
             result = work(tx)
             is_noted = tx.has_writes and (is_due or tx.get(*whole) is None)
-            ahead_s = self._note(tx, scope, first_attempt(call)) if is_noted else None
-            return result, ahead_s, discarded
+            if is_noted:
+                self._note(tx, scope, first_attempt(call))
+            return result, is_noted, discarded
 
         expected = [*expected, whole, *(((CLOCK, WHOLE), (RUNS, run)) if is_due else ())]
-        with self.metrics.counting_failures():
-            result, ahead_s, discarded = await self._store.transact(
+        with self.failures.count_exceptions(Unavailable):
+            result, is_noted, discarded = await self._store.transact(
                 scope, expected, noting, is_slow=is_slow
             )
         if discarded is not None:
             log.warning("run %r began again: steps from %d on were discarded", run, discarded)
             if request := REQUEST.get(None):
                 request.discarded_from = discarded
-        if ahead_s is not None:
+        if is_noted:
             if len(self._touched) >= _MAX_TOUCHED:
                 self._touched.clear()
             self._touched[run] = now
-            self.metrics.compare_clocks(ahead_s)
         if now >= self._prune_at:
             self._prune_at = now + self._interval_s
             self._pruning = asyncio.create_task(self._prune())
@@ -281,7 +270,7 @@ class RunState:
             tx.put(STORE, WHOLE, text)
             return str(load(scope, text))
 
-        with self.metrics.counting_failures():
+        with self.failures.count_exceptions(Unavailable):
             self.id = await self._store.transact(scope, [(STORE, WHOLE)], work)
 
     async def aclose(self) -> None:
@@ -291,16 +280,8 @@ class RunState:
             await asyncio.wait([self._pruning])
         await self._store.aclose()
 
-    def _applied(self, tx: Transaction, scope: Scope, transition: Transition) -> Any:
-        """Write the next state; return the outcome."""
-        key, shape = run_key(scope.run), shape_of(self._shapes, scope)
-        text = tx.get(key, scope.name)
-        state, outcome = transition(None if text is None else load(scope, text, shape.state))
-        tx.put(key, scope.name, dump(state, shape.state))
-        return outcome
-
-    def _note(self, tx: Transaction, scope: Scope, attempt: bytes) -> float:
-        """Store that a run is changed now; return by how much the wall clock is ahead.
+    def _note(self, tx: Transaction, scope: Scope, attempt: bytes) -> None:
+        """Store that a run is changed now.
 
         Args:
             attempt: Its first attempt, as it is stored.
@@ -311,35 +292,51 @@ class RunState:
         key, run = run_key(scope.run), scope.run
         if (tx.get(key, WHOLE) is None) != (tx.get(RUNS, run) is None):
             raise Damaged(scope)
-        seconds, ahead_s = self._clock.read(tx, scope)
         tx.put(key, WHOLE, tx.get(key, WHOLE) or attempt)
-        tx.put(RUNS, run, dump(seconds))
-        return ahead_s
+        tx.put(RUNS, run, dump(self._seconds(tx, scope)))
+
+    def _seconds(self, tx: Transaction, scope: Scope) -> float:
+        """Return the seconds by which runs age, which all processes with a store count together.
+
+        From one look at the store's clock to the next, they grow by a tenth of the maximum age at
+        most: a clock that jumps makes no run old.
+        """
+        text = tx.get(CLOCK, WHOLE)
+        seconds, seen = (0.0, tx.now) if text is None else load(scope, text, _CLOCK)
+        seconds += seconds_between(seen, tx.now, self._max_age_s / 10)
+        if text is None or not 0 <= tx.now - seen <= self._interval_s / 10:
+            tx.put(CLOCK, WHOLE, dump((seconds, tx.now), _CLOCK))
+        return float(seconds)
 
     async def _prune(self) -> None:
-        """Delete runs and groups that are too old."""
+        """Delete runs that are too old."""
+
+        def prune(tx: Transaction, run: str) -> None:
+            scope = Scope(run, RUNS)
+            changed_at = tx.get(RUNS, run)
+            oldest = self._seconds(tx, scope) - self._max_age_s
+            if changed_at is not None and load(scope, changed_at, _SECONDS) < oldest:
+                _delete(tx, run)
+
         try:
-            for run in await self.read_entry(Scope("", RUNS), (RUNS, None)):
-                await self._prune_run(Scope(run, groups.GROUPS))
+            with self.failures.count_exceptions(Unavailable):
+                everything: Entry = RUNS, None
+                runs = await self._store.transact(
+                    Scope("", RUNS), [everything], lambda tx: list(tx.fields(RUNS))
+                )
+                for run in runs:
+                    expected = [(RUNS, run), (CLOCK, WHOLE)]
+                    await self._store.transact(Scope(run, RUNS), expected, partial(prune, run=run))
         except Unavailable as error:  # the next call that is due tries again
             log.warning("old run state could not be deleted: %s", error.detail)
 
-    async def _prune_run(self, scope: Scope) -> None:
-        """Delete a run if it is too old, otherwise its abandoned groups."""
 
-        def work(tx: Transaction) -> None:
-            seconds, _ = self._clock.read(tx, scope)
-            changed_at = tx.get(RUNS, scope.run)
-            if changed_at is None:
-                return
-            if load(scope, changed_at, SECONDS) >= seconds - self._max_age_s:
-                groups.abandon_groups(tx, scope, groups.ABANDONED_SECONDS)
-                return
-            _delete(tx, scope.run)
-
-        expected = [(RUNS, scope.run), (CLOCK, WHOLE), (run_key(scope.run), groups.GROUPS)]
-        with self.metrics.counting_failures():
-            await self._store.transact(scope, expected, work)
+def _apply(tx: Transaction, scope: Scope, transition: Transition) -> Any:
+    """Write the next state; return the outcome."""
+    key = run_key(scope.run)
+    state, outcome = applied(scope, tx.get(key, scope.name), transition)
+    tx.put(key, scope.name, state)
+    return outcome
 
 
 def _delete(tx: Transaction, run: str) -> None:
@@ -354,6 +351,6 @@ def _delete(tx: Transaction, run: str) -> None:
 def _forget(tx: Transaction, scope: Scope, first: int = 0) -> None:
     """Delete the outcomes of a scope, and its steps; its state has those before the first one."""
     key, field = run_key(scope.run), steps_field(scope.name)
-    groups.drop_steps(tx, scope, load_steps(scope, tx.get(key, field)).stored)
+    drop_steps(tx, scope, load_steps(scope, tx.get(key, field)).stored)
     log = StepLog(stored=[], deleted=[], first=first)
     tx.put(key, field, msgspec.json.encode(log) if first else None)

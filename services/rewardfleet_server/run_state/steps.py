@@ -4,8 +4,8 @@ Steps are remembered by name and not by distance: a stray step, such as 2^53, ta
 step and does not make the others too old.
 """
 
-from bisect import bisect_left, bisect_right
-from typing import Annotated, Self
+from itertools import pairwise
+from typing import Annotated
 
 import msgspec
 from pydantic import AfterValidator, TypeAdapter
@@ -34,8 +34,7 @@ _RANGES = TypeAdapter(Ranges)
 
 def contains(ranges: Ranges, step: int) -> bool:
     """Return whether a step is in one of the ranges."""
-    index = bisect_right(ranges, step, key=lambda each: each[0]) - 1
-    return index >= 0 and step <= ranges[index][1]
+    return any(first <= step <= last for first, last in ranges)
 
 
 def including(ranges: Ranges, step: int) -> Ranges:
@@ -46,18 +45,13 @@ def including(ranges: Ranges, step: int) -> Ranges:
     """
     if contains(ranges, step):
         return ranges
-    index = bisect_left(ranges, step, key=lambda each: each[0])
-    joined = [*ranges[:index], (step, step), *ranges[index:]]
-    for left in (index, index - 1):
-        if 0 <= left < len(joined) - 1 and joined[left][1] + 1 == joined[left + 1][0]:
-            _join(joined, left)
-    if len(joined) > _MAX_RANGES:
-        _join(joined, min(range(_MAX_RANGES), key=lambda i: joined[i + 1][0] - joined[i][1]))
+    joined = sorted([*ranges, (step, step)])
+    gaps = [following[0] - before[1] for before, following in pairwise(joined)]
+    while 1 in gaps or len(joined) > _MAX_RANGES:
+        left = gaps.index(min(gaps))
+        joined[left : left + 2] = [(joined[left][0], joined[left + 1][1])]
+        del gaps[left]
     return joined
-
-
-def _join(ranges: Ranges, left: int) -> None:
-    ranges[left : left + 2] = [(ranges[left][0], ranges[left + 1][1])]
 
 
 class StepLog(msgspec.Struct, forbid_unknown_fields=True):
@@ -71,11 +65,6 @@ class StepLog(msgspec.Struct, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         _RANGES.validate_python(self.deleted)
-
-    @classmethod
-    def empty(cls) -> Self:
-        """Return the log of a scope without steps."""
-        return cls([], [])
 
     def with_step(self, run: str, step: int, keep_steps: int) -> tuple["StepLog", list[int]]:
         """Return the log with a step, and the steps whose outcomes are to be deleted now.
@@ -110,7 +99,7 @@ def load_steps(scope: Scope, text: bytes | None) -> StepLog:
         Unavailable: They are damaged.
     """
     if text is None:
-        return StepLog.empty()
+        return StepLog([], [])
     try:
         return msgspec.json.decode(text, type=StepLog)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -119,8 +108,8 @@ def load_steps(scope: Scope, text: bytes | None) -> StepLog:
 
 def enter_step(
     tx: Transaction, scope: Scope, step: int, keep_steps: int
-) -> tuple[StepLog, list[int]]:
-    """Note a step of a scope; return its steps, and those to delete now: `StepLog.with_step`.
+) -> tuple[list[int], list[int]]:
+    """Note a step of a scope; return the steps that are stored, and those to delete now.
 
     Raises:
         InvalidRequest: The step was deleted.
@@ -134,4 +123,4 @@ def enter_step(
     if entered is not log:
         tx.put(run, field, msgspec.json.encode(entered))
         tx.put(outcomes, WHOLE, b"1")
-    return entered, deleted
+    return entered.stored, deleted

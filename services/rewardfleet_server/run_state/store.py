@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
+from pydantic import TypeAdapter
+
 from rewardfleet.wire.errors import Unavailable
 
 T = TypeVar("T")
@@ -19,8 +21,16 @@ Found = bytes | dict[str, bytes] | None
 #: Seconds in which a transaction must be over, while other processes change the same entries.
 BUSY_SECONDS = 5.0
 
-#: The name of clocks that may jump: those of servers, which are wall clocks.
-WALL_CLOCK = "wall"
+
+class Shape(NamedTuple):
+    """What a feature stores, and how transitions get and return it. Anything else is damaged."""
+
+    #: The state of its scopes; None for any JSON.
+    state: TypeAdapter[Any] | None = None
+    #: The outcomes of its transitions; None for any JSON.
+    outcome: TypeAdapter[Any] | None = None
+    #: Fields of the state that no step changes, and that stay when its steps are discarded.
+    kept: tuple[str, ...] = ()
 
 
 class Scope(NamedTuple):
@@ -28,16 +38,16 @@ class Scope(NamedTuple):
 
     run: str  #: the training run, as callers name it
     name: str  #: the feature, e.g. `running_stats`
+    shape: Shape = Shape()
 
 
 class Damaged(Unavailable):
     """The error for stored values that no transaction has written."""
 
     def __init__(self, scope: Scope) -> None:
-        self.where = f"the run state of run {scope.run[:100]!r} ({scope.name})"
         super().__init__(
-            f"{self.where} is damaged; restore the store from a backup, or continue under a new "
-            "name of the run"
+            f"the run state of run {scope.run[:100]!r} ({scope.name}) is damaged; restore the "
+            "store from a backup, or continue under a new name of the run"
         )
 
 
@@ -50,21 +60,13 @@ def machine_seconds() -> float:
     return time.clock_gettime(_CLOCK)
 
 
-class Moment(NamedTuple):
-    """A time of a store's clock."""
+def seconds_between(earlier: float, now: float, at_most: float) -> float:
+    """Return the seconds between two times of a store's clock, 0 to `at_most`.
 
-    #: The name of the clock. Times of two clocks cannot be compared.
-    clock: str
-    seconds: float  #: the seconds that it shows
-
-    def since(self, earlier: "Moment", at_most: float) -> float:
-        """Return the seconds since an earlier time: 0 if that is unknown.
-
-        Args:
-            at_most: Limit for clocks that may jump.
-        """
-        passed = max(self.seconds - earlier.seconds, 0.0) if self.clock == earlier.clock else 0.0
-        return min(passed, at_most) if self.clock == WALL_CLOCK else passed
+    It may have jumped: that of a server is a wall clock, and that of a file begins with the start
+    of the machine.
+    """
+    return min(max(now - earlier, 0.0), at_most)
 
 
 class Transaction:
@@ -72,9 +74,10 @@ class Transaction:
 
     Args:
         look_up: Returns what is stored in entries.
+        now: The time of the store's clock, in seconds.
     """
 
-    def __init__(self, look_up: Callable[[Sequence[Entry]], Sequence[Found]], now: Moment) -> None:
+    def __init__(self, look_up: Callable[[Sequence[Entry]], Sequence[Found]], now: float) -> None:
         self._look_up = look_up
         self.now = now
         self.found: dict[Entry, Found] = {}  #: what was looked up
@@ -125,18 +128,11 @@ Work = Callable[[Transaction], T]
 
 
 class Store(Protocol):
-    """Keys with fields of bytes.
-
-    Every method raises `Unavailable` if the store cannot be used now, or if what it stores is
-    damaged. Nothing is changed then, unless only the store's response was lost.
-    """
+    """Keys with fields of bytes."""
 
     @property
     def failure(self) -> str | None:
         """Why the store can never be used again, or None."""
-
-    async def read(self, scope: Scope, entry: Entry) -> Any:
-        """Return what is stored in an entry of a scope: see `Found`."""
 
     async def transact(
         self, scope: Scope, expected: Sequence[Entry], work: Work[T], *, is_slow: bool = False
@@ -148,6 +144,10 @@ class Store(Protocol):
                 one is what matters most: what a process last saw of it is tried first.
             work: A function without side effects. Nothing is written if it raises.
             is_slow: Whether `work` takes milliseconds, so that it must leave the event loop.
+
+        Raises:
+            Unavailable: The store cannot be used now, or what it stores is damaged. Nothing is
+                changed then, unless only the store's response was lost.
         """
 
     async def aclose(self) -> None:

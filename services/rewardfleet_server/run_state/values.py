@@ -2,9 +2,9 @@
 
 | key | fields |
 |---|---|
-| `runs` | per run, when it was changed last, by `RunClock` |
-| `clock` | `""`: the record of `RunClock` |
-| `store` | `""`: the id of the store |
+| `runs` | per run, when it was changed last, in the seconds of `clock` |
+| `clock` | `""`: the seconds by which runs age, and when they were stored by the store's clock |
+| `store 2` | `""`: the id of the store |
 | `[run]` | `""`: its attempts; per feature its state, and as `NAME steps` its `StepLog` |
 | `[run, feature, step]` | `""`: the state before it; per `:uid` an outcome, or a group's `:name` |
 | `[run, "groups", step, name]` | `""`: the group; per `:uid` a member or its result |
@@ -16,31 +16,20 @@ of what was sent. Steps also have, per `=uid`, the items that were counted with 
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import msgspec
-from pydantic import FiniteFloat, TypeAdapter
+from pydantic import TypeAdapter
 
 from rewardfleet.wire.errors import Conflict
 
 from .store import Damaged, Scope
 
-RUNS, CLOCK, STORE = "runs", "clock", "store"
+RUNS, CLOCK, STORE = "runs", "clock", "store 2"  # another number with each format
 _DIGEST_BYTES = 8
 #: The field that says that a key was written, or has what belongs to the key as a whole.
 WHOLE = ""
-
-
-class Shape(NamedTuple):
-    """What a feature stores, and how transitions get and return it. Anything else is damaged."""
-
-    #: The state of its scopes; None for any JSON.
-    state: TypeAdapter[Any] | None
-    #: The outcomes of its transitions; None for any JSON.
-    outcome: TypeAdapter[Any] | None
-    #: Fields of the state that no step changes, and that stay when its steps are discarded.
-    kept: tuple[str, ...] = ()
 
 
 #: Maps the state of a scope (None at first) to its next state and the outcome, which is returned to
@@ -58,20 +47,6 @@ class Call(NamedTuple):
     sets: str | None = None
 
 
-#: The shapes of features, by `Scope.name`. Other features may store any JSON.
-Shapes = Mapping[str, Shape]
-NO_SHAPES: Shapes = {}
-
-
-def shape_of(shapes: Shapes, scope: Scope) -> Shape:
-    """Return the shape of a scope."""
-    return shapes.get(scope.name, Shape(None, None))
-
-
-#: Times of `RunClock`.
-SECONDS = TypeAdapter(FiniteFloat)
-
-
 def run_key(run: str) -> str:
     """Return the key of a run."""
     return msgspec.json.encode([run]).decode()
@@ -79,7 +54,7 @@ def run_key(run: str) -> str:
 
 def step_key(scope: Scope, step: int) -> str:
     """Return the key of the outcomes of a step."""
-    return msgspec.json.encode([*scope, step]).decode()
+    return msgspec.json.encode([scope.run, scope.name, step]).decode()
 
 
 def steps_field(name: str) -> str:
@@ -107,14 +82,16 @@ def digest(content: Any) -> bytes:
     )
 
 
-def unstamped(stored: bytes) -> bytes:
-    """Return what is stored of a call, without its digest."""
-    return stored[2 * _DIGEST_BYTES :]
+def split(scope: Scope, stored: bytes) -> tuple[bytes, bytes]:
+    """Return the digest with which begins what is stored of a call, and the rest.
 
-
-def digest_of(stored: bytes) -> bytes:
-    """Return the digest with which begins what is stored of a call."""
-    return stored[: 2 * _DIGEST_BYTES]
+    Raises:
+        Unavailable: There is no digest.
+    """
+    known = stored[: 2 * _DIGEST_BYTES]
+    if len(known) < 2 * _DIGEST_BYTES or not known.isalnum():
+        raise Damaged(scope)
+    return known, stored[2 * _DIGEST_BYTES :]
 
 
 def same(scope: Scope, stored: bytes, sent: bytes, what: str) -> bytes:
@@ -128,12 +105,10 @@ def same(scope: Scope, stored: bytes, sent: bytes, what: str) -> bytes:
         Conflict: Another content was sent the first time.
         Unavailable: There is no digest.
     """
-    known = digest_of(stored)
-    if len(known) < len(sent) or not known.isalnum():
-        raise Damaged(scope)
+    known, rest = split(scope, stored)
     if known != sent:
         raise other_content(what)
-    return unstamped(stored)
+    return rest
 
 
 def other_content(what: str) -> Conflict:
@@ -144,7 +119,7 @@ def other_content(what: str) -> Conflict:
     )
 
 
-def load(scope: Scope, text: str | bytes, adapter: TypeAdapter[Any] | None = None) -> Any:
+def load(scope: Scope, text: bytes, adapter: TypeAdapter[Any] | None = None) -> Any:
     """Return a stored value.
 
     Raises:
@@ -152,14 +127,16 @@ def load(scope: Scope, text: str | bytes, adapter: TypeAdapter[Any] | None = Non
     """
     try:
         if adapter is None:
-            return json.loads(text, parse_constant=_refuse_constant)
-        encoded = text.encode() if isinstance(text, str) else text
-        if b"NaN" in encoded or b"Infinity" in encoded:
-            json.loads(text, parse_constant=_refuse_constant)
+            return msgspec.json.decode(text)
+        if b"NaN" in text or b"Infinity" in text:  # which an adapter may take for numbers
+            msgspec.json.decode(text)
         return adapter.validate_json(text)
-    except (ValueError, TypeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Damaged(scope) from error
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(name)
+def applied(scope: Scope, text: bytes | None, transition: Transition) -> tuple[bytes, Any]:
+    """Apply a transition to a stored state; return the next one, and the outcome."""
+    shape = scope.shape.state
+    state, outcome = transition(None if text is None else load(scope, text, shape))
+    return dump(state, shape), outcome

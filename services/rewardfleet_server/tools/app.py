@@ -9,7 +9,7 @@ from rewardfleet_server.http.trainers import TrainerApi
 from rewardfleet_server.run_state import RunState, describe_run_state, open_run_state
 
 from .api import BudgetMetrics, ToolsApi, request_of
-from .budgets import SHAPE, Budgets
+from .budgets import Budgets
 from .scorer import ToolsScorer
 from .settings import ToolsSettings
 
@@ -26,7 +26,7 @@ def create_app(settings: ToolsSettings, store: RunState | None = None) -> Reward
     Raises:
         ValueError: The file of tool families, or the run-state store, cannot be used.
     """
-    state = store or open_run_state(settings, {"budget": SHAPE})
+    state = store or open_run_state(settings)
     families = {} if settings.tool_families is None else read_families(settings.tool_families)
     budgets, metrics = Budgets(state), BudgetMetrics()
     scorer = ToolsScorer(families, budgets)
@@ -44,7 +44,7 @@ def create_app(settings: ToolsSettings, store: RunState | None = None) -> Reward
             run_route(engine, state),
             *TrainerApi(engine, ToolsRequest, request_of).routes(),
         ],
-        collectors=(*metrics.collectors, state.metrics),
+        collectors=(*metrics.collectors, state.failures),
         run_state=lambda: state.id,
         failure=lambda: state.failure,
         overview={"run state": describe_run_state(settings)},

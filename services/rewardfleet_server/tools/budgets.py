@@ -148,7 +148,7 @@ class Price(BaseModel):
 
 
 #: What is stored of each run.
-SHAPE = Shape(TypeAdapter(_BudgetState), TypeAdapter(BudgetUpdate | Price), kept=("options",))
+_SHAPE = Shape(TypeAdapter(_BudgetState), TypeAdapter(BudgetUpdate | Price), kept=("options",))
 
 
 class Budgets:
@@ -225,7 +225,7 @@ class Budgets:
 
 
 def _scope(run: str) -> Scope:
-    return Scope(run, "budget")
+    return Scope(run, "budget", _SHAPE)
 
 
 def _existing(stored: _BudgetState | None, run: str) -> _BudgetState:

@@ -403,7 +403,7 @@ def test_open_groups_are_limited_and_abandoned_ones_are_evicted(monkeypatch: pyt
         refused = add_member(service, four_items("c")[0])
         assert (refused.status_code, refused.json()["retryable"]) == (429, True)
         # As if they had been due for long: 200 s before they are due is late enough.
-        monkeypatch.setattr(groups, "ABANDONED_AT_LIMIT_SECONDS", -200)
+        monkeypatch.setattr(groups, "ABANDONED_SECONDS", -200)
         assert not add_member(service, four_items("c")[0]).json()["released"]
         evicted = add_member(service, four_items("a")[0])
         assert (evicted.status_code, evicted.json()["kind"]) == (422, "invalid")

@@ -14,7 +14,7 @@ from rewardfleet import blocking, episode_request
 from rewardfleet.commands.main import main
 from rewardfleet.wire.errors import Conflict
 from rewardfleet.wire.headers import DISCARDED_HEADER
-from rewardfleet_server.run_state import Group, GroupKey, RunState, Scope
+from rewardfleet_server.run_state import RunState, Scope
 from rewardfleet_server.testing import serving
 from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.up.replicas import Replica, watch
@@ -208,23 +208,6 @@ def test_a_batch_of_several_steps_discards_from_the_first():
         item |= {"ground_truth": "<tool_call>{</tool_call>", "step": 3, "attempt": "i"}
         failed = service.post("/score", json=item)
         assert (failed.status_code, failed.headers.get(DISCARDED_HEADER)) == (422, "3")
-
-
-def test_a_group_is_released_with_members_of_one_attempt(tmp_path: Path):
-    """A new attempt opens the group while members of the old one are scored."""
-
-    async def check() -> None:
-        store, key = open_file(tmp_path / "runs.sqlite"), GroupKey(RUN, 0, "g")
-        groups, new = store.groups, Group(size=1, options=None, left_s=60.0)
-        await groups.add(key, "a", "old", new, "first")
-        old = await groups.members(key)
-        await groups.add(key, "a", "new", new, "second")
-        with pytest.raises(Conflict):
-            await groups.release(key, 0, None, old or {}, "first")
-        assert [each.value for each in (await groups.members(key) or {}).values()] == ["new"]
-        await store.aclose()
-
-    asyncio.run(check())
 
 
 def test_replicas_with_run_state_of_their_own_are_refused(request, tmp_path: Path):

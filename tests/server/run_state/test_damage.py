@@ -5,7 +5,7 @@ import itertools
 import random
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ from rewardfleet_server.run_state import (
     RunState,
     Scope,
     Shape,
-    groups,
+    add_to_group,
     open_run_state,
 )
 from rewardfleet_server.run_state.redis import RedisStore
@@ -46,12 +46,20 @@ pytestmark = pytest.mark.usefixtures("patient")
 STRAY = 2**53
 
 
-def member(uid: str = "a", size: int = 3, wait_s: float = 60.0) -> tuple[str, JsonValue, Group]:
-    return uid, {"uid": uid}, Group(size=size, options={"b": 1, "a": 2}, left_s=wait_s)
+def score(_: Group, members: Sequence[JsonValue]) -> tuple[list[JsonValue], JsonValue, list]:
+    """Return the rank of each member, the size, and the members for the call that releases them."""
+    return list(range(1, len(members) + 1)), {"size": len(members)}, list(members)
 
 
-async def arrived(store: RunState, key: GroupKey, *added: Any) -> int:
-    group, _ = await store.groups.add(key, *added)
+async def add(
+    store: RunState, key: GroupKey, uid: str = "a", size: int = 3, wait_s: float = 60.0
+) -> tuple[Group, JsonValue, list | None]:
+    new = Group(size=size, options={"b": 1, "a": 2}, left_s=wait_s)
+    return await add_to_group(store, key, uid, {"uid": uid}, new, score=score)
+
+
+async def arrived(store: RunState, key: GroupKey, uid: str = "a", size: int = 3) -> int:
+    group, _, _ = await add(store, key, uid, size)
     return group.arrived
 
 
@@ -81,7 +89,7 @@ def test_many_ranges_are_joined_where_they_are_nearest():
 
 
 def test_a_step_is_refused_if_and_only_if_it_was_deleted():
-    log = StepLog.empty()
+    log = StepLog([], [])
     for step in (STRAY, 3, STRAY - 1, 4, 10**12, 5, 6):
         log, _ = log.with_step("run", step, 2)
     assert log.stored == [10**12, 5, 6]
@@ -109,51 +117,63 @@ async def test_a_stray_step_does_not_refuse_the_steps_of_a_run(open_store: OpenS
 
 async def test_a_group_is_released_once_and_knows_its_members(open_store: OpenStore):
     one, two = open_store(), open_store()
-    store, other = one.groups, two.groups
     key = GroupKey("run {1}", STRAY, 'g"\0{}')
-    assert await arrived(one, key, *member("b")) == 1
-    assert await arrived(two, key, *member("b")) == 1
-    assert await arrived(two, key, *member("a")) == 2
+    assert await arrived(one, key, "b") == 1
+    assert await arrived(two, key, "b") == 1
+    assert await arrived(two, key, "a") == 2
     with pytest.raises(InvalidRequest, match="first member"):
-        await store.add(key, *member("c", size=4))
-    members = await store.members(key)
-    assert [each.value for each in members.values()] == [{"uid": "a"}, {"uid": "b"}]
-    results = {uid: each._replace(value=ord(uid) - 96) for uid, each in members.items()}
-    assert await store.release(key, 1, {"size": 2}, results)
-    assert not await other.release(key, 0, None, results)
-    assert await other.members(key) is None
-    group, result = await other.add(key, *member("a"))
-    assert (group.missing, group.stats, result) == (1, {"size": 2}, 1)
-    with pytest.raises(InvalidRequest, match="released without it"):
-        await store.add(key, *member("c"))
-    await store.add(GroupKey("r", 1, "one"), *member("a", size=1))
-    with pytest.raises(InvalidRequest, match="is late: .* is complete"):
-        await store.add(GroupKey("r", 1, "one"), *member("b", size=1))
+        await add(one, key, "c", size=4)
+    _, result, members = await add(one, key, "c")
+    assert (result, members) == (3, [{"uid": "a"}, {"uid": "b"}, {"uid": "c"}])
+    group, result, members = await add(two, key, "a")
+    assert (group.missing, group.stats, result, members) == (0, {"size": 3}, 1, None)
+    with pytest.raises(InvalidRequest, match="is late: .* was released without it"):
+        await add(one, key, "d")
+
+
+async def test_a_group_that_has_waited_long_enough_is_released_without_the_others(
+    open_store: OpenStore,
+):
+    store, key = open_store(), GroupKey("r", 1, "g")
+    group, result, members = await add(store, key, "b", wait_s=-1)
+    assert (group.missing, result, members) == (2, 1, [{"uid": "b"}])
+    with pytest.raises(InvalidRequest, match="is late: .* was released without it"):
+        await add(store, key, "a")
+
+
+async def test_a_group_that_cannot_be_scored_stays_as_it_was(open_store: OpenStore):
+    store, key = open_store(), GroupKey("r", 1, "g")
+    await add(store, key, "b", size=2)
+
+    def fail(*_: Any) -> tuple[list[JsonValue], JsonValue, None]:
+        raise InvalidRequest("too long to compare")
+
+    new = Group(size=2, options={"b": 1, "a": 2}, left_s=60)
+    with pytest.raises(InvalidRequest, match="too long"):
+        await add_to_group(store, key, "a", {"uid": "a"}, new, score=fail)
+    assert await arrived(store, key, "b", size=2) == 1
 
 
 async def test_groups_of_old_steps_are_deleted_and_refused(open_store: OpenStore):
-    state = open_store()
-    store = state.groups
+    store = open_store()
     for step in (STRAY, *range(20)):
-        await store.add(GroupKey("r", step, "g"), *member())
+        await add(store, GroupKey("r", step, "g"))
     for step in (STRAY, 0, 3):
         with pytest.raises(InvalidRequest, match="too old"):
-            await store.add(GroupKey("r", step, "g"), *member())
-    assert await arrived(state, GroupKey("r", 4, "g"), *member()) == 1
-    assert await store.members(GroupKey("r", 3, "g")) is None
+            await add(store, GroupKey("r", step, "g"))
+    assert await arrived(store, GroupKey("r", 4, "g")) == 1
 
 
 async def test_members_that_arrive_together_are_accepted_up_to_the_size(open_store: OpenStore):
     stores = [open_store(), open_store()]
     key = GroupKey("r", 1, "g")
     outcomes = await asyncio.gather(
-        *(arrived(stores[n % 2], key, *member(str(n), size=4)) for n in range(20)),
-        return_exceptions=True,
+        *(add(stores[n % 2], key, str(n), size=4) for n in range(20)), return_exceptions=True
     )
     refused = [each for each in outcomes if isinstance(each, InvalidRequest)]
-    counts = sorted(each for each in outcomes if not isinstance(each, Exception))
-    assert (len(refused), counts) == (16, [1, 2, 3, 4])
-    assert len(await stores[0].groups.members(key)) == 4
+    added = [each for each in outcomes if not isinstance(each, Exception)]
+    assert (len(refused), sorted(group.arrived for group, *_ in added)) == (16, [1, 2, 3, 4])
+    assert [len(members) for *_, members in added if members is not None] == [4]
 
 
 def opened(settings: RunStateSettings, max_age_s: float) -> RunState:
@@ -166,7 +186,7 @@ async def test_abandoned_runs_are_deleted_and_others_stay(settings: RunStateSett
     try:
         old, active = Scope("old", "count"), Scope("active", "count")
         for run in ("old", "active"):
-            await store.groups.add(GroupKey(run, 1, "g"), *member())
+            await add(store, GroupKey(run, 1, "g"))
         await store.apply_once(old, 1, "a", add_one)
         deadline = time.monotonic() + 60
         step = 0
@@ -176,31 +196,9 @@ async def test_abandoned_runs_are_deleted_and_others_stay(settings: RunStateSett
             await asyncio.sleep(0.02)
         assert await store.read(active) == step
         assert await outcome(store, old, 1, "a") is None
-        assert await store.groups.members(GroupKey("old", 1, "g")) is None
-        assert await store.groups.members(GroupKey("active", 1, "g"))
+        assert await arrived(store, GroupKey("old", 1, "g"), "b") == 1
+        assert await arrived(store, GroupKey("active", 1, "g"), "b") == 2
         assert await store.apply_once(old, 1, "a", add_one) == {"count": 1}
-    finally:
-        await store.aclose()
-
-
-@pytest.mark.slow
-async def test_abandoned_groups_are_deleted_and_their_members_are_late(
-    settings: RunStateSettings, monkeypatch: pytest.MonkeyPatch
-):
-    store = opened(settings, 5)
-    try:
-        key = GroupKey("r", 1, "abandoned")
-        await store.groups.add(key, *member(wait_s=-1))
-        monkeypatch.setattr(groups, "ABANDONED_SECONDS", 0.0)  # not before it is open
-        deadline = time.monotonic() + 60
-        while await store.groups.members(key) is not None:
-            assert time.monotonic() < deadline
-            await store.groups.add(GroupKey("r", 1, "g"), *member(str(time.time()), size=10**6))
-            await asyncio.sleep(0.02)
-        with pytest.raises(InvalidRequest, match="late"):
-            await store.groups.add(key, *member("other"))
-        with pytest.raises(InvalidRequest, match="late"):
-            await store.groups.add(key, *member())
     finally:
         await store.aclose()
 
@@ -216,18 +214,27 @@ def count_one(state: int | None) -> tuple[int, Count]:
     return (state or 0) + 1, Count(count=(state or 0) + 1)
 
 
-SHAPES = {"count": Shape(TypeAdapter(Annotated[int, Strict()]), TypeAdapter(Count))}
+COUNT = SCOPE._replace(shape=Shape(TypeAdapter(Annotated[int, Strict()]), TypeAdapter(Count)))
+
+
+OPEN, RELEASED = (GroupKey("run", 1, name) for name in ("open", "released"))
 
 
 async def written(path: Path) -> Path:
     store = open_file(path)
-    await store.apply_once(SCOPE, 0, "a", add_one)
-    await store.groups.add(GroupKey("run", 1, "open"), *member())
-    await store.groups.add(GroupKey("run", 1, "released"), *member())
-    key = GroupKey("run", 1, "released")
-    await store.groups.release(key, 2, None, await store.groups.members(key))
+    await use(store)
     await store.aclose()
     return path
+
+
+async def use(store: RunState) -> None:
+    """Use what is stored of two runs: repeated calls and new ones."""
+    uid = str(time.monotonic_ns())
+    await store.apply_once(COUNT, 0, "a", count_one)
+    await store.apply_once(COUNT, 0, uid, count_one)
+    await add(store, OPEN)
+    await add(store, RELEASED, size=1)
+    await add(store, GroupKey("run", 1, uid))
 
 
 def execute(path: Path, *statements: str) -> None:
@@ -268,16 +275,27 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 async def test_a_damaged_file_is_refused_at_start(tmp_path: Path, damage: Callable[[Path], None]):
     path = await written(tmp_path / "runs.sqlite")
-    open_file(path, SHAPES)._store._file.close()
     damage(path)
     damaged = path.read_bytes()
     for _ in range(2):
         with pytest.raises(Unavailable, match=r"cannot be used \(.*\); restore it from a backup"):
-            open_file(path, SHAPES)
+            open_file(path)
     settings = RunStateSettings(run_state=path)
     with pytest.raises(ValueError, match="--run-state .* cannot be used"):
-        open_run_state(settings, SHAPES)
+        open_run_state(settings)
     assert path.read_bytes() == damaged, "it is not replaced"
+
+
+@pytest.mark.parametrize(("name", "statement"), table("damages_of_entries"))
+async def test_a_damaged_entry_is_noticed_when_it_is_used(
+    tmp_path: Path, name: str, statement: str
+):
+    path = await written(tmp_path / "runs.sqlite")
+    execute(path, statement)
+    store = open_file(path)
+    with pytest.raises(Unavailable, match="is damaged"):
+        await use(store)
+    await store.aclose()
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -318,7 +336,7 @@ async def test_a_file_that_is_damaged_while_it_is_used_is_never_used_again(tmp_p
             await store.read(large)
     assert "cannot be used" in str(store.failure)
     with pytest.raises(Unavailable, match="restore it from a backup"):
-        await store.groups.add(GroupKey("another", 1, "g"), *member())
+        await add(store, GroupKey("another", 1, "g"))
     await store.aclose()
     with pytest.raises(Unavailable, match="restore it from a backup"):
         open_file(path)
@@ -377,20 +395,22 @@ async def test_a_damaged_value_fails_the_calls_that_need_it_and_no_others(
     tmp_path: Path, value: str
 ):
     path = await written(tmp_path / "runs.sqlite")
-    store = open_file(path, SHAPES)
+    store = open_file(path)
     execute(path, f"UPDATE entries SET value = {value} WHERE field = 'count'")
     for _ in range(2):
         with pytest.raises(Unavailable, match=r"run 'run \{1\}' \(count\) is damaged"):
-            await store.apply_once(SCOPE, 2, "a", count_one)
+            await store.apply_once(COUNT, 2, "a", count_one)
     assert store.failure is None
-    assert await store.apply_once(Scope("another", "count"), 2, "a", count_one) == Count(count=1)
+    assert await store.apply_once(COUNT._replace(run="another"), 2, "a", count_one) == Count(
+        count=1
+    )
     await store.aclose()
 
 
 async def test_a_locked_or_full_file_is_no_damage(tmp_path: Path):
     path = await written(tmp_path / "runs.sqlite")
-    store = open_file(path, SHAPES)
-    await store._store._call(lambda db: db.execute("PRAGMA max_page_count = 1").fetchall())
+    store = open_file(path)
+    await store._store._file.call(lambda db: db.execute("PRAGMA max_page_count = 1").fetchall())
     state: JsonValue = "x" * 100_000
     with pytest.raises(Unavailable, match="full") as failure:
         await store.update(Scope("another", "text"), lambda _: (state, None))
@@ -408,11 +428,11 @@ async def test_damaged_groups_are_an_error(
     redis_server: RedisServer, group: str, damage: list[str]
 ):
     stores = [RunState(RedisStore(redis_server.url)) for _ in range(2)]
-    await stores[0].groups.add(GroupKey("run {1}", 1, "g"), *member())
+    await add(stores[0], GroupKey("run {1}", 1, "g"))
     redis_server.client.execute_command(*damage)
     for store in stores:
         with pytest.raises(Unavailable, match=r"run 'run \{1\}' \(groups\) is damaged"):
-            await store.groups.add(GroupKey("run {1}", 1, group), *member())
+            await add(store, GroupKey("run {1}", 1, group))
         await store.aclose()
 
 
@@ -420,10 +440,10 @@ async def test_members_that_are_missing_are_an_error(redis_server: RedisServer):
     store = RunState(RedisStore(redis_server.url))
     key = GroupKey("run {1}", 1, "g")
     for uid in "ab":
-        await store.groups.add(key, *member(uid))
+        await add(store, key, uid)
     redis_server.client.hdel(STORED, ":a")
     with pytest.raises(Unavailable, match=r"run 'run \{1\}' \(groups\) is damaged"):
-        await store.groups.members(key)
+        await add(store, key, "c")
     await store.aclose()
 
 
@@ -434,12 +454,12 @@ async def test_members_that_are_missing_are_an_error(redis_server: RedisServer):
 async def test_values_of_a_wrong_shape_are_an_error(
     redis_server: RedisServer, part: str, field: str, value: str
 ):
-    store = RunState(RedisStore(redis_server.url), SHAPES)
-    await store.apply_once(SCOPE, 1, "a", count_one)
+    store = RunState(RedisStore(redis_server.url))
+    await store.apply_once(COUNT, 1, "a", count_one)
     redis_server.client.hset(f'{PREFIX}["run {{1}}"{part}]', field, value)
     step = 1 if field == ":a" else 2
     with pytest.raises(Unavailable, match="is damaged"):
-        await store.apply_once(SCOPE, step, "a", count_one)
+        await store.apply_once(COUNT, step, "a", count_one)
     await store.aclose()
 
 
@@ -454,7 +474,7 @@ async def test_the_cost_of_a_member_does_not_depend_on_the_open_groups(open_stor
     async def seconds(run: str, groups: int, limit: float) -> float:
         """Return the best of five times; of more if all are above the limit, for some seconds."""
         for number in range(groups):
-            await store.groups.add(GroupKey(run, 1, str(number)), *member("0"))
+            await add(store, GroupKey(run, 1, str(number)), "0")
         best = float("inf")
         deadline = time.monotonic() + 30
         for repeat in itertools.count():
@@ -462,9 +482,8 @@ async def test_the_cost_of_a_member_does_not_depend_on_the_open_groups(open_stor
                 return best
             started = time.process_time()
             for number in range(100):
-                uid = member(f"{repeat}-{number}", size=1000)
-                await store.groups.add(GroupKey(run, 1, f"new {repeat}"), *uid)
-                await store.groups.add(GroupKey(run, 1, f"new {repeat}"), *uid)
+                for _ in range(2):
+                    await add(store, GroupKey(run, 1, f"new {repeat}"), f"{repeat}-{number}", 1000)
             best = min(best, time.process_time() - started)
         raise AssertionError
 
