@@ -179,7 +179,7 @@ def test_client(folder: Path, interpreter: str, version: str, file: Path, url: s
     task = "put the bowl on the stove"
     shown = [
         command(python, "status", url),
-        command(python, "doctor", url),
+        command(python, "doctor"),
         command(python, "load", url, "--duration-s", "1", "--max-errors", "0"),
         command(python, "score", "video", str(clip), task, "--url", url),
         run([str(python), "-c", CALL, url], cwd=place),

@@ -89,10 +89,8 @@ class Admission:
         self._turn = 0  # of the item that got a permit last
         self._shares: dict[object, _Share] = {}
         self._kept_for_first = max_in_flight // _FIRST_SHARE
-        self._free = max_in_flight
         self._free_for_large = max(1, int(max_in_flight * _LARGE_SHARE))
         self._max_large_queued = math.ceil(max_queue_depth * _LARGE_SHARE)
-        self._large_queued = 0
         self.max_in_flight = max_in_flight
         self.max_queue_depth = max_queue_depth
         self.max_waiting = max_waiting
@@ -105,11 +103,19 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
         self._places: dict[Place, None] = {}
-        self.admitted = 0  #: requests admitted and not answered yet
         self.in_flight = 0  #: items that hold a permit
-        self.queue_depth = 0  #: items that wait for a permit
         #: Whether new requests are refused because the service is shutting down.
         self.draining = False
+
+    @property
+    def admitted(self) -> int:
+        """How many requests are admitted and not answered yet."""
+        return len(self._places)
+
+    @property
+    def queue_depth(self) -> int:
+        """How many items wait for a permit."""
+        return len(self._queue)
 
     @property
     def oldest_seconds(self) -> float:
@@ -206,7 +212,6 @@ class Admission:
 
     def enter(self, place: "Place", body_bytes: int, *, from_line: bool) -> None:
         """Count a request as admitted."""
-        self.admitted += 1
         self._free_of_line -= from_line
         self._body_bytes += body_bytes
         self._places[place] = None
@@ -225,7 +230,6 @@ class Admission:
     def leave(self, place: "Place", body_bytes: int, *, from_line: bool) -> None:
         """Count a request as answered, and admit those in line that take its place."""
         del self._places[place]
-        self.admitted -= 1
         self._free_of_line += from_line
         self._body_bytes -= body_bytes
         self._admit_line()
@@ -289,12 +293,11 @@ class Admission:
             return
         if self.queue_depth >= self.max_queue_depth:
             raise self._overloaded(f"{self.queue_depth} items are queued for the backend")
-        if is_large and self._large_queued >= self._max_large_queued:
-            raise self._overloaded(f"{self._large_queued} large items are queued for the backend")
+        large = sum(each.is_large for each in self._queue) if is_large else 0
+        if is_large and large >= self._max_large_queued:
+            raise self._overloaded(f"{large} large items are queued for the backend")
 
     async def _wait_for_turn(self, own: _Item, timing: Timing) -> None:
-        self.queue_depth += 1
-        self._large_queued += own.is_large
         bisect.insort(self._queue, own, key=lambda each: each.turn)
         with stage(timing, "queue"):
             self._grant()
@@ -305,31 +308,27 @@ class Admission:
         """Give the permit of an item back, or its place in the queue."""
         if own in self._queue:
             self._queue.remove(own)
-            self.queue_depth -= 1
-            self._large_queued -= own.is_large
             return
         self.in_flight -= 1
-        self._free += 1
         self._free_for_large += own.is_large
         own.share.held -= 1
         self._grant()
 
     def _fits(self, share: _Share, *, is_large: bool) -> bool:
         kept = self._kept_for_first if share.held else 0
-        return self._free > kept and not (is_large and not self._free_for_large)
+        free = self.max_in_flight - self.in_flight
+        return free > kept and not (is_large and not self._free_for_large)
 
     def _grant(self) -> None:
-        for each in [*self._queue] if self._free else ():
-            only_first = self._free <= self._kept_for_first
-            if not self._free or (only_first and all(s.held for s in self._shares.values())):
+        for each in [*self._queue] if self.in_flight < self.max_in_flight else ():
+            free = self.max_in_flight - self.in_flight
+            only_first = free <= self._kept_for_first
+            if not free or (only_first and all(s.held for s in self._shares.values())):
                 return
             if not self._fits(each.share, is_large=each.is_large):
                 continue
             self._queue.remove(each)
-            self.queue_depth -= 1
-            self._large_queued -= each.is_large
             self.in_flight += 1
-            self._free -= 1
             self._free_for_large -= each.is_large
             each.share.held += 1
             self._turn = max(self._turn, each.turn)

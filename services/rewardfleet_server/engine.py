@@ -156,26 +156,21 @@ class Engine(Generic[RequestT, ScoreT]):
             failure = error
         results = scored[:]  # the thread may go on with the item that it has begun
         results += [_failed(failure, context)] * (len(items) - len(results))
-        timing.total = round(context.elapsed_ms, 3)
-        scores = np.array([each["score"] for each in results if each["score"] is not None], float)
-        statuses = Counter(each["status"] for each in results)
-        causes = Counter(each["cause"] for each in results if each["cause"] is not None)
-        self._telemetry.record_batch(
-            context, scorer.backend, statuses, scores, causes=causes, timing=timing
+        shares = {"queue": timing.queue, "backend": timing.backend / max(len(items), 1)}
+        of_each = {"timing_ms": {**shares, "total": round(context.elapsed_ms, 3)}}
+        batch = ScoredBatch(
+            b"",
+            Counter(each["status"] for each in results),
+            np.array([each["score"] for each in results if each["score"] is not None], float),
+            Counter(each["cause"] for each in results if each["cause"] is not None),
+            lambda: (
+                (item, {**of_each, **fields})
+                for item, fields in zip(items, results, strict=True)
+                if not isinstance(item, RewardFleetError)
+            ),
+            len(items),
         )
-        if self._score_log is not None:
-            shares = {"queue": timing.queue, "backend": timing.backend / max(len(items), 1)}
-            of_each = {"timing_ms": {**shares, "total": timing.total}}
-            self._score_log.add_batch(
-                lambda: (
-                    (item, {**of_each, **fields})
-                    for item, fields in zip(items, results, strict=True)
-                    if not isinstance(item, RewardFleetError)
-                ),
-                context,
-                count=len(items),
-                provenance=self.scorer.provenance(scorer.backend),
-            )
+        self._record_batch(batch, scorer.backend, context, timing)
         return results
 
     async def score_together(
@@ -203,19 +198,29 @@ class Engine(Generic[RequestT, ScoreT]):
         except RewardFleetError as error:
             self._telemetry.record_failure(context, error.kind, backend)
             raise
+        self._record_batch(batch, backend, context, timing, header)
+        return batch
+
+    def _record_batch(
+        self,
+        batch: ScoredBatch,
+        backend: str,
+        context: RequestContext,
+        timing: Timing,
+        header: BatchHeader | None = None,
+    ) -> None:
         timing.total = round(context.elapsed_ms, 3)
         self._telemetry.record_batch(
             context, backend, batch.statuses, batch.scores, causes=batch.causes, timing=timing
         )
-        if self._score_log is not None and batch.logged is not None and header is not None:
+        if self._score_log is not None and batch.logged is not None:
             self._score_log.add_batch(
                 batch.logged,
                 context,
-                count=batch.logged_count or items,
+                count=batch.logged_count or sum(batch.statuses.values()),
                 provenance=self.scorer.provenance(backend),
                 header=header,
             )
-        return batch
 
     @asynccontextmanager
     async def permit(
@@ -237,7 +242,9 @@ class Engine(Generic[RequestT, ScoreT]):
         sample = context.begin(items)
         sample.backend = backend
         if sample.root is not None:
-            sample.root.set({"rewardfleet.backend": backend, "rewardfleet.items": items})
+            sample.root.otel.set_attributes(
+                {"rewardfleet.backend": backend, "rewardfleet.items": items}
+            )
         limit = asyncio.timeout_at(context.deadline)
         try:
             permit = self._admission.permit(

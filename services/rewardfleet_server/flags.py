@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
-from click.shell_completion import CompletionItem
 from pydantic import DirectoryPath, FilePath, HttpUrl, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -24,16 +23,14 @@ MAX_WIDTH, _MAX_COLUMN = 100, 30
 
 #: The name of a setting's value in help, by the last word of the setting's name.
 _UNITS = {"mb": "MIB", "kb": "KIB", "gb": "GIB", "s": "SECONDS"}
-#: The name of a setting's value in help, by its type.
-_TYPES = {
-    int: "N",
-    float: "NUMBER",
-    HttpUrl: "URL",
+_PATHS: dict[Any, str] = {
     Path: "FILE",
     FilePath: "FILE",
     DirectoryPath: "FOLDER",
     list[DirectoryPath]: "FOLDER",
 }
+#: The name of a setting's value in help, by its type.
+_TYPES = {int: "N", float: "NUMBER", HttpUrl: "URL", **_PATHS}
 #: The reasons of errors, by pydantic's type of the error.
 _REASONS = {
     "path_not_directory": "no such directory",
@@ -62,7 +59,6 @@ class ServiceCommand(click.Command):
                 ["--set"],
                 multiple=True,
                 metavar="NAME=VALUE",
-                shell_complete=settings_type.completions.get("set"),
                 help=of_judges.description if of_judges else "A setting below; repeatable.",
             ),
         ]
@@ -199,24 +195,10 @@ def _option(settings_type: type[ServerSettings], name: str) -> click.Option:
         [flag_of(name), *([other] if other else []), name],
         multiple=get_origin(info.annotation) is list,
         metavar=metavar_of(name, info),
-        shell_complete=settings_type.completions.get(name) or _completion(info),
         help=_help_of(info),
-        type=str,
+        # Shells complete paths. What is not accepted, and why, is said by `read_settings`.
+        type=click.Path() if _plain_type(info.annotation) in _PATHS else str,
     )
-
-
-def _completion(info: FieldInfo) -> Callable[..., list[CompletionItem]]:
-    """Return what completes the value of a setting in a shell: one of a few, a file, a folder."""
-    kind = _plain_type(info.annotation)
-
-    def complete(_ctx: object, _param: object, incomplete: str) -> list[CompletionItem]:
-        if get_origin(kind) is Literal:
-            choices = map(str, get_args(kind))
-            return [CompletionItem(each) for each in choices if each.startswith(incomplete)]
-        what = {"FILE": "file", "FOLDER": "dir"}.get(_TYPES.get(kind, ""))
-        return [CompletionItem(incomplete, type=what)] if what else []
-
-    return complete
 
 
 def _explain(

@@ -2,14 +2,13 @@
 
 import asyncio
 import ctypes
+import faulthandler
 import gc
 import logging
-import os
 import resource
 import signal
 import socket
 import sys
-import threading
 from types import FrameType
 
 import click
@@ -29,8 +28,6 @@ log = logging.getLogger(__name__)
 _CANCEL_GRACE_SECONDS = 2
 #: Seconds after `shutdown_timeout_s` in which the process exits, whatever its threads do.
 _EXIT_SECONDS = 2.5
-#: Seconds for the last log line of a process whose threads do not end.
-_LOG_SECONDS = 0.2
 #: How long another thread may run before the event loop gets its turn; the default is 5 ms.
 _SWITCH_SECONDS = 0.0002
 #: Parameters of glibc's `mallopt`, and the values that are set: freed memory above
@@ -91,7 +88,7 @@ class Server(GracefulServer):
         self.interrupted = sig == signal.SIGINT
         if not self._exits:
             self._exits = True
-            self._exit_in(self._settings.shutdown_timeout_s + _EXIT_SECONDS)
+            _exit_in(self._settings.shutdown_timeout_s + _EXIT_SECONDS)
         if not self.started:
             self.should_exit = True
             return
@@ -99,7 +96,7 @@ class Server(GracefulServer):
         if self._draining is None:
             self._draining = loop.create_task(self._drain())
         else:
-            self._exit_in(_EXIT_SECONDS)
+            _exit_in(_EXIT_SECONDS)
             loop.call_soon_threadsafe(self._app.cancel_all)
 
     async def on_tick(self, counter: int) -> bool:
@@ -107,7 +104,7 @@ class Server(GracefulServer):
         if self.failure is None and (failure := self._app.failure()) is not None:
             log.error("the service exits: %s", failure)
             self.failure = failure
-            self._exit_in(_CANCEL_GRACE_SECONDS + _EXIT_SECONDS)
+            _exit_in(_CANCEL_GRACE_SECONDS + _EXIT_SECONDS)
             # Meanwhile admitted requests are answered, and `/readyz` reports the failure.
             asyncio.get_running_loop().call_later(_CANCEL_GRACE_SECONDS, self._exit)
         return await super().on_tick(counter)
@@ -116,32 +113,19 @@ class Server(GracefulServer):
         self._app.cancel_all()
         self.should_exit = True
 
-    def _exit_in(self, seconds: float) -> None:
-        """End the process after some seconds, if it has not ended before.
-
-        A thread that hangs, e.g. in a read from a network file system or in a model, cannot be
-        stopped, and Python waits for it at its exit.
-        """
-        exiting = threading.Timer(seconds, self._exit_now)
-        exiting.daemon = True
-        exiting.start()
-
-    def _exit_now(self) -> None:
-        names = ", ".join(
-            each.name
-            for each in threading.enumerate()
-            if each is not threading.current_thread() and not each.daemon
-        )
-        message = "the process exits although threads are at work: %s"
-        # In a thread, as nothing may delay the exit: not even a log that nobody reads.
-        logger = threading.Thread(target=log.warning, args=(message, names), daemon=True)
-        logger.start()
-        logger.join(_LOG_SECONDS)
-        os._exit(self.status)
-
     async def _drain(self) -> None:
         await self._app.drain(self._settings.shutdown_timeout_s)
         self.should_exit = True
+
+
+def _exit_in(seconds: float) -> None:
+    """End the process after some seconds, if it has not ended before.
+
+    A thread that hangs, e.g. in a read from a network file system or in a model, cannot be
+    stopped, and Python waits for it at its exit. What each thread does is then written to
+    standard error, and the exit status is 1.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True)
 
 
 def announce(app: RewardApp, settings: ServerSettings, url: str) -> None:

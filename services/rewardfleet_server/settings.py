@@ -8,19 +8,15 @@ Each field is given by `--set NAME=VALUE` or by an environment variable, here
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-import click
 from pydantic import BeforeValidator, Field, FilePath, PositiveInt, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.urls import is_loopback, redact
-
-#: Returns what a shell can complete, given the context, the flag, and the text so far.
-Completion: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str]]
 
 #: Starts the environment variable of each setting.
 ENV_PREFIX = "REWARDFLEET_"
@@ -55,9 +51,9 @@ def setting(
         constraints: Arguments of `pydantic.Field`.
     """
     extra: dict[str, Any] = {"shown": shown, "metavar": metavar}
-    if "default_factory" in constraints:
-        return Field(description=help_text, json_schema_extra=extra, **constraints)
-    return Field(default, description=help_text, json_schema_extra=extra, **constraints)
+    if "default_factory" not in constraints:
+        constraints["default"] = default
+    return Field(description=help_text, json_schema_extra=extra, **constraints)
 
 
 _SPLIT = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)
@@ -86,8 +82,6 @@ class ServerSettings(BaseSettings):
     flags: ClassVar[tuple[str, ...]] = ("port", "host", "api_key_file", "score_log")
     #: Further spellings of flags, by the setting's name.
     other_flags: ClassVar[Mapping[str, str]] = {}
-    #: What a shell completes for flags, by the setting's name, if their type does not say it.
-    completions: ClassVar[Mapping[str, Completion]] = {}
 
     # One line per setting.
     # fmt: off

@@ -125,8 +125,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 def test_a_fleet_with_it_is_shown_scored_explained_and_measured(project: Project, fleet: str):
     run = project.run
-    assert "words" in run("status", fleet)
-    assert re.search(r"ok +words at \S+: ready", run("doctor", fleet, status=None))
+    assert re.search(r"words +\S+ +ready", run("status", fleet))
     assert "Score INPUT: tables of responses and references" in run("score", "words", "--help")
     run("score", "words", "rows.jsonl", "--url", fleet, "-o", "out", *OUTPUT)
     lines = next((project.folder / "out").glob("part-*.jsonl")).read_text().splitlines()
@@ -197,7 +196,6 @@ def test_the_demo_scores_its_rollouts_and_an_item_of_each_service(project: Proje
     assert len(table.splitlines()) == 1 + 11
     assert max(len(line) for line in table.splitlines()) <= 60
     assert "AUROC 1.000 over 4 successes and 7 failures; 0 abstained." in summary
-    assert "11 of 11 scores came from the cache" in summary
     for name in ("code", "episode", "tools"):
         assert f"\n{name} " in shown
     assert re.search(r"\nwords +a response with all words +1.00\n", shown)

@@ -55,16 +55,21 @@ def open_cache(settings: ServerSettings, on_damage: Callable[[], None]) -> Cache
     """
     if not isinstance(settings, CacheSettings):  # nothing of this service is cached
         return MemoryCache(0)
-    memory = MemoryCache(settings.cache_mb * _MIB)
-    signing_key = None
-    if settings.cache_signing_key_file is not None:
-        signing_key = read_signing_key(settings.cache_signing_key_file, settings.api_key_file)
+    memory, key_file = MemoryCache(settings.cache_mb * _MIB), settings.cache_signing_key_file
+    signing_key = read_signing_key(key_file, settings.api_key_file) if key_file else None
     entry_format = EntryFormat(signing_key, on_damage)
     if settings.cache is None:
         return memory
     if is_url(settings.cache):
-        return _open_redis(settings.cache, memory, entry_format)
-    from .sqlite import SqliteCache  # noqa: PLC0415 - as above
+        from .redis import RedisCache  # noqa: PLC0415 - only services that share a cache need it
+
+        source = f"--cache {redact(settings.cache)}"
+        require("redis", source, "redis")
+        try:
+            return RedisCache(settings.cache, memory=memory, entry_format=entry_format)
+        except ValueError:  # whose message may contain a part of the password
+            raise ValueError(f"{source}: give a URL such as redis://127.0.0.1:6379/0") from None
+    from .sqlite import SqliteCache  # noqa: PLC0415 - as Redis above
 
     file = Path(settings.cache)
     if "cache" not in settings.model_fields_set:  # the default folder may not exist yet
@@ -75,14 +80,3 @@ def open_cache(settings: ServerSettings, on_damage: Callable[[], None]) -> Cache
         )
     except sqlite3.Error as error:
         raise ValueError(f"--cache {file}: {error}") from error
-
-
-def _open_redis(url: str, memory: MemoryCache, entry_format: EntryFormat) -> Cache:
-    from .redis import RedisCache  # noqa: PLC0415 - only services that share a cache need it
-
-    source = f"--cache {redact(url)}"
-    require("redis", source, "redis")
-    try:
-        return RedisCache(url, memory=memory, entry_format=entry_format)
-    except ValueError:  # whose message may contain a part of the password
-        raise ValueError(f"{source}: give a URL such as redis://127.0.0.1:6379/0") from None

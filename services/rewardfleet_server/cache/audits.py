@@ -57,32 +57,27 @@ class Audits(Generic[ScoreT]):
         something, or the score is not deterministic.
         """
         expected = policy.audit_fields(cached)  # now, as the caller may change its score
-        audit = asyncio.create_task(self._audit(policy, expected, compute, timeout_s))
-        self._running.add(audit)
-        audit.add_done_callback(self._running.discard)
 
-    async def _audit(
-        self,
-        policy: CachePolicy[ScoreT],
-        expected: object,
-        compute: Callable[[], Awaitable[ScoreT]],
-        timeout_s: float | None,
-    ) -> None:
-        SAMPLE.set(None)  # no sample in flight waits for it
-        started = time.monotonic()
-        try:
-            async with asyncio.timeout(timeout_s):
-                computed = await compute()
-        except Exception as error:  # noqa: BLE001 - no caller waits for it
-            log.warning("a cached score could not be audited: %r", error)
-            return
-        finally:
-            now = time.monotonic()
-            pause = min((now - started) / _AUDIT_SHARE, _MAX_AUDIT_PAUSE)
-            self._next = max(now, self._next) + pause
-        agrees = expected == policy.audit_fields(computed)
-        if not agrees:
-            await self._scores.delete(policy)
-            message = "a cached score differs from its recomputation and was evicted: %s"
-            log.warning(message, policy.lookup_keys[0])
-        self._telemetry.record_audit(agrees=agrees)
+        async def audit() -> None:
+            SAMPLE.set(None)  # no sample in flight waits for it
+            started = time.monotonic()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    computed = await compute()
+            except Exception as error:  # noqa: BLE001 - no caller waits for it
+                log.warning("a cached score could not be audited: %r", error)
+                return
+            finally:
+                now = time.monotonic()
+                pause = min((now - started) / _AUDIT_SHARE, _MAX_AUDIT_PAUSE)
+                self._next = max(now, self._next) + pause
+            agrees = expected == policy.audit_fields(computed)
+            if not agrees:
+                await self._scores.delete(policy)
+                message = "a cached score differs from its recomputation and was evicted: %s"
+                log.warning(message, policy.lookup_keys[0])
+            self._telemetry.record_audit(agrees=agrees)
+
+        running = asyncio.create_task(audit())
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)

@@ -1,13 +1,8 @@
 """`rewardfleet demo`: start all services, score real rollouts and one item of each service."""
 
 import asyncio
-import json
 import re
-import shlex
-import shutil
 import signal
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +25,15 @@ from rewardfleet.wire.causes import SUCCESS_THRESHOLD
 _CALLERS = 8
 #: Columns of a task's text, so that the table fits into 60.
 _TASK_WIDTH = 25
+_NEXT = """
+What to try next, all services:
+  rewardfleet up
+and, in a second terminal,
+  rewardfleet status
+The HTTP reference is then at http://127.0.0.1:18000/video/docs.
+The tasks that the judge knows, and how to add your own:
+  rewardfleet references list
+  rewardfleet references add LIBRARY CLIP "the task" --success"""
 #: The rollouts in the package, see their NOTICE.md.
 _ROLLOUTS = Path(__file__).parent / "rollouts"
 
@@ -44,13 +48,11 @@ class Rollout(BaseModel):
 
 
 class ScoredRollout(NamedTuple):
-    """The scores of a rollout for the first and the repeated request, and their milliseconds."""
+    """The score of a rollout, and the milliseconds that it took."""
 
     rollout: Rollout
     score: VideoScore
-    first_ms: float
-    again: VideoScore
-    again_ms: float
+    took_ms: float
 
 
 @click.command(
@@ -74,7 +76,7 @@ def command(folder: Path) -> int:
     try:
         with _fleet(folder) as url:
             print(f"They are at {url}; the video judge is `reference`.", flush=True)
-            print(f"Scoring {len(rollouts)} rollouts, twice …\n", flush=True)
+            print(f"Scoring {len(rollouts)} rollouts …\n", flush=True)
             results, others = asyncio.run(_score_all(url, folder.resolve(), rollouts))
     except RewardFleetError as error:
         print(f"A service failed: {error}")
@@ -83,29 +85,8 @@ def command(folder: Path) -> int:
     print(_summary(results))
     for name, (what, score) in others.items():
         print(f"{name:8} {what:40} {score.score:.2f}")
-    print(_next(folder / rollouts[0].file, rollouts[0].task_text))
+    print(_NEXT)
     return 0
-
-
-def _next(clip: Path, task_text: str) -> str:
-    own = Path(sys.prefix, "bin", "rewardfleet")
-    name = "rewardfleet" if shutil.which("rewardfleet") == str(own) else _from_here(own)
-    return f"""
-What to try next, all services:
-  {name} up
-and, in a second terminal,
-  {name} status
-  {name} score video {_from_here(clip)} {shlex.quote(task_text)}
-The HTTP reference is then at http://127.0.0.1:18000/video/docs.
-The tasks that the judge knows, and how to add your own:
-  {name} references list
-  {name} references add LIBRARY CLIP "the task" --success"""
-
-
-def _from_here(path: Path) -> str:
-    """Return a path for a shell, relative to this folder if it is below it."""
-    here = Path.cwd()
-    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 @contextmanager
@@ -113,12 +94,9 @@ def _fleet(folder: Path) -> Iterator[str]:
     """Run `rewardfleet up` on free ports for the block; yield its URL."""
     with tempfile.TemporaryDirectory() as data:
         config = Path(data) / "fleet.toml"
-        config.write_text(
-            "port = 0\n"
-            + "".join(f"[{name}]\nport = 0\n" for name in SERVICES if name != "video")
-            + f"[video]\nport = 0\nvideo_root = [{json.dumps(str(folder.resolve()))}]\n"
-        )
-        with running(["up", "--config", str(config), "--data-dir", data], _url_in) as url:
+        config.write_text("port = 0\n" + "".join(f"[{name}]\nport = 0\n" for name in SERVICES))
+        flags = ["--config", str(config), "--data-dir", data, "--video-root", str(folder.resolve())]
+        with running(["up", *flags], _url_in) as url:
             yield url
 
 
@@ -130,21 +108,18 @@ def _url_in(line: str) -> str | None:
 async def _score_all(
     url: str, folder: Path, rollouts: Sequence[Rollout]
 ) -> tuple[list[ScoredRollout], dict[str, tuple[str, Score]]]:
-    """Score each rollout twice, and one item of each other service."""
+    """Score each rollout, and one item of each other service."""
     slots = asyncio.Semaphore(_CALLERS)
 
-    async def request(fleet: RewardFleet, rollout: Rollout) -> tuple[VideoScore, float]:
+    async def request(fleet: RewardFleet, rollout: Rollout) -> ScoredRollout:
         async with slots:
             started = time.monotonic()
             score = await fleet.video.score(rollout.task_text, folder / rollout.file)
-            return score, (time.monotonic() - started) * 1000
+            return ScoredRollout(rollout, score, (time.monotonic() - started) * 1000)
 
     async with RewardFleet(url) as fleet:
-        first = await asyncio.gather(*(request(fleet, rollout) for rollout in rollouts))
-        again = await asyncio.gather(*(request(fleet, rollout) for rollout in rollouts))
-        others = await _score_others(fleet)
-    triples = zip(rollouts, first, again, strict=True)
-    return [ScoredRollout(rollout, *once, *twice) for rollout, once, twice in triples], others
+        scored = await asyncio.gather(*(request(fleet, rollout) for rollout in rollouts))
+        return scored, await _score_others(fleet)
 
 
 async def _score_others(fleet: RewardFleet) -> dict[str, tuple[str, Score]]:
@@ -169,7 +144,7 @@ def _table(results: Sequence[ScoredRollout]) -> str:
         is_wrong = score is not None and (score >= SUCCESS_THRESHOLD) != rollout.success
         said = f"{said} !" if is_wrong else said
         shown = "none" if score is None else f"{score:.2f}"
-        rows.append([_shortened(rollout.task_text), shown, said, f"{each.first_ms:.0f}"])
+        rows.append([_shortened(rollout.task_text), shown, said, f"{each.took_ms:.0f}"])
     columns = ("task", "score", "simulator said", "ms")
     return table(columns, rows, numbers=True)
 
@@ -189,13 +164,9 @@ def _summary(results: Sequence[ScoredRollout]) -> str:
     successes, failures = success.sum(), (~success).sum()
     called, found = ((scores[of] >= SUCCESS_THRESHOLD).sum() for of in (~success, success))
     area = auroc(success, scores)
-    cached = sum(each.again.cached for each in results)
-    again_ms = statistics.median(each.again_ms for each in results)
     return (
         f"\nAUROC {np.nan if area is None else area:.3f} over {successes} successes and "
         f"{failures} failures; {len(results) - len(scored)} abstained.\n"
         f"False positives at {SUCCESS_THRESHOLD}: {called} of {failures} failures. "
         f"Successes found: {found} of {successes}. Wrong verdicts have a !.\n"
-        f"Asked again: {cached} of {len(results)} scores came from the cache, after "
-        f"{again_ms:.0f} ms (median).\n"
     )

@@ -3,17 +3,11 @@
 import shutil
 from collections.abc import Iterator
 
-import httpx
-
-from rewardfleet.wire.headers import SERVICE_HEADER
 from rewardfleet_server.flags import read_settings
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.settings import ENV_PREFIX, ServerSettings, unknown_variable_warnings
 from rewardfleet_server.system.diagnosis import Diagnosis, check_extra, check_redis_servers
 from rewardfleet_server.system.listener import bind
-
-#: Seconds to wait for another server on this machine.
-_TIMEOUT_SECONDS = 1.0
 
 
 def diagnoses() -> Iterator[Diagnosis]:
@@ -42,25 +36,10 @@ def diagnoses() -> Iterator[Diagnosis]:
 
 
 def _check_port(name: str, settings: ServerSettings) -> Diagnosis:
-    """Check whether the address can be bound; if not, find out which service listens there."""
-    address = f"{settings.host}:{settings.port}"
+    """Check whether the address can be bound."""
     try:
         bind(settings.host, settings.port).close()
     except ValueError as error:
-        found = _service_at(settings.host, settings.port)
-        if found == name:
-            return Diagnosis("note", f"{name}: {address}: the {name} service is running")
-        occupant = f"{address}: the {found} service is running there" if found else str(error)
-        return Diagnosis("note", f"{name}: {occupant}", f"rewardfleet serve {name} --port 0")
-    return Diagnosis("ok", f"{name}: {address} is free")
-
-
-def _service_at(host: str, port: int) -> str | None:
-    """Return the name of the rewardfleet service at an address; None if it is not one."""
-    url = httpx.URL(scheme="http", host=host, port=port)
-    try:
-        with httpx.Client(timeout=_TIMEOUT_SECONDS, trust_env=False) as client:
-            name: str | None = client.get(url).headers.get(SERVICE_HEADER)
-            return name
-    except httpx.HTTPError:
-        return None
+        fix = f"rewardfleet serve {name} --port 0; `rewardfleet status URL` says what runs there"
+        return Diagnosis("note", f"{name}: {error}", fix)
+    return Diagnosis("ok", f"{name}: {settings.host}:{settings.port} is free")

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -36,7 +35,7 @@ from .dispatch import Dispatcher
 from .log_pages import add_log_pages
 from .openapi import KEY_PROBLEMS, OPEN_PROBLEMS, PROBLEMS
 from .pages import Pages, on_failure
-from .problems import no_endpoint, problem_response, wrong_method
+from .problems import no_endpoint, page_response, problem_response, wrong_method
 from .routes import Routes, Service
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
@@ -183,7 +182,7 @@ class RewardApp:
         async def metrics(request: Request) -> Response:
             if metrics_keys is not None:
                 metrics_keys.check(request.headers.get("authorization"))
-            return Response(self.telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
+            return page_response(self.telemetry.exposition())
 
         @get("/inflight", summary="The samples in flight, the oldest first", responses=KEY_PROBLEMS)
         async def in_flight(request: Request) -> InFlight:

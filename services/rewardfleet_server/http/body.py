@@ -1,13 +1,15 @@
 """Request bodies: limited as they arrive, then decoded."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import get_ident
 from typing import Any, TypeVar
 
 import numpy as np
-from starlette.datastructures import FormData, Headers
+from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.types import Receive
@@ -62,9 +64,9 @@ class BodyReader:
         self._max_bytes = max_bytes
         # One thread: decoding holds the interpreter, and a second one would only slow the loop.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decode-body")
-        self._parsers = [BodyParser(max_bytes) for _ in range(_PROCESSES)]
-        self._idle = list(self._parsers)
-        self._free = asyncio.Semaphore(_PROCESSES)
+        # A process for each thread that waits for one, and with which it ends.
+        self._parsing = ThreadPoolExecutor(_PROCESSES, thread_name_prefix="decode-large-body")
+        self._parsers = defaultdict[int, BodyParser](lambda: BodyParser(max_bytes))
 
     def announced_bytes(self, headers: Mapping[str, str], route: Route[Any]) -> int:
         """Check what the headers say about the body; return its bytes, 0 if they do not say.
@@ -152,24 +154,16 @@ class BodyReader:
         decoded = await run_in_thread(self._thread, partial(_decode_if_fast, decode, body, limits))
         if decoded is not None:
             return decoded
-        file = _in_memory_file(body) if isinstance(body, bytes) else body
-        async with self._free:
-            parser = self._idle.pop()
-            is_busy = False
-            try:
-                return await run_in_thread(
-                    parser.thread, lambda: parser.decode(decode, file, limits)
-                )
-            except asyncio.CancelledError:
-                is_busy = True  # with this body, still: the others come first
-                raise
-            finally:
-                self._idle.insert(0 if is_busy else len(self._idle), parser)
+        file = MemoryFile(body) if isinstance(body, bytes) else body
+        return await run_in_thread(
+            self._parsing, lambda: self._parsers[get_ident()].decode(decode, file, limits)
+        )
 
     def close(self) -> None:
-        """End the threads and the process."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        for parser in self._parsers:
+        """End the threads and the processes."""
+        for each in (self._thread, self._parsing):
+            each.shutdown(wait=False, cancel_futures=True)
+        for parser in [*self._parsers.values()]:
             parser.close()
 
 
@@ -243,7 +237,7 @@ async def _collect(arriving: AsyncGenerator[bytes, None]) -> bytes | MemoryFile:
         parts.append(part)
         size += len(part)
         if size > _LARGE_BODY:
-            file = _in_memory_file(*parts)
+            file = MemoryFile(*parts)
             parts.clear()
     return b"".join(parts) if file is None else file
 
@@ -265,13 +259,6 @@ async def _collect_in_place(arriving: AsyncGenerator[bytes, None], announced: in
         memory[size:end] = part
         size = end
     return memory[:size].toreadonly()
-
-
-def _in_memory_file(*parts: bytes) -> MemoryFile:
-    file = MemoryFile()
-    for part in parts:
-        file.write(part)
-    return file
 
 
 async def _sliced(arriving: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
@@ -308,24 +295,22 @@ async def _read_form(headers: Headers, stream: AsyncGenerator[bytes, None]) -> F
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:
         raise InvalidRequest(f"the form cannot be read: {error}; see RFC 7578") from None
+    fields, file = {}, None
     try:
-        return _check_form(form)
+        for name, value in form.multi_items():
+            if name in fields:
+                raise InvalidRequest(f"the form has the field {name[:60]!r} twice")
+            if isinstance(value, str):
+                fields[name] = value
+            elif name == FILE_FIELD:
+                value.file.fileno()  # moves a spooled file to disk
+                file = AnonymousFile(value.file)
+            else:
+                raise InvalidRequest(
+                    f"the form's file is called {name[:60]!r}; call it {FILE_FIELD!r}"
+                )
     finally:
         await form.close()
-
-
-def _check_form(form: FormData) -> Form:
-    fields, file = {}, None
-    for name, value in form.multi_items():
-        if name in fields:
-            raise InvalidRequest(f"the form has the field {name[:60]!r} twice")
-        if isinstance(value, str):
-            fields[name] = value
-        elif name == FILE_FIELD:
-            value.file.fileno()  # moves a spooled file to disk
-            file = AnonymousFile(value.file)
-        else:
-            raise InvalidRequest(f"the form's file is called {name[:60]!r}; call it {FILE_FIELD!r}")
     if file is None:
         raise InvalidRequest(
             f"the form has no file; send one part {FILE_FIELD!r} with a file name and the video"

@@ -16,7 +16,6 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -78,11 +77,9 @@ class BodyParser:
     def __init__(self, max_bytes: int) -> None:
         memory = _FIXED_BYTES + _BYTES_PER_BODY_BYTE * max_bytes
         self._process = TaskProcess("decodes large bodies", run_task, memory=memory, nice=_NICE)
-        #: Waits for the process, which ends with it.
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="decode-large-body")
 
     def decode(self, decode: Callable[[bytes], T], body: MemoryFile, limits: ComplexityLimits) -> T:
-        """Decode a body. Blocks; call it from `thread`.
+        """Decode a body. Blocks; call it from one thread, with which the process ends.
 
         Args:
             decode: Decodes it to data: models, dataclasses, structs, arrays, enumerations and
@@ -105,9 +102,8 @@ class BodyParser:
         return decoded
 
     def close(self) -> None:
-        """End the process, and the thread."""
+        """End the process."""
         self._process.close()
-        self.thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _result(file: MemoryFile) -> Any:

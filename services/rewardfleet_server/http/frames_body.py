@@ -70,28 +70,23 @@ class FramesBody:
         pixels = await self._take(size)
         for each in frames:
             each.set_pixels(pixels[each.offset : each.end])
-        if is_complete and await self._has_more():
+        if is_complete and await self._next(1):
             raise InvalidRequest(f"the body is longer than the {size} bytes of its frames")
         return decoded
 
     async def _take(self, size: int) -> memoryview:
-        """Return the next `size` bytes; refuse fewer, and what cannot be decompressed."""
-        if self._stream is None:
-            part, self._rest = self._rest[:size], self._rest[size:]
-        else:
-            part = memoryview(await asyncio.to_thread(_read, self._stream, size))
+        """Return the next `size` bytes; refuse fewer."""
+        part = await self._next(size)
         if len(part) < size:
             raise InvalidRequest(f"the body ends {size - len(part)} bytes too early")
         return part
 
-    async def _has_more(self) -> bool:
+    async def _next(self, size: int) -> memoryview:
+        """Return the next bytes, at most `size`; refuse what cannot be decompressed."""
         if self._stream is None:
-            return bool(self._rest)
-        return bool(await asyncio.to_thread(_read, self._stream, 1))
-
-
-def _read(stream: zstandard.ZstdDecompressionReader, size: int) -> bytes:
-    try:
-        return stream.read(size)
-    except zstandard.ZstdError as error:
-        raise InvalidRequest(f"the body cannot be decompressed: {error}") from None
+            part, self._rest = self._rest[:size], self._rest[size:]
+            return part
+        try:
+            return memoryview(await asyncio.to_thread(self._stream.read, size))
+        except zstandard.ZstdError as error:
+            raise InvalidRequest(f"the body cannot be decompressed: {error}") from None

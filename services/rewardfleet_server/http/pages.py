@@ -6,7 +6,6 @@ from functools import cached_property
 from inspect import signature
 from typing import Any, TypeAlias
 
-from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +16,7 @@ from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet_server.registry import SERVICES
 
 from .openapi import failures_of, request_document
-from .problems import no_endpoint, problem_response
+from .problems import no_endpoint, page_response, problem_response
 from .routes import Routes, Service
 
 Endpoint: TypeAlias = Callable[..., Awaitable[Any]]
@@ -88,9 +87,7 @@ def _answering(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         given = {**request.query_params, **request.path_params, "request": request}
         content = await endpoint(**{name: given[name] for name in names if name in given})
-        if isinstance(content, Response):
-            return content
-        return Response(to_json(content), media_type="application/json")
+        return content if isinstance(content, Response) else page_response(content)
 
     return answer
 

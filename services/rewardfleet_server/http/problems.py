@@ -1,8 +1,10 @@
-"""Failures as HTTP responses."""
+"""Pages and failures as HTTP responses."""
 
 import math
 from collections.abc import Collection
 
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic_core import to_json
 from starlette.responses import Response
 
 from rewardfleet.wire.chat import ChatError
@@ -11,6 +13,13 @@ from rewardfleet.wire.headers import REQUEST_ID_HEADER
 
 #: The media type of failures.
 PROBLEM_TYPE = "application/problem+json"
+
+
+def page_response(content: object) -> Response:
+    """Return the content of a page as a response: bytes are metrics, anything else is JSON."""
+    if isinstance(content, bytes):
+        return Response(content, media_type=CONTENT_TYPE_LATEST)
+    return Response(to_json(content), media_type="application/json")
 
 
 def no_endpoint(path: str) -> NotFound:

@@ -17,8 +17,6 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from rewardfleet import __version__
 
-#: A value of an attribute of a span. None of them contains payload.
-Attribute = str | int | float | bool
 #: Seconds for the last export when the service ends.
 _FLUSH_SECONDS = 3.0
 
@@ -28,25 +26,17 @@ class Span:
 
     def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
         self._tracer = tracer
-        self._span = span
+        self.otel = span  #: OpenTelemetry's own. None of its attributes and events has payload.
 
     def child(self, name: str) -> "Span":
         """Begin a span below this one."""
-        parent = trace.set_span_in_context(self._span)
+        parent = trace.set_span_in_context(self.otel)
         return Span(self._tracer, self._tracer.start_span(name, parent))
-
-    def set(self, attributes: Mapping[str, Attribute]) -> None:
-        """Set attributes."""
-        self._span.set_attributes(dict(attributes))
-
-    def add_event(self, name: str, attributes: Mapping[str, Attribute]) -> None:
-        """Add an event."""
-        self._span.add_event(name, dict(attributes))
 
     def headers(self) -> dict[str, str]:
         """Return the HTTP headers that continue the trace below this span: `traceparent`."""
         carrier: dict[str, str] = {}
-        propagate.inject(carrier, trace.set_span_in_context(self._span))
+        propagate.inject(carrier, trace.set_span_in_context(self.otel))
         return carrier
 
     def end(self, failure: str | None = None) -> None:
@@ -55,12 +45,12 @@ class Span:
         Args:
             failure: The kind of failure; None for success.
         """
-        if not self._span.is_recording():
+        if not self.otel.is_recording():
             return
         if failure is not None:
-            self._span.set_attribute("error.type", failure)
-            self._span.set_status(trace.StatusCode.ERROR, failure)
-        self._span.end()
+            self.otel.set_attribute("error.type", failure)
+            self.otel.set_status(trace.StatusCode.ERROR, failure)
+        self.otel.end()
 
 
 class Tracer:

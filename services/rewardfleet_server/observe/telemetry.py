@@ -348,7 +348,8 @@ class Telemetry:
         if score.score is not None:
             self._scores.observe(score.score, score.backend)
         is_computed = not score.cached and score.status is not Status.ERROR
-        self._observe_stages(score.timing_ms, _STAGES if is_computed else ("total",))
+        for stage in _STAGES if is_computed else ("total",):
+            self._stages.observe(getattr(score.timing_ms, stage) / 1000, stage)
         if span is None:
             return
         own: dict[str, str | bool] = {
@@ -356,12 +357,12 @@ class Telemetry:
             "status": score.status.value,
             "cached": score.cached,
         }
-        span.set({f"rewardfleet.{name}": value for name, value in own.items()})
+        span.otel.set_attributes({f"rewardfleet.{name}": value for name, value in own.items()})
         if score.error is None:
             value = {} if score.score is None else {"gen_ai.evaluation.score.value": score.score}
             label = {"gen_ai.evaluation.score.label": score.status.value}
             name = {"gen_ai.evaluation.name": score.backend}
-            span.add_event("gen_ai.evaluation.result", {**name, **label, **value})
+            span.otel.add_event("gen_ai.evaluation.result", {**name, **label, **value})
         span.end(None if score.error is None else score.error.kind)
 
     def record_failure(self, context: RequestContext, kind: ErrorKind, backend: str = "") -> None:
@@ -370,15 +371,8 @@ class Telemetry:
         Args:
             backend: Which backend failed; empty if none was chosen yet.
         """
-        context.items += 1
-        context.failed += 1
-        self._results[backend, Status.ERROR].inc()
-        self._causes[backend, kind].inc()
-        self._observe_stages(Timing(total=context.elapsed_ms), ("total",))
-
-    def _observe_stages(self, timing: Timing, names: Sequence[str]) -> None:
-        for name in names:
-            self._stages.observe(getattr(timing, name) / 1000, name)
+        timing, failed = Timing(total=context.elapsed_ms), {Status.ERROR: 1}
+        self.record_batch(context, backend, failed, np.empty(0), causes={kind: 1}, timing=timing)
 
     def record_batch(
         self,
@@ -405,12 +399,14 @@ class Telemetry:
         computed = items - failed
         context.items += items
         context.failed += failed
-        context.backends.add(backend)
+        if backend:
+            context.backends.add(backend)
         for status, count_of in statuses.items():
             self._results[backend, status].inc(count_of)
         for cause, count_of in causes.items():
             self._causes[backend, cause].inc(count_of)
-        self._scores.observe_all(scores, backend)
+        if scores.size:
+            self._scores.observe_all(scores, backend)
         if items:
             self._stages.observe(timing.total / 1000, "total", items=items)
         if computed:
@@ -429,7 +425,7 @@ class Telemetry:
             if context.fallback_rewards:
                 self._fallbacks[()].inc(context.fallback_rewards)
         if context.span is not None:
-            context.span.set(
+            context.span.otel.set_attributes(
                 {
                     "http.response.status_code": status,
                     "rewardfleet.service": self.service,

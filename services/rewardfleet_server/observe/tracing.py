@@ -111,11 +111,12 @@ class stage:  # noqa: N801 - a context manager, named like those of contextlib
         if self._sample is not None:
             self._sample.stage, self._sample.since, self._sample.span = self._outer
         if self._span is not None:
-            self._span.end(None if error is None else failure_kind(error))
-
-
-def failure_kind(error: BaseException) -> str:
-    """Return the kind of a failure for a span, without its message, which may quote payload."""
-    if isinstance(error, RewardFleetError):
-        return error.kind
-    return "cancelled" if isinstance(error, asyncio.CancelledError) else type(error).__name__
+            match error:  # without its message, which may quote payload
+                case None:
+                    self._span.end()
+                case RewardFleetError():
+                    self._span.end(error.kind)
+                case asyncio.CancelledError():
+                    self._span.end("cancelled")
+                case _:
+                    self._span.end(type(error).__name__)

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.system.redis_server import client_of, reason_of, unreachable_reason
+from rewardfleet_server.system.redis_server import reason_of, unreachable_reason
 
 from .store import (
     BUSY_SECONDS,
@@ -105,7 +105,7 @@ class RedisStore:
         url: `redis://host:port/number`, or `rediss://` for TLS; it may contain a password.
 
     Raises:
-        Unavailable: The server has run state of an earlier version. See also `client_of`.
+        Unavailable: The server has run state of an earlier version. See also `unreachable_reason`.
     """
 
     def __init__(self, url: str) -> None:
@@ -120,7 +120,7 @@ class RedisStore:
             log.warning("calls that need run state fail until Redis can be used: %s", reason)
         self._failures: tuple[type[Exception], ...] = (redis.RedisError, OSError, TimeoutError)
         self._connection_error: type[Exception] = redis.ConnectionError
-        self._redis: Any = client_of(  # Any: its methods are typed as if synchronous
+        self._redis: Any = redis.asyncio.Redis.from_url(  # its methods are typed as if synchronous
             url,
             max_connections=_CONNECTIONS,
             socket_timeout=_COMMAND_SECONDS,

@@ -54,11 +54,17 @@ def describe_end(status: int | None) -> str:
 
 
 class MemoryFile:
-    """A file in memory, which another process can read. It is gone as soon as this object is."""
+    """A file in memory, which another process can read. It is gone as soon as this object is.
 
-    def __init__(self) -> None:
+    Args:
+        parts: What it has to begin with.
+    """
+
+    def __init__(self, *parts: bytes) -> None:
         self.fd = os.memfd_create("rewardfleet")
         weakref.finalize(self, os.close, self.fd)
+        for part in parts:
+            self.write(part)
 
     def write(self, content: bytes) -> None:
         """Append bytes."""

@@ -1,34 +1,9 @@
 """What a Redis server answers: whether it can be used, and why a command failed."""
 
 from collections.abc import Sequence
-from typing import Any
 
 #: The most characters of a server's answer.
 _MAX_ANSWER = 300
-
-
-def client_of(url: str, **options: Any) -> Any:
-    """Return a client for asyncio, for whose failures `reason_of` names the command.
-
-    Args:
-        url: `redis://host:port/number`.
-        options: Options of `redis.asyncio.Redis`.
-
-    Raises:
-        ImportError: The `redis` package is not installed.
-        ValueError: It is not such a URL. The message may contain a part of the password.
-    """
-    import redis.asyncio  # noqa: PLC0415 - an optional package
-
-    class Client(redis.asyncio.Redis):
-        async def execute_command(self, *args: Any, **options: Any) -> Any:
-            try:
-                return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call] # upstream
-            except (redis.RedisError, OSError) as error:
-                error.add_note(str(args[0]))
-                raise
-
-    return Client.from_url(url, **options)
 
 
 def unreachable_reason(
@@ -41,7 +16,9 @@ def unreachable_reason(
         timeout_s: Seconds to wait for it.
         command: What it must be able to do, e.g. `("MGET", "key")`.
 
-    See `client_of` for errors.
+    Raises:
+        ImportError: The `redis` package is not installed.
+        ValueError: It is not such a URL. The message may contain a part of the password.
     """
     import redis.backoff  # noqa: PLC0415 - an optional package
     import redis.retry  # noqa: PLC0415 - an optional package
@@ -55,13 +32,12 @@ def unreachable_reason(
         ) as server:
             server.execute_command(*command)
     except (redis.RedisError, OSError) as error:
-        error.add_note(command[0])
         return reason_of(error)
     return None
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a command failed: which, if the server answered, and its answer.
+    """Return why a command failed, with the answer of the server if there is one.
 
     The URL's password is not in it.
     """
@@ -76,4 +52,4 @@ def reason_of(error: Exception) -> str:
     is_login = any(each in answer.upper() for each in ("AUTH", "HELLO"))
     if is_login or not isinstance(error, redis.ResponseError | redis.BusyLoadingError):
         return name
-    return ": ".join((*getattr(error, "__notes__", ()), name, answer))
+    return f"{name}: {answer}"

@@ -101,23 +101,13 @@ async def _run(
 ) -> int:
     fleet: dict[str, list[Replica]] = {name: [] for name in services}
     max_waiting = most_waiting(raise_descriptor_limit(), _REPLICAS)
-    # A service that has never had a replica may not be deployed, as `vlm` without GPUs.
-    gateway = Gateway(fleet, hosts, max_waiting=max_waiting, reports_all=False)
+    gateway = Gateway(fleet, hosts, max_waiting=max_waiting)
     server = GracefulServer(gateway)
-    following = [
-        asyncio.create_task(follow(name, urls, fleet[name])) for name, urls in services.items()
-    ]
-    serving = asyncio.create_task(server.serve([listener]))
-    log.info("the gateway of %s listens on %s", ", ".join(fleet), url_of(listener))
-    try:
-        await asyncio.wait([serving, *following], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        server.should_exit = True
-        await serving
+    async with asyncio.TaskGroup() as group:
+        urls_of = services.items()
+        following = [group.create_task(follow(name, urls, fleet[name])) for name, urls in urls_of]
+        log.info("the gateway of %s listens on %s", ", ".join(fleet), url_of(listener))
+        await server.serve([listener])
         for each in following:
             each.cancel()
-        results = await asyncio.gather(*following, return_exceptions=True)
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
     return server.status

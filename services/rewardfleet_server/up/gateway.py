@@ -10,7 +10,6 @@ has what the gateway itself has answered; services count their answers.
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from typing import Any
 
 import aiohttp
 from prometheus_client import (
-    CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
     ProcessCollector,
@@ -40,14 +38,13 @@ from rewardfleet.wire.run_state import own_run_states
 from rewardfleet.wire.waiting import waits_at
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.openenv import Message, Receive, Send
-from rewardfleet_server.http.problems import problem_response, wrong_method
+from rewardfleet_server.http.problems import page_response, problem_response, wrong_method
 from rewardfleet_server.observe.telemetry import new_request_id
 
 from . import timeouts
 from .line import MAX_REQUESTS, MAX_WAITING, Line
 from .proxy import (
     CallerDisconnected,
-    Headers,
     ProxiedRequest,
     Refusal,
     Upstream,
@@ -78,8 +75,6 @@ class Gateway:
             when a replica cannot be reached.
         hosts: The names by which callers may address it.
         max_waiting: The most requests that wait in line, or are at a replica after it.
-        reports_all: Whether services without replicas are reported as well; they are if none has
-            one.
     """
 
     _upstream: Upstream  # while it serves
@@ -90,10 +85,8 @@ class Gateway:
         hosts: AllowedHosts,
         *,
         max_waiting: int = MAX_WAITING,
-        reports_all: bool = True,
     ) -> None:
         self._fleet = fleet
-        self._reports_all = reports_all
         self._hosts = hosts
         self._max_waiting = max_waiting
         self._lines = {name: Line(replicas) for name, replicas in fleet.items()}
@@ -106,7 +99,7 @@ class Gateway:
             ("service", "route", "status", "kind"),
             registry=self._registry,
         )
-        self._in_progress = self._patient = 0
+        self._in_progress = {False: 0, True: 0}  # by whether they may wait in line
         self._turn = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -130,7 +123,7 @@ class Gateway:
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
-        async with Upstream() as self._upstream:
+        async with Upstream(self._lines.values()) as self._upstream:
             await send({"type": "lifespan.startup.complete"})
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
@@ -143,7 +136,10 @@ class Gateway:
         if path in PAGES or (service and rest == "inflight"):
             if scope["method"] not in {"GET", "HEAD"}:
                 raise wrong_method("/" + path, scope["method"], ["GET"])
-            await self._send_page(scope, send, service)
+            response = page_response(await self._page(scope, service))
+            response.headers[SERVICE_HEADER] = GATEWAY
+            response.headers[REQUEST_ID_HEADER] = _request_id(scope)
+            await response(scope, receive, send)
             return
         if not service:
             services = ", ".join(f"/{each}" for each in self._fleet)
@@ -151,31 +147,19 @@ class Gateway:
         request = ProxiedRequest(scope, receive, service, self._upstream, waits_at("/" + rest))
         await self._forward(service, request, send)
 
-    async def _send_page(self, scope: Message, send: Send, service: str) -> None:
-        """Answer what the gateway knows itself."""
-        media_type = b"application/json"
-        content: bytes | dict[str, Any]
+    async def _page(self, scope: Message, service: str) -> bytes | dict[str, Any]:
+        """Return what the gateway knows itself."""
         match scope["raw_path"]:
             case b"/":
-                content = self._index()
+                return self._index()
             case b"/readyz":
                 self._check_readiness()
-                content = {"status": "ready"}
+                return {"status": "ready"}
             case b"/metrics":
-                media_type = CONTENT_TYPE_LATEST.encode()
-                content = generate_latest(self._registry)
+                return generate_latest(self._registry)
             case b"/healthz":
-                content = {"status": "ok"}
-            case _:
-                content = await self._in_flight(service, scope)
-        body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        headers = [
-            (b"content-type", media_type),
-            (b"content-length", b"%d" % len(body)),
-            (SERVICE_HEADER.encode(), GATEWAY.encode()),
-            (REQUEST_ID_HEADER.encode(), _request_id(scope).encode()),
-        ]
-        await _send(send, 200, headers, body)
+                return {"status": "ok"}
+        return await self._in_flight(service, scope)
 
     def _index(self) -> dict[str, Any]:
         shown = ("url", "is_ready", "outstanding", "restarts", "last_failure")
@@ -197,7 +181,8 @@ class Gateway:
 
     def _reported(self) -> list[tuple[str, Sequence[Replica]]]:
         items = list(self._fleet.items())
-        return [each for each in items if each[1] or self._reports_all] or items
+        # One that has never had a replica may not be deployed, as `vlm` without GPUs.
+        return [each for each in items if each[1]] or items
 
     async def _in_flight(self, service: str, scope: Message) -> dict[str, Any]:
         """Return samples in flight of one service, or all; Unauthorized if none takes the key."""
@@ -252,13 +237,11 @@ class Gateway:
         stores = {each.url: each.run_state for each in self._fleet[service]}
         if problem := own_run_states(service, stores):
             raise problem
-        waits = request.waits
-        count = self._in_progress if waits is None else self._patient
-        most = MAX_REQUESTS if waits is None else self._max_waiting
-        self._in_progress += waits is None
-        self._patient += waits is not None
+        waits, may_wait = request.waits, request.waits is not None
+        most = self._max_waiting if may_wait else MAX_REQUESTS
+        self._in_progress[may_wait] += 1
         try:
-            if count >= most:
+            if self._in_progress[may_wait] > most:
                 raise Overloaded(f"the gateway has {most} requests in progress", retry_after=1)
             await self._try_replicas(service, request, send)
         except RewardFleetError as error:
@@ -266,8 +249,7 @@ class Gateway:
                 raise
             raise waits.repeats_on(error.detail, retry_after=error.retry_after) from error
         finally:
-            self._in_progress -= waits is None
-            self._patient -= waits is not None
+            self._in_progress[may_wait] -= 1
             request.body.end()
 
     async def _try_replicas(self, service: str, request: ProxiedRequest, send: Send) -> None:
@@ -311,7 +293,9 @@ class Gateway:
                 replica.cooling_until = time.monotonic() + min(refusal.retry_after, most)
         if refusals and request.waits is None:
             refusal = min(refusals, key=lambda each: (each.status, each.retry_after))
-            await _send(send, refusal.status, refusal.headers, refusal.body)
+            head = {"status": refusal.status, "headers": refusal.headers}
+            await send({"type": "http.response.start", **head})
+            await send({"type": "http.response.body", "body": refusal.body})
             return
         raise self._unavailable(service, tried)
 
@@ -363,8 +347,3 @@ class Gateway:
 def _request_id(scope: Message) -> str:
     given = dict(scope["headers"]).get(REQUEST_ID_HEADER.encode(), b"")
     return new_request_id(given.decode("latin-1"))
-
-
-async def _send(send: Send, status: int, headers: Headers, body: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from rewardfleet_server.admission import fitting_line
 
-from . import timeouts
 from .replicas import Replica
 
 #: The most requests in progress, without those that may wait in line.
@@ -26,7 +25,6 @@ class Line:
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
         self._turns: OrderedDict[asyncio.Future[None], None] = OrderedDict()
-        self._look: asyncio.TimerHandle | None = None
 
     @staticmethod
     def accepts(replica: Replica) -> bool:
@@ -44,7 +42,6 @@ class Line:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turns[turn] = None
         self._turns.move_to_end(turn, last=not at_front)
-        self._look_later()
         try:
             async with asyncio.timeout_at(until):
                 await turn
@@ -65,16 +62,6 @@ class Line:
             if not turn.done():
                 turn.set_result(None)
                 room -= 1
-        self._look_later()
-
-    def _look_later(self) -> None:
-        if self._turns and self._look is None:
-            loop = asyncio.get_running_loop()
-            self._look = loop.call_later(timeouts.LINE_LOOK_SECONDS, self._on_look)
-
-    def _on_look(self) -> None:
-        self._look = None
-        self.advance()
 
 
 def most_waiting(open_files: int, replicas: int) -> int:

@@ -13,10 +13,7 @@ from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-import click
-
 from rewardfleet_server.system.child_process import describe_end, end_with_parent
-from rewardfleet_server.system.listener import CANNOT_BE_BOUND
 
 from . import timeouts
 from .replicas import Replica, watch
@@ -27,8 +24,6 @@ log = logging.getLogger(__name__)
 #: The log file of a replica, in bytes; one older file is kept.
 _LOG_BYTES = 10 * 2**20
 _LAST_LINES = 20
-#: How often a replica is moved to another port because its own is taken.
-_MAX_PORTS = 5
 
 
 class FleetFailed(Exception):
@@ -42,7 +37,6 @@ class ReplicaProcess:
         replica: Shared with the gateway: whether it may be sent requests.
         log_file: Where its log goes.
         peers: All replicas of its service.
-        is_shown: Whether each line of its log is printed as well, with its name.
     """
 
     def __init__(
@@ -51,13 +45,10 @@ class ReplicaProcess:
         replica: Replica,
         log_file: Path,
         peers: Sequence[Replica] = (),
-        *,
-        is_shown: bool = False,
     ) -> None:
         self.planned = planned
         self.replica = replica
         self._peers = peers
-        self._is_shown = is_shown
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._log = RotatingFileHandler(log_file, maxBytes=_LOG_BYTES, backupCount=1, delay=True)
         self._process: asyncio.subprocess.Process | None = None
@@ -73,21 +64,13 @@ class ReplicaProcess:
         Raises:
             FleetFailed: It ended before it was ready for the first time.
         """
-        backoff, ports_left = timeouts.MIN_BACKOFF_SECONDS, _MAX_PORTS
+        backoff = timeouts.MIN_BACKOFF_SECONDS
         try:
             while True:
                 started = time.monotonic()
                 status = await self._run_once()
                 self.replica.is_ready = False
                 self.replica.last_failure = reason = describe_end(status)
-                is_taken = any(CANNOT_BE_BOUND in line for line in self._last_lines)
-                # By another process, after the port was found to be free.
-                if is_taken and self.planned.has_free_port and ports_left > 0:
-                    ports_left -= 1
-                    self.planned = self.planned.on_another_port()
-                    self.replica.url = f"http://127.0.0.1:{self.planned.settings.port}"
-                    self._last_lines.clear()
-                    continue
                 if not self.replica.has_been_ready.is_set():
                     lines = "\n".join(self._last_lines)
                     raise FleetFailed(f"{self.planned.name} {reason}:\n{lines}")
@@ -135,8 +118,6 @@ class ReplicaProcess:
     def _add_line(self, line: str) -> None:
         self._last_lines.append(line)
         self._log.emit(logging.makeLogRecord({"msg": line}))
-        if self._is_shown:
-            click.echo(f"{self.planned.name} | {line}", err=True)
 
     def _kill(self) -> None:
         log.warning("%s does not answer and is killed", self.planned.name)

@@ -21,6 +21,7 @@ from rewardfleet.wire.waiting import Waits
 from rewardfleet_server.http.openenv import Message, Receive, Send
 
 from . import timeouts
+from .line import Line
 from .replicas import Replica
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,14 @@ class Refusal(NamedTuple):
 
 
 class Upstream:
-    """What connects a gateway to replicas, as an asynchronous context manager."""
+    """What connects a gateway to replicas, as an asynchronous context manager.
+
+    Args:
+        lines: The requests that wait, which get turns when replicas are ready again.
+    """
+
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self._lines = lines
 
     async def __aenter__(self) -> Self:
         """Begin to end what takes too long."""
@@ -95,10 +103,12 @@ class Upstream:
     async def _look(self) -> None:
         """Compare times, as a timer for each step of each request would cost more."""
         while True:
-            await asyncio.sleep(timeouts.PROXY_LOOK_SECONDS)
+            await asyncio.sleep(timeouts.LOOK_SECONDS)
             now = asyncio.get_running_loop().time()
             for each in tuple(self.attempts):
                 each.check(now)
+            for line in self._lines:
+                line.advance()
 
 
 class Attempt:

@@ -7,7 +7,7 @@ import socket
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,6 @@ class PlannedReplica:
     number: int  #: counted from 0
     settings: ServerSettings
     given: Mapping[str, Any]  #: those that are passed to its process
-    has_free_port: bool  #: whether its port was chosen because it was free
 
     @property
     def name(self) -> str:
@@ -78,12 +77,6 @@ class PlannedReplica:
                 arguments += ["--set", f"{name}={','.join(map(str, values))}"]
         return arguments
 
-    def on_another_port(self) -> "PlannedReplica":
-        """Return the same replica on another port; see `free_port`."""
-        port = free_port()
-        settings = self.settings.model_copy(update={"port": port})
-        return replace(self, settings=settings, given={**self.given, "port": port})
-
 
 def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
     """Read the file, and apply the flags, which take precedence.
@@ -91,8 +84,7 @@ def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
     Args:
         path: A TOML file with the fields of `FleetConfig`; a table `[NAME]` has the settings of a
             service. None: the defaults.
-        overrides: Fields by name; `replicas` maps services to their number, and `video` has
-            settings of that service.
+        overrides: What takes precedence over the file, in its form.
 
     Raises:
         ValueError: The file or a value is not valid.
@@ -103,18 +95,20 @@ def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
             content = tomllib.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise ValueError(f"--config {path}: {error}") from None
-    settings = {name: _table(name, content.pop(name, {})) for name in SERVICES}
-    replicas: Mapping[str, int] = overrides.get("replicas", {})
-    for name, count in replicas.items():
-        settings.setdefault(name, {})["replicas"] = count
-    settings["video"] |= overrides.get("video", {})
-    given = {name: overrides[name] for name in overrides.keys() - {"replicas", "video"}}
+    tables = {name: content.pop(name, {}) for name in SERVICES}
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise ValueError(  # noqa: TRY004 - like that of any other setting
+                f"{name}: give a table [{name}] with settings (got {table!r})"
+            )
+    settings = {name: {**table, **overrides.get(name, {})} for name, table in tables.items()}
+    given = {name: value for name, value in overrides.items() if not isinstance(value, dict)}
     try:
         config = FleetConfig.model_validate({**content, **given, "settings": settings})
     except ValidationError as error:
         source = f"--config {path}: " if path is not None else ""
         raise ValueError(f"{source}{format_validation_error(error, FleetConfig)}") from None
-    for name in (*replicas, *config.only):
+    for name in config.only:
         if name not in SERVICES:
             services = f"{did_you_mean(name, SERVICES)}; there are {', '.join(SERVICES)}"
             raise ValueError(f"--only {name}: no such service{services}")
@@ -126,14 +120,6 @@ def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
             "--api-key-file, or --allow-unauthenticated if anyone who can reach it may use it"
         )
     return config
-
-
-def _table(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(  # noqa: TRY004 - like that of any other setting
-            f"{name}: give a table [{name}] with settings (got {value!r})"
-        )
-    return dict(value)
 
 
 def plan(config: FleetConfig) -> list[PlannedReplica]:
@@ -167,7 +153,7 @@ def _replicas(config: FleetConfig, service: str) -> Iterable[PlannedReplica]:
             settings = read_settings(settings_type, given)
         except ValueError as error:
             raise ValueError(f"[{service}] {error}") from None
-        yield PlannedReplica(service, number, settings, given, has_free_port=not first_port)
+        yield PlannedReplica(service, number, settings, given)
 
 
 def free_port() -> int:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 _MAX_SHOWN = 200
 
 
-def run_up(config: FleetConfig, *, show_logs: bool) -> int:
+def run_up(config: FleetConfig) -> int:
     """Start the fleet, and run it until Ctrl-C or SIGTERM; return the exit status.
 
     Raises:
@@ -55,12 +56,10 @@ def run_up(config: FleetConfig, *, show_logs: bool) -> int:
         return 1
     if config.api_key_file is None and not is_loopback(config.host):
         log.warning("NO AUTHENTICATION: anyone who can reach %s may use the fleet", config.host)
-    max_waiting = most_waiting(raise_descriptor_limit(), len(replicas))
     folder = config.data_dir.expanduser()
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with _locked(folder):
-        fleet = _Fleet(config, listener, replicas, show_logs=show_logs, max_waiting=max_waiting)
-        return run_on_fast_loop(fleet.run())
+        return run_on_fast_loop(_run_fleet(config, listener, replicas))
 
 
 def _print(text: str) -> None:
@@ -87,18 +86,14 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _works(replicas: Sequence[PlannedReplica]) -> bool:
     """Report what would keep the services from starting; return whether nothing does."""
-    failures = 0
-    for diagnosis in _diagnoses(replicas):
-        has_failed = diagnosis.status == "failed"
-        if not has_failed and not (diagnosis.status == "note" and diagnosis.fix):
-            continue
-        failures += has_failed
-        _print(f"{diagnosis.status:8}{diagnosis.what}")
-        if diagnosis.fix:
-            _print(f"        fix: {diagnosis.fix}")
-    if failures:
+    works = True
+    for status, what, fix in _diagnoses(replicas):
+        if status == "failed" or (status == "note" and fix):
+            _print(f"{status:8}{what}" + (f"\n        fix: {fix}" if fix else ""))
+        works = works and status != "failed"
+    if not works:
         _print("Nothing was started. `rewardfleet doctor` reports more.")
-    return not failures
+    return works
 
 
 def _diagnoses(replicas: Sequence[PlannedReplica]) -> Iterator[Diagnosis]:
@@ -112,99 +107,73 @@ def _diagnoses(replicas: Sequence[PlannedReplica]) -> Iterator[Diagnosis]:
     yield from check_redis_servers((each.settings for each in replicas), unreachable="note")
 
 
-class _Fleet:
-    def __init__(
-        self,
-        config: FleetConfig,
-        listener: socket.socket,
-        planned: Sequence[PlannedReplica],
-        *,
-        show_logs: bool,
-        max_waiting: int,
-    ) -> None:
-        self._listener = listener
-        folder = config.data_dir.expanduser() / "logs"
-        self._processes: list[ReplicaProcess] = []
-        self._logs = folder
-        by_service: dict[str, list[Replica]] = {}
-        for each in planned:
-            replica = Replica(each.service, f"http://127.0.0.1:{each.settings.port}")
-            peers = by_service.setdefault(each.service, [])
-            peers.append(replica)
-            process = ReplicaProcess(
-                each, replica, folder / f"{each.name}.log", peers, is_shown=show_logs
-            )
-            self._processes.append(process)
-        self._url = url_of(self._listener)
-        hosts = AllowedHosts(
-            config.allowed_host, listens_on=config.host, has_keys=config.api_key_file is not None
-        )
-        self._gateway = Gateway(by_service, hosts, max_waiting=max_waiting)
-        self._stopped = asyncio.Event()
-        self._status = 0  # of this process, set by the signal that stops it
+async def _run_fleet(
+    config: FleetConfig, listener: socket.socket, planned: Sequence[PlannedReplica]
+) -> int:
+    """Run until a signal arrives or a replica cannot be started; return the exit status."""
+    logs = config.data_dir.expanduser() / "logs"
+    fleet: dict[str, list[Replica]] = {}
+    processes = []
+    for each in planned:
+        replica = Replica(each.service, f"http://127.0.0.1:{each.settings.port}")
+        peers = fleet.setdefault(each.service, [])
+        peers.append(replica)
+        processes.append(ReplicaProcess(each, replica, logs / f"{each.name}.log", peers))
+    hosts = AllowedHosts(
+        config.allowed_host, listens_on=config.host, has_keys=config.api_key_file is not None
+    )
+    max_waiting = most_waiting(raise_descriptor_limit(), len(planned))
+    gateway = Gateway(fleet, hosts, max_waiting=max_waiting)
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[int] = loop.create_future()
 
-    async def run(self) -> int:
-        """Run until a signal arrives or a replica cannot be started; return the exit status."""
-        loop = asyncio.get_running_loop()
-        for number, status in ((signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 0)):
-            loop.add_signal_handler(number, self._stop, status)
-        server = GracefulServer(self._gateway, handles_signals=False)
-        serving = asyncio.create_task(server.serve([self._listener]))
-        running = [asyncio.create_task(each.run()) for each in self._processes]
-        try:
-            return await self._until_stopped(running)
-        finally:
-            _print("Stopping …")
-            for number in (signal.SIGINT, signal.SIGTERM):  # a second one does not wait
-                loop.add_signal_handler(number, lambda: [each.cancel() for each in running])
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-            server.should_exit = True
-            await serving
+    def stop(status: int) -> None:
+        if not stopped.done():
+            stopped.set_result(status)
 
-    def _stop(self, status: int) -> None:
-        self._status = status
-        self._stopped.set()
-
-    async def _until_stopped(self, running: Sequence[asyncio.Task[None]]) -> int:
-        started = time.monotonic()
-        names = ", ".join(each.planned.name for each in self._processes)
-        _print(f"Starting {names} below {self._url} …")
-        ready = asyncio.gather(*(_report_start(each, started) for each in self._processes))
-        stopped = asyncio.create_task(self._stopped.wait())
-        try:
-            waiting: list[asyncio.Future[Any]] = [ready, stopped, *running]
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if ready.done():
-                self._print_table(time.monotonic() - started)
-                await asyncio.wait([stopped, *running], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in (ready, stopped):
-                each.cancel()
-            await asyncio.gather(ready, stopped, return_exceptions=True)
+    for number, status in ((signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 0)):
+        loop.add_signal_handler(number, stop, status)
+    server = GracefulServer(gateway, handles_signals=False)
+    serving = asyncio.create_task(server.serve([listener]))
+    running = [asyncio.create_task(each.run()) for each in processes]
+    reporting = asyncio.create_task(_report_start(processes, url_of(listener), logs))
+    try:
+        ends: list[asyncio.Future[Any]] = [stopped, *running]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in running:
             if task.done():
-                try:
-                    task.result()
-                except FleetFailed as error:
-                    _print(str(error))
-                    return 1
-        return self._status
-
-    def _print_table(self, seconds: float) -> None:
-        replicas: dict[str, list[str]] = {}
-        for each in self._processes:
-            own = replicas.setdefault(each.planned.service, [])
-            own.append(each.replica.url.removeprefix("http://"))
-        for name, own in replicas.items():
-            _print(f"{name:8} {self._url}/{name:8} {', '.join(own)}")
-        _print(
-            f"Ready after {seconds:.1f} s: {self._url}. Logs are in {self._logs}. Ctrl-C stops all."
-        )
+                task.result()  # a replica runs until it is cancelled: this raises
+        return stopped.result()
+    except FleetFailed as error:
+        _print(str(error))
+        return 1
+    finally:
+        reporting.cancel()
+        _print("Stopping …")
+        for number in (signal.SIGINT, signal.SIGTERM):  # a second one does not wait
+            loop.add_signal_handler(number, lambda: [each.cancel() for each in running])
+        for task in running:
+            task.cancel()
+        await asyncio.gather(reporting, *running, return_exceptions=True)
+        server.should_exit = True
+        await serving
 
 
-async def _report_start(process: ReplicaProcess, started: float) -> None:
+async def _report_start(processes: Sequence[ReplicaProcess], url: str, logs: Path) -> None:
+    """Print which replicas start, when each is ready, and where they are once all are."""
+    started = time.monotonic()
+    names = ", ".join(each.planned.name for each in processes)
+    _print(f"Starting {names} below {url} …")
+    await asyncio.gather(*(_report_until_ready(each, started) for each in processes))
+    by_service = groupby(processes, lambda each: each.planned.service)
+    for name, replicas in by_service:
+        addresses = ", ".join(each.replica.url.removeprefix("http://") for each in replicas)
+        _print(f"{name:8} {url}/{name:8} {addresses}")
+    seconds = time.monotonic() - started
+    _print(f"Ready after {seconds:.1f} s: {url}. Logs are in {logs}. Ctrl-C stops all.")
+
+
+async def _report_until_ready(process: ReplicaProcess, started: float) -> None:
     """Print when a replica is ready, and until then from time to time what it does."""
     while not process.replica.has_been_ready.is_set():
         try:

@@ -42,11 +42,10 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 GRACE_SECONDS = 5.0
 #: Idle connections are used again for so long: less than services keep them.
 IDLE_SECONDS = 60.0
-#: Between two looks at what takes too long, for all requests together.
-PROXY_LOOK_SECONDS = 0.1
+#: Between two looks at what takes too long, and at the replicas for those in line, for all requests
+#: together.
+LOOK_SECONDS = 0.1
 #: In line, if no client of the route has a shorter timeout.
 LINE_SECONDS = 100.0
-#: Between two looks at the replicas while requests wait in line.
-LINE_LOOK_SECONDS = 0.05
 #: The longest time that a replica gets no requests after a 429.
 MAX_COOLDOWN_SECONDS = 5.0

@@ -21,7 +21,6 @@ from pydantic_settings import NoDecode
 
 from rewardfleet_server.settings import CacheSettings, NameList, flag_of, setting, shown_value
 
-from .judges.completion import complete_judge, complete_set
 from .judges.settings import (
     ALIASES,
     JudgeSettings,
@@ -100,7 +99,6 @@ class VideoSettings(CacheSettings):
         *("custom_backend_factory", "calibration", "abstention", "profile"),
     )
     other_flags: ClassVar = {"backend": "--judge"}
-    completions: ClassVar = {"backend": complete_judge, "set": complete_set}
 
     # One line per setting.
     # fmt: off

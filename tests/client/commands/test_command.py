@@ -69,26 +69,17 @@ def test_ctrl_c_during_an_import_prints_no_traceback(
         assert (process.wait(60), process.stderr.read()) == (130, b"")
 
 
-def completions(line: str) -> list[str]:
+def completions(line: str) -> list[tuple[str, str]]:
     *words, incomplete = line.split(" ")[1:]
     shell = ShellComplete(command, {}, "rewardfleet", "_REWARDFLEET_COMPLETE")
-    return [each.value for each in shell.get_completions(words, incomplete)]
+    return [(each.value, each.type) for each in shell.get_completions(words, incomplete)]
 
 
-def test_a_shell_completes_judges_and_their_settings():
-    assert completions("rewardfleet sta") == ["status"]
-    assert completions("rewardfleet up --judge ro") == ["robometer", "roboreward"]
-    assert completions("rewardfleet serve video --judge PR") == ["PRIMO-R1"]
-    assert completions("rewardfleet serve video --judge openai --set readout=") == [
-        "readout=probability",
-        "readout=text",
-    ]
-    assert "readout=rubric" in completions("rewardfleet serve video --set read")
-    assert completions("rewardfleet serve video --set openai.readout=p") == [
-        "openai.readout=probability"
-    ]
-    assert completions("rewardfleet serve code --isolation b") == ["bubblewrap"]
-    assert completions("rewardfleet sco") == ["score"]
+def test_a_shell_completes_commands_flags_and_paths():
+    assert completions("rewardfleet sta") == [("status", "plain")]
+    assert completions("rewardfleet sco") == [("score", "plain")]
+    assert completions("rewardfleet serve code --iso") == [("--isolation", "plain")]
+    assert completions("rewardfleet serve video --api-key-file ke") == [("ke", "file")]
 
 
 def test_a_clip_is_scored_by_a_service_and_by_a_fleet(serve: Serve, capsys, monkeypatch):

@@ -267,7 +267,7 @@ def test_a_port_has_16_bits(capsys: pytest.CaptureFixture[str]):
 
 async def test_a_gateway_that_knows_no_replica_is_not_ready():
     hosts = AllowedHosts([], listens_on="127.0.0.1", has_keys=False)
-    gateway = Gateway({"code": []}, hosts, reports_all=False)
+    gateway = Gateway({"code": []}, hosts)
     transport = httpx.ASGITransport(gateway)  # type: ignore[arg-type] # it is one
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         answer = await http.get("/readyz")

@@ -74,7 +74,7 @@ def test_the_settings_of_a_file_become_flags(file: Path):
 
 
 def test_flags_come_before_the_file(file: Path):
-    overrides = {"port": 20000, "only": ["tools"], "replicas": {"tools": 3}}
+    overrides = {"port": 20000, "only": ["tools"], "tools": {"replicas": 3}}
     planned = plan(read_config(file, overrides))
     assert [each.settings.port for each in planned] == [19083, 19093, 19103]
     assert planned[0].settings.replicas == 3
