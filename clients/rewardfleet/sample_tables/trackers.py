@@ -48,8 +48,7 @@ class Trackers:
             return
         # Not as a step of its own: W&B would refuse the trainer's next steps as old. It becomes
         # part of what the trainer logs next, in which a key has one value.
-        if (wandb_step := run.step) != self._wandb_step:
-            self._wandb_step = wandb_step
+        if run.step != self._wandb_step:
             self._pending.clear()
         self._pending.pop((name, step), None)
         self._pending[name, step] = cells
@@ -63,6 +62,8 @@ class Trackers:
         else:
             texts = [row[:-1] for row in data]
             run.log({name: wandb.Table(columns=[*_COLUMNS[:-1]], data=texts)}, commit=False)
+        # The trainer may have logged meanwhile: then the table is part of what it logs next.
+        self._wandb_step = run.step
 
 
 def _to_mlflow(name: str, step: int, cells: list[list[Any]]) -> None:
