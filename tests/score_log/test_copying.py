@@ -1,6 +1,7 @@
 """Copies of the score logs of running services: who may read them, and what they follow."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,14 +13,14 @@ import pytest
 
 from rewardfleet import blocking, tools_request
 from rewardfleet.score_log.copying import LogCopies
-from rewardfleet.score_log.deleting import delete_run
 from rewardfleet.score_log.reading import Filters, open_log, select
-from rewardfleet.score_log.rewrite import rewrite
+from rewardfleet.score_log.segments import delete_run
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
 
 from ..conftest import table
+from .test_segments import OLD
 
 TRUTH = "<response>42</response>"
 KEY = "the key of the log"
@@ -61,9 +62,7 @@ def copies_of(tmp_path: Path) -> Iterator[Callable[..., LogCopies]]:
         yield copies_of
 
 
-def test_copies_follow_a_log_over_rewriting_deletion_and_a_restart(
-    settings: ToolsSettings, copies_of
-):
+def test_copies_follow_a_log_over_deletion_and_a_restart(settings: ToolsSettings, copies_of):
     log = settings.score_log
     assert log is not None
     with serving(create_app(settings)) as url:
@@ -83,12 +82,12 @@ def test_copies_follow_a_log_over_rewriting_deletion_and_a_restart(
     [problem] = copies.problems()
     assert url in problem and "no answer" in problem
     assert uids(copies.folder) == ["a", "b", "ü" * 5]
-    for path in log.glob("*.jsonl"):
-        rewrite(path)
-    with serving(
-        create_app(settings),
-    ) as url:
+    shutil.copy(OLD.with_suffix(".parquet"), log)
+    with serving(create_app(settings)) as url:
         copies = copies_of(url)
+        wait_until(lambda: has("a", "b", "ü" * 5, "\x07", "z"), 60)
+        delete_run(log, "old")
+        delete_run(log, "a\x00b")
         wait_until(lambda: has("a", "b", "ü" * 5), 60)
         with blocking.RewardFleet(tools=url, api_key="an-api-key") as fleet:
             fleet.tools.put_budget("r")
@@ -151,19 +150,16 @@ def test_nothing_but_segments_is_read(settings: ToolsSettings, tmp_path: Path):
             ".lock",
             "x" * 999,
         ):
-            for version in ("", f"{(tmp_path / 'keys').stat().st_ino:x}"):
-                answer = client.get(f"/score-log/{path}", params={"version": version})
-                assert answer.status_code == 404 and "an-api-key" not in answer.text
+            answer = client.get(f"/score-log/{path}")
+            assert answer.status_code == 404 and "an-api-key" not in answer.text
         (log / name).unlink()
         (log / name).write_text('{"id": 1}\n')
-        [segment] = client.get("/score-log").json()["segments"]
-        query = {"version": segment["version"]}
-        assert client.get(f"/score-log/{name}", params={**query, "offset": "2"}).text == 'id": 1}\n'
-        assert client.get(f"/score-log/{name}", params={**query, "offset": "10"}).text == ""
-        assert client.get(f"/score-log/{name}", params={**query, "offset": "11"}).status_code == 404
-        assert client.get(f"/score-log/{name}", params={"version": "0"}).status_code == 404
+        assert client.get("/score-log").json()["segments"] == [{"name": name, "size": 10}]
+        for offset, expected in {"2": 'id": 1}\n', "10": ""}.items():
+            assert client.get(f"/score-log/{name}", params={"offset": offset}).text == expected
+        assert client.get(f"/score-log/{name}", params={"offset": "11"}).status_code == 404
         for offset in ("-1", "x", "9" * 99, "²"):
-            answer = client.get(f"/score-log/{name}", params={**query, "offset": offset})
+            answer = client.get(f"/score-log/{name}", params={"offset": offset})
             assert answer.status_code == 422 and "offset" in answer.json()["detail"]
         assert client.post("/score-log").status_code == 405
 
@@ -191,7 +187,7 @@ def hostile() -> Iterator[tuple[str, dict[str, bytes]]]:
 @pytest.mark.parametrize(("segment", "expected"), table("foreign_segments"))
 def test_a_server_writes_segments_only(hostile, copies_of, tmp_path: Path, segment, expected):
     url, answers = hostile
-    listed = {"name": segment[0], "version": segment[1], "size": 9}
+    listed = {"name": segment, "size": 9}
     answers["/score-log"] = json.dumps({"log": "0" * 32, "segments": [listed]}).encode()
     copies = copies_of(url)
     copies.update()
@@ -203,7 +199,7 @@ def test_the_newest_segments_are_copied_if_all_are_too_large(hostile, copies_of,
     monkeypatch.setattr("rewardfleet.score_log.copying._MAX_BYTES", 25)
     url, answers = hostile
     names = [f"2026010{day}T000000-1-00000000.jsonl" for day in range(1, 4)]
-    segments = [{"name": name, "version": "1", "size": 10} for name in names]
+    segments = [{"name": name, "size": 10} for name in names]
     answers["/score-log"] = json.dumps({"log": "0" * 32, "segments": segments}).encode()
     answers |= {f"/score-log/{name}": b"0123456789" for name in names}
     copies = copies_of(url)

@@ -12,7 +12,7 @@ from rewardfleet.bulk.records import columns_of
 from rewardfleet.commands.explain import score_of
 from rewardfleet.commands.explain.story import story_of
 from rewardfleet.score_log import Scored
-from rewardfleet.score_log.reading import Filters, open_log, select
+from rewardfleet.score_log.reading import Filters, open_log, query, select
 from rewardfleet.score_log.replaying import select_records
 from rewardfleet.tools import tools_request
 from rewardfleet.wire.tools import ToolsScore
@@ -44,7 +44,8 @@ def test_they_are_found(tmp_path: Path, place: str, when: str):
     with open_log([tmp_path]) as connection:
         [record] = select(connection, Filters())
         if place == "log":  # an output has no requests to score again
-            assert select_records(connection, Filters()).records[0].price == 0.75
+            select_records(connection, Filters())
+            assert query(connection, "SELECT price FROM recorded") == [(0.75,)]
     story = "\n".join(story_of("tools", {}, score_of(record)))
     assert "format 1 + correctness 3 + length 0 = task 4" in story
     assert "lambda 0.75 x cost 2" in story

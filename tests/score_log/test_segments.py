@@ -2,34 +2,36 @@
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rewardfleet import CodeScore, code_request
-from rewardfleet.score_log import Scored, ScoreLog, queue, writer
-from rewardfleet.score_log.deleting import delete_run
+from rewardfleet.score_log import Scored, ScoreLog, queue
 from rewardfleet.score_log.reading import Filters, open_log, select
-from rewardfleet.score_log.rewrite import rewrite
-from rewardfleet.score_log.segments import enforce_limits, open_segments, reading, segments
+from rewardfleet.score_log.segments import delete_run, enforce_limits, locked, segments
 from rewardfleet.wire.digest import request_id
 from rewardfleet_server.testing import wait_until
 
+from ..conftest import DATA
+
 TESTS = {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1"}]}
 SCORE = CodeScore(score=1.0, status="ok", backend="jail", components={"pass_rate": 1.0})
+#: A segment of an earlier version, before and after it was rewritten.
+OLD = DATA / "score_log" / "20231114T221320000000-1-0000000a"
 #: Writes records until it is killed, and prints how many are in files.
 WRITER = """
 import sys, time
 from rewardfleet import CodeScore, code_request
 from rewardfleet.score_log import ScoreLog, Scored, writer
-writer._SEGMENT_BYTES, writer._LOOK_SECONDS = 60_000, 0.0
+writer._SEGMENT_BYTES = 60_000
 log = ScoreLog(sys.argv[1])
 score = CodeScore(score=1.0, status="ok", backend="jail")
 tests = {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1"}]}
@@ -61,24 +63,30 @@ def read(*folders: Path, **filters: object) -> list[dict[str, object]]:
         return select(connection, Filters(**filters), order="uid")
 
 
-def test_a_record_is_the_same_in_an_open_segment_and_in_a_parquet_file(tmp_path):
-    nasty = "print('\x1b[31m \u202e 中')\n"
-    written(tmp_path, scored(nasty, run="a\x00b", step=3, uid="\x07"))
-    [line] = read(tmp_path)
-    rewrite(*open_segments(tmp_path))
-    [row] = read(tmp_path)
-    assert [path.suffix for path in segments(tmp_path)] == [".parquet"]
-    assert row.pop("source") != line.pop("source")
-    assert row == line
-    assert row["id"] == request_id(code_request(nasty, TESTS))
-    assert (row["run"], row["step"], row["uid"], row["call"]) == ("a\x00b", 3, "\x07", "call-1")
-    assert json.loads(str(row["request"]))["revision"] == nasty
-    assert (row["score"], row["components"]) == (1.0, {"pass_rate": 1.0})
+def test_logs_of_earlier_versions_are_read(tmp_path):
+    """Whose segments are JSON lines, Parquet files, or both if a process was killed."""
+    found = []
+    for number, suffixes in enumerate(([".jsonl"], [".parquet"], [".jsonl", ".parquet"])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for suffix in suffixes:
+            shutil.copy(OLD.with_suffix(suffix), folder)
+        records = read(folder)
+        assert {each.pop("source") for each in records} == {f"{folder / OLD.name}{suffixes[-1]}"}
+        found.append(records)
+    assert found[0] == found[1] == found[2]
+    nasty, clip = found[0]
+    assert (nasty["run"], nasty["step"], nasty["uid"]) == ("a\x00b", 3, "\x07")
+    revision = "print('\x1b[31m \u202e 中')\n"
+    assert json.loads(str(nasty["request"]))["revision"] == revision
+    assert nasty["id"] == request_id(code_request(revision, TESTS))
+    assert (nasty["call"], nasty["components"]) == ("call-1", {"pass_rate": 1.0})
+    assert clip["frames"].startswith(b"\xff\xd8")  # type: ignore[attr-defined] # bytes
 
 
 def test_only_the_owner_can_read_a_log_and_nobody_else_may_write_to_its_folder(tmp_path):
     written(tmp_path / "log", scored())
-    rewrite(*open_segments(tmp_path / "log"))
+    delete_run(tmp_path / "log", "none")
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "log").iterdir()}
     assert modes == {0o600} and stat.S_IMODE((tmp_path / "log").stat().st_mode) == 0o700
     (tmp_path / "shared").mkdir()
@@ -92,7 +100,7 @@ def test_only_the_owner_can_read_a_log_and_nobody_else_may_write_to_its_folder(t
 
 @pytest.mark.slow
 def test_killed_writers_lose_a_second_at_most_and_no_file_is_unreadable(tmp_path):
-    """Two processes write to one folder, rotating and rewriting all the time."""
+    """Two processes write to one folder, and begin new segments all the time."""
     processes = [
         subprocess.Popen([sys.executable, "-c", WRITER, tmp_path, run], stdout=subprocess.PIPE)
         for run in ("a", "b")
@@ -109,20 +117,15 @@ def test_killed_writers_lose_a_second_at_most_and_no_file_is_unreadable(tmp_path
         records = read(tmp_path, run=run)
         uids = {int(str(each["uid"])) for each in records}
         assert len(records) >= least[run] and uids == set(range(len(uids)))
-    # The next process rewrites what the killed ones have left.
-    log = ScoreLog(tmp_path)
-    log.add(lambda: [scored(run="c")])
-    wait_until(lambda: len(open_segments(tmp_path)) == 1, 150)
-    log.close()
-    assert {"a", "b", "c"} == {each["run"] for each in read(tmp_path)}
+    assert len(segments(tmp_path)) > 2  # which were begun one after another
+    assert delete_run(tmp_path, "a") >= least["a"]
+    assert {"b"} == {each["run"] for each in read(tmp_path)}
 
 
 def test_an_incomplete_line_is_left_out(tmp_path):
     written(tmp_path, scored(uid="1"), scored(uid="2"))
     [path] = segments(tmp_path)
     os.truncate(path, path.stat().st_size - 20)
-    assert [each["uid"] for each in read(tmp_path)] == ["1"]
-    rewrite(path)
     assert [each["uid"] for each in read(tmp_path)] == ["1"]
 
 
@@ -132,23 +135,7 @@ def test_a_strip_that_is_damaged_costs_its_pictures_only(tmp_path):
     first, second = map(json.loads, path.read_text().splitlines())
     first["frames"] = "***"
     path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
-    for _ in range(2):
-        assert [(each["uid"], each["frames"]) for each in read(tmp_path)] == [
-            ("1", None),
-            ("2", None),
-        ]
-        rewrite(path)
-
-
-def test_a_segment_whose_rewriting_was_killed_counts_once(tmp_path):
-    written(tmp_path, scored())
-    [path] = segments(tmp_path)
-    content = path.read_bytes()
-    rewrite(path)
-    path.write_bytes(content)
-    assert len(read(tmp_path)) == 1
-    rewrite(path)
-    assert not path.exists() and len(read(tmp_path)) == 1
+    assert [(each["uid"], each["frames"]) for each in read(tmp_path)] == [("1", None), ("2", None)]
 
 
 def test_the_oldest_segments_are_deleted_by_bytes_and_by_age(tmp_path):
@@ -158,91 +145,51 @@ def test_the_oldest_segments_are_deleted_by_bytes_and_by_age(tmp_path):
     enforce_limits(tmp_path, newest.stat().st_size, 3600)
     assert segments(tmp_path) == [newest]
     os.utime(newest, (time.time() + 1e6,) * 2)  # a clock that went back
+    (tmp_path / "labels.jsonl").touch()  # no segment
     enforce_limits(tmp_path, 10**9, 3600)
     assert segments(tmp_path) == [newest]
     os.utime(newest, (time.time() - 7200,) * 2)
+    with locked(newest):  # a process writes to it now
+        enforce_limits(tmp_path, 10**9, 3600)
+    assert segments(tmp_path) == [newest]
     enforce_limits(tmp_path, 10**9, 3600)
-    assert not segments(tmp_path)
-
-
-YEAR = 365 * 86_400.0
-
-
-@pytest.fixture
-def set_clock(monkeypatch) -> Callable[[float], None]:
-    """Set the clock of this process to some seconds after the time that it is."""
-    right = time.time
-    return lambda seconds: monkeypatch.setattr(time, "time", lambda: right() + seconds)
-
-
-def test_segments_keep_their_order_when_the_clock_is_set(tmp_path, set_clock):
-    (tmp_path / "other.jsonl").touch()  # of somebody else; it has no time
-    for number, years in enumerate((0, -50, 7, -1, 0)):
-        set_clock(years * YEAR)
-        written(tmp_path, scored(uid=str(number)))
-    *_, newest = found = [path for path in segments(tmp_path) if path.stat().st_size]
-    uids = [json.loads(path.read_text())["uid"] for path in found]
-    assert uids == [each["uid"] for each in read(tmp_path)] == [*"01234"]
-    enforce_limits(tmp_path, newest.stat().st_size, None)
-    assert [each["uid"] for each in read(tmp_path)] == ["4"]
-
-
-def test_what_was_written_while_the_clock_was_wrong_is_not_too_old(tmp_path):
-    now = time.time()
-    for run, written_at in {"a": now - 3600, "1970": 0.0, "b": now, "2100": now + 1e9}.items():
-        written(tmp_path, scored(run=run))
-        os.utime(segments(tmp_path)[-1], (written_at,) * 2)
-    enforce_limits(tmp_path, 10**9, 86_400)
-    assert len(segments(tmp_path)) == 4
-    enforce_limits(tmp_path, 10**9, 3000)
-    assert {each["run"] for each in read(tmp_path)} == {"b", "2100"}
-
-
-def test_nothing_is_deleted_by_age_before_the_clock_was_right_for_an_hour(
-    tmp_path, monkeypatch, set_clock
-):
-    monkeypatch.setattr(writer, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(writer, "_CLOCK_RIGHT", 0.0)
-    written(tmp_path, scored(uid="1"))
-    log = ScoreLog(tmp_path, max_days=1)
-    log.add(lambda: [scored(uid="2")])
-    wait_until(lambda: log.written == 1 and [*tmp_path.glob("*.parquet")])
-    monkeypatch.setattr(writer, "_CLOCK_RIGHT", 3600.0)
-    for uid, years in (("3", 10), ("4", -10), ("5", 0)):
-        set_clock(years * YEAR)
-        log.add(lambda uid=uid: [scored(uid=uid)])
-        looks = log._next_look
-        wait_until(lambda looks=looks: log._next_look > looks + 0.5)
-    assert [each["uid"] for each in read(tmp_path)] == ["1", "2", "3", "4", "5"]
-    set_clock(10 * YEAR)
-    monkeypatch.setattr(writer, "_CLOCK_RIGHT", 0.0)
-    log._clock_is_right_at = 0.0  # an hour later
-    wait_until(lambda: not [*tmp_path.glob("*.parquet")])
-    log.close()
-    assert [each["uid"] for each in read(tmp_path)] == ["2", "3", "4", "5"]
+    assert [path.name for path in tmp_path.iterdir()] == ["labels.jsonl"]
 
 
 def test_a_run_is_deleted_while_a_process_writes_the_log(tmp_path):
-    written(tmp_path, scored(run="a"), scored(run="b"))
-    rewrite(*open_segments(tmp_path))
-    written(tmp_path, scored(run="a"), scored(run="a"))
+    shutil.copy(OLD.with_suffix(".parquet"), tmp_path)
+    written(tmp_path, scored(run="old"), scored(run="b"))
     log = ScoreLog(tmp_path)
-    log.add(lambda: [scored(run="a"), scored(run="c")], items=2)
+    log.add(lambda: [scored(run="old"), scored(run="c")], items=2)
     wait_until(lambda: log.written == 2)
-    deleted = delete_run(tmp_path, "a")
-    assert (deleted.records, deleted.left) == (4, {})
-    assert sorted(str(each["run"]) for each in read(tmp_path)) == ["b", "c"]
+    before = {*segments(tmp_path)}
+    assert delete_run(tmp_path, "old") == 3
+    assert sorted(str(each["run"]) for each in read(tmp_path)) == ["a\x00b", "b", "c"]
+    assert not before & {*segments(tmp_path)}  # a name stands for content that only grows
     log.add(lambda: [scored(run="d")])
     log.close()
-    assert {each["run"] for each in read(tmp_path)} == {"b", "c", "d"}
+    assert {each["run"] for each in read(tmp_path)} == {"a\x00b", "b", "c", "d"}
 
 
-def test_deleting_says_which_segments_may_have_more(tmp_path, monkeypatch):
-    monkeypatch.setattr("rewardfleet.score_log.deleting._WAIT_SECONDS", 0.0)
+def test_deleting_says_that_a_process_holds_a_segment(tmp_path, monkeypatch):
+    monkeypatch.setattr("rewardfleet.score_log.segments._WAIT_SECONDS", 0.0)
     written(tmp_path, scored(run="a"))
-    with reading(tmp_path):
-        deleted = delete_run(tmp_path, "a")
-    assert (deleted.records, [*deleted.left.values()]) == (0, ["another command reads it"])
+    for path in (tmp_path, *segments(tmp_path)):
+        with locked(path), pytest.raises(ValueError, match="may have more"):
+            delete_run(tmp_path, "a")
+    assert delete_run(tmp_path, "a") == 1
+
+
+def test_a_segment_that_another_process_holds_delays_no_record(tmp_path):
+    log = ScoreLog(tmp_path)
+    log.add(lambda: [scored(uid="1")])
+    wait_until(lambda: log.written == 1)
+    with locked(*segments(tmp_path)):
+        log.add(lambda: [scored(uid="2")])
+        wait_until(lambda: log.written == 2)
+    log.close()
+    assert len(segments(tmp_path)) == 2
+    assert [each["uid"] for each in read(tmp_path)] == ["1", "2"]
 
 
 def test_a_full_queue_and_a_full_disk_drop_records_and_count_them(tmp_path, monkeypatch, caplog):

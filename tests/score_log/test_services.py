@@ -64,7 +64,7 @@ async def test_the_video_service_keeps_small_frames_or_the_path(folder: Path):
     of_sent, of_named = by_id[request_id(sent)], by_id[request_id(named)]
     assert (of_sent["run"], of_sent["step"], of_sent["uid"]) == ("r", 3, "u")
     picture = Image.open(io.BytesIO(of_sent["frames"]))  # type: ignore[arg-type] # bytes
-    assert picture.format == "JPEG" and picture.size == (4 * 66, 40)
+    assert picture.format == "JPEG" and picture.size == (4 * 67, 40)
     assert json.loads(str(of_named["request"]))["video_path"] == str(LONG_CLIP)
     assert of_named["frames"] is None and of_sent["call"] == of_named["call"]
     [of_form] = [each for each in records if each["run"] == "by form"]

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
-from rewardfleet.score_log.deleting import delete_run
 from rewardfleet.score_log.inspect_logs import write_logs
 from rewardfleet.score_log.reading import Filters, open_log, query, select
+from rewardfleet.score_log.segments import delete_run
 
 from .groups import CommandGroup
 from .options import AS_JSON, escaped, number, path_option, table
@@ -63,7 +63,7 @@ def list_records(folders: Sequence[Path], limit: int, as_json: bool, **given: An
             for record in records:
                 click.echo(json.dumps(_as_json(record)))  # ASCII: control characters are escaped
         else:
-            cells = [[_cell(name, each[name]) for name in _SHOWN] for each in records]
+            cells = [[cell(name, each[name]) for name in _SHOWN] for each in records]
             click.echo(table(_SHOWN, cells))
     return int(not records)
 
@@ -91,7 +91,7 @@ def count(folders: Sequence[Path], by: Sequence[str], **given: Any) -> None:
             values,
         )
     head = [*by, "records", "mean score", "kept"]
-    cells = [[_cell(name, cell) for name, cell in zip(head, row, strict=True)] for row in rows]
+    cells = [[cell(name, value) for name, value in zip(head, row, strict=True)] for row in rows]
     click.echo(table(head, cells))
 
 
@@ -114,17 +114,13 @@ def export(folders: Sequence[Path], out: Path, limit: int, **given: Any) -> int:
 @command.command(help="Delete records of a score log, also while a service writes it.")
 @click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
 @click.option("--run", required=True, metavar="NAME", help="The training run whose records go.")
-def delete(folder: Path, run: str) -> int:
-    """Delete the records of a run; return 1 if some may be left."""
+def delete(folder: Path, run: str) -> None:
+    """Delete the records of a run."""
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
     if (folder / "input.json").exists():
         raise ValueError(f"{folder} is an output of `rewardfleet score`, which has no runs")
-    deleted = delete_run(folder, run)
-    click.echo(f"{deleted.records:,} records deleted")
-    for path, reason in deleted.left.items():
-        click.echo(f"{path} may have more: {reason}; run the command again", err=True)
-    return int(bool(deleted.left))
+    click.echo(f"{delete_run(folder, run):,} records deleted")
 
 
 def _as_json(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +132,8 @@ def _as_json(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, **texts, "frames": encoded}
 
 
-def _cell(name: str, value: object) -> str:
+def cell(name: str, value: object) -> str:
+    """Return a value of a column as a table shows it; "" for none."""
     if value is None:
         return ""
     if name == "time":

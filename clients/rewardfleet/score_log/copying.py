@@ -1,44 +1,34 @@
 """Copies of the score logs of running services, in a folder that `reading` reads."""
 
+import asyncio
+import contextlib
 import logging
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from urllib.parse import urlencode
 
 import httpx
 from pydantic import ValidationError
 
 from rewardfleet.bulk.files import OWNER_ONLY, new_file
-from rewardfleet.wire.errors import Problem
+from rewardfleet.commands.index import base_url, services_at
+from rewardfleet.wire.errors import NotFound, Problem, RewardFleetError, Unavailable
 from rewardfleet.wire.log_segments import MAX_CHUNK_BYTES, PATH, LogSegment, LogSegments
+from rewardfleet.wire.urls import redact
 
-from .segments import OPEN, prepare_folder, replacing
+from .segments import LINES, prepare_folder, segments
 
 log = logging.getLogger(__name__)
 
 #: Bytes of all copies; beyond them, the oldest segments are left out.
 _MAX_BYTES = 2**30
-#: Bytes of an answer that is no content.
-_MAX_ANSWER_BYTES = 2**20
 #: Seconds between two looks at the services, and for an answer.
 _POLL_SECONDS, _ANSWER_SECONDS = 2.0, 30.0
 #: Seconds that closing may wait for an answer.
 _CLOSE_SECONDS = 2.0
 _MAX_REASON = 300
-
-
-class CopyFailed(Exception):
-    """The log of a service cannot be copied now.
-
-    Args:
-        is_gone: Whether a segment was replaced or deleted: the next list says so.
-    """
-
-    def __init__(self, reason: str, *, is_gone: bool = False) -> None:
-        super().__init__(reason[:_MAX_REASON])
-        self.is_gone = is_gone
 
 
 class LogCopies:
@@ -65,12 +55,9 @@ class LogCopies:
             trust_env=False,
         )
         self._logs: dict[str, tuple[str, list[LogSegment]]] = {}  # by log: a URL, and its segments
-        self._versions: dict[str, str] = {}  # of the copies, by name
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="copy-score-logs", daemon=True)
         prepare_folder(folder)
-        with replacing(folder):
-            pass  # it is a log from now on, even if there are no segments
 
     def start(self) -> None:
         """Go on copying, in a thread."""
@@ -102,22 +89,20 @@ class LogCopies:
         for url in self._urls:
             try:
                 found = self._list(url)
-            except CopyFailed as error:
-                failures[url] = str(error)
-                continue
-            self._logs[found.log] = (url, found.segments)
+                self._logs[found.log] = (url, found.segments)
+            except RewardFleetError as error:
+                failures[url] = error.detail
         wanted = self._newest()
-        missing = set()
         for url, segment in wanted.values():
             try:
                 self._copy(url, segment)
-            except CopyFailed as error:
-                missing.add(Path(segment.name).stem)
-                if not error.is_gone:
-                    failures[url] = str(error)
-        for name in self._versions.keys() - wanted.keys():
-            if Path(name).stem not in missing:  # else it stands in for what replaces it
-                self._delete(name)
+            except NotFound:
+                continue  # it was replaced or deleted: the next list says so
+            except RewardFleetError as error:
+                failures[url] = error.detail
+        for path in segments(self.folder):
+            if path.name not in wanted:
+                path.unlink()
         self.failures = failures
 
     def _newest(self) -> dict[str, tuple[str, LogSegment]]:
@@ -134,58 +119,87 @@ class LogCopies:
 
     def _copy(self, url: str, segment: LogSegment) -> None:
         path = self.folder / segment.name
-        if self._versions.get(segment.name) not in {None, segment.version}:
-            self._delete(segment.name)
-        if segment.name.endswith(OPEN):
-            self._versions[segment.name] = segment.version
-            size = path.stat().st_size if path.exists() else 0
+        size = path.stat().st_size if path.exists() else 0
+        if size >= segment.size:
+            return
+        with path.open("ab") if path.suffix == LINES else new_file(path, OWNER_ONLY) as file:
             while size < segment.size:
-                with path.open("ab") as file:
-                    size += file.write(self._content(url, segment, size))
-        elif not path.exists():
-            size = 0
-            with new_file(path, OWNER_ONLY) as file:
-                while size < segment.size:
-                    size += file.write(self._content(url, segment, size))
-            self._versions[segment.name] = segment.version
-
-    def _delete(self, name: str) -> None:
-        with replacing(self.folder):
-            (self.folder / name).unlink(missing_ok=True)
-        self._versions.pop(name, None)
+                size += file.write(self._content(url, segment, size))
 
     def _list(self, url: str) -> LogSegments:
-        content = self._get(url + PATH, _MAX_ANSWER_BYTES)
+        content = self._get(url + PATH)
         try:
             return LogSegments.model_validate_json(content)
         except ValidationError:
-            raise CopyFailed("its answer is no list of segments") from None
+            raise Unavailable("its answer is no list of segments") from None
 
     def _content(self, url: str, segment: LogSegment, offset: int) -> bytes:
-        query = urlencode({"version": segment.version, "offset": offset})
-        content = self._get(f"{url}{PATH}/{segment.name}?{query}", MAX_CHUNK_BYTES)
+        content = self._get(f"{url}{PATH}/{segment.name}?offset={offset}")
         if not content:
-            raise CopyFailed("a segment is shorter than it says")
+            raise Unavailable("a segment is shorter than it says")
         return content
 
-    def _get(self, url: str, max_bytes: int) -> bytes:
+    def _get(self, url: str) -> bytes:
         content, until = b"", time.monotonic() + _ANSWER_SECONDS
         try:
             with self._http.stream("GET", url) as response:
                 for part in response.iter_raw():
                     content += part
-                    if len(content) > max_bytes:
-                        raise CopyFailed("its answer is too long")
+                    if len(content) > MAX_CHUNK_BYTES:
+                        raise Unavailable("its answer is too long")
                     if time.monotonic() > until:
-                        raise CopyFailed(f"no answer within {_ANSWER_SECONDS:g} s")
+                        raise Unavailable(f"no answer within {_ANSWER_SECONDS:g} s")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise CopyFailed(f"no answer: {error}") from None
+            raise Unavailable(f"no answer: {error}") from None
         if response.status_code == 200:
             return content
         if response.status_code == 401:
-            raise CopyFailed("it does not accept the key of --score-log-key-file")
+            raise Unavailable("it does not accept the key of --score-log-key-file")
         try:
-            reason = Problem.model_validate_json(content).detail
+            problem = Problem.model_validate_json(content)
         except ValidationError:
-            reason = f"HTTP {response.status_code}, not an answer of rewardfleet"
-        raise CopyFailed(reason, is_gone=response.status_code == 404)
+            raise Unavailable(
+                f"HTTP {response.status_code}, not an answer of rewardfleet"
+            ) from None
+        problem.detail = problem.detail[:_MAX_REASON]
+        raise RewardFleetError.from_problem(problem)
+
+
+@contextlib.contextmanager
+def copied(urls: Sequence[str], key: str | None) -> Iterator[list[LogCopies]]:
+    """Give the block copies of the logs of running services, which go on until it ends.
+
+    Args:
+        urls: Base URLs of fleets or services.
+        key: One of their `--score-log-key-file`.
+
+    Raises:
+        ValueError: There is no service, none shows its log, or there is no key.
+    """
+    if not urls:
+        yield []
+        return
+    bases = [*map(base_url, urls)]
+    if key is None:
+        raise ValueError(
+            f"{redact(urls[0])}: give --score-log-key-file FILE, with a key of the file that the "
+            "services were started with by the same option, besides --score-log"
+        )
+    services = {url: [*asyncio.run(services_at(url)).values()] for url in bases}
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="rewardfleet-look-", ignore_cleanup_errors=True)
+        )
+        copies = []
+        for number, (url, found) in enumerate(services.items()):
+            each = LogCopies(redact(url), found, key, Path(folder, str(number)))
+            stack.callback(each.close)
+            each.update()
+            problems = each.problems()
+            if len(each.failures) == len(found):
+                raise ValueError(f"no service at {redact(url)} shows its score log: {problems[0]}")
+            for problem in problems:
+                log.warning("%s", problem)
+            each.start()
+            copies.append(each)
+        yield copies

@@ -1,24 +1,21 @@
 """Records of score logs as logs of Inspect (inspect_ai), for its viewer."""
 
 import hashlib
+import itertools
 import json
 import re
 from base64 import b64encode
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rewardfleet.commands.explain import score_of
 from rewardfleet.commands.explain.story import story_of
+from rewardfleet.score_log.record import Record
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.optional_imports import require
-
-if TYPE_CHECKING:
-    from inspect_ai.log import EvalLog, EvalSample
-
-Record = Mapping[str, Any]
 
 #: Characters of the id of a sample, as `rewardfleet log list` shows it, and of a name of a file.
 _ID, _MAX_NAME = 12, 80
@@ -50,7 +47,7 @@ def write_logs(records: Sequence[Record], out: Path) -> int:
     return len(logs)
 
 
-def _log_of(records: Sequence[Record]) -> "EvalLog":
+def _log_of(records: Sequence[Record]) -> Any:
     from inspect_ai import log  # noqa: PLC0415 - see `write_logs`
 
     first, count = records[0], len(records)
@@ -59,27 +56,21 @@ def _log_of(records: Sequence[Record]) -> "EvalLog":
     missing = count - len(scores)
     score = log.EvalScore(name="reward", scorer="reward", unscored_samples=missing, metrics=mean)
     identity = str([first[name] for name in ("service", "run", "backend", "time")])
-    number = hashlib.sha256(identity.encode()).hexdigest()[:22]
-    epochs: Counter[str] = Counter()  # a request that was scored twice has two
-    samples = []
-    for record in records:
-        epochs[record["id"][:_ID]] += 1
-        samples.append(_sample_of(record, epochs[record["id"][:_ID]]))
+    epochs: dict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+    samples = [_sample_of(record, next(epochs[record["id"][:_ID]])) for record in records]
     spec = log.EvalSpec(
         created=_time(first),
-        run_id=number,
-        task_id=number,
+        task_id=hashlib.sha256(identity.encode()).hexdigest()[:22],
         task="-".join(filter(None, (first["service"], first["run"]))),
         model=samples[0].output.model,
         dataset=log.EvalDataset(name=first["run"], samples=count),
         config=log.EvalConfig(),
     )
     results = log.EvalResults(total_samples=count, completed_samples=count, scores=[score])
-    stats = log.EvalStats(started_at=_time(first), completed_at=_time(records[-1]))
-    return log.EvalLog(status="success", eval=spec, results=results, stats=stats, samples=samples)
+    return log.EvalLog(status="success", eval=spec, results=results, samples=samples)
 
 
-def _sample_of(record: Record, epoch: int) -> "EvalSample":
+def _sample_of(record: Record, epoch: int) -> Any:
     from inspect_ai import log, model, scorer  # noqa: PLC0415 - see `write_logs`
 
     request, score = json.loads(record["request"] or "{}"), score_of(record)
@@ -87,25 +78,21 @@ def _sample_of(record: Record, epoch: int) -> "EvalSample":
     program = request.pop("revision", None) or ""
     written = program if "```" in program else _block(program)
     written = written or request.pop("response", "") or score.pop("model_output", "")
-    if (task := request.pop("task_text", None)) is None:
-        truth = SERVICES[record["service"]].truth
-        names = [truth] if truth in request else [*request]
-        task = json.dumps({name: request.pop(name) for name in names}, indent=1)
-    content: list[Any] = [model.ContentText(text=task)]
+    task = request.pop(SERVICES[record["service"]].group, "")
+    text = task if isinstance(task, str) else json.dumps(task, indent=1)
+    content: list[Any] = [model.ContentText(text=text)]
     if record["frames"] is not None:
         picture = b64encode(record["frames"]).decode()
         content.append(model.ContentImage(image=f"data:image/jpeg;base64,{picture}"))
     question = model.ChatMessageUser(content=content)
     # An error has no judge.
     answer = model.ModelOutput.from_content(record["backend"] or record["service"], written)
-    given: dict[str, Any] = {"answer": _block(score.pop("code", "")), "explanation": story}
-    scores, error = None, None
-    if record["status"] == "error":
-        error = log.EvalError(message=story, traceback="", traceback_ansi="")
-    elif record["score"] is None:
-        scores = {"reward": scorer.Score.unscored(reason=record["cause"], **given)}
+    is_error = record["status"] == "error"
+    shown: Any = {"answer": _block(score.pop("code", "")), "explanation": story}
+    if record["score"] is None:
+        reward = scorer.Score.unscored(reason=record["cause"], **shown)
     else:
-        scores = {"reward": scorer.Score(value=record["score"], **given)}
+        reward = scorer.Score(value=record["score"], **shown)
     labels = {name: record[name] for name in ("id", "run", "step", "uid", "call", "sample_rate")}
     return log.EvalSample(
         id=record["id"][:_ID],
@@ -114,8 +101,8 @@ def _sample_of(record: Record, epoch: int) -> "EvalSample":
         target="",
         messages=[question, answer.message],
         output=answer,
-        scores=scores,
-        error=error,
+        scores=None if is_error else {"reward": reward},
+        error=log.EvalError(message=story, traceback="", traceback_ansi="") if is_error else None,
         metadata={**labels, **score, "request": request},
         completed_at=_time(record),
         total_time=record["timing_ms_total"] / 1000,

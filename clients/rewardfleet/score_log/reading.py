@@ -12,7 +12,7 @@ from rewardfleet.services import SERVICES
 from rewardfleet.wire.optional_imports import require
 
 from .record import COLUMNS, MAX_RECORD_BYTES
-from .segments import OPEN, reading, segments
+from .segments import LINES, TABLE, segments
 
 if TYPE_CHECKING:
     import duckdb
@@ -51,7 +51,7 @@ def open_log(
     """Give the block a connection to DuckDB with the view `scores`: `COLUMNS` of all records.
 
     The view also has `source`, the file, and of outputs of `rewardfleet score` `row`, `place` and
-    `completion`. Records are in no order. No file is replaced meanwhile.
+    `completion`. Records are in no order.
 
     Args:
         folders: Score logs, and outputs of `rewardfleet score`.
@@ -60,16 +60,12 @@ def open_log(
     Raises:
         ValueError: A folder is none of these, or DuckDB is not installed.
     """
-    with contextlib.ExitStack() as stack:
-        parts = []
-        for folder in folders:
-            if not folder.is_dir():
-                raise ValueError(f"{folder}: no such folder")
-            if (folder / "input.json").exists():
-                parts += _of_output(folder)
-            else:
-                parts += _of_log(folder, stack)
-        connection = stack.enter_context(connect() if database is None else database.cursor())
+    parts = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"{folder}: no such folder")
+        parts += _of_output(folder) if (folder / "input.json").exists() else _of_log(folder)
+    with connect() if database is None else database.cursor() as connection:
         connection.execute(
             f"CREATE OR REPLACE VIEW scores AS {' UNION ALL BY NAME '.join([_EMPTY, *parts])}"
         )
@@ -87,14 +83,15 @@ class Filters:
 
     def sql(self) -> tuple[str, list[Any]]:
         """Return a condition in SQL, and the values of its parameters."""
-        given = {name: getattr(self, name) for name in ("service", "run")}
-        given = {name: value for name, value in given.items() if value is not None}
-        parts, values = [f"{name} = ?" for name in given], [*given.values()]
-        if self.id is not None:
-            parts, values = [*parts, "starts_with(id, ?)"], [*values, self.id]
-        if self.where is not None:
-            parts.append(f"({self.where}\n)")  # a comment at its end ends there
-        return " AND ".join(parts) or "true", values
+        all_parts = {
+            "service = ?": self.service,
+            "run = ?": self.run,
+            "starts_with(id, ?)": self.id,
+        }
+        given = {part: value for part, value in all_parts.items() if value is not None}
+        # A comment at the end of the condition ends there.
+        where = [] if self.where is None else [f"({self.where}\n)"]
+        return " AND ".join([*given, *where]) or "true", [*given.values()]
 
 
 def select(
@@ -151,29 +148,13 @@ def _duckdb() -> Any:
     return duckdb
 
 
-def _of_log(folder: Path, stack: contextlib.ExitStack) -> list[str]:
+def _of_log(folder: Path) -> list[str]:
     """Return the queries for the segments of a log."""
-    if not segments(folder) and not (folder / ".lock").exists():
-        raise ValueError(f"{folder}: no score log, and no output of `rewardfleet score`")
-    stack.enter_context(reading(folder))
     found = segments(folder)
-    lines = [path for path in found if path.suffix == OPEN]
-    tables = [path for path in found if path.suffix != OPEN]
-    queries = []
-    if lines:
-        # A damaged strip costs its pictures, and not the log.
-        names = ", ".join(
-            "try(from_base64(frames)) AS frames" if name == "frames" else f'"{name}"'
-            for name in COLUMNS
-        )
-        types = {name: _TYPES[kind] for name, kind in COLUMNS.items()} | {"frames": "VARCHAR"}
-        # The last line may be incomplete, as it is being written or its process was killed.
-        queries.append(
-            f"SELECT {names}, filename AS source FROM {_json(lines, types)} WHERE id IS NOT NULL"
-        )
-    if tables:
-        queries.append(f"SELECT * EXCLUDE (filename), filename AS source FROM {_parquet(tables)}")
-    return queries
+    if not found and any(folder.glob("[!.]*")):
+        raise ValueError(f"{folder}: no score log, and no output of `rewardfleet score`")
+    tables = _tables(found, COLUMNS)
+    return [f"SELECT * EXCLUDE (filename), filename AS source FROM ({each})" for each in tables]
 
 
 def _of_output(folder: Path) -> list[str]:
@@ -184,42 +165,44 @@ def _of_output(folder: Path) -> list[str]:
         raise ValueError(f"{folder}: an output of a service {service!r}, which there is not")
     columns = columns_of(SERVICES[service].client.score_type)
     base = [name for name in columns if name in COLUMNS and name not in {"service", "details"}]
-    casts = {True: """'{0}', CAST("{0}" AS JSON)""", False: """'{0}', "{0}\""""}
     details = ", ".join(
-        casts[kind == "json"].format(name)
+        f"""'{name}', {f'CAST("{name}" AS JSON)' if kind == "json" else f'"{name}"'}"""
         for name, kind in columns.items()
         if name not in base and name not in _OF_OUTPUTS
     )
     shown = ", ".join(f'"{name}"' for name in [*base, *_OF_OUTPUTS])
-    select = (
+    paths = [path for name in ("part-*.*", "journal.jsonl") for path in sorted(folder.glob(name))]
+    return [
         f"SELECT {shown}, '{service}' AS service, 1.0 AS sample_rate, filename AS source, "
-        f"CAST(json_object({details}) AS VARCHAR) AS details FROM "
-    )
-    parts = sorted(folder.glob("part-*.parquet"))
-    lines = [*sorted(folder.glob("part-*.jsonl")), *folder.glob("journal.jsonl")]
-    queries = []
+        f"CAST(json_object({details}) AS VARCHAR) AS details FROM ({each})"
+        for each in _tables(paths, columns)
+    ]
+
+
+def _tables(paths: Sequence[Path], columns: Mapping[str, str]) -> list[str]:
+    """Return queries for files of JSON lines and for Parquet files: the columns and `filename`."""
     types = {name: _duck_type(kind) for name, kind in columns.items()}
+    lines = [path for path in paths if path.suffix == LINES]
+    parts = [path for path in paths if path.suffix == TABLE]
+    queries = []
     if parts:  # older ones lack columns
-        queries.append(f"{select}({_empty(types)} UNION ALL BY NAME FROM {_parquet(parts)})")
+        read = f"read_parquet({_names(parts)}, union_by_name = true, filename = true)"
+        queries.append(f"{_empty(types)} UNION ALL BY NAME FROM {read}")
     if lines:
-        queries.append(f"{select}{_json(lines, types)} WHERE id IS NOT NULL")
+        # A damaged strip costs its pictures, and not the log.
+        decoded = "REPLACE (try(from_base64(frames)) AS frames)" if "frames" in types else ""
+        texts = {name: kind.replace("BLOB", "VARCHAR") for name, kind in types.items()}
+        # The last line may be incomplete, as it is being written or its process was killed.
+        queries.append(
+            f"SELECT * {decoded} FROM read_json({_names(lines)}, format = 'newline_delimited', "
+            f"columns = {texts}, filename = true, ignore_errors = true, "
+            f"maximum_object_size = {_MAX_LINE}) WHERE id IS NOT NULL"
+        )
     return queries
 
 
 def _duck_type(kind: str) -> str:
     return f"{_duck_type(kind[5:-1])}[]" if kind.startswith("list<") else _TYPES[kind]
-
-
-def _json(paths: Sequence[Path], types: dict[str, str]) -> str:
-    columns = ", ".join(f"\"{name}\": '{kind}'" for name, kind in types.items())
-    return (
-        f"read_json({_names(paths)}, format = 'newline_delimited', columns = {{{columns}}}, "
-        f"filename = true, ignore_errors = true, maximum_object_size = {_MAX_LINE})"
-    )
-
-
-def _parquet(paths: Sequence[Path]) -> str:
-    return f"read_parquet({_names(paths)}, union_by_name = true, filename = true)"
 
 
 def _names(paths: Sequence[Path]) -> str:

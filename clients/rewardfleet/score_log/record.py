@@ -20,7 +20,9 @@ from rewardfleet.wire.urls import redact
 #: A record: columns by name, as JSON.
 Record = dict[str, Any]
 
-_BEFORE = {
+#: The columns of a record and their types; see `flat_columns.model_columns`. The score of all
+#: services has `cause`, which is a text.
+COLUMNS = {
     "id": "string",
     "time": "float64",
     "service": "string",
@@ -30,11 +32,6 @@ _BEFORE = {
     "call": "string",
     "request": "string",
     "frames": "binary",
-}
-#: The columns of a record and their types; see `flat_columns.model_columns`. The score of all
-#: services has `cause`, which is a text.
-COLUMNS = {
-    **_BEFORE,
     **model_columns(Score),
     "cause": "string",
     "details": "string",
@@ -42,17 +39,13 @@ COLUMNS = {
     "label_fraction": "float64",
 }
 
-#: A record of more bytes is not kept.
+#: A record whose line has more bytes is not kept.
 MAX_RECORD_BYTES = 16 * 2**20
 #: Fields that are columns of their own. The column `details` has all others, one of which is that
 #: of a score.
 _BASE = frozenset({*Score.model_fields, "cause"} - {"details"})
 #: Names of options that a caller may have given a key as, by mistake.
 _SECRET = re.compile(r"(^|[_-])(api_?key|key|token|secret|password|authorization)$", re.IGNORECASE)
-
-
-class RecordTooLarge(Exception):
-    """A record has more than `MAX_RECORD_BYTES`."""
 
 
 @dataclass(frozen=True)
@@ -77,19 +70,12 @@ class Scored:
 
 
 def line_of(scored: Scored) -> bytes:
-    """Return the record of an item as a line of JSON.
-
-    Raises:
-        RecordTooLarge: It has too many bytes.
-    """
+    """Return the record of an item as a line of JSON."""
     record = record_of(scored)
     try:
-        line = to_json(record)
+        return to_json(record) + b"\n"
     except PydanticSerializationError:  # a lone surrogate, which is no part of a text in UTF-8
-        line = json.dumps(record, ensure_ascii=False).encode(errors="replace")
-    if len(line) > MAX_RECORD_BYTES:
-        raise RecordTooLarge
-    return line + b"\n"
+        return json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 def record_of(scored: Scored) -> Record:

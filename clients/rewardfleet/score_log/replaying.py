@@ -1,15 +1,12 @@
 """Scoring what a log has again: its requests, and what changes in scores, groups and advantages."""
 
-import hashlib
 import itertools
 import json
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from rewardfleet.arrays import encode_png
 from rewardfleet.bulk.requests import Item, RequestBuilder
@@ -21,7 +18,7 @@ from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import Request
 from rewardfleet.wire.validation import validate
 
-from .reading import Filters, query, rows_of
+from .reading import Filters, open_log, query, rows_of
 from .strip import frames_of
 
 if TYPE_CHECKING:
@@ -30,47 +27,63 @@ if TYPE_CHECKING:
 #: The `run` of the requests of a replay, which distinguishes them in the log of their service.
 REPLAY = "replay"
 _ORDER = "time, call, id, uid"
-#: Rewards that differ by less are equal.
-_TOLERANCE = 1e-9
-#: Added to the standard deviation of a group, as trainers do.
-_EPSILON = 1e-6
-
-
-@dataclass
-class Recorded:
-    """A record of a log, and what became of it."""
-
-    id: str
-    run: str | None
-    step: int | None
-    uid: str | None
-    batch: tuple[float, str | None]  #: what was scored together has the same one
-    before: float | None  #: its score
-    price: float | None  #: lambda, of an answer that paid for tools
-    key: str  #: of what is scored for it, once: its id, and the step that older ids lack
-    prompt: str = ""  #: a digest of what its group has in common
-    after: float | None = None
-    problem: str | None = None  #: why there is no score now
+#: The records that are scored again. Of older ones, the price that an answer paid for tools is a
+#: component.
+_SELECT = """
+CREATE TABLE recorded AS
+SELECT row_number() OVER (ORDER BY {order}) AS n, id, run, step, uid, score,
+       coalesce(json_extract(details, '$.details.lambda')::DOUBLE, components['lambda']) AS price,
+       sha256(coalesce(json_extract(request, '$.{group}'), 'null')) AS prompt, {key} AS key
+FROM scores WHERE {condition}
+"""
+#: Both rewards of each record. The budget of the run is not asked: the price is the one that the
+#: record had.
+_JOIN = """
+CREATE TABLE compared AS
+SELECT n, id, run, step, uid, prompt, problem,
+       CASE WHEN coalesce(price, 0) = 0 OR replayed.score IS NULL THEN replayed.score
+            ELSE json_extract(details, '$.details.task')::DOUBLE
+                 - price * json_extract(details, '$.details.cost')::DOUBLE END AS new_score,
+       {before} AS reward_before, {after} AS reward_after,
+       coalesce(abs(reward_before - reward_after) > 1e-9,
+                (reward_before IS NULL) <> (reward_after IS NULL)) AS changed
+FROM recorded LEFT JOIN replayed USING (key)
+"""
+_COUNT = """
+SELECT count(*), count(*) FILTER (changed), count(reward_after),
+       count(reward_before) FILTER (reward_after IS NULL),
+       count(DISTINCT (run, step, prompt)), count(DISTINCT (run, step, prompt)) FILTER (changed)
+FROM compared
+"""
+_FIGURES = """
+(reward_{0} - avg(reward_{0}) OVER g) / (coalesce(stddev_samp(reward_{0}) OVER g, 0) + 1e-6)
+    AS advantage_{0}, avg(reward_{0}) OVER g AS group_reward_{0}
+"""
+#: The records of groups with a change.
+_CHANGES = f"""
+SELECT id, run, step, uid, left(prompt, 16) AS "group", changed, reward_before, reward_after,
+       {_FIGURES.format("before")}, {_FIGURES.format("after")}, problem
+FROM compared
+WINDOW g AS (PARTITION BY run, step, prompt)
+QUALIFY bool_or(changed) OVER g
+ORDER BY run, step, prompt, n
+"""
 
 
 @dataclass
 class Selected:
-    """The records that are scored again, the oldest first."""
+    """The records that are scored again: the table `recorded`."""
 
     service: str
-    records: list[Recorded]
-    condition: str  #: which they are, in SQL
+    key: str  #: what a record and its new score have in common, in SQL
+    condition: str  #: which records they are, in SQL
     values: list[Any]  #: of its parameters
-
-    @property
-    def digest(self) -> str:
-        """What changes if other records are selected."""
-        keys = "\n".join(each.key for each in self.records)
-        return hashlib.sha256(keys.encode()).hexdigest()
+    requests: int  #: how many they have, of which each is scored once
+    digest: str  #: changes if other records are selected
 
 
 def select_records(connection: "duckdb.DuckDBPyConnection", filters: Filters) -> Selected:
-    """Return the records with a score or an abstention, and with a request.
+    """Select the records with a score or an abstention, and with a request.
 
     Raises:
         ValueError: There is none, or they are of several services.
@@ -79,32 +92,26 @@ def select_records(connection: "duckdb.DuckDBPyConnection", filters: Filters) ->
     condition = f"status <> 'error' AND request IS NOT NULL AND {condition}"
     if filters.run is None:
         condition += f" AND run IS DISTINCT FROM '{REPLAY}'"
-    # Of older records, a component.
-    price = "coalesce(json_extract(details, '$.details.lambda')::DOUBLE, components['lambda'])"
-    names = f"service, id, run, step, uid, call, time, score, {price}"
-    rows = query(
-        connection, f"SELECT {names} FROM scores WHERE {condition} ORDER BY {_ORDER}", values
-    )
-    services = sorted({row[0] for row in rows})
+    found = query(connection, f"SELECT DISTINCT service FROM scores WHERE {condition}", values)
+    services = sorted(name for (name,) in found)
     if not services:
         raise ValueError(
             "the log has no records with a score and a request; of an output of `rewardfleet "
             "score`, score the input again"
         )
     if len(services) > 1:
-        found = " and ".join(services)
-        raise ValueError(f"the log has records of {found}: select one service with --service")
-    is_label = SERVICES[services[0]].client.has_run_label
-    keys = (_key(row[1], None if is_label else row[3]) for row in rows)
-    records = [
-        Recorded(id_, run, step, uid, (time, call), score, price, next(keys))
-        for _, id_, run, step, uid, call, time, score, price in rows
-    ]
-    return Selected(services[0], records, condition, values)
-
-
-def _key(id_: str, step: int | None) -> str:
-    return id_ if step is None else f"{id_} {step}"
+        names = " and ".join(services)
+        raise ValueError(f"the log has records of {names}: select one service with --service")
+    declared = SERVICES[services[0]]
+    if declared.scores == "episode":  # whose scores depend on each other
+        key = "n::VARCHAR"
+    else:  # older ids are the same for all steps
+        key = "id" if declared.client.has_run_label else "concat_ws(' ', id, step)"
+    select = _SELECT.format(order=_ORDER, group=declared.group, key=key, condition=condition)
+    query(connection, select, values)
+    digest = "sha256(string_agg(key, chr(10) ORDER BY n))"
+    [totals] = query(connection, f"SELECT count(DISTINCT key), {digest} FROM recorded")
+    return Selected(services[0], key, condition, values, *totals)
 
 
 @dataclass
@@ -121,27 +128,14 @@ class ReplayBuilder(RequestBuilder):
     def recorded_items(
         self, connection: "duckdb.DuckDBPyConnection", selected: Selected
     ) -> Iterator[Item]:
-        """Yield one item for each request, and note the prompts of its records."""
-        by_key: dict[str, list[Recorded]] = defaultdict(list)
-        for record in selected.records:
-            by_key[record.key].append(record)
-        steps = "NULL" if self.declared.client.has_run_label else "step"
-        names = ", ".join(f"any_value({name})" for name in ("request", "frames", "provenance"))
-        sql = f"SELECT id, {steps}, {names} FROM scores WHERE {selected.condition} GROUP BY ALL"
-        rows = rows_of(connection, f"{sql} ORDER BY min(time), 1, 2", selected.values)
-        for index, (id_, step, request, frames, provenance) in enumerate(rows):
-            fields, key = json.loads(request), _key(id_, step)
-            prompt = prompt_of(self.service, fields)
-            for record in by_key[key]:
-                record.prompt = prompt
-            seen = json.loads(provenance or "{}").get("frames") or {}
-            given = {
-                "request": fields,
-                "frames": frames,
-                "count": len(seen.get("indices", ())),
-                "step": step,
-            }
-            yield Item(index, Row(f"record {id_}", given), uid=key)
+        """Yield one item for each request."""
+        columns = ("id", "step", "request", "frames", "provenance")
+        names = ", ".join(f"any_value({name})" for name in columns)
+        sql = f"SELECT {selected.key}, {names} FROM scores WHERE {selected.condition}"
+        rows = rows_of(connection, f"{sql} GROUP BY 1 ORDER BY min(time), 1", selected.values)
+        for index, (key, id_, *values) in enumerate(rows):
+            fields = dict(zip(columns[1:], values, strict=True))
+            yield Item(index, Row(f"record {id_}", fields), uid=key)
 
     def build(self, item: Item) -> Request:
         """Return the request of an item.
@@ -149,26 +143,26 @@ class ReplayBuilder(RequestBuilder):
         Raises:
             InvalidRequest: The log does not have all of it, or it is not valid with the changes.
         """
-        fields = dict(item.row.fields["request"])
+        record = item.row.fields
+        fields = json.loads(record["request"])
         if self.declared.scores == "clip":
-            fields = self._with_clip(fields, item.row.fields)
+            fields = self._with_clip(fields, record)
         if self.declared.client.has_run_label:
             fields["run"] = REPLAY
-        elif item.row.fields["step"] is not None:  # for schedules; a run would name a budget
-            fields["step"] = item.row.fields["step"]
+        elif record["step"] is not None:  # for schedules; a run would name a budget
+            fields["step"] = record["step"]
         return validate(self.declared.client.request_type, changed(fields, self.changes))
 
-    def _with_clip(self, fields: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        if "video_path" in fields:
+    def _with_clip(self, fields: dict[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+        if "video_path" in fields or "***" not in fields.get("video_url", "***"):
             return fields
-        if "video_url" in fields and "***" not in fields["video_url"]:
-            return fields
-        if given["frames"] is None:
+        if record["frames"] is None:
             raise InvalidRequest("neither the clip nor its frames are in the log")
         self.small += 1
         content = {"frames", "fps", "sha256", "video_url", "start_s", "end_s"}
         left = {name: value for name, value in fields.items() if name not in content}
-        frames = frames_of(given["frames"], given["count"])
+        seen = json.loads(record["provenance"] or "{}").get("frames") or {}
+        frames = frames_of(record["frames"], len(seen.get("indices", ())))
         return {**left, "frames_base64": [encode_png(frame) for frame in frames]}
 
 
@@ -185,39 +179,37 @@ def changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return new
 
 
-def prompt_of(service: str, fields: Mapping[str, Any]) -> str:
-    """Return a digest of what the samples of a prompt have in common."""
-    common = fields.get(SERVICES[service].group)
-    return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
-
-
 def replay_episodes(
     connection: "duckdb.DuckDBPyConnection", selected: Selected, changes: Mapping[str, Any]
 ) -> None:
-    """Score batches of episodes again, in this process, as they depend on nothing else."""
-    sql = f"SELECT request, details FROM scores WHERE {selected.condition} ORDER BY {_ORDER}"
-    rows = (map(json.loads, row) for row in rows_of(connection, sql, selected.values))
-    pairs = zip(selected.records, rows, strict=True)
-    for _, batch in itertools.groupby(pairs, key=lambda pair: pair[0].batch):
-        records, given = zip(*batch, strict=True)
-        fields, details = zip(*given, strict=True)
-        for record, each in zip(records, fields, strict=True):
-            record.prompt = prompt_of("episode", each)
+    """Score batches of episodes again, in this process, as they depend on nothing else.
+
+    The table `replayed` gets the scores.
+    """
+    columns = f"time, call, uid, request, details FROM scores WHERE {selected.condition}"
+    rows = rows_of(connection, f"SELECT {columns} ORDER BY {_ORDER}", selected.values)
+    new: list[tuple[float | None, str | None]] = []
+    for _, batch in itertools.groupby(rows, key=lambda row: row[:2]):  # what was scored together
+        records = [*batch]
         try:
-            _replay_batch(records, fields, changes, details[0].get("running"))
+            new += _replay_batch(records, changes)
         except RewardFleetError as error:
-            for record in records:
-                record.problem = error.detail
+            new += [(None, error.detail)] * len(records)
+    scores, problems = zip(*new, strict=True)
+    connection.execute(
+        "CREATE TABLE replayed AS SELECT unnest($1::DOUBLE[]) AS score, "
+        "unnest($2::VARCHAR[]) AS problem, unnest($3::VARCHAR[]) AS key, NULL::VARCHAR AS details",
+        [scores, problems, [str(n) for n in range(1, len(new) + 1)]],
+    )
 
 
 def _replay_batch(
-    records: Sequence[Recorded],
-    fields: Sequence[dict[str, Any]],
-    changes: Mapping[str, Any],
-    running: Mapping[str, Any] | None,
-) -> None:
+    records: Sequence[tuple[Any, ...]], changes: Mapping[str, Any]
+) -> list[tuple[float | None, str | None]]:
+    fields = [json.loads(request) for *_, request, _ in records]
     given = [each.pop("options", {}) for each in fields]  # those of the batch
     options = validate(EpisodeOptions, changed(given[0], changes))
+    running = json.loads(records[0][-1]).get("running")
     if options.normalize == "running" and running is None:
         raise InvalidRequest("normalize: running depends on the state of the run")
     # The statistics that the run had then, with these rewards.
@@ -225,29 +217,38 @@ def _replay_batch(
         running["count"], running["mean"], running["variance"] * running["count"]
     )
     items = [
-        validate(EpisodeRequest, {**each, "uid": record.uid or str(index)})
-        for index, (record, each) in enumerate(zip(records, fields, strict=True))
+        validate(EpisodeRequest, {**each, "uid": uid or str(index)})
+        for index, (each, (_, _, uid, *_)) in enumerate(zip(fields, records, strict=True))
     ]
     rewards = compute_rewards(validate_batch(items, options), options)
     result = aggregate(rewards, options, statistics or None)
-    for index, record in enumerate(records):
-        score = float(result.scores[index])
-        record.after = None if math.isnan(score) else score
-        if (reason := result.batch.reasons.get(index)) is not None:
-            record.problem = reason.detail
+    reasons = (result.batch.reasons.get(index) for index in range(len(items)))
+    return [
+        (None if math.isnan(score) else score, reason.detail if reason else None)
+        for score, reason in zip(map(float, result.scores), reasons, strict=True)
+    ]
 
 
-@dataclass
+def take_scores(connection: "duckdb.DuckDBPyConnection", output: Path) -> None:
+    """Make the table `replayed` of an output of `rewardfleet score`, whose uids are keys."""
+    with open_log([output], connection) as log:
+        log.execute(
+            "CREATE TABLE replayed AS "
+            "SELECT score, error_detail AS problem, uid AS key, details FROM scores"
+        )
+
+
+@dataclass(frozen=True)
 class Comparison:
     """What has changed."""
 
-    #: A line for each record of a group with a change.
-    lines: list[dict[str, Any]] = field(default_factory=list)
-    records: int = 0  #: how many records there are
-    changed: int = 0  #: how many of them have another reward
-    missing: int = 0  #: how many had a score and have none
-    #: How many groups there are, and in how many something changed.
-    groups: tuple[int, int] = (0, 0)
+    lines: list[dict[str, Any]]  #: one for each record of a group with a change
+    records: int  #: how many records there are
+    changed: int  #: how many of them have another reward
+    scored: int  #: how many have a score now
+    missing: int  #: how many had a score and have none
+    groups: int  #: how many groups there are
+    changed_groups: int  #: in how many of them something changed
 
     @property
     def share(self) -> float:
@@ -255,69 +256,21 @@ class Comparison:
         return self.changed / max(self.records, 1)
 
 
-def compare(records: Sequence[Recorded], before: float | None, after: float | None) -> Comparison:
+def compare(
+    connection: "duckdb.DuckDBPyConnection", before: float | None, after: float | None
+) -> Comparison:
     """Compare rewards, group by group: the records of a prompt, in a step of a run.
 
     Args:
         before, after: The least score of a reward of 1, else 0; None: a reward is the score.
     """
-    groups: dict[tuple[Any, ...], list[Recorded]] = defaultdict(list)
-    for record in records:
-        groups[record.run, record.step, record.prompt].append(record)
-    found = Comparison(records=len(records))
-    changed_groups = 0
-    for (_, _, prompt), members in groups.items():
-        old = [_reward(each.before, before) for each in members]
-        new = [_reward(each.after, after) for each in members]
-        changes = [_differ(*pair) for pair in zip(old, new, strict=True)]
-        found.changed += sum(changes)
-        found.missing += sum(a is not None and b is None for a, b in zip(old, new, strict=True))
-        if not any(changes):
-            continue
-        changed_groups += 1
-        advantages = zip(_advantages(old), _advantages(new), strict=True)
-        means = {"group_reward_before": _mean(old), "group_reward_after": _mean(new)}
-        for each, is_changed, rewards, (first, second) in zip(
-            members, changes, zip(old, new, strict=True), advantages, strict=True
-        ):
-            found.lines.append(
-                {
-                    "id": each.id,
-                    "run": each.run,
-                    "step": each.step,
-                    "uid": each.uid,
-                    "group": prompt[:16],
-                    "changed": is_changed,
-                    "reward_before": rewards[0],
-                    "reward_after": rewards[1],
-                    "advantage_before": first,
-                    "advantage_after": second,
-                    **means,
-                    "problem": each.problem,
-                }
-            )
-    found.groups = len(groups), changed_groups
-    return found
 
+    def reward(score: str, least: float | None) -> str:
+        return score if least is None else f"({score} >= '{least}'::DOUBLE)::DOUBLE"
 
-def _reward(score: float | None, least: float | None) -> float | None:
-    return score if score is None or least is None else float(score >= least)
-
-
-def _differ(before: float | None, after: float | None) -> bool:
-    if before is None or after is None:
-        return before is not after
-    return not math.isclose(before, after, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
-
-
-def _mean(rewards: Sequence[float | None]) -> float | None:
-    given = [each for each in rewards if each is not None]
-    return float(np.mean(given)) if given else None
-
-
-def _advantages(rewards: Sequence[float | None]) -> list[float | None]:
-    """Return (reward - mean) / standard deviation; 0 in a group of one, None without a reward."""
-    given = [each for each in rewards if each is not None]
-    mean = float(np.mean(given)) if given else 0.0
-    std = float(np.std(given, ddof=1)) if len(given) > 1 else 0.0
-    return [None if each is None else (each - mean) / (std + _EPSILON) for each in rewards]
+    join = _JOIN.format(before=reward("recorded.score", before), after=reward("new_score", after))
+    query(connection, join)
+    [totals] = query(connection, _COUNT)
+    rows = query(connection, _CHANGES)
+    names = [each[0] for each in connection.description or ()]
+    return Comparison([dict(zip(names, row, strict=True)) for row in rows], *totals)

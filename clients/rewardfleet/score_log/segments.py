@@ -1,33 +1,37 @@
-"""The files of a score log: segments of JSON lines, which become Parquet files once closed.
+"""The files of a score log: segments of JSON lines.
 
-`TIME-PID-RANDOM.jsonl` is written by one process, which has a lock on it. Names are in the order in
-which segments were begun, even if the clock is set back. A segment without a lock
-is closed: the process that notices it first rewrites it as `TIME-PID-RANDOM.parquet`. Where both
-files exist, the Parquet file counts: the process that rewrote the other one was killed.
+A process writes to `TIME-PID-RANDOM.jsonl`, to which nobody else writes, and begins another one
+from time to time. Whoever replaces or deletes a segment locks it, and its process then begins
+another one as well. What replaces a segment has a name of its own, so that a name stands for
+content that only grows.
 
-Who replaces or reads files has a lock on `.lock`, so that no file vanishes while it is read.
+Earlier versions rewrote closed segments as Parquet files. Where both files exist, the Parquet file
+counts: the process that rewrote the other one was killed.
 """
 
 import contextlib
 import fcntl
-import math
+import json
 import os
 import secrets
 import stat
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
+from rewardfleet.bulk.arrow import pyarrow
 from rewardfleet.bulk.files import NEW, OWNER_ONLY, new_file
+from rewardfleet.wire.log_segments import NAME
 
-OPEN, CLOSED = ".jsonl", ".parquet"
-#: The time in the name of a segment.
-_TIME = "%Y%m%dT%H%M%S%f"
-#: Tells writers, when it changes, to close their segments; see `ask_to_close`.
-_CLOSE = ".close"
+LINES, TABLE = ".jsonl", ".parquet"
+#: Seconds after which another segment begins.
+_MAX_SECONDS = 3600.0
 #: Seconds after which a file that is not complete never will be.
 _ABANDONED_SECONDS = 3600
+#: Seconds between two tries to lock a segment, and for all of them before records are deleted.
+_PAUSE_SECONDS, _WAIT_SECONDS = 0.05, 20.0
 
 
 def prepare_folder(folder: Path) -> None:
@@ -51,167 +55,169 @@ def prepare_folder(folder: Path) -> None:
 
 
 class Segment:
-    """An open segment, of which this process is the only writer.
+    """A segment to which this process alone writes.
+
+    Args:
+        folder: Of the log.
+        max_bytes: After which it is full.
 
     Raises:
         OSError: It cannot be created.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / f"{_next_time(folder)}-{os.getpid()}-{secrets.token_hex(4)}{OPEN}"
-        unlocked = self.path.with_name(f".{self.path.name}")
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._path = folder / _new_name(f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{os.getpid()}", LINES)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(unlocked, flags, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        unlocked.rename(self.path)  # now that nobody can take it for closed
-        self.size = 0
-        self.opened = time.monotonic()
+        self._fd = os.open(self._path, flags, 0o600)
+        self._size, self._max_bytes = 0, max_bytes
+        self._until = time.monotonic() + _MAX_SECONDS
 
-    def append(self, lines: bytes) -> None:
+    def append(self, lines: bytes) -> bool:
         """Append lines, all of them or none.
+
+        Returns:
+            False if another segment is to begin: this one is full, an hour old, locked or replaced.
 
         Raises:
             OSError: The disk does not take them.
         """
+        is_over = self._size >= self._max_bytes or time.monotonic() > self._until
+        if is_over or not _lock(self._fd, self._path):
+            return False
         rest = memoryview(lines)
         try:
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError:
-            os.ftruncate(self._fd, self.size)  # else the next line would follow a part of one
+            os.ftruncate(self._fd, self._size)  # else the next line would follow a part of one
             raise
-        self.size += len(lines)
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self._size += len(lines)
+        return True
 
     def close(self) -> None:
-        """Close it, and release its lock. If nothing was written, it is no more."""
-        if not self.size:
-            self.path.unlink(missing_ok=True)
+        """Close it."""
         os.close(self._fd)
 
 
-def _next_time(folder: Path) -> str:
-    """Return the time, or one just after the newest segment if the clock was set back since."""
-    now = datetime.fromtimestamp(time.time(), UTC)
-    for path in reversed(segments(folder)):
-        with contextlib.suppress(ValueError, OverflowError):  # no time, or the last one
-            begun = datetime.strptime(f"{path.name.partition('-')[0]}+0000", f"{_TIME}%z")
-            now = max(now, begun + timedelta(microseconds=1))
-            break
-    return now.strftime(_TIME)
+def _new_name(origin: str, suffix: str) -> str:
+    """Return a name that no segment has had, after the time and the process of its records."""
+    return f"{origin}-{secrets.token_hex(4)}{suffix}"
 
 
 def segments(folder: Path) -> list[Path]:
     """Return the segments of a log, each once, the oldest first."""
-    found = {path.stem: path for path in folder.glob(f"[!.]*{OPEN}")}
-    found |= {path.stem: path for path in folder.glob(f"[!.]*{CLOSED}")}
-    return [found[name] for name in sorted(found)]
-
-
-def open_segments(folder: Path) -> list[Path]:
-    """Return the segments that are not rewritten, the oldest first."""
-    return sorted(folder.glob(f"[!.]*{OPEN}"))
+    found = sorted(path for path in folder.iterdir() if NAME.fullmatch(path.name))
+    by_stem = {path.stem: path for path in found}  # the Parquet file comes last
+    return [*by_stem.values()]
 
 
 @contextlib.contextmanager
-def if_closed(path: Path) -> Iterator[bool]:
-    """Give the block whether an open segment has no writer any more, and keep others from it."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:  # another process has rewritten it
-        yield False
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield path.exists()
-    except BlockingIOError:
-        yield False
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def reading(folder: Path) -> Iterator[None]:
-    """Keep files of a log from being replaced for the block, if this process may write there."""
-    with contextlib.ExitStack() as stack:
-        if os.access(folder, os.W_OK):
-            stack.enter_context(_lock(folder, fcntl.LOCK_SH))
-        yield
-
-
-@contextlib.contextmanager
-def replacing(folder: Path, *, waits: bool = True) -> Iterator[None]:
-    """Let nobody read or replace files of a log for the block.
-
-    Raises:
-        BlockingIOError: Somebody does now, and `waits` is False.
-    """
-    with _lock(folder, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB)):
-        yield
-
-
-@contextlib.contextmanager
-def _lock(folder: Path, operation: int) -> Iterator[None]:
-    fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, operation)
-        yield
-    finally:
-        os.close(fd)
-
-
-def ask_to_close(folder: Path) -> None:
-    """Ask the writers of a log to close their segments, which they do within a second."""
-    with new_file(folder / _CLOSE, OWNER_ONLY) as file:
-        file.write(secrets.token_hex(8).encode())
-
-
-def close_request(folder: Path) -> str:
-    """Return what changes when writers are to close their segments."""
-    try:
-        return (folder / _CLOSE).read_text()
-    except OSError:
-        return ""
-
-
-def enforce_limits(folder: Path, max_bytes: int, max_age_s: float | None) -> None:
-    """Delete the oldest closed segments of a log that is too large, and those that are too old.
+def locked(path: Path, until: float = 0.0) -> Iterator[None]:
+    """Keep others from writing and replacing a segment for the block.
 
     Args:
-        max_age_s: None: nothing is deleted by its age, as the clock may be wrong.
+        path: The segment; or the folder of a log, for whoever replaces several.
+        until: The monotonic time at which waiting for them ends.
+
+    Raises:
+        FileNotFoundError: Another process has deleted it.
+        BlockingIOError: Another process has locked it.
     """
-    if max_age_s is not None:
-        _delete_abandoned(folder)
+    while True:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if _lock(fd, path):
+                yield
+                return
+        finally:
+            os.close(fd)
+        if time.monotonic() >= until:
+            raise BlockingIOError
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _lock(fd: int, path: Path) -> bool:
+    """Lock an open file; return False if another process has locked, replaced or deleted it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+@contextlib.contextmanager
+def replacement(path: Path) -> Iterator[IO[bytes]]:
+    """Give the block a file that replaces a locked segment, under a name of its own."""
+    with new_file(path, OWNER_ONLY) as file:
+        yield file
+    path.rename(path.with_name(_new_name(path.stem.rpartition("-")[0], path.suffix)))
+
+
+def enforce_limits(folder: Path, max_bytes: int, max_age_s: float) -> None:
+    """Delete the oldest segments of a log that is too large, and those that are too old."""
     total = 0
-    for path, size, age in reversed(_ages(folder)):
-        total += size
-        if total <= max_bytes and (max_age_s is None or age <= max_age_s):
-            continue
-        if path.suffix == CLOSED:
-            path.unlink(missing_ok=True)  # another process may have done it
-            continue
-        with if_closed(path) as closed:
-            if closed:
-                path.unlink(missing_ok=True)
-
-
-def _ages(folder: Path) -> list[tuple[Path, int, float]]:
-    """Return segments, their bytes and their ages in seconds, the oldest first.
-
-    A segment is no older than one that was begun before it: what is written while the clock is
-    years behind is not too old once it is right. One from the future has no age.
-    """
-    found, now, least = [], time.time(), math.inf
-    for path in segments(folder):
-        with contextlib.suppress(FileNotFoundError):  # another process has deleted it
+    for path in reversed(segments(folder)):
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):  # another process is at it
             status = path.stat()
-            age = now - status.st_mtime
-            least = min(least, age) if age >= 0 else least
-            found.append((path, status.st_size, least if age >= 0 else 0.0))
-    return found
-
-
-def _delete_abandoned(folder: Path) -> None:
+            total += status.st_size
+            if total > max_bytes or time.time() - status.st_mtime > max_age_s:
+                with locked(path):
+                    path.unlink()
     for path in folder.glob(f".*{NEW}"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                 path.unlink()
+
+
+def delete_run(folder: Path, run: str) -> int:
+    """Delete the records of a run that are in files; return how many there were.
+
+    Raises:
+        ValueError: Another process does not release the folder or a segment.
+    """
+    count, until = 0, time.monotonic() + _WAIT_SECONDS
+    try:
+        with locked(folder, until):  # another command would give segments other names
+            for path in segments(folder):
+                delete = _delete_rows if path.suffix == TABLE else _delete_lines
+                with contextlib.suppress(FileNotFoundError), locked(path, until):
+                    count += delete(path, run)
+    except BlockingIOError:
+        raise ValueError(
+            f"{folder} may have more, as another process holds its files: {count:,} records were "
+            "deleted; run the command again"
+        ) from None
+    return count
+
+
+def _delete_lines(path: Path, run: str) -> int:
+    count, others = 0, []
+    with path.open("rb") as file:
+        lines = [*file]
+    for line in lines:
+        try:
+            is_of_run = json.loads(line)["run"] == run
+        except (ValueError, TypeError, KeyError):
+            continue  # of a process that was killed
+        if is_of_run:
+            count += 1
+        else:
+            others.append(line)
+    if len(others) < len(lines):
+        with replacement(path) as new:
+            new.writelines(others)
+    return count
+
+
+def _delete_rows(path: Path, run: str) -> int:
+    pa = pyarrow()
+    with pa.parquet.ParquetFile(path) as file:
+        table = file.read()
+    is_other = [each != run for each in table["run"].to_pylist()]
+    if not all(is_other):
+        with replacement(path) as new:
+            pa.parquet.write_table(table.filter(pa.array(is_other)), new, compression="zstd")
+    path.with_suffix(LINES).unlink(missing_ok=True)  # see `segments`
+    return is_other.count(False)

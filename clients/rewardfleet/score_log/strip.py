@@ -1,6 +1,6 @@
 """Strips: some frames of a clip side by side, small, as one JPEG."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,22 @@ QUALITY = 75
 Frame = NDArray[np.uint8]
 
 
+def chosen(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """Return the frames that a strip has; of them, all are chosen again."""
+    return [frames[index] for index in sample_indices(len(frames), MAX_FRAMES)]
+
+
+def side_by_side(frames: Sequence[Frame]) -> Frame:
+    """Return the `chosen` frames as one picture, of each every n-th pixel.
+
+    Args:
+        frames: Frames of one size, in order; one or more.
+    """
+    by = -(-max(frames[0].shape[:2]) // MAX_SIDE)
+    small = [_every(frame, by) for frame in chosen(frames)]
+    return np.ascontiguousarray(np.concatenate(small, axis=1))
+
+
 def _every(frame: Frame, by: int) -> Frame:
     if frame.strides[-1] != 1:
         return frame[::by, ::by]
@@ -24,37 +40,15 @@ def _every(frame: Frame, by: int) -> Frame:
     return np.ascontiguousarray(frame.view("V3")[::by, ::by]).view(np.uint8)
 
 
-def chosen(frames: Sequence[Frame]) -> Sequence[Frame]:
-    """Return the frames that a strip has; of them, all are chosen again."""
-    return [frames[index] for index in sample_indices(len(frames), MAX_FRAMES)]
-
-
-def side_by_side(frames: Sequence[Frame], shrink: Callable[[Frame, int], Frame] = _every) -> Frame:
-    """Return the `chosen` frames as one picture.
-
-    Args:
-        frames: Frames of one size, in order; one or more.
-        shrink: Returns a frame whose sides are divided by a number.
-    """
-    by = -(-max(frames[0].shape[:2]) // MAX_SIDE)
-    small = [shrink(frame, by) if by > 1 else frame for frame in chosen(frames)]
-    return np.ascontiguousarray(np.concatenate(small, axis=1))
-
-
-def strip_of(
-    frames: Sequence[Frame], shrink: Callable[[Frame, int], Frame] = _every
-) -> bytes | None:
-    """Return frames as a strip; None if there are none, or `simplejpeg` is not installed.
-
-    The arguments are those of `side_by_side`.
-    """
+def strip_of(frames: Sequence[Frame]) -> bytes | None:
+    """Return frames as a strip; None if there are none, or `simplejpeg` is not installed."""
     if not frames:
         return None
     try:
         import simplejpeg  # noqa: PLC0415 - optional
     except ModuleNotFoundError:
         return None
-    pixels = side_by_side(frames, shrink)
+    pixels = side_by_side(frames)
     strip: bytes = simplejpeg.encode_jpeg(pixels, quality=QUALITY, colorsubsampling="420")
     return strip
 

@@ -1,5 +1,6 @@
 """The files of a score log, as `GET /score-log` of a service lists them."""
 
+import re
 from typing import Annotated
 
 from pydantic import BaseModel, Field, StringConstraints
@@ -12,17 +13,14 @@ MAX_SEGMENTS = 1000
 MAX_CHUNK_BYTES = 4 * 2**20
 
 #: The names of segments; nothing else is read, or written by who copies it.
-NAME = r"[0-9T]{8,40}-[0-9]{1,10}-[0-9a-f]{8}\.(jsonl|parquet)"
+NAME = re.compile(r"[0-9T]{8,40}-[0-9]{1,10}-[0-9a-f]{8}\.(jsonl|parquet)")
 
 
 class LogSegment(BaseModel):
     """A file of a score log."""
 
-    name: Annotated[str, StringConstraints(pattern=f"^{NAME}$")] = Field(
-        description="Its name, by which segments sort by time."
-    )
-    version: Annotated[str, StringConstraints(pattern=r"^[0-9a-f-]{1,80}$")] = Field(
-        description="Changes when the file is replaced, but not when records are added."
+    name: Annotated[str, StringConstraints(pattern=f"^{NAME.pattern}$")] = Field(
+        description="Its name, by which segments sort by time. What replaces it has another one."
     )
     size: int = Field(ge=0, description="Bytes now; more may follow.")
 

@@ -14,7 +14,7 @@ from rewardfleet.commands.explain import score_of
 from rewardfleet.commands.explain.story import parts_of
 from rewardfleet.commands.explain.texts import Part
 from rewardfleet.commands.options import path_option
-from rewardfleet.commands.running_logs import copied
+from rewardfleet.score_log.copying import copied
 from rewardfleet.wire.code import DatasetTests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.optional_imports import require

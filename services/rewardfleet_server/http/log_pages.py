@@ -1,6 +1,11 @@
 """The score log over HTTP, for who has a key of its own: callers see no scores of others."""
 
 import asyncio
+import hashlib
+import os
+import re
+import socket
+import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,9 +16,16 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rewardfleet.score_log.log_files import list_segments, read_segment
+from rewardfleet.score_log.segments import segments
 from rewardfleet.wire.errors import InvalidRequest, NotFound, Unavailable
-from rewardfleet.wire.log_segments import PATH, LogSegments
+from rewardfleet.wire.log_segments import (
+    MAX_CHUNK_BYTES,
+    MAX_SEGMENTS,
+    NAME,
+    PATH,
+    LogSegment,
+    LogSegments,
+)
 from rewardfleet_server.settings import ServerSettings
 from rewardfleet_server.system.threads import run_in_thread
 
@@ -25,9 +37,9 @@ T = TypeVar("T")
 
 #: Seconds in which a disk must answer.
 _SECONDS = 10.0
-_MAX_DIGITS = 15
-#: Documented only.
-_OFFSET = Field(json_schema_extra={"pattern": f"^[0-9]{{1,{_MAX_DIGITS}}}$"})
+#: Of the number of a byte.
+_DIGITS = "^[0-9]{1,15}$"
+_OFFSET = Field(json_schema_extra={"pattern": _DIGITS})
 
 
 def add_log_pages(pages: Pages, settings: ServerSettings, api_keys: ApiKeys) -> None:
@@ -60,7 +72,7 @@ def add_log_pages(pages: Pages, settings: ServerSettings, api_keys: ApiKeys) -> 
 
     @pages.get(PATH, summary="The files of the score log, for its own keys", responses=problems)
     async def log_segments(request: Request) -> LogSegments:
-        return await read(request, list_segments)
+        return await read(request, _list)
 
     @pages.get(
         PATH + "/{name}",
@@ -69,9 +81,45 @@ def add_log_pages(pages: Pages, settings: ServerSettings, api_keys: ApiKeys) -> 
         responses={**problems, 422: PROBLEMS[422]},
     )
     async def log_segment(
-        request: Request, name: str, version: str = "", offset: Annotated[str, _OFFSET] = "0"
+        request: Request, name: str, offset: Annotated[str, _OFFSET] = "0"
     ) -> Response:
-        if not (offset.isascii() and offset.isdecimal() and len(offset) <= _MAX_DIGITS):
+        if not re.fullmatch(_DIGITS, offset):
             raise InvalidRequest(f"offset: give the number of a byte, not {offset[:20]!r}")
-        content = await read(request, lambda at: read_segment(at, name, version, int(offset)))
+        content = await read(request, lambda at: _content(at, name, int(offset)))
         return Response(content, media_type="application/octet-stream")
+
+
+def _list(folder: Path) -> LogSegments:
+    """Return the segments of a log. Blocks."""
+    found = []
+    for path in segments(folder)[-MAX_SEGMENTS:]:
+        try:
+            status = path.stat(follow_symlinks=False)
+        except FileNotFoundError:  # it was replaced or deleted
+            continue
+        if stat.S_ISREG(status.st_mode):
+            found.append(LogSegment(name=path.name, size=status.st_size))
+    place = f"{socket.gethostname()}:{folder.resolve()}"
+    return LogSegments(log=hashlib.sha256(place.encode()).hexdigest()[:32], segments=found)
+
+
+def _content(folder: Path, name: str, offset: int) -> bytes:
+    """Return at most `MAX_CHUNK_BYTES` of a segment from an offset; none at its end. Blocks.
+
+    Raises:
+        NotFound: There is none of this name, or it is shorter.
+    """
+    gone = NotFound(f"no segment {name[:100]!r} of this size: list the segments again")
+    if not NAME.fullmatch(name):
+        raise gone
+    try:
+        fd = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        raise gone from None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or offset > status.st_size:
+            raise gone
+        return os.pread(fd, MAX_CHUNK_BYTES, offset)
+    finally:
+        os.close(fd)

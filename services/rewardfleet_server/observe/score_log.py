@@ -1,5 +1,6 @@
 """What a service writes to its score log."""
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +28,6 @@ class Seen:
 
     sha256: str | None = None  #: of the content, if it is known
     frames: Sequence[Frame] = ()  #: in order; none before they are decoded
-    strip: Callable[[Sequence[Frame]], bytes | None] = strip_of  #: makes a small picture of them
 
 
 @dataclass(frozen=True)
@@ -78,28 +78,27 @@ class ServiceLog(Collector):
         is_fast = score.cached or SERVICES[self._service].is_fast
         if is_fast and not self._is_drawn(context):
             return
-        label_fraction = self._label_fraction if self._is_to_be_labeled(score) else None
-        seen, now = seen or Seen(), time.time()
+        # Whatever a request or a score has. A cached score repeats a computed one.
+        is_new = score.score is not None and not score.cached
+        is_to_label = is_new and random.random() < self._label_fraction  # noqa: S311 - no secret
+        seen = seen or Seen()
         # No other frames are kept in memory: its limit is reached at four times as many clips.
         frames = () if score.cached else chosen(seen.frames)
-        sha256, strip = seen.sha256, partial(seen.strip, frames)
-
-        def scored() -> Iterable[Scored]:
-            yield Scored(
-                self._service,
-                now,
-                request,
-                score,
-                context.request_id,
-                provenance=provenance(),
-                sample_rate=self._sample if is_fast else 1.0,
-                sha256=sha256,
-                strip=strip,
-                label_fraction=label_fraction,
-            )
-
+        scored = partial(
+            Scored,
+            self._service,
+            time.time(),
+            request,
+            score,
+            context.request_id,
+            sample_rate=self._sample if is_fast else 1.0,
+            sha256=seen.sha256,
+            strip=partial(strip_of, frames),
+            label_fraction=self._label_fraction if is_to_label else None,
+        )
         held = sum(frame.nbytes for frame in frames)
-        self._log.add(scored, size=held + int(share * context.body_bytes))
+        size = held + int(share * context.body_bytes)
+        self._log.add(lambda: [scored(provenance=provenance())], size=size)
 
     def add_batch(
         self,
@@ -119,30 +118,18 @@ class ServiceLog(Collector):
         """
         if not self._is_drawn(context):
             return
-        now, of_batch = time.time(), header or BatchHeader()
-
-        def scored() -> Iterable[Scored]:
-            for request, fields in items():
-                yield Scored(
-                    self._service,
-                    now,
-                    request,
-                    fields,
-                    context.request_id,
-                    provenance=provenance,
-                    sample_rate=self._sample,
-                    **vars(of_batch),
-                )
-
-        self._log.add(scored, items=count, size=context.body_bytes)
-
-    def _is_to_be_labeled(self, score: Score) -> bool:
-        """Return whether people are to label a score: drawn for each one that was computed.
-
-        It depends on nothing that a request or a score has. A cached score repeats a computed one.
-        """
-        is_new = score.score is not None and not score.cached
-        return is_new and random.random() < self._label_fraction  # noqa: S311 - no secret
+        scored = partial(
+            Scored,
+            self._service,
+            time.time(),
+            call=context.request_id,
+            provenance=provenance,
+            sample_rate=self._sample,
+            **vars(header or BatchHeader()),
+        )
+        self._log.add(
+            lambda: itertools.starmap(scored, items()), items=count, size=context.body_bytes
+        )
 
     def _is_drawn(self, context: RequestContext) -> bool:
         """Return whether the fast items of a request are kept: together, as groups are."""

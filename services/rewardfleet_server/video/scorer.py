@@ -43,7 +43,6 @@ from .clip.sources import (
     Source,
     VideoFiles,
 )
-from .clip.strip import small_strip
 from .clip.video_reader import TimeRange
 from .judges import FileJudge, Judge, Judgment
 from .judges.calibration import JudgeCalibration
@@ -185,7 +184,7 @@ class VideoScorer:
             judged = [name, self._fingerprints[name], *asked, request.backend_kwargs]
             policy = CachePolicy((_digest(judged),))
         is_sent = request.video_path is None and request.video_url is None
-        seen = Seen(sha256 if is_sent else None, strip=small_strip)
+        seen = Seen(sha256 if is_sent else None)
         return ScoringPlan(
             name,
             lambda _: self._score(name, request, source, sha256, cost=cost, seen=seen),

@@ -125,7 +125,7 @@ def test_a_record_must_be_named(log: Path, capsys, tmp_path: Path):
         ([str(log)], "give --id"),
         ([str(log), "--id", "zz\x1b"], r"no record whose id begins with zz\x1b"),
         ([str(log), "--id", ""], "several ids begin"),
-        ([str(tmp_path), "--id", "a"], "no score log"),
+        ([str(log.parent), "--id", "a"], "no score log"),
         ([str(tmp_path / "none")], "No such file"),
     ]:
         assert main(["explain", *given_]) == 2

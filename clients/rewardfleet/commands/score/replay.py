@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from rewardfleet.bulk.output import PART_ROWS, Output
+from rewardfleet.bulk.output import PART_ROWS
 from rewardfleet.bulk.records import columns_of
 from rewardfleet.bulk.run import Run
 from rewardfleet.bulk.store import folder_store, score_items
 from rewardfleet.commands.local_service import local_service
-from rewardfleet.commands.log import LOGS, filters
-from rewardfleet.commands.options import TIMEOUT, escaped, grouped, number, path_option, table
+from rewardfleet.commands.log import LOGS, cell, filters
+from rewardfleet.commands.options import TIMEOUT, grouped, number, path_option, table
 from rewardfleet.score_log.reading import Filters, open_log
 from rewardfleet.score_log.replaying import (
     Comparison,
@@ -25,20 +25,28 @@ from rewardfleet.score_log.replaying import (
     compare,
     replay_episodes,
     select_records,
+    take_scores,
 )
 from rewardfleet.services import SERVICES
 
 from .scoring import START, Connection, Fields, progress_bar
 
-#: How many changes are shown, and in how many characters a reason.
-_SHOWN, _SHOWN_CHARACTERS = 20, 60
-_COLUMNS = ("id", "run", "step", "uid", "reward", "now", "advantage", "now ", "problem")
+#: How many changes are shown, and what of each, by its title.
+_SHOWN = 20
+_COLUMNS = {
+    **{name: name for name in ("id", "run", "step", "uid")},
+    "reward_before": "reward",
+    "reward_after": "now",
+    "advantage_before": "advantage",
+    "advantage_after": "now",
+    "problem": "problem",
+}
 
 
-def _share(_: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """Return a share that is given in percent, e.g. `0.5%`."""
+def _share(_: click.Context, parameter: click.Parameter, value: str | None) -> float:
+    """Return a share that is given in percent, e.g. `0.5%`; 1 if none is."""
     if value is None:
-        return None
+        return 1.0
     try:
         share = float(value.removesuffix("%")) / 100
     except ValueError:
@@ -54,7 +62,7 @@ class Limits:
 
     threshold_before: float | None
     threshold: float | None
-    fail_if_changed: float | None
+    fail_if_changed: float
 
 
 @click.command(
@@ -123,84 +131,55 @@ def command(
             if not _score(items, builder, selected, used, output):
                 click.echo("interrupted; the same command goes on from here", err=True)
                 return 130
+            take_scores(connection, output)
             if builder.small:
                 click.echo(
                     f"{builder.small:,} clips are not in the log: their small frames were scored",
                     err=True,
                 )
-    before = limits.threshold if limits.threshold_before is None else limits.threshold_before
-    found = compare(selected.records, before, limits.threshold)
+        before = limits.threshold if limits.threshold_before is None else limits.threshold_before
+        found = compare(connection, before, limits.threshold)
     with (output / "changes.jsonl").open("w") as file:
         file.writelines(json.dumps(line) + "\n" for line in found.lines)
     _show(found)
-    if all(each.after is None for each in selected.records):
+    if not found.scored:
         return 2
-    most = 1.0 if limits.fail_if_changed is None else limits.fail_if_changed
-    return int(found.share > most or found.missing > 0)
+    return int(found.share > limits.fail_if_changed or found.missing > 0)
 
 
 def _score(
     items: Iterator[Any], builder: ReplayBuilder, selected: Selected, used: Connection, output: Path
 ) -> bool:
     """Score the requests of records with a service; return False if that was interrupted."""
-    output_of: dict[str, Any] = {
+    of_input = {"service": builder.service, "fields": builder.changes}
+    arguments: dict[str, Any] = {
+        "folder": str(output),
         "columns": columns_of(builder.declared.client.score_type),
-        "input_key": {
-            "service": builder.service,
-            "replay": selected.digest,
-            "fields": builder.changes,
-        },
+        "input_key": {**of_input, "replay": selected.digest},
         "kind": "jsonl",
         "part_rows": PART_ROWS,
+        "retry_failed": True,
     }
-    requests = len({each.key for each in selected.records})
     with contextlib.ExitStack() as stack:
         urls = used.url or ["http://127.0.0.1:18000"]
         if used.start is not None:
             urls = [stack.enter_context(local_service(builder.service, used.start))]
         fleet, replicas = used.fleet(builder.service, urls)
-        show = stack.enter_context(progress_bar(requests))
-        opening = folder_store({**output_of, "folder": str(output), "retry_failed": True}, show)
-        run = Run(fleet, builder, replicas)
-        is_complete, _ = asyncio.run(score_items(items, run, opening))
-    if is_complete:
-        with Output(output, **output_of) as kept:
-            _take(selected, kept)
-    return is_complete
-
-
-def _take(selected: Selected, kept: Output) -> None:
-    """Give records their new scores."""
-    new = {each["uid"]: each for each in kept.records()}
-    for record in selected.records:
-        found = new[record.key]
-        record.after = found["score"]
-        record.problem = found["error_detail"]
-        if record.price and record.after is not None:
-            # The run's budget is not asked: the price is the one that the record had.
-            record.after = found["details"]["task"] - record.price * found["details"]["cost"]
+        opening = folder_store(arguments, stack.enter_context(progress_bar(selected.requests)))
+        scoring = score_items(items, Run(fleet, builder, replicas), opening)
+        return asyncio.run(scoring)[0]
 
 
 def _show(found: Comparison) -> None:
     rows = [
-        [
-            each["id"][:12],
-            *(escaped(str(each[name] or ""), _SHOWN_CHARACTERS) for name in ("run", "step", "uid")),
-            *(
-                "none" if each[name] is None else f"{each[name]:.4g}"
-                for name in ("reward_before", "reward_after", "advantage_before", "advantage_after")
-            ),
-            escaped(each["problem"] or "", _SHOWN_CHARACTERS),
-        ]
-        for each in found.lines
-        if each["changed"]
+        [cell(name, each[name]) for name in _COLUMNS] for each in found.lines if each["changed"]
     ]
     if rows:
-        click.echo(table(_COLUMNS, rows[:_SHOWN]))
+        click.echo(table([*_COLUMNS.values()], rows[:_SHOWN]))
     if len(rows) > _SHOWN:
         click.echo(f"… and {len(rows) - _SHOWN:,} more, in changes.jsonl")
-    groups, changed = found.groups
     click.echo(
         f"{found.records:,} records: {found.changed:,} rewards changed ({found.share:.2%}), "
-        f"{found.missing:,} have no score now; {changed:,} of {groups:,} groups changed"
+        f"{found.missing:,} have no score now; {found.changed_groups:,} of {found.groups:,} "
+        "groups changed"
     )

@@ -1,15 +1,13 @@
 """The small pictures of the score log."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import cv2
 
 from rewardfleet.score_log.strip import MAX_FRAMES, MAX_SIDE, strip_of
 from rewardfleet.wire.errors import RewardFleetError
 
-from .frames import DecodeSpec, Frame, decode_video
+from .frames import DecodeSpec, decode_video
 from .sources import VideoFiles
 from .video_reader import TimeRange
 
@@ -17,11 +15,6 @@ from .video_reader import TimeRange
 _SECONDS = 20.0
 #: Strips of files that are kept, of some kilobytes each.
 _MAX_KEPT = 64
-
-
-def small_strip(frames: Sequence[Frame]) -> bytes | None:
-    """Return the frames that a judge has seen as a strip; None if there are none."""
-    return strip_of(frames, _shrink)
 
 
 class FileStrips:
@@ -64,11 +57,4 @@ def _strip_of_part(path: str, part: TimeRange | None) -> bytes | None:
         clip = decode_video(path, DecodeSpec(MAX_FRAMES, MAX_SIDE**2, part=part, stop=stop))
     finally:
         timer.cancel()
-    return small_strip(clip.frames)
-
-
-def _shrink(frame: Frame, by: int) -> Frame:
-    height, width = frame.shape[:2]
-    size = max(width // by, 1), max(height // by, 1)
-    # By area takes thirty times as long, and linear interpolation twice.
-    return cv2.resize(frame, size, interpolation=cv2.INTER_NEAREST)  # type: ignore[return-value] # of its type
+    return strip_of(clip.frames)
