@@ -77,9 +77,7 @@ class FakeSandbox:
     wait_s: float = 0.0  #: seconds that every run takes
     error: Exception | None = None  #: an error to raise instead
     jobs: list[Job] = field(default_factory=list, init=False)  #: the jobs so far, in order
-    restarts: int = field(default=0, init=False)
-    kills: int = field(default=0, init=False)
-    memory_waits: int = field(default=0, init=False)
+    counts: dict[str, int] = field(default_factory=dict, init=False)
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:

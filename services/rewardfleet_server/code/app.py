@@ -93,15 +93,9 @@ class _Metrics(Collector):
         )
         isolation.add_metric((self._scorer.isolation, self._requested), 1)
         yield isolation
-        counts = {
-            "jail_restarts": self._sandbox.restarts,
-            "missing_modules": self._scorer.missing_modules,
-            "program_decisions": self._scorer.program_decisions,
-            "program_kills": self._sandbox.kills,
-            "memory_waits": self._sandbox.memory_waits,
-        }
+        counts = {**self._sandbox.counts, **self._scorer.counts}
         for name, description in _COUNTERS.items():
-            yield CounterMetricFamily(f"rewardfleet_{name}", description, counts[name])
+            yield CounterMetricFamily(f"rewardfleet_{name}", description, counts.get(name, 0))
 
 
 def _overview(settings: CodeSettings, sandbox: Sandbox) -> dict[str, str]:

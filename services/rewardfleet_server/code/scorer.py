@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
 from typing import Any
 
@@ -60,11 +60,11 @@ class CodeScorer:
         self._sandbox = sandbox
         self._settings = settings
         self._tests: Memo[PreparedTests] = Memo(_MAX_PREPARED, lambda tests: tests.bytes)
-        self._preflight = Preflight(sandbox, settings)
+        self._preflight = Preflight(sandbox, settings, self._run_solution)
         self._checkers = Checkers(sandbox, settings)
-        #: How many programs failed a test because they import a module that is not installed.
-        self.missing_modules = 0
-        self.program_decisions = 0  #: how many tests passed that the program could have decided
+        #: By the names of the service's metrics: programs that failed a test because they import a
+        #: module that is not installed, and tests that passed which the program could have decided.
+        self.counts = {"missing_modules": 0, "program_decisions": 0}
         #: Seconds of CPU time for all runs of a program, in a call that has all of its time.
         self._max_seconds = min(settings.max_submission_s, settings.deadline_s / 2)
         ceilings = {
@@ -124,7 +124,7 @@ class CodeScorer:
             lookup_keys(key, request.mode),
             store_policy=partial(store_policy, key, request.mode, with_original=with_original),
             is_valid=partial(_is_valid_cached, request),
-            from_cached=partial(_from_cached, request, submission),
+            from_cached=partial(_from_cached, submission),
             audit_fields=partial(_audit_fields, request.mode),
             # A policy may write a megabyte, which others would wait for at the cache's disk.
             not_stored=frozenset({"code"}),
@@ -171,11 +171,10 @@ class CodeScorer:
         tests = await prepared()
         limits = self._limits_of_row(request.limits, tests.cpu_s, limits)
         # Even if nothing is run: invalid tests are an error.
-        checks_solution = isinstance(request.tests, DatasetTests) and request.tests.check_reference
-        run_solution = self._run_until_failure if checks_solution else None
-        await self._preflight.check_solution(tests, limits, run_solution)
-        tests, left_out = await self._counted(tests, limits)
-        tests = await self._preflight.repeated_as_needed(tests, limits, self._run_on_all)
+        left_out = await self._preflight.check(tests, limits)
+        tests = tests.without(left_out) if left_out else tests
+        await self._preflight.check_solution(tests, limits)
+        tests = await self._preflight.repeated_as_needed(tests, limits)
         checker = await self._checkers.prepare(tests)
         if request.revision is None:
             cause = CodeCause.NO_ANSWER
@@ -239,28 +238,12 @@ class CodeScorer:
         except InvalidRequest as error:
             raise InvalidRequest(f"tests.row: time_limit: as {error.detail}") from None
 
-    async def _counted(
-        self, tests: PreparedTests, limits: RunLimits
-    ) -> tuple[PreparedTests, Mapping[int, str]]:
-        """Return the tests that count, and why others do not, by index; see `Preflight.check`."""
-        left_out = await self._preflight.check(tests, limits)
-        return tests.without(left_out) if left_out else tests, left_out
-
-    async def _run_until_failure(
-        self, program: str, tests: PreparedTests, limits: RunLimits
+    async def _run_solution(
+        self, tests: PreparedTests, limits: RunLimits, stop_at_failure: bool
     ) -> SubmissionRun:
         """Run the solution of a row, with as much time as any program."""
-        counted, _ = await self._counted(tests, limits)
-        run = await _planned(counted, limits, self._max_seconds)
-        await self._execute(program, run, await self._checkers.prepare(tests))
-        return run
-
-    async def _run_on_all(
-        self, program: str, tests: PreparedTests, limits: RunLimits
-    ) -> SubmissionRun:
-        """Run the solution of a row on asserts, with as much time as any program."""
-        run = await _planned(tests, limits, self._max_seconds, stop_at_failure=False)
-        await self._execute(program, run, None)
+        run = await _planned(tests, limits, self._max_seconds, stop_at_failure=stop_at_failure)
+        await self._execute(tests.solution or "", run, await self._checkers.prepare(tests))
         return run
 
     async def _execute(self, program: str, run: SubmissionRun, checker: Checker | None) -> None:
@@ -311,8 +294,8 @@ class CodeScorer:
         for verdict in verdicts:
             if verdict.verdict is Outcome.RUNTIME_ERROR:
                 verdict.missing_module = missing_module(verdict.stderr)
-        self.missing_modules += any(each.missing_module for each in verdicts)
-        self.program_decisions += sum(
+        self.counts["missing_modules"] += any(each.missing_module for each in verdicts)
+        self.counts["program_decisions"] += sum(
             each.verdict is Outcome.ACCEPTED and each.verdict_by == "jail" for each in verdicts
         )
         verdicts += [rest] * (count - len(verdicts))
@@ -363,8 +346,9 @@ def _is_valid_cached(request: CodeRequest, score: CodeScore) -> bool:
     return score.pass_rate == passed / counted and right in {None, 0.0, 1.0}
 
 
-def _from_cached(request: CodeRequest, submission: Submission, score: CodeScore) -> CodeScore:
+def _from_cached(submission: Submission, score: CodeScore) -> CodeScore:
     """Adapt the score of an equivalent program, or of the other mode, to this request."""
+    request = submission.request
     reward = _reward(request.mode, score.pass_rate)
     if request.original_passed is not None and submission.judgment is not None:
         right = request.original_passed == (submission.judgment == "correct")

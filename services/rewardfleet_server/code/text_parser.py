@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from queue import PriorityQueue
 from typing import Literal, TypeVar, cast
@@ -74,15 +73,11 @@ class TextParser:
 
     async def form(self, program: str, tests: Uses | None) -> tuple[str, bool]:
         """Return `form_digest`, and whether it is that; else it is that of the text."""
-        if tests is None or len(program) > LARGEST:
+        if tests is None:
             return form_digest(program, None), True
-        ms = len(program) / _FORM_SPEED
-        if ms <= _FORM_NOW_MS:
-            return await self._now(ms, lambda: form_digest(program, tests)), True
         try:
-            async with asyncio.timeout(_FORM_S):
-                content = encode_form(program, tests)
-                return await self._lane(ms).run("form", content, ms, cpu_s=_FORM_CPU_S), True
+            now, text = (partial(each, program, tests) for each in (form_digest, encode_form))
+            return await self._analyzed("form", program, now, text), True
         except (TimeoutError, TaskLost):
             return form_digest(program, None), False
         except TaskTooLarge:
@@ -93,15 +88,33 @@ class TextParser:
         mentioned = MENTIONS.search(program)
         if mentioned is None:
             return ""
+        try:
+            return await self._analyzed(
+                "chance", program, partial(chance_in, program), lambda: program
+            )
+        except (TimeoutError, TaskLost, TaskTooLarge):
+            return mentioned[0]
+
+    async def _analyzed(
+        self, task: str, program: str, now: Callable[[], str], text: Callable[[], str]
+    ) -> str:
+        """Return what a task finds in a program, within limits.
+
+        Args:
+            now: Does the task here.
+            text: Returns what the task reads in the process.
+
+        Raises:
+            TaskTooLarge: It is too long, or took too much time or memory.
+            TimeoutError, TaskLost: There was no time for it, or the process failed.
+        """
+        if len(program) > LARGEST:
+            raise TaskTooLarge
         ms = len(program) / _FORM_SPEED
         if ms <= _FORM_NOW_MS:
-            return await self._now(ms, lambda: chance_in(program))
-        if len(program) <= LARGEST:
-            with suppress(TimeoutError, TaskLost, TaskTooLarge):
-                async with asyncio.timeout(_FORM_S):
-                    content = program.encode(errors="surrogatepass")
-                    return await self._lane(ms).run("chance", content, ms, cpu_s=_FORM_CPU_S)
-        return mentioned[0]
+            return await self._now(ms, now)
+        async with asyncio.timeout(_FORM_S):
+            return await self._lane(ms).run(task, text(), ms, cpu_s=_FORM_CPU_S)
 
     def close(self) -> None:
         """End the processes."""
@@ -121,7 +134,7 @@ class TextParser:
         if ms <= _NOW_MS:
             return await self._now(ms, lambda: TASKS[task](text))
         try:
-            return await self._lane(ms).run(task, text.encode(errors="surrogatepass"), ms)
+            return await self._lane(ms).run(task, text, ms)
         except TaskTooLarge:
             raise Unavailable("a text takes too long to parse", retry_after=1) from None
         except TaskLost as error:
@@ -144,19 +157,19 @@ class _Lane:
         self._closed = False
         threading.Thread(target=self._work, name="parse-text", daemon=True).start()
 
-    async def run(self, task: str, content: bytes, ms: float, *, cpu_s: float = 0.0) -> str:
+    async def run(self, task: str, text: str, ms: float, *, cpu_s: float = 0.0) -> str:
         """Run a task in the process.
 
         Args:
             task: See `run_task`.
-            content: What it reads.
+            text: What it reads.
             ms: How long it may take, about. It may wait for as long as that, some times over.
             cpu_s: See `TaskProcess.run`, also for what is raised.
         """
         if self._closed:
             raise TaskLost("the service is shutting down")
         future: Future[str] = Future()
-        work = partial(contextvars.copy_context().run, self._run, task, content, cpu_s)
+        work = partial(contextvars.copy_context().run, self._run, task, text, cpu_s)
         turn = time.monotonic() + _PATIENCE * ms / 1000
         self._queue.put((turn, next(self._numbers), future, work))
         return await asyncio.wrap_future(future)
@@ -178,8 +191,8 @@ class _Lane:
             except Exception as error:  # noqa: BLE001 - it reaches the caller
                 future.set_exception(error)
 
-    def _run(self, task: str, content: bytes, cpu_s: float) -> str:
+    def _run(self, task: str, text: str, cpu_s: float) -> str:
         source, result = MemoryFile(), MemoryFile()
-        source.write(content)
+        source.write(text.encode(errors="surrogatepass"))
         self._process.run(task, source, result, seconds=_HANG_S, cpu_s=cpu_s)
         return result.read().decode(errors="surrogatepass")

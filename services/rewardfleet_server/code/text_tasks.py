@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Literal
 
 from rewardfleet.text.judgment import overall_judgment
 from rewardfleet.text.program import extract_program
@@ -24,14 +23,14 @@ def form_digest(program: str, tests: Uses | None) -> str:
         program: Source code.
         tests: What source code of the tests uses. None: they can see all of the program's text.
     """
-    form = f"text {program}" if tests is None else normal_form(program, level="unit", tests=tests)
+    form = f"text {program}" if tests is None else normal_form(program, tests=tests)
     return hashlib.sha256(form.encode(errors="surrogatepass")).hexdigest()
 
 
-def encode_form(program: str, tests: Uses) -> bytes:
+def encode_form(program: str, tests: Uses) -> str:
     """Return what a task for `form_digest` reads."""
     names = {field: sorted(words) for field, words in asdict(tests).items()}
-    return f"{json.dumps(names)}\n{program}".encode(errors="surrogatepass")
+    return f"{json.dumps(names)}\n{program}"
 
 
 def _form_digest(text: str) -> str:
@@ -53,12 +52,11 @@ TASKS: dict[str, Callable[[str], str]] = {
 }
 
 
-def run_task(
-    task: Literal["program", "judgment", "form", "chance"], source: int, result: int
-) -> None:
+def run_task(task: str, source: int, result: int) -> None:
     """Do a task in the child process.
 
     Args:
+        task: Its name in `TASKS`.
         source: The descriptor of the file with the text.
         result: The descriptor of the file for the result.
     """

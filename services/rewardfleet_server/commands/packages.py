@@ -29,5 +29,4 @@ def build(packages: tuple[str, ...], python: str | None) -> None:
     given = {name: value for name, value in flags.items() if value}
     environment = environment_of(read_settings(CodeSettings, given))
     environment.build()
-    environment.python()
     print(f"{environment.folder}: {', '.join(environment.requirements)}")

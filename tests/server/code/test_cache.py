@@ -387,5 +387,5 @@ def test_a_program_and_its_tests_are_checked_together(sources: list[str], progra
     names = names_of_tests(sources[0], sources[1:])
     assert names is not None
     renamed = re.sub(r"\by\b", "z", program)
-    keys = {normal_form(each, level="unit", tests=names) for each in (program, renamed)}
+    keys = {normal_form(each, tests=names) for each in (program, renamed)}
     assert len(keys) == 2

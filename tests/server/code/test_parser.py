@@ -56,7 +56,7 @@ def test_threads_that_parse_do_not_disturb_each_other():
         return calls
 
     calls = [
-        lambda: normal_form(SOURCE, level="stdin"),
+        lambda: normal_form(SOURCE),
         lambda: parse(SOURCE, "tests"),
         lambda: import_statements([SOURCE]),
     ]

@@ -33,7 +33,7 @@ def test_imports_that_are_sure_to_run_are_found(row):
 
 async def test_the_same_imports_are_checked_once():
     sandbox = FakeSandbox(RunResult(test_report=b'{"held": true}'))
-    check = Preflight(sandbox, CodeSettings())
+    check = Preflight(sandbox, CodeSettings(), None)
     cases = [{"stdin": "", "stdout": ""}]
     for tests in (
         AssertTests(kind="asserts", cases=["assert f() == 1"]),
@@ -117,7 +117,7 @@ async def test_a_failed_check_is_repeated_as_the_module_may_be_installed_by_then
             self.result = held if ready else RunResult(exit_code=1, stderr=stderr)
             await super().run(job, on_result, timing)
 
-    check = Preflight(Sandbox(), CodeSettings())
+    check = Preflight(Sandbox(), CodeSettings(), None)
     tests = AssertTests(kind="asserts", cases=["assert f()"], setup="import rf_absent")
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="rf_absent"):

@@ -83,7 +83,7 @@ def test_a_program_that_no_check_has_seen_is_not_accepted(level_service, program
 
 
 def counted(source: str, **variables: object) -> int:
-    script = scripts.TestScript({"__builtins__": __builtins__, **variables}, None)
+    script = scripts.TestScript({"__builtins__": __builtins__, **variables})
     script.run(ast.parse(source))
     return script.checks
 

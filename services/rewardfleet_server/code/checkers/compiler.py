@@ -10,13 +10,13 @@ import subprocess
 import tempfile
 from functools import cached_property
 from pathlib import Path
+from typing import cast, get_args
 
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cache.single_flight import SingleFlight
 from rewardfleet_server.code.sandboxes.jail.guest import loader
 from rewardfleet_server.code.sandboxes.jail.isolation import (
     ENVIRONMENT,
-    FALLBACK_ORDER,
     IsolationLevel,
     IsolationSpec,
     as_jail_user,
@@ -44,7 +44,6 @@ _MAX_CACHED = 20_000
 #: Sources that do not compile, whose errors are held in memory.
 _MAX_ERRORS = 1_000
 
-_LEVELS: tuple[IsolationLevel, ...] = (*FALLBACK_ORDER, "none-unsafe")
 _OWN_TESTLIB = Path(__file__).with_name("testlib.h")
 
 #: Compiles `ORDER["source"]`; exits with the compiler's status, and prints the library or messages.
@@ -107,7 +106,7 @@ class Compiler:
             InvalidRequest: It does not compile, or there is no compiler.
             Unavailable: The compiler cannot be run now.
         """
-        if self._isolation not in _LEVELS:
+        if self._isolation not in get_args(IsolationLevel):
             raise InvalidRequest("a checker program in C++ requires jails, so no --fusion-url")
         if self._command is None:
             raise InvalidRequest(
@@ -151,7 +150,7 @@ class Compiler:
 
     @cached_property
     def _spec(self) -> IsolationSpec:
-        level = next(each for each in _LEVELS if each == self._isolation)
+        level = cast(IsolationLevel, self._isolation)
         return isolation_spec(level, find_python(self._python), self._workers)
 
     def _compile(self, source: str) -> bytes:

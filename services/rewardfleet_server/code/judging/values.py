@@ -12,7 +12,7 @@ different types are equal if Python says so.
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -135,9 +135,10 @@ class Equality:
         if isinstance(given, int | float):
             return given
         try:
-            return _special_number(given)
-        except (ValueError, TypeError, ArithmeticError):  # forged
-            return None
+            ((kind, content),) = given.items()
+            return _NUMBERS[kind](content)
+        except (AttributeError, LookupError, ValueError, TypeError, ArithmeticError):
+            return None  # it is none, or forged
 
     def _key(self, given: Any) -> str:
         """Return an item of a set, or a key, as a string: equal strings for equal values.
@@ -180,29 +181,27 @@ def _content(given: Any, kind: str) -> Any:
     return None
 
 
-def _special_number(given: Any) -> Number | None:  # noqa: PLR0911 - one for each kind
-    """Read a number that JSON cannot represent.
+def _fraction(parts: Any) -> Fraction | None:
+    numerator, denominator = map(str, parts)
+    # A program can build a fraction that is not in lowest terms; reducing it is quadratic.
+    if max(len(numerator), len(denominator)) > _MAX_DIGITS:
+        return None
+    return Fraction(int(numerator, 16), int(denominator, 16))
 
-    Raises:
-        ValueError, TypeError, ArithmeticError: It is not one.
-    """
-    if (text := _content(given, "int")) is not None:
-        return int(str(text), 16)
-    if (text := _content(given, "float")) is not None:
-        return float(str(text))
-    if (parts := _content(given, "complex")) is not None:
-        real, imaginary = parts
-        return complex(float(str(real)), float(str(imaginary)))
-    if (parts := _content(given, "fraction")) is not None:
-        numerator, denominator = map(str, parts)
-        # A program can build a fraction that is not in lowest terms; reducing it is quadratic.
-        if max(len(numerator), len(denominator)) > _MAX_DIGITS:
-            return None
-        return Fraction(int(numerator, 16), int(denominator, 16))
-    if (text := _content(given, "decimal")) is not None:
-        number = Decimal(str(text))
-        return float("nan") if number.is_nan() else number  # a signaling NaN cannot be compared
-    return None
+
+def _decimal(text: Any) -> Number:
+    number = Decimal(str(text))
+    return float("nan") if number.is_nan() else number  # a signaling NaN cannot be compared
+
+
+#: What reads the numbers that JSON cannot represent, by the kinds of values.
+_NUMBERS: dict[str, Callable[[Any], Number | None]] = {
+    "int": lambda text: int(str(text), 16),
+    "float": lambda text: float(str(text)),
+    "complex": lambda parts: complex(float(str(parts[0])), float(str(parts[1]))),
+    "fraction": _fraction,
+    "decimal": _decimal,
+}
 
 
 def _key_of_number(number: Number) -> str:

@@ -67,7 +67,7 @@ def names_of_tests(setup: str, cases: Sequence[str] = ()) -> Uses | None:
     return uses
 
 
-def normal_form(source: str, *, level: Level, tests: Uses | None = None) -> str:
+def normal_form(source: str, *, level: Level = "unit", tests: Uses | None = None) -> str:
     """Return the key of a program; never raises, and takes at most seconds, mostly 0.1 ms.
 
     Args:

@@ -179,7 +179,7 @@ class _Collector:
             self.uses.caught.add("")  # it gets any error
         (self.uses.others if kind is None else kind).add(name)
 
-    def name(self, node: ast.Name) -> None:
+    def visit_Name(self, node: ast.Name) -> None:
         if not isinstance(node.ctx, ast.Load):
             self.bind(node.id)
             return
@@ -192,24 +192,28 @@ class _Collector:
             raise ReflectsSource
         self.uses.values.add(node.id)
 
-    def declaration(self, node: ast.Global | ast.Nonlocal) -> None:
+    def visit_Global(self, node: ast.Global | ast.Nonlocal) -> None:
         for name in node.names:
             self.bind(name)
 
-    def argument(self, node: ast.arg) -> None:
+    visit_Nonlocal = visit_Global
+
+    def visit_arg(self, node: ast.arg) -> None:
         self.bind(node.arg)
 
-    def pattern(self, node: ast.MatchAs | ast.MatchStar | ast.MatchMapping) -> None:
+    def visit_MatchAs(self, node: ast.MatchAs | ast.MatchStar | ast.MatchMapping) -> None:
         name = node.rest if isinstance(node, ast.MatchMapping) else node.name
         if name is not None:
             self.bind(name)
 
-    def class_pattern(self, node: ast.MatchClass) -> None:
+    visit_MatchStar = visit_MatchMapping = visit_MatchAs
+
+    def visit_MatchClass(self, node: ast.MatchClass) -> None:
         if "format" in node.kwd_attrs:
             raise ReflectsSource
         self.uses.attributes.update(f".{name}" for name in node.kwd_attrs)
 
-    def handler(self, node: ast.ExceptHandler) -> None:
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
         kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
         names = {each.id for each in kinds if isinstance(each, ast.Name)}
         self.uses.known.update(names & allowed.ORDINARY_ERRORS)
@@ -217,28 +221,28 @@ class _Collector:
             self.bind(node.name)
             self.caught.append((node.name, node.type))
 
-    def generator(self, node: ast.comprehension) -> None:
+    def visit_comprehension(self, node: ast.comprehension) -> None:
         if node.is_async:
             raise ReflectsSource
 
-    def delegation(self, _: ast.YieldFrom) -> None:
+    def visit_YieldFrom(self, _: ast.YieldFrom) -> None:
         self.delegates = True
 
-    def constant(self, node: ast.Constant) -> None:
+    def visit_Constant(self, node: ast.Constant) -> None:
         text = node.value
         if isinstance(text, str) and text != "__main__" and _SPECIAL_WORD.search(text):
             raise ReflectsSource
 
     # Imports
 
-    def imports(self, node: ast.Import) -> None:
+    def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             if alias.name not in allowed.MODULES:
                 raise ReflectsSource
             top = alias.name.partition(".")[0]
             self.module(alias.asname or top, alias.name if alias.asname else top)
 
-    def import_from(self, node: ast.ImportFrom) -> None:
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         module = "." if node.level else node.module or ""
         for alias in node.names:
             name, path = alias.asname or alias.name, f"{module}.{alias.name}"
@@ -258,10 +262,10 @@ class _Collector:
 
     # Functions and classes
 
-    def function(self, node: ast.FunctionDef) -> None:
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self.bind(node.name)
 
-    def class_(self, node: ast.ClassDef) -> None:
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
         decorators = {
             last_name(each.func if isinstance(each, ast.Call) else each)
             for each in node.decorator_list
@@ -294,7 +298,7 @@ class _Collector:
 
     # Attributes and calls
 
-    def attribute(self, node: ast.Attribute) -> None:
+    def visit_Attribute(self, node: ast.Attribute) -> None:
         base, name = node.value, node.attr
         if name == "format" and not is_plain_format(base):
             raise ReflectsSource
@@ -333,7 +337,7 @@ class _Collector:
         else:
             raise ReflectsSource
 
-    def call(self, node: ast.Call) -> None:
+    def visit_Call(self, node: ast.Call) -> None:
         func = node.func
         if isinstance(func, ast.Name):
             if func.id in allowed.TYPE_CONSUMERS and any(map(is_type_of, node.args)):
@@ -392,7 +396,7 @@ class _Collector:
         if is_type_of(node):
             self.checked.add(id(node))
 
-    def compare(self, node: ast.Compare) -> None:
+    def visit_Compare(self, node: ast.Compare) -> None:
         sides = [node.left, *node.comparators]
         is_identity = all(isinstance(each, ast.Is | ast.IsNot) for each in node.ops)
         if not is_identity and any(map(is_type_of, sides)):
@@ -408,7 +412,7 @@ class _Collector:
             for side in sides:
                 self.close_type(side)
 
-    def formatted(self, node: ast.FormattedValue) -> None:
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> None:
         self.close_type(node.value)
 
 
@@ -421,22 +425,9 @@ def _bound_in(node: ast.ClassDef) -> Iterator[str]:
             yield part.id
 
 
+#: By the kinds of nodes, which the methods are named after.
 _COLLECTORS: dict[type[Any], Callable[[_Collector, Any], None]] = {
-    ast.Name: _Collector.name,
-    **dict.fromkeys((ast.Global, ast.Nonlocal), _Collector.declaration),
-    ast.arg: _Collector.argument,
-    **dict.fromkeys((ast.MatchAs, ast.MatchStar, ast.MatchMapping), _Collector.pattern),
-    ast.MatchClass: _Collector.class_pattern,
-    ast.ExceptHandler: _Collector.handler,
-    ast.comprehension: _Collector.generator,
-    ast.YieldFrom: _Collector.delegation,
-    ast.Constant: _Collector.constant,
-    ast.Import: _Collector.imports,
-    ast.ImportFrom: _Collector.import_from,
-    ast.FunctionDef: _Collector.function,
-    ast.ClassDef: _Collector.class_,
-    ast.Attribute: _Collector.attribute,
-    ast.Call: _Collector.call,
-    ast.Compare: _Collector.compare,
-    ast.FormattedValue: _Collector.formatted,
+    getattr(ast, name.removeprefix("visit_")): method
+    for name, method in vars(_Collector).items()
+    if name.startswith("visit_")
 }

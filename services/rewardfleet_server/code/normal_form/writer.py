@@ -115,13 +115,13 @@ class CanonicalWriter:
         if kept:
             self.kept.append((scope, name))
 
-    def write_name(self, node: ast.Name, scope: Scope) -> None:
+    def visit_Name(self, node: ast.Name, scope: Scope) -> None:
         if node.ctx.__class__ is ast.Load:
             self.out.append((scope, node.id))
         else:
             self.write_binding(node.id, scope)
 
-    def write_walrus(self, node: ast.NamedExpr, scope: Scope) -> None:
+    def visit_NamedExpr(self, node: ast.NamedExpr, scope: Scope) -> None:
         """Bind in the block around the comprehensions."""
         home = scope
         while home.kind == COMPREHENSION and home.parent is not None:
@@ -130,7 +130,7 @@ class CanonicalWriter:
         self.write_binding(node.target.id, home)
         self.write(node.value, scope)
 
-    def write_declaration(self, node: ast.Global | ast.Nonlocal, scope: Scope) -> None:
+    def visit_Global(self, node: ast.Global | ast.Nonlocal, scope: Scope) -> None:
         is_global = isinstance(node, ast.Global)
         self.out.append("global" if is_global else "nonlocal")
         for name in node.names:
@@ -138,7 +138,9 @@ class CanonicalWriter:
             self.out.append((scope, name))
         self.out.append("]")
 
-    def write_alias(self, node: ast.alias, scope: Scope) -> None:
+    visit_Nonlocal = visit_Global
+
+    def visit_alias(self, node: ast.alias, scope: Scope) -> None:
         if scope.kind == CLASS:
             raise ReflectsSource  # the module is an attribute
         self.out.append(node.name)
@@ -147,21 +149,23 @@ class CanonicalWriter:
             self.out.append("as" if node.asname else "")
             self.write_binding(name, scope, kept=True)
 
-    def write_handler(self, node: ast.ExceptHandler, scope: Scope) -> None:
+    def visit_ExceptHandler(self, node: ast.ExceptHandler, scope: Scope) -> None:
         self.out.append("except")
         self.write(node.type, scope)
         self.write_binding(node.name, scope)
         self.write_list(node.body, scope)
 
-    def write_pattern(
+    def visit_MatchAs(
         self, node: ast.MatchAs | ast.MatchStar | ast.MatchMapping, scope: Scope
     ) -> None:
         self.write_node(node, scope)
         self.write_binding(node.rest if isinstance(node, ast.MatchMapping) else node.name, scope)
 
+    visit_MatchStar = visit_MatchMapping = visit_MatchAs
+
     # Blocks
 
-    def write_function(self, node: ast.FunctionDef | ast.Lambda, scope: Scope) -> None:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.Lambda, scope: Scope) -> None:
         self.out.append("lambda" if isinstance(node, ast.Lambda) else "def")
         inner = self.scope(FUNCTION, scope)
         if isinstance(node, ast.FunctionDef):
@@ -189,14 +193,16 @@ class CanonicalWriter:
         else:
             self.write(node.body, inner)
 
-    def write_class(self, node: ast.ClassDef, scope: Scope) -> None:
+    visit_Lambda = visit_FunctionDef
+
+    def visit_ClassDef(self, node: ast.ClassDef, scope: Scope) -> None:
         self.out.append("class")
         self.write_binding(node.name, scope, kept=True)
         for part in (node.decorator_list, node.bases, node.keywords):
             self.write_list(part, scope)
         self.write_list(node.body, self.scope(CLASS, scope))
 
-    def write_comprehension(self, node: _Comprehension, scope: Scope) -> None:
+    def visit_ListComp(self, node: _Comprehension, scope: Scope) -> None:
         """Write where the items come from, then what is made of them."""
         self.out.append(KINDS[node.__class__][0])
         inner = self.scope(COMPREHENSION, scope)
@@ -214,43 +220,36 @@ class CanonicalWriter:
         else:
             self.write(node.elt, inner)
 
+    visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_ListComp
+
     # What runs when a generator is destroyed
 
-    def write_yield(self, node: ast.Yield | ast.YieldFrom, scope: Scope) -> None:
+    def visit_Yield(self, node: ast.Yield | ast.YieldFrom, scope: Scope) -> None:
         scope.yields = True
         self.write_node(node, scope)
 
-    def write_try(self, node: ast.Try | ast.TryStar, scope: Scope) -> None:
+    visit_YieldFrom = visit_Yield
+
+    def visit_Try(self, node: ast.Try | ast.TryStar, scope: Scope) -> None:
         kinds = [handler.type for handler in node.handlers]
         if node.finalbody or not all(map(is_ordinary_error, kinds)):
             scope.cleans_up = True
         self.write_node(node, scope)
 
-    def write_with(self, node: ast.With, scope: Scope) -> None:
+    visit_TryStar = visit_Try
+
+    def visit_With(self, node: ast.With, scope: Scope) -> None:
         scope.cleans_up = True
         self.write_node(node, scope)
 
-    def write_constant(self, node: ast.Constant, _: Scope) -> None:
+    def visit_Constant(self, node: ast.Constant, _: Scope) -> None:
         # ValueError where a number is too long to be written
         self.out.append("=" + repr(node.value))
 
 
-#: The nodes that are more than their fields.
+#: The nodes that are more than their fields, by the kinds which the methods are named after.
 _WRITERS: dict[type[Any], Callable[[CanonicalWriter, Any, Scope], None]] = {
-    ast.Name: CanonicalWriter.write_name,
-    ast.Constant: CanonicalWriter.write_constant,
-    ast.NamedExpr: CanonicalWriter.write_walrus,
-    ast.alias: CanonicalWriter.write_alias,
-    ast.ExceptHandler: CanonicalWriter.write_handler,
-    ast.ClassDef: CanonicalWriter.write_class,
-    ast.With: CanonicalWriter.write_with,
-    **dict.fromkeys((ast.FunctionDef, ast.Lambda), CanonicalWriter.write_function),
-    **dict.fromkeys((ast.Global, ast.Nonlocal), CanonicalWriter.write_declaration),
-    **dict.fromkeys((ast.MatchAs, ast.MatchStar, ast.MatchMapping), CanonicalWriter.write_pattern),
-    **dict.fromkeys(
-        (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp),
-        CanonicalWriter.write_comprehension,
-    ),
-    **dict.fromkeys((ast.Yield, ast.YieldFrom), CanonicalWriter.write_yield),
-    **dict.fromkeys((ast.Try, ast.TryStar), CanonicalWriter.write_try),
+    getattr(ast, name.removeprefix("visit_")): method
+    for name, method in vars(CanonicalWriter).items()
+    if name.startswith("visit_")
 }

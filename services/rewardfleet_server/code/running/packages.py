@@ -64,16 +64,8 @@ class Environment:
         except OSError:  # e.g. its parent cannot be read
             return False
 
-    def python(self) -> Python:
-        """Return its interpreter.
-
-        Raises:
-            ValueError: The user of the jails cannot use it.
-        """
-        return _python_in(self.folder)
-
-    def build(self) -> None:
-        """Build it unless it exists.
+    def build(self) -> Python:
+        """Build it unless it exists, and return its interpreter.
 
         Processes that build the same environment wait for each other. A build that is killed leaves
         nothing that is used.
@@ -83,7 +75,7 @@ class Environment:
                 takes too long; or the user of the jails could not use it.
         """
         if self.is_built:  # maybe in a folder that cannot be written to
-            return
+            return _python_in(self.folder)
         try:
             _make_folders(self.folder.parent)
             with self.folder.with_suffix(".lock").open("w") as lock:
@@ -95,6 +87,7 @@ class Environment:
                 f"--packages: {self.folder.parent} cannot be used: {error.strerror or error}; "
                 "XDG_CACHE_HOME names another folder for caches"
             ) from error
+        return _python_in(self.folder)
 
     def _build(self, lock: int) -> None:
         names = ", ".join(self.requirements)
@@ -140,15 +133,13 @@ def jail_python(settings: CodeSettings) -> Python:
             be installed.
     """
     if settings.packages:
-        environment = environment_of(settings)
-        environment.build()
-        return environment.python()
+        return environment_of(settings).build()
     if settings.python is not None:
         return find_python(settings.python)
     environment = environment_of(settings)
     if environment.is_built:
         try:
-            return environment.python()
+            return environment.build()
         except ValueError as error:
             log.warning("%s", error)
     return environment.base

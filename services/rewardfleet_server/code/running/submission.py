@@ -34,17 +34,11 @@ _MIN_WALL_S = 0.1
 class Submission:
     """The programs in a request, and the judgment of its critique."""
 
+    request: CodeRequest
     program: str
-    #: Why there is nothing to run; None if there is a program.
-    no_program: str | None
     original_program: str | None  #: the program that the critique judged, if it was given
     #: The overall judgment of the critique, if it has exactly one.
     judgment: CritiqueJudgment | None
-    #: Whether the critique has no judgment. Then nothing is run.
-    critique_invalid: bool
-    #: Whether the original program must be run to determine whether the judgment is right.
-    needs_original_run: bool
-    revision: str  #: the text that the program was extracted from
 
     @classmethod
     async def of(
@@ -61,26 +55,34 @@ class Submission:
         critique, original = request.critique, request.original_program
         judgment = None if critique is None else await parser.judgment(critique)
         called = await names()
-        revision = request.revision or ""  # where it is null, nothing is scored
-        program = await parser.program(revision, called)
-        return cls(
-            program=program,
-            no_program=why_no_program(program),
-            original_program=None if original is None else await parser.program(original, called),
-            judgment=judgment,
-            critique_invalid=critique is not None and judgment is None,
-            needs_original_run=judgment is not None
-            and original is not None
-            and request.original_passed is None,
-            revision=revision,
-        )
+        program = await parser.program(request.revision or "", called)  # null is not scored
+        original = None if original is None else await parser.program(original, called)
+        return cls(request, program, original, judgment)
+
+    @property
+    def no_program(self) -> str | None:
+        """Why there is nothing to run; None if there is a program."""
+        return why_no_program(self.program)
+
+    @property
+    def critique_invalid(self) -> bool:
+        """Whether the critique has no judgment. Then nothing is run."""
+        return self.request.critique is not None and self.judgment is None
+
+    @property
+    def needs_original_run(self) -> bool:
+        """Whether the original program is run to determine whether the judgment is right."""
+        is_given = self.original_program is not None and self.request.original_passed is None
+        return self.judgment is not None and is_given
 
     @property
     def cause_of_compile_error(self) -> CodeCause:
         """Why the score is 0, given that the program does not compile or that there is none."""
         if UNUSABLE in self.program:
             return CodeCause.UNUSABLE_TEXT
-        answer = answer_of(self.revision)  # in which no program was found, if it is all of it
+        answer = answer_of(
+            self.request.revision or ""
+        )  # in which no program was found, if it is all of it
         if not _STATEMENT.match(self.program) or answer.strip() == self.program.strip():
             return CodeCause.NO_CODE_BLOCK
         return CodeCause.COMPILE_ERROR

@@ -25,7 +25,7 @@ MAX_REPORT_BYTES = 4 * 2**20
 
 @dataclass(frozen=True)
 class RunLimits:
-    """Limits of one run."""
+    """Limits of one run, in the order in which an `Order` has them."""
 
     cpu_s: float  #: seconds of CPU time
     #: Seconds of wall time. In a jail, those do not count in which the run was ready and had no
@@ -119,16 +119,8 @@ class Sandbox(Protocol):
         """Isolation, Python and versions: all that verdicts depend on besides the request."""
 
     @property
-    def restarts(self) -> int:
-        """How many times a jail was started again, because it died or could not be cleaned."""
-
-    @property
-    def kills(self) -> int:
-        """How many runs SIGKILL ended, which no program can send to itself."""
-
-    @property
-    def memory_waits(self) -> int:
-        """How many jobs waited for memory."""
+    def counts(self) -> Mapping[str, int]:
+        """What disturbed programs so far, by the names of the service's metrics."""
 
     async def run(self, job: Job, on_result: Callable[[RunResult], bool], timing: Timing) -> None:
         """Run the job's runs in order, until `on_result` returns False for a result.

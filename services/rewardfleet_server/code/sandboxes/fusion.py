@@ -17,6 +17,8 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import JsonValue
@@ -49,7 +51,7 @@ _LOADER = loader("program").encode()
 _GUEST = """
 import json, math, os, resource, time
 import loader
-from rewardfleet_guest import confinement, descriptors, program, streams
+from rewardfleet_guest import confinement, descriptors, program
 
 def opened(name):
     return os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -78,7 +80,7 @@ arguments = [os.open(name, os.O_RDONLY) for name in fields.pop("arguments")]
 descriptors.write_all(source, fields.pop("source").encode(errors="surrogatepass"))
 descriptors.write_all(stdin_file, stdin)
 os.lseek(stdin_file, 0, os.SEEK_SET)
-streams.open_streams()
+descriptors.open_streams()
 guest = Guest()
 guest.script = descriptors.Script(fields.pop("setup"), fields.pop("checks"))
 order = descriptors.Order(number=0, tests_apart=False, has_script=False, **fields)
@@ -124,7 +126,7 @@ class Fusion:
     """
 
     #: There are no jails here; the server reports no kills, and has limits of its own.
-    restarts = kills = memory_waits = 0
+    counts: Mapping[str, int] = MappingProxyType({})
 
     def __init__(
         self, url: str, concurrency: int, call: _Call, request_type: Callable[..., Any]
@@ -188,10 +190,7 @@ class Fusion:
         limits = job.limits
         order = {
             "source": job.program,
-            "wall_s": limits.wall_s,
-            "cpu_s": limits.cpu_s,
-            "memory_bytes": limits.memory_bytes,
-            "output_bytes": limits.output_bytes,
+            **asdict(limits),
             "report_bytes": MAX_REPORT_BYTES,
             "prints_last": prints_last(job.program + run.setup),
             "setup": run.setup,

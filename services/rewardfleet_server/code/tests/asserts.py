@@ -15,8 +15,8 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.sandboxes.jail.guest.names import (
     PROGRAM_MODULES,
     STANDARD_NAMES,
+    Names,
     imported_packages,
-    names_of,
 )
 from rewardfleet_server.code.sandboxes.jail.guest.scripts import functions_of, has_check
 
@@ -169,7 +169,7 @@ def _always_evaluated(node: ast.expr) -> Iterator[str]:
 def _needs_objects(statements: Sequence[ast.stmt]) -> bool:
     """Return whether a test derives from or matches classes, or uses foreign packages."""
     tree = ast.Module([*statements], [])
-    free = names_of(tree).used - _BUILTINS - STANDARD_NAMES.keys()
+    free = Names(tree).used - _BUILTINS - STANDARD_NAMES.keys()
     for node in ast.walk(tree):
         match node:
             case ast.ClassDef(bases=bases) if free & {getattr(each, "id", "") for each in bases}:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from rewardfleet.text.python import parse_source
+from rewardfleet_server.code.sandboxes.jail.guest.names import imports_of, path_of
 
 #: What gives another value each time, by module.
 _SOURCES = {
@@ -71,36 +72,17 @@ def _seeds(node: ast.AST) -> bool:
 
 def _found(nodes: list[ast.AST]) -> Iterator[str]:
     names = dict(_USUAL)
-    for node in nodes:
-        match node:
-            case ast.Import(names=aliases):
-                names |= {each.asname: each.name for each in aliases if each.asname}
-            case ast.ImportFrom(module=str(module), names=aliases, level=0):
-                own = {each.asname or each.name: f"{module}.{each.name}" for each in aliases}
-                star = _SOURCES.get(module, "").split() if "*" in own else ()
-                names |= own | {name: f"{module}.{name}" for name in star}
+    for name, path in imports_of(nodes):
+        if name == "*":
+            names |= {each: path[:-1] + each for each in _SOURCES.get(path[:-2], "").split()}
+        elif name != path:  # another function may import the module itself
+            names[name] = path
     for node in nodes:
         if isinstance(node, ast.Call):
-            path = _path(node.func, names)
+            path = path_of(node.func, names)
             if len(node.args) + len(node.keywords) < _WITHOUT_ARGUMENT.get(path, 0):
                 yield path
         elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
-            path = _path(node, names)
+            path = path_of(node, names)
             if path in _PATHS:
                 yield path
-
-
-def _path(node: ast.AST, names: dict[str, str]) -> str:
-    """Return where a name or an attribute comes from; "" for what is no module's."""
-    match node:
-        case ast.Name(id=name):
-            return names.get(name, "")
-        case ast.Call(
-            func=ast.Name(id="__import__" | "import_module") | ast.Attribute(attr="import_module"),
-            args=[ast.Constant(value=str(module)), *_],
-        ):
-            return module
-        case ast.Attribute(value=owner, attr=attribute):
-            path = _path(owner, names)
-            return path and f"{path}.{attribute}"
-    return ""

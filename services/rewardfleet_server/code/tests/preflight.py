@@ -32,8 +32,8 @@ from rewardfleet_server.code.settings import CodeSettings
 
 from .prepared import PreparedTests
 
-#: Runs a program on tests.
-Run = Callable[[str, PreparedTests, RunLimits], Awaitable[SubmissionRun]]
+#: Runs the solution of a row on its tests; the last argument is whether until one fails.
+RunSolution = Callable[[PreparedTests, RunLimits, bool], Awaitable[SubmissionRun]]
 
 #: Bytes of what is known of tests that worked.
 _MAX_BYTES = 8 * 2**20
@@ -48,9 +48,10 @@ _MAX_REASON = 200
 class Preflight:
     """Checks tests by themselves, and solutions of rows, once for all equal ones."""
 
-    def __init__(self, sandbox: Sandbox, settings: CodeSettings) -> None:
+    def __init__(self, sandbox: Sandbox, settings: CodeSettings, run_solution: RunSolution) -> None:
         self._sandbox = sandbox
         self._settings = settings
+        self._run_solution = run_solution
         self._checked: Memo[Mapping[int, str]] = Memo(_MAX_BYTES, bytes_of)
 
     async def check(self, tests: PreparedTests, limits: RunLimits) -> Mapping[int, str]:
@@ -67,13 +68,10 @@ class Preflight:
             return {}
         return await self._checked.get(f"{limits} {tests.trial}", lambda: self._run(tests, limits))
 
-    async def check_solution(
-        self, tests: PreparedTests, limits: RunLimits, run: Run | None
-    ) -> None:
-        """Check that programs can import what the solution of a row imports, and that it passes.
+    async def check_solution(self, tests: PreparedTests, limits: RunLimits) -> None:
+        """Check that programs can import what the solution of a row imports.
 
-        Args:
-            run: Runs a program on all tests, until one fails. None: the imports are checked only.
+        With `check_reference`, check that it passes as well.
 
         Raises:
             InvalidRequest: It does not pass, or a package is missing.
@@ -82,25 +80,19 @@ class Preflight:
         if imports := tests.solution_imports:
             key = f"imports {limits} {imports}"
             await self._checked.get(key, lambda: self._import(imports, limits))
-        if run is not None:
+        if tests.check_reference:
             key = f"solution {limits} {tests.digest}"
-            await self._checked.get(key, lambda: self._try(tests, limits, run))
+            await self._checked.get(key, lambda: self._try(tests, limits))
 
-    async def repeated_as_needed(
-        self, tests: PreparedTests, limits: RunLimits, run: Run
-    ) -> PreparedTests:
-        """Return tests that are repeated only if the solution of the row passes only then.
-
-        Args:
-            run: Runs a program on all tests.
-        """
+    async def repeated_as_needed(self, tests: PreparedTests, limits: RunLimits) -> PreparedTests:
+        """Return tests that are repeated only if the solution of the row passes only then."""
         may_repeat = any(each.may_repeat for each in tests.asserts)
         if not (may_repeat and tests.solution):
             return tests
         once = replace(tests, asserts=[replace(each, may_repeat=False) for each in tests.asserts])
 
         async def passed(tests: PreparedTests) -> list[bool]:
-            done = await run(tests.solution or "", tests, limits)
+            done = await self._run_solution(tests, limits, False)
             _check_alive(done)
             passed = [each.verdict is Outcome.ACCEPTED for each in done.verdicts]
             return passed + [False] * (len(tests.asserts) - len(passed))
@@ -160,8 +152,8 @@ class Preflight:
             raise InvalidRequest(f"tests.row: its solution imports {self._missing(module)}")
         return {}
 
-    async def _try(self, tests: PreparedTests, limits: RunLimits, run: Run) -> Mapping[int, str]:
-        done = await run(tests.solution or "", tests, limits)
+    async def _try(self, tests: PreparedTests, limits: RunLimits) -> Mapping[int, str]:
+        done = await self._run_solution(tests, limits, True)
         _check_alive(done)
         for number, verdict in zip(done.numbers, done.verdicts, strict=False):
             if verdict.verdict is not Outcome.ACCEPTED:

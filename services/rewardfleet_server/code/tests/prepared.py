@@ -54,6 +54,7 @@ class PreparedTests:
     cpu_s: float | None  #: see `DatasetRow`
     solution: str | None  #: see `DatasetRow`; with the prompt that it completes
     chance: str  #: what the tests use that may be different the next time; "" if nothing is
+    check_reference: bool  #: whether the solution must pass
     solution_imports: str  #: a program that makes the imports of the solution
     bytes: int = 0  #: what all of this takes in memory
 
@@ -95,6 +96,7 @@ def prepare(tests: Tests, digest: str) -> PreparedTests:
         cpu_s=row.cpu_s,
         solution=solution,
         chance=_chance(plain, asserts),
+        check_reference=isinstance(tests, DatasetTests) and tests.check_reference,
         solution_imports="" if solution is None else imports_of_solution(solution),
     )
     return replace(prepared, bytes=bytes_of(prepared))

@@ -187,15 +187,15 @@ class Memory:
 def _machine_bytes(root: Path) -> int:
     """Return the share of the machine's memory; without bound if this is not Linux."""
     try:
-        lines = _lines(root / "proc/meminfo")
-        overcommit = _lines(root / "proc/sys/vm/overcommit_memory")
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        overcommit = (root / "proc/sys/vm/overcommit_memory").read_text().strip()
     except OSError:
         return 2**63
     found = {
         name: int(value.split()[0]) for name, _, value in (each.partition(":") for each in lines)
     }
     # In the mode 2, allocations fail beyond the second one.
-    names = ("MemTotal", "CommitLimit") if overcommit == ["2"] else ("MemTotal",)
+    names = ("MemTotal", "CommitLimit") if overcommit == "2" else ("MemTotal",)
     return int(min(found[name] for name in names) * 1024 * _MACHINE_SHARE)
 
 
@@ -207,7 +207,3 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
                 yield int((folder / name).read_text())
             except (OSError, ValueError):  # there is none, or it is `max`
                 continue
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines()

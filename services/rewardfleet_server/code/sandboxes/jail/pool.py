@@ -182,7 +182,6 @@ class Schedule:
 
     def end(self, turn: "CoreTurn") -> None:
         """End a job: its jail, its memory, and its core if it has one, are free."""
-        assert turn.worker is not None  # noqa: S101 - it has begun
         self._idle[turn.is_checker].append(turn.worker)
         self._memory.give_back(turn.share)
         self._release(turn)
@@ -195,7 +194,7 @@ class Schedule:
         self._grant()
         while self._short_one_waits() and (paused := self._last_that_may_be_paused()):
             self._release(paused)
-            paused.pause()
+            paused.worker.pause()
             self._grant()
         long = self._long
         while long and not self._may_be_long(long):  # the last ones of too many
@@ -226,12 +225,12 @@ class Schedule:
             return False
         self._woken.remove(turn)
         self._take(turn, urgent=urgent)
-        turn.grant()
+        turn.granted.set()
         return True
 
     def _begin(self, queue: "deque[CoreTurn]", *, urgent: bool = False) -> bool:
         for turn in queue:
-            if urgent and not turn.has_waited_long:
+            if turn.begins.done() or (urgent and not turn.has_waited_long):  # its task is cancelled
                 continue
             if self._has_jail(turn) and self._memory.take(turn.share):
                 queue.remove(turn)
@@ -336,8 +335,7 @@ class CoreTurn:
         self.share = share
         self.is_checker = is_checker
         self.number = next(self._numbers)  #: the order in which jobs came
-        self.worker: Worker | None = None  #: the jail, once it has begun
-        self.begins: asyncio.Future[Worker] | None = None  #: gets the jail
+        self.begins: asyncio.Future[Worker]  #: gets the jail, while it waits to begin
         self.has_core = self.is_long = self.is_stopped = False
         self.keeps_core_until = 0.0  #: until when it is not paused for another one
         self.since = time.monotonic()  #: since when it has a core, or has none (`time.monotonic`)
@@ -345,7 +343,7 @@ class CoreTurn:
         self._schedule = schedule
         self._timing = timing
         self._loop = asyncio.get_running_loop()
-        self._granted = threading.Event()
+        self.granted = threading.Event()  #: set when it has a core again
         self._cancelled = False
 
     @property
@@ -365,19 +363,16 @@ class CoreTurn:
 
     def begin(self, worker: Worker) -> None:
         """Give the job a jail, and a core."""
-        self.worker, self.is_stopped = worker, False
-        self._is_lent = self._cancelled = False
-        assert self.begins is not None  # noqa: S101 - it waits
+        self.is_stopped = self._is_lent = self._cancelled = False
         self.begins.set_result(worker)
 
-    def pause(self) -> None:
-        """Pause the program until it gets a core again."""
-        assert self.worker is not None  # noqa: S101 - it has begun
-        self.worker.pause()
+    @property
+    def worker(self) -> Worker:
+        """The jail, once it has begun."""
+        return self.begins.result()
 
     def stop(self) -> None:
         """Stop the job, so that it begins again later."""
-        assert self.worker is not None  # noqa: S101 - it has begun
         self.is_stopped = True
         self.worker.stop()
 
@@ -393,20 +388,16 @@ class CoreTurn:
     def take(self) -> None:
         """Wait for a core again, until `cancel`."""
         with stage(self._timing, "queue"):
-            self._granted.clear()
+            self.granted.clear()
             if not self._cancelled:  # `cancel` after this ends the wait
                 self._loop.call_soon_threadsafe(self._schedule.request, self)
-                self._granted.wait()
+                self.granted.wait()
         self._is_lent = False
-
-    def grant(self) -> None:
-        """Let the job continue, as it has a core again."""
-        self._granted.set()
 
     def cancel(self) -> None:
         """End the wait, from any thread."""
         self._cancelled = True
-        self._granted.set()
+        self.granted.set()
 
 
 class JailPool:
@@ -454,16 +445,12 @@ class JailPool:
         }
 
     @property
-    def restarts(self) -> int:
-        return sum(worker.restarts for worker in self._workers)
-
-    @property
-    def kills(self) -> int:
-        return sum(worker.kills for worker in self._workers)
-
-    @property
-    def memory_waits(self) -> int:
-        return self._memory.waits
+    def counts(self) -> Mapping[str, int]:
+        return {
+            "jail_restarts": sum(worker.restarts for worker in self._workers),
+            "program_kills": sum(worker.kills for worker in self._workers),
+            "memory_waits": self._memory.waits,
+        }
 
     async def run(self, job: Job, on_result: Callable[[RunResult], bool], timing: Timing) -> None:
         """See `Sandbox.run`."""

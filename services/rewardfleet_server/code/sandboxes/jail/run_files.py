@@ -6,6 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Sequence
+from dataclasses import astuple
 
 from rewardfleet_server.code.sandboxes import MAX_REPORT_BYTES, Check, Job, ProgramRun
 
@@ -131,18 +132,8 @@ class RunFiles(MemoryFiles):
         Raises:
             OSError: The zygote has ended.
         """
-        limits = self._limits
-        order = Order(
-            number,
-            self._tests_apart,
-            self._has_script,
-            self._prints_last,
-            limits.wall_s,
-            limits.cpu_s,
-            limits.memory_bytes,
-            limits.output_bytes,
-            MAX_REPORT_BYTES,
-        )
+        what = self._tests_apart, self._has_script, self._prints_last
+        order = Order._make((number, *what, *astuple(self._limits), MAX_REPORT_BYTES))
         socket.send_fds(zygote, [ORDER.pack(*order)], self._sent)
         for link in self._links:  # so that each process notices the end of the other
             link.close()

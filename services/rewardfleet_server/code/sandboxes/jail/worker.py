@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -221,7 +222,10 @@ class Worker:
                 if not on_result(result):
                     if files is not None:
                         self._send_stop()
-                        self._discard_report()
+                        try:
+                            self._receive_report()
+                        except JailDied:
+                            self.close()  # the next job gets a new jail
                     return True
             return True
         finally:
@@ -246,9 +250,7 @@ class Worker:
                 raise
             first = error
         self.kills += isinstance(first, Killed)
-        why = (
-            "SIGKILL ended a program" if isinstance(first, Killed) else "a jail died with a program"
-        )
+        why = "SIGKILL ended a program" if isinstance(first, Killed) else "the jail died with one"
         log.warning("%s, which is repeated in a new jail", why)
         self.start()
         program.reset()
@@ -264,12 +266,6 @@ class Worker:
         files.close()
         return report, repeated
 
-    def _discard_report(self) -> None:
-        try:
-            self._receive_report()
-        except JailDied:
-            self.close()  # the next job gets a new jail
-
     def probe(self) -> None:
         """Run a known-good program that also attempts what must be refused.
 
@@ -278,18 +274,17 @@ class Worker:
         """
         self.start()
         level = self.config.spec.level
-        program = ProgramFiles(_PROBE)
-        job = Job(_PROBE, [ProgramRun(stdin=b"in")], _PROBE_LIMITS)
-        files = self._send_run(program, job, job.runs[0])
+        program = ProgramFiles(_PROBE.program)
+        files = self._send_run(program, _PROBE, _PROBE.runs[0])
         try:
             report = self._receive_report()
+            result = _result(report, files)
         except JailDied as error:
-            files.close()
             self.close()
             raise JailUnavailable(f"{level}: a known-good program ended the jail") from error
         finally:
+            files.close()
             program.close()
-        result = _result(report, files)
         output = result.stdout.decode(errors="replace")
         if level == "none-unsafe":
             output = output.replace(_READS_FILES, "")
@@ -318,10 +313,8 @@ class Worker:
     def _send_order(self, order: Mapping[str, Any]) -> None:
         channel = self._channel
         if channel is not None:
-            try:
+            with suppress(JailDied):  # it has ended already
                 _send(channel, order)
-            except JailDied:
-                log.debug("the jail has ended already")
 
     def close(self) -> None:
         """End the jail."""
@@ -365,7 +358,7 @@ class Worker:
             raise JailDied
         try:
             report = _receive(channel)
-            while "exit" not in report and "refused" not in report:
+            while "result" not in report and "refused" not in report:
                 if "asleep" in report:
                     self._follow_sleep(channel, asleep=report["asleep"])
                 elif "long" in report and self._grant is not None:
@@ -413,16 +406,7 @@ def _result(report: Mapping[str, Any], files: RunFiles) -> RunResult:
     """Return the result of a run that has ended, and close its files."""
     outputs = files.outputs()
     files.close()
-    return RunResult(
-        exit_code=report["exit"],
-        stopped=report["stopped"],
-        cpu_ms=report["cpu_ms"],
-        charged_ms=report["charged_ms"],
-        fork_ms=report["fork_ms"],
-        run_ms=report["run_ms"],
-        clean_ms=report["clean_ms"],
-        **outputs,  # type: ignore[arg-type] # by the names of the fields
-    )
+    return RunResult(**report["result"], **outputs)  # type: ignore[arg-type] # by their names
 
 
 def _send(channel: socket.socket, content: Mapping[str, Any]) -> None:
@@ -443,11 +427,11 @@ def _receive(channel: socket.socket, max_bytes: int = _MAX_MESSAGE) -> dict[str,
     return content
 
 
-_PROBE_LIMITS = RunLimits(cpu_s=5.0, wall_s=20.0, memory_bytes=256 * 2**20, output_bytes=2**20)
 #: What `none-unsafe` does not prevent.
 _READS_FILES = "a program could read /etc/passwd\n"
 #: Prints what it read, and each forbidden action that succeeded.
-_PROBE = """
+_PROBE = Job(
+    """
 import ctypes, os, socket
 print(input())
 for name, attempt in {
@@ -463,4 +447,7 @@ for name, attempt in {
         continue
     if os.getpid() > 0:
         print("a program could " + name)
-"""
+""",
+    [ProgramRun(stdin=b"in")],
+    RunLimits(cpu_s=5.0, wall_s=20.0, memory_bytes=256 * 2**20, output_bytes=2**20),
+)

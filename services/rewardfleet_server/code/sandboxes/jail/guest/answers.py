@@ -5,8 +5,10 @@ import decimal
 import fractions
 import json
 import types
+from collections.abc import Callable
 from typing import Any
 
+from .builtin_types import base_of, new_arguments
 from .descriptors import write_all
 
 #: Bytes of a report for the lines of answers that are too large for it.
@@ -21,12 +23,7 @@ VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.items()))
 #: Types whose values equal what they wrap.
 WRAPPERS = (collections.UserDict, collections.UserList, collections.UserString)
 #: What a collection is sent as, by the type that it is based on.
-BASES: tuple[tuple[Any, str], ...] = (
-    (list, ""),
-    (tuple, "tuple"),
-    (set, "set"),
-    (frozenset, "set"),
-)
+COLLECTIONS = {list: "", tuple: "tuple", set: "set", frozenset: "set"}
 
 
 class Report:
@@ -61,7 +58,19 @@ def _line(content: dict[str, Any]) -> bytes:
     return json.dumps(content).encode() + b"\n"
 
 
-def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911, PLR0912 - one for each kind
+#: What values are in JSON, by their types.
+_WRITERS: dict[type, Callable[[Any], Any]] = {
+    **dict.fromkeys((type(None), bool, str), lambda value: value),
+    int: lambda value: value if abs(value) < MAX_PLAIN_INT else {"int": hex(value)},
+    float: lambda value: value if value - value == 0 else {"float": repr(value)},
+    complex: lambda value: {"complex": [repr(value.real), repr(value.imag)]},
+    **dict.fromkeys((bytes, bytearray, memoryview), lambda value: {"bytes": bytes(value).hex()}),
+    fractions.Fraction: lambda value: {"fraction": [*map(hex, value.as_integer_ratio())]},
+    decimal.Decimal: lambda value: {"decimal": str(value)},
+}
+
+
+def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911 - one for each kind
     """Return a value of built-in types as JSON that distinguishes them; of others, the type's name.
 
     A value of a subclass is sent as one of the base, by the base's own methods: its `__eq__` is not
@@ -70,30 +79,12 @@ def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911, PLR0912 - one fo
     if depth > MAX_DEPTH:
         return {"other": "a value nested too deep"}
     kind = type(value)
+    if kind in _WRITERS:
+        return _WRITERS[kind](value)
     if kind.__module__ == "rewardfleet_guest.proxies":
         return plain(value._p_as_value(), depth + 1)
     if kind.__module__ == "numpy" and hasattr(value, "item") and not getattr(value, "ndim", 1):
-        value = value.item()
-    if value is None or value is True or value is False:
-        return value
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int):
-        number = int.__add__(value, 0)
-        return number if abs(number) < MAX_PLAIN_INT else {"int": hex(number)}
-    if isinstance(value, float):
-        real = float.__add__(value, 0.0)
-        return real if real - real == 0 else {"float": repr(real)}
-    if isinstance(value, complex):
-        pair = complex.__add__(value, 0)
-        return {"complex": [repr(pair.real), repr(pair.imag)]}
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return {"bytes": bytes(value).hex()}
-    if isinstance(value, fractions.Fraction):
-        parts = fractions.Fraction.as_integer_ratio(value)
-        return {"fraction": [hex(part) for part in parts]}
-    if isinstance(value, decimal.Decimal):
-        return {"decimal": decimal.Decimal.__str__(value)}
+        return plain(value.item(), depth + 1)
     if isinstance(value, WRAPPERS):
         return plain(vars(value)["data"], depth + 1)
     if isinstance(value, collections.ChainMap):
@@ -102,11 +93,13 @@ def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911, PLR0912 - one fo
         value = dict(value)
     if isinstance(value, VIEWS):
         value = set(value)
-    if isinstance(value, dict):
+    base = base_of(type(value))
+    if base in _WRITERS:
+        return _WRITERS[base](base(*new_arguments(value)))
+    if base is dict:
         pairs = dict.items(value)
         return {"dict": [[plain(key, depth + 1), plain(item, depth + 1)] for key, item in pairs]}
-    for base, name in BASES:
-        if isinstance(value, base):
-            items = [plain(item, depth + 1) for item in base.__iter__(value)]
-            return items if base is list else {name: items}
+    if base in COLLECTIONS:
+        items = [plain(item, depth + 1) for item in base.__iter__(value)]
+        return items if base is list else {COLLECTIONS[base]: items}
     return {"other": kind.__name__}

@@ -21,7 +21,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from importlib import import_module
 from json import dumps, loads  # which a test may replace in their modules
@@ -30,15 +30,12 @@ from typing import Any, ClassVar, NoReturn
 from . import random_numbers
 from .arrays import without_items
 from .builtin_types import (
-    ATOM_NAMES,
-    ATOMS,
     BASES,
+    COLLECTIONS_BY_NAME,
     COMMON_TYPES,
     MAPPINGS,
     NAMESPACES,
-    OTHERS,
     SEQUENCES,
-    SETS,
     VALUES,
     base_of,
     import_numpy,
@@ -112,6 +109,7 @@ class Side(Exceptions):
         self.answers: dict[tuple[Any, ...], Any] = {}
         self.lengths: dict[int, int] = {}  #: of such objects, by handle
         self._socket = socket.socket(fileno=link)
+        self._incoming = self._socket.makefile("rb")
         self._lock = threading.RLock()
         self._exported: list[Any] = []
         self._handles: dict[int, int] = {}
@@ -126,6 +124,11 @@ class Side(Exceptions):
         self._synced: dict[int, int] = {}
         #: Objects that are being filled: to fill a set, the other side may have to hash its items.
         self._incomplete: set[int] = set()
+
+    def share_class(self, name: str, kind: type) -> None:
+        """Note a class that both sides have."""
+        self.classes[name] = kind
+        self.class_names[kind] = name
 
     # Messages
 
@@ -157,17 +160,13 @@ class Side(Exceptions):
         return message
 
     def _receive_exactly(self, size: int) -> bytes:
-        content = bytearray(size)
-        view, got = memoryview(content), 0
-        while got < size:
-            try:
-                count = self._socket.recv_into(view[got:])
-            except OSError:
-                count = 0
-            if not count:
-                raise Gone
-            got += count
-        return bytes(content)
+        try:
+            content = self._incoming.read(size)
+        except OSError:
+            raise Gone from None
+        if len(content) < size:
+            raise Gone
+        return content
 
     def request(
         self, message: dict[str, Any], *, may_stop: bool = False, given: Sequence[Any] = ()
@@ -243,16 +242,9 @@ class Side(Exceptions):
         named = {str(name): self.decode(value) for name, value in kwargs}
         positional = tuple(roots)
         roots += named.values()
-        if self.is_trusted:
-            self.check_access(target, args, positional)
-            values = []
-        else:
-            random_numbers.set_states(message.get("generators", {}))
-            given = message.get("replaced", ())
-            values = [(path, name, self.decode(value)) for path, name, value in given]
-        with replaced(values):
-            function = OPERATIONS[target[1]] if target[0] == "op" else self.decode(target)
-            return function(*positional, **named)
+        self.check_access(target, args, positional)
+        function = OPERATIONS[target[1]] if target[0] == "op" else self.decode(target)
+        return function(*positional, **named)
 
     def check_access(self, target: list[Any], args: list[Any], values: tuple[Any, ...]) -> None:
         """Check that a program may call this, if this is the side of the tests.
@@ -276,10 +268,7 @@ class Side(Exceptions):
         is_value = type(target) is str and target == "itself"
         if not is_value and any(is_proxy(each) and each._p_is_own for each in (target, *args)):
             message["by_handle"] = [*self.constructs]
-        if values := [(*at, encoder.encode(value)) for *at, value in self.replaced_values()]:
-            message["replaced"] = values
-        if states := self.changed_generators():
-            message["generators"] = states
+        message |= self.context(encoder)
         message["objects"] = encoder.objects()
         may_stop = target == "next" if isinstance(target, str) else stops(target)
         return self.request(message, may_stop=may_stop, given=[*args, *kwargs.values()])
@@ -293,12 +282,8 @@ class Side(Exceptions):
         self.refused = True
         raise TypeError(reason)
 
-    def replaced_values(self) -> Iterable[tuple[str, str, Any]]:
-        """Return what a test has replaced in modules; see `Replacements.current`."""
-        return ()
-
-    def changed_generators(self) -> Mapping[str, Any]:
-        """Return the states of generators of random numbers that a test has seeded or used."""
+    def context(self, encoder: Encoder) -> dict[str, Any]:  # noqa: ARG002 - of the tests
+        """Return what a call takes place in, besides its arguments."""
         return {}
 
     # Values
@@ -333,8 +318,6 @@ class Side(Exceptions):
                 return VALUES[parts[0], parts[1]][1](*map(self.decode, parts[2:]))
             case "error":
                 return self.exception(parts[0])
-            case "atom":
-                return ATOMS[ATOM_NAMES[parts[0]]][1](*parts[1])
             case "scalar":
                 if not _NUMBERS.fullmatch(parts[0]):
                     raise TypeError(f"the program answered with {parts[0]}")
@@ -441,7 +424,7 @@ class Side(Exceptions):
         self._shared[number] = value
         self._numbers[id(value)] = number
 
-    def _empty(self, tag: str, meta: Any) -> Any:  # noqa: PLR0911 - one for each kind
+    def _empty(self, tag: str, meta: Any) -> Any:
         match tag:
             case "deque":
                 return collections.deque(maxlen=meta)
@@ -461,16 +444,14 @@ class Side(Exceptions):
                 return zeros.view(without_items()) if self.is_trusted and not zeros.size else zeros
             case "numbers":
                 return array.array(str(meta))
-        if tag in NAMESPACES:
-            kind = NAMESPACES[tag]
-            return kind.__new__(kind)  # type: ignore[call-overload] # `type` is none of them
-        return {**SEQUENCES, **SETS, **MAPPINGS, **OTHERS}[tag]()
+        kind = COLLECTIONS_BY_NAME[tag]
+        return kind.__new__(kind)
 
     def _fill(self, value: Any, tag: str, content: Any) -> None:
         if tag in SEQUENCES:
             value.clear()
             value.extend(map(self.decode, content) if list in map(type, content) else content)
-        elif tag in SETS:
+        elif tag == "set":
             value.clear()
             value.update(map(self.decode, content))
         elif tag in MAPPINGS:
@@ -495,9 +476,8 @@ class Side(Exceptions):
                 kept = [name for name in attributes if not is_computed(type(value), name)]
                 attributes = {name: attributes[name] for name in kept}
             set_attributes(value, attributes)
-            if isinstance(value, (list, dict, set)):
-                kind = next(kind for kind in (list, dict, set) if isinstance(value, kind))
-                self._fill(value, kind.__name__, content[1])
+            if (base := base_of(type(value))) in {list, dict, set}:
+                self._fill(value, base.__name__, content[1])
 
 
 class ProgramSide(Side):
@@ -518,8 +498,7 @@ class ProgramSide(Side):
         self._builtins = dict(vars(builtins))
         for name, value in self._setup.items():
             if isinstance(value, type) and value.__module__ == self._namespace["__name__"]:
-                self.classes[name] = value
-                self.class_names[value] = name
+                self.share_class(name, value)
 
     def exception_class(self, names: Sequence[Any], *proxy: Any) -> type[BaseException]:
         """Return a class of the program, if it has one with this name and these bases."""
@@ -539,8 +518,7 @@ class ProgramSide(Side):
         for name in self.classes:  # the program may repeat a class of the setup
             value = self._namespace.get(name)
             if isinstance(value, type):
-                self.classes[name] = value
-                self.class_names[value] = name
+                self.share_class(name, value)
         with contextlib.suppress(Gone):
             self.send({"names": own})
             while True:
@@ -557,11 +535,13 @@ class ProgramSide(Side):
             return self._take_imports(message["imports"])
         if "inside" in message:
             variables = {**self._namespace, "__builtins__": self._builtins}
-            entry = message["entry_point"]
-            script = TestScript(variables, (lambda: eval(entry, variables)) if entry else None)
+            script = TestScript(variables, message["entry_point"])
             script.run(ast.parse(message["inside"]))
             return script.checks
-        return super().do(message, roots)
+        random_numbers.set_states(message.get("generators", {}))
+        given = message.get("replaced", ())
+        with replaced((path, name, self.decode(value)) for path, name, value in given):
+            return super().do(message, roots)
 
     def _take_imports(self, imports: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Import what the program uses and only its tests import, as if both were one file."""
@@ -642,13 +622,11 @@ class TestSide(Side):
         self.decided_by.add("the program's process")
         return int(self.request({"inside": source, "entry_point": entry_point}))
 
-    def replaced_values(self) -> Iterable[tuple[str, str, Any]]:
-        """See `Side.replaced_values`."""
-        return self.replacements.current()
-
-    def changed_generators(self) -> Mapping[str, Any]:
-        """See `Side.changed_generators`."""
-        return self.generators.changed()
+    def context(self, encoder: Encoder) -> dict[str, Any]:
+        """Return what the test has replaced, and generators of random numbers that it has used."""
+        replaced = [(*at, encoder.encode(value)) for *at, value in self.replacements.current()]
+        found = {"replaced": replaced, "generators": self.generators.changed()}
+        return {name: each for name, each in found.items() if each}
 
     def imported(self, module: str, name: str) -> Any:
         """Return a built-in type. Nothing is imported at the request of the program."""

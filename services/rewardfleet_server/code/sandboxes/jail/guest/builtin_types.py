@@ -21,15 +21,15 @@ from .frames import FRAMES
 
 def _parts_of_time(value: Any) -> tuple[Any, ...] | None:
     zone, offset = value.tzinfo, value.utcoffset()
-    if type(zone).__module__ not in {"datetime", "zoneinfo"}:  # of the program
+    if zone is not None and type(zone).__module__ not in {"datetime", "zoneinfo"}:  # the program's
         if offset is None:
             return None
         zone = dt.timezone(offset, value.tzname() or "")
-    return (value.replace(tzinfo=None, fold=0), zone, value.fold)
+    return value.replace(tzinfo=None, fold=0).isoformat(), zone, value.fold
 
 
-def _time_of_parts(value: Any, zone: Any, fold: int) -> Any:
-    return value.replace(tzinfo=zone, fold=fold)
+def _time_of_parts(kind: Any, text: str, zone: Any, fold: int) -> Any:
+    return kind.fromisoformat(text).replace(tzinfo=zone, fold=fold)
 
 
 def _element_of_parts(tag: str, attributes: Any, text: Any, tail: Any, children: Any) -> Any:
@@ -39,41 +39,43 @@ def _element_of_parts(tag: str, attributes: Any, text: Any, tail: Any, children:
     return element
 
 
+def _items_of(kind: Any, value: Any) -> list[Any]:
+    return [[*kind.__iter__(value)]]
+
+
+def _reduced(kind: Any, value: Any) -> Any:
+    return kind.__reduce__(value)[1]
+
+
 def _constructed(module: str, name: str, *parts: Any) -> Any:
     return getattr(importlib.import_module(module), name)(*parts)
 
 
-#: Values without identity: the parts of one as JSON, and the value of parts.
-ATOMS: dict[type, tuple[Callable[[Any], list[Any]], Callable[..., Any]]] = {
-    complex: (
-        lambda value: [repr(value.real), repr(value.imag)],
-        lambda real, imag: complex(float(real), float(imag)),
-    ),
-    bytes: (lambda value: [value.hex()], bytes.fromhex),
-    range: (
-        lambda value: [hex(part) for part in (value.start, value.stop, value.step)],
-        lambda *parts: range(*(int(part, 16) for part in parts)),
-    ),
-    fractions.Fraction: (
-        lambda value: [hex(value.numerator), hex(value.denominator)],
-        lambda *parts: fractions.Fraction(*(int(part, 16) for part in parts)),
-    ),
-    decimal.Decimal: (lambda value: [str(value)], decimal.Decimal),
-    dt.date: (lambda value: [value.isoformat()], dt.date.fromisoformat),
-    dt.datetime: (lambda value: [value.isoformat()], dt.datetime.fromisoformat),
-    dt.time: (lambda value: [value.isoformat()], dt.time.fromisoformat),
-    dt.timedelta: (
-        lambda value: [value.days, value.seconds, value.microseconds],
-        lambda *parts: dt.timedelta(*map(int, parts)),
-    ),
-    type(...): (lambda _: [], lambda: ...),
-    type(NotImplemented): (lambda _: [], lambda: NotImplemented),
-}
-ATOM_NAMES = {kind.__name__: kind for kind in ATOMS}
-#: Further values, by the module and the name of their type: the parts of one, which are encoded as
-#: values, or None if it stays where it is; and the value of parts. Constructing one runs no code of
-#: a program.
+#: Values without identity, by the module and the name of their type: the parts of one, which are
+#: encoded as values, or None if it stays where it is; and the value of parts. Constructing one runs
+#: no code of a program: `int.__pos__` takes nothing but an integer.
 VALUES: dict[tuple[str, str], tuple[Callable[[Any], Iterable[Any] | None], Callable[..., Any]]] = {
+    ("builtins", "bytes"): (lambda value: [value.hex()], bytes.fromhex),
+    ("builtins", "complex"): (
+        lambda value: (value.real, value.imag),
+        lambda *parts: complex(*map(float.__pos__, parts)),
+    ),
+    ("builtins", "range"): (
+        lambda value: (value.start, value.stop, value.step),
+        lambda *parts: range(*map(int.__pos__, parts)),
+    ),
+    ("builtins", "ellipsis"): (lambda _: (), lambda: ...),
+    ("builtins", "NotImplementedType"): (lambda _: (), lambda: NotImplemented),
+    ("fractions", "Fraction"): (
+        fractions.Fraction.as_integer_ratio,
+        lambda *parts: fractions.Fraction(*map(int.__pos__, parts)),
+    ),
+    ("decimal", "Decimal"): (lambda value: [str(value)], decimal.Decimal),
+    ("datetime", "date"): (lambda value: [value.isoformat()], dt.date.fromisoformat),
+    ("datetime", "timedelta"): (
+        lambda value: (value.days, value.seconds, value.microseconds),
+        lambda *parts: dt.timedelta(*map(int.__pos__, parts)),
+    ),
     ("builtins", "slice"): (lambda value: (value.start, value.stop, value.step), slice),
     ("builtins", "mappingproxy"): (lambda value: [dict(value)], types.MappingProxyType),
     ("builtins", "dict_keys"): (lambda value: [dict.fromkeys(value)], lambda keys: keys.keys()),
@@ -87,8 +89,8 @@ VALUES: dict[tuple[str, str], tuple[Callable[[Any], Iterable[Any] | None], Calla
         lambda value: value.maps if {*map(type, value.maps)} == {dict} else None,
         collections.ChainMap,
     ),
-    ("datetime", "datetime"): (_parts_of_time, _time_of_parts),
-    ("datetime", "time"): (_parts_of_time, _time_of_parts),
+    ("datetime", "datetime"): (_parts_of_time, partial(_time_of_parts, dt.datetime)),
+    ("datetime", "time"): (_parts_of_time, partial(_time_of_parts, dt.time)),
     ("datetime", "timezone"): (lambda value: value.__getinitargs__(), dt.timezone),
     ("zoneinfo", "ZoneInfo"): (
         lambda value: [value.key],
@@ -118,11 +120,8 @@ VALUES: dict[tuple[str, str], tuple[Callable[[Any], Iterable[Any] | None], Calla
     },
 }
 VALUES |= {("pandas", name): functions for name, functions in FRAMES.items()}
-#: Time zones that the text of a time tells.
-TIMEZONES = {None, dt.UTC}
 #: Mutable collections that are sent item by item, or pair by pair.
 SEQUENCES = {"list": list, "deque": collections.deque}
-SETS = {"set": set}
 #: Mutable objects whose content is their attributes.
 NAMESPACES: dict[str, type] = {
     kind.__name__: kind
@@ -133,15 +132,21 @@ NAMESPACES: dict[str, type] = {
         collections.UserString,
     )
 }
-#: Further mutable objects that are sent with all of their content.
-OTHERS: dict[str, type] = {"bytearray": bytearray, "numbers": array.array, **NAMESPACES}
 MAPPINGS: dict[str, type] = {
     "dict": dict,
     "OrderedDict": collections.OrderedDict,
     "Counter": collections.Counter,
     "defaultdict": collections.defaultdict,
 }
-COLLECTIONS = {kind: name for name, kind in {**SEQUENCES, **SETS, **MAPPINGS, **OTHERS}.items()}
+COLLECTIONS_BY_NAME: dict[str, Any] = {
+    "bytearray": bytearray,
+    "numbers": array.array,
+    **NAMESPACES,
+    **SEQUENCES,
+    "set": set,
+    **MAPPINGS,
+}
+COLLECTIONS = {kind: name for name, kind in COLLECTIONS_BY_NAME.items()}
 #: Types whose subclasses are sent as they are, with the other attributes on the side of the class.
 BASES: tuple[Any, ...] = (
     str, int, float, complex, bytes, bytearray, list, tuple, dict, set, frozenset,
@@ -232,36 +237,24 @@ def nan_of(module: str) -> float:
     return import_numpy().nan if module == "numpy" else math.nan
 
 
-def new_arguments(value: Any) -> tuple[Any, ...]:  # noqa: PLR0911 - one for each type
+#: The arguments of the type that a value of a subclass is based on, by its own methods.
+_NEW_ARGUMENTS: dict[Any, Callable[[Any], Any]] = {
+    str: lambda value: [str.__str__(value)],
+    int: lambda value: [int.__add__(value, 0)],
+    float: lambda value: [float.__add__(value, 0.0)],
+    complex: lambda value: [value.real, value.imag],
+    dict: lambda value: [[*dict.items(value)]],
+    fractions.Fraction: fractions.Fraction.as_integer_ratio,
+    decimal.Decimal: lambda value: [decimal.Decimal.__str__(value)],
+    **dict.fromkeys((bytes, bytearray), lambda value: [bytes(memoryview(value))]),
+    **{kind: partial(_items_of, kind) for kind in (list, tuple, set, frozenset)},
+    **{kind: partial(_reduced, kind) for kind in (dt.datetime, dt.date, dt.time, dt.timedelta)},
+}
+
+
+def new_arguments(value: Any) -> Any:
     """Return the arguments of the built-in type that a value of a subclass is based on."""
-    if isinstance(value, complex):
-        return (value.real, value.imag)
-    if isinstance(value, fractions.Fraction):
-        return fractions.Fraction.as_integer_ratio(value)
-    if isinstance(value, (list, set, dict)):
-        return ()
-    if isinstance(value, str):
-        return (str.__str__(value),)
-    if isinstance(value, int):
-        return (int.__add__(value, 0),)
-    if isinstance(value, float):
-        return (float.__add__(value, 0.0),)
-    if isinstance(value, decimal.Decimal):
-        return (decimal.Decimal.__str__(value),)
-    if isinstance(value, (bytes, bytearray)):
-        return (bytes(memoryview(value)),)
-    if isinstance(value, tuple):
-        return (list(tuple.__iter__(value)),)
-    if isinstance(value, frozenset):
-        return (list(frozenset.__iter__(value)),)
-    if isinstance(value, (dt.date, dt.time, dt.timedelta)):
-        return base_of(type(value)).__reduce__(value)[1]  # type: ignore[no-any-return]
-    return ()
-
-
-def copy_of(base: Any, value: Any) -> Any:
-    """Return the content of a value of a subclass as a value of its built-in base."""
-    return dict(dict.items(value)) if base is dict else base(base.__iter__(value))
+    return _NEW_ARGUMENTS[base_of(type(value))](value)
 
 
 def base_of(kind: type) -> Any:

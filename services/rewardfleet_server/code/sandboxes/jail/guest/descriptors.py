@@ -45,6 +45,17 @@ def write_all(file: int, content: bytes | bytearray | memoryview) -> None:
         view = view[os.write(file, view) :]
 
 
+def open_streams() -> None:
+    """Open the standard streams once for all runs, each of which puts its own files below them."""
+    for number in range(3):
+        os.dup2(os.memfd_create("none"), number)
+    options: dict[str, Any] = {"encoding": "utf-8", "closefd": False}
+    sys.stdin = open(0, errors="surrogateescape", **options)
+    sys.stdout = open(1, "w", errors="surrogateescape", newline="\n", **options)
+    sys.stderr = open(2, "w", errors="backslashreplace", buffering=1, **options)
+    vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
+
+
 class Order(NamedTuple):
     """The message that starts a run. It has none of the submission's data.
 
@@ -56,8 +67,8 @@ class Order(NamedTuple):
     tests_apart: bool  #: whether another process evaluates the checks
     has_script: bool  #: whether there is a file with a `Script` for the program's process
     prints_last: bool  #: whether the program may print when its objects are destroyed
-    wall_s: float
     cpu_s: float
+    wall_s: float
     memory_bytes: int  #: memory in addition to the interpreter's own
     output_bytes: int  #: size of any file that is written
     report_bytes: int

@@ -9,17 +9,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .builtin_types import (
-    ATOMS,
     BASES,
     COLLECTIONS,
     COMMON_TYPES,
     FUNCTIONS,
     MAPPINGS,
     NAMESPACES,
-    TIMEZONES,
     VALUES,
     attributes_of,
-    copy_of,
+    base_of,
     import_path,
     keeps_identity,
     module_of_nan,
@@ -83,14 +81,17 @@ class Encoder:
             return self._variable(value)
         if kind in {tuple, frozenset}:
             return [kind.__name__, *map(self.encode, value)]
-        if kind in ATOMS and getattr(value, "tzinfo", None) in TIMEZONES:
-            return ["atom", kind.__name__, ATOMS[kind][0](value)]
         if kind in NAMESPACES.values() and any(map(callable, vars(value).values())):
             return self.remote(value)  # its functions are methods, which may decide
         if kind in COLLECTIONS or kind in side.class_names:
             if isinstance(value, enum.Enum):
                 return ["enum", side.class_names[kind], value.name]
             return self._reference(value)
+        module = str(kind.__module__)
+        module = "pandas" if module.startswith("pandas.") else module
+        parts_of, _ = VALUES.get((module, kind.__name__), (None, None))
+        if parts_of is not None and (parts := parts_of(value)) is not None:
+            return ["value", module, kind.__name__, *map(self.encode, parts)]
         if isinstance(value, enum.Enum) and not isinstance(value, BASES) and import_path(kind):
             return ["member", import_path(kind), value.name]
         if isinstance(value, type):
@@ -100,11 +101,6 @@ class Encoder:
                 names = side.exception_names(value)
                 is_own = side.is_trusted or len(names) == 1
                 return ["exception", names, *([] if is_own else [self.remote(value)])]
-        module = str(kind.__module__)
-        module = "pandas" if module.startswith("pandas.") else module
-        parts_of, _ = VALUES.get((module, kind.__name__), (None, None))
-        if parts_of is not None and (parts := parts_of(value)) is not None:
-            return ["value", module, kind.__name__, *map(self.encode, parts)]
         if kind.__module__ == "numpy" and "numpy" in sys.modules:
             if kind.__name__ == "ndarray" and not value.dtype.hasobject:
                 return self._reference(value)
@@ -117,17 +113,12 @@ class Encoder:
         elif isinstance(value, BaseException):
             return ["error", side.encoded_exception(value, self)]
         elif isinstance(value, BASES) and kind not in BASES and not self._stays(kind):
-            base = next(base for base in BASES if isinstance(value, base))
+            base = base_of(kind)
             proxy = getattr(value, "__dict__", {}).get("_p_proxy")
             if is_proxy(proxy) and base not in {list, dict, set, bytearray}:  # it did not change
                 return self.encode(proxy)
-            plain = (
-                base(*new_arguments(value))
-                if base not in {list, set, dict}
-                else copy_of(base, value)
-            )
-            path = import_path(kind)
-            return ["subclass", self.encode(plain), side.export(value), kind.__name__, path]
+            plain = self.encode(base(*new_arguments(value)))
+            return ["subclass", plain, side.export(value), kind.__name__, import_path(kind)]
         return self.remote(value)
 
     def _stays(self, kind: type) -> bool:
@@ -203,13 +194,10 @@ class Encoder:
         if kind.__name__ == "ndarray" and kind not in self._side.class_names:
             return ["array", [value.dtype.str, list(value.shape)], value.tobytes().hex()]
         content: list[Any] = [self._pairs(attributes_of(value).items()), None]
-        base = next((base for base in BASES if isinstance(value, base)), None)
-        meta = [self._side.class_names[kind], None]
-        if base in {list, set}:
-            content[1] = [self.encode(item) for item in base.__iter__(value)]
-        elif base is dict:
-            content[1] = self._pairs(dict.items(value))
-        elif base is not None:
+        base, meta = base_of(kind), [self._side.class_names[kind], None]
+        if base in {list, set, dict}:
+            content[1] = self.entry(base(*new_arguments(value)))[2]
+        elif base is not object:
             meta[1] = self.encode(base(*new_arguments(value)))
         return ["object", meta, content]
 

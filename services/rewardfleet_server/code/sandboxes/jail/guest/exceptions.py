@@ -1,6 +1,5 @@
 """Exceptions that cross the boundary: as the names of their classes, with a handle."""
 
-import itertools
 import sys
 import traceback
 from collections.abc import Sequence
@@ -42,21 +41,20 @@ class Exceptions:
         names = self.exception_names(type(error))
         known = vars(error).get("_p_object")
         handle = encoder.encode(known) if is_proxy(known) else encoder.remote(error)
+        args, attributes, place, links_of = error.args, vars(error), "", []
         if self.is_trusted:  # a program gets no object of the test by an error
-            args = tuple(each for each in error.args if type(each) in _PLAIN)
-            plain = {name: each for name, each in vars(error).items() if type(each) in _PLAIN}
-            attributes = [[name, encoder.encode(each)] for name, each in plain.items()]
-            return [names, encoder.encode(args), _text(error), attributes, "", handle, []]
-        attributes = [[name, encoder.encode(value)] for name, value in vars(error).items()]
-        described = ((name, getattr(error, name, None)) for name in _DESCRIBING)
-        attributes += [[name, encoder.encode(each)] for name, each in described if each is not None]
-        frames = traceback.extract_tb(error.__traceback__)
-        own_frames = [frame for frame in frames if frame.filename == "program.py"]
-        place = "".join(traceback.format_list(own_frames[-_MAX_FRAMES:]))
-        found = [error.__cause__, error.__context__] if links else []
-        linked = [each and self.encoded_exception(each, encoder, links - 1) for each in found]
-        encoded = encoder.encode(tuple(error.args))
-        return [names, encoded, _text(error), attributes, place, handle, linked]
+            args = tuple(each for each in args if type(each) in _PLAIN)
+            attributes = {n: each for n, each in attributes.items() if type(each) in _PLAIN}
+        else:
+            described = {name: getattr(error, name, None) for name in _DESCRIBING}
+            attributes = {**attributes, **{n: e for n, e in described.items() if e is not None}}
+            frames = traceback.extract_tb(error.__traceback__)
+            own_frames = [frame for frame in frames if frame.filename == "program.py"]
+            place = "".join(traceback.format_list(own_frames[-_MAX_FRAMES:]))
+            links_of = [error.__cause__, error.__context__] if links else []
+        named = [[name, encoder.encode(value)] for name, value in attributes.items()]
+        linked = [each and self.encoded_exception(each, encoder, links - 1) for each in links_of]
+        return [names, encoder.encode(tuple(args)), _text(error), named, place, handle, linked]
 
     def exception_names(self, kind: type) -> list[Any]:
         """Return the path or the name of a class, and those of its bases, unless all have it."""
@@ -90,8 +88,9 @@ class Exceptions:
     def exception(self, data: Sequence[Any]) -> BaseException:
         """Return an exception of the other side, or the own one that it raised again."""
         known = self.decode(data[5])
-        if not is_proxy(known) and isinstance(known, BaseException) and not is_skip(known):
-            return known
+        is_own = not is_proxy(known) and isinstance(known, BaseException)
+        if is_own and not isinstance(known, skips()):
+            return known  # type: ignore[no-any-return] # it is one
         kind, args = self.exception_class(data[0]), self.decode(data[1])
         error = kind.__new__(kind, *args)
         error.args = args
@@ -123,18 +122,15 @@ def fails_a_test(error: BaseException) -> bool:
     return isinstance(error, (AssertionError, _outcome("_pytest.outcomes", "Failed")))
 
 
-def is_skip(error: BaseException) -> bool:
-    """Return whether a test ends itself without a failure. A program's exception is another one."""
-    return isinstance(error, _skips())
+def skips() -> tuple[type[BaseException], ...]:
+    """Return what a test raises to end without a failure. A program's exception is another one."""
+    return tuple(found for at in _SKIPS if (found := _outcome(*at)))
 
 
-def _skips() -> tuple[Any, ...]:
-    outcomes = (("unittest.case", "SkipTest"), *(("_pytest.outcomes", n) for n in _SKIPS))
-    return tuple(itertools.starmap(_outcome, outcomes))
-
-
-#: Exceptions of pytest that end a test, which say that they are built in.
-_SKIPS = ("Skipped", "XFailed")
+#: Where these are; those of pytest say that they are built in.
+_SKIPS = (
+    ("unittest.case", "SkipTest"), ("_pytest.outcomes", "Skipped"), ("_pytest.outcomes", "XFailed"),
+)  # fmt: skip
 
 
 def _outcome(module: str, name: str) -> Any:
@@ -179,10 +175,10 @@ _METHODS = {
 def _known_exception(path: str) -> type[BaseException] | None:
     """Return an exception of a module that is imported already. Nothing is imported for it."""
     module, _, name = path.rpartition(".")
-    found = known_type(module, name)
+    found: Any = known_type(module, name)
     homes = {each.partition(".")[0] for each in (module, found.__module__)}  # numpy has SkipTest
     is_common = issubclass(found, BaseException) and homes.isdisjoint(_END_TESTS)
-    return found if is_common and not issubclass(found, _skips()) else None
+    return found if is_common and not issubclass(found, skips()) else None
 
 
 def _text(error: BaseException) -> str:

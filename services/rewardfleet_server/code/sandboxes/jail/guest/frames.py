@@ -33,18 +33,6 @@ def _is_plain(value: Any) -> bool:
     return not str(value.dtype).startswith(("category", "period", "interval", "Sparse"))
 
 
-def _parts_of_index(value: Any) -> list[Any] | None:
-    return [*_content(value), value.name] if _is_plain(value) else None
-
-
-def _index(items: Any, numbers: str, kind: str, name: Any) -> Any:
-    return _pandas().Index(_items(items, numbers), dtype=kind, name=name)
-
-
-def _parts_of_series(value: Any) -> list[Any] | None:
-    return [*_content(value), value.name, value.index] if _is_plain(value) else None
-
-
 def _series(items: Any, numbers: str, kind: str, name: Any, index: Any) -> Any:
     return _pandas().Series(_items(items, numbers), index, kind, name)
 
@@ -66,8 +54,16 @@ def _frame(columns: tuple[tuple[Any, str, str], ...], index: Any, names: Any) ->
 #: By the name of the type: the parts of a value, or None if it stays; and the value of parts.
 FRAMES: dict[str, tuple[Callable[[Any], Iterable[Any] | None], Callable[..., Any]]] = {
     "DataFrame": (_parts_of_frame, _frame),
-    "Series": (_parts_of_series, _series),
-    "Index": (_parts_of_index, _index),
+    "Series": (
+        lambda value: [*_content(value), value.name, value.index] if _is_plain(value) else None,
+        _series,
+    ),
+    "Index": (
+        lambda value: [*_content(value), value.name] if _is_plain(value) else None,
+        lambda items, numbers, kind, name: _pandas().Index(
+            _items(items, numbers), dtype=kind, name=name
+        ),
+    ),
     "RangeIndex": (
         lambda value: [value.start, value.stop, value.step, value.name],
         lambda start, stop, step, name: _pandas().RangeIndex(start, stop, step, name=name),

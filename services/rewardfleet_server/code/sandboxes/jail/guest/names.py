@@ -14,8 +14,8 @@ import math
 import string
 import sys
 import typing
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 #: Names of the standard library, by module.
 _STANDARD: dict[str, Iterable[str]] = {
@@ -82,36 +82,77 @@ def standard(name: str) -> Any:
     return getattr(found, attribute) if attribute else found
 
 
-class Names(NamedTuple):
-    """The names of a test that it does not define."""
+class Names:
+    """The names that a test uses and does not define.
 
-    used: frozenset[str] = frozenset()  #: all of them
-    #: The names that are written like a class, or like a constant and used like a class.
-    classes: frozenset[str] = frozenset()
-    #: The names of modules of the table, if only their attributes are used.
-    modules: frozenset[str] = frozenset()
-    has_objects: bool = False  #: whether the test uses attributes that no value has
-    called: frozenset[str] = frozenset()  #: the names that are called
-    methods: frozenset[str] = frozenset()  #: attributes of `Solution()`
-    predicates: frozenset[str] = frozenset()  #: methods that answer a question
+    Attributes:
+        used: All of them.
+        classes: Those that are written like a class, or like a constant and used like a class.
+        modules: Those of modules of the table, if only their attributes are used.
+        called: Those that are called.
+        has_objects: Whether the test uses attributes that no value has.
+        methods: Attributes of `Solution()`.
+        predicates: Methods that answer a question.
+    """
 
+    def __init__(self, tree: ast.AST) -> None:
+        self.used, self.called = set[str](), set[str]()
+        self.methods, self.predicates = set[str](), set[str]()
+        self._objects = set[str]()  #: the names that are used otherwise than for an attribute
+        self._bound = set[str]()  #: names that are bound, in whatever scope
+        self._imported = set[str]()  #: the names that an import binds
+        #: Attributes, each with the name that the path to it begins with, or "".
+        self._attributes = set[tuple[str, str]]()
+        self._visit_all(tree)
+        constants = {n for n in self._objects - self.called if n.isupper() and len(n) > 1}
+        self.used -= self._bound
+        self.called &= self.used
+        self.classes = {name for name in self.used - constants if _is_class_name(name)}
+        self.modules = (MODULES.keys() & self.used) - self._objects
+        owners = self._imported | self.modules | {"self", "cls"}
+        self.has_objects = any(
+            name not in _OF_VALUES for owner, name in self._attributes if owner not in owners
+        )
 
-def names_of(tree: ast.AST) -> Names:
-    """Return the names that a test uses and does not bind itself."""
-    found = _Finder()
-    found.visit_all(tree)
-    free = found.used - found.bound
-    modules = (MODULES.keys() & free) - found.objects
-    owners = found.imported | modules | {"self", "cls"}
-    return Names(
-        frozenset(free),
-        frozenset(name for name in free if _is_class_name(name) and name not in found.constants),
-        frozenset(modules),
-        any(each not in _OF_VALUES for owner, each in found.attributes if owner not in owners),
-        frozenset(found.called & free),
-        frozenset(found.methods),
-        frozenset(name for node in ast.walk(tree) for name in _predicates(node)),
-    )
+    def _visit_all(self, tree: ast.AST) -> None:
+        """Look at all nodes. Owners of attributes come after these."""
+        owners: set[int] = set()
+        for node in ast.walk(tree):
+            self.predicates.update(_predicates(node))
+            match node:
+                case ast.Name(id=name, ctx=ast.Load()):
+                    self.used.add(name)
+                    if id(node) not in owners:
+                        self._objects.add(name)
+                case ast.Attribute(value=owner, attr=attribute):
+                    is_direct = isinstance(owner, ast.Name)
+                    if isinstance(owner, ast.Call) and getattr(owner.func, "id", "") == SOLUTION:
+                        self.methods.add(attribute)
+                    while isinstance(owner, ast.Attribute):
+                        owner = owner.value
+                    owners.add(id(owner))
+                    name = getattr(owner, "id", "")
+                    # What an attribute of a test case has is no attribute of the test case.
+                    is_of_test = is_direct or name not in {"self", "cls"}
+                    self._attributes.add((name if is_of_test else "", attribute))
+                case ast.Call(func=ast.Name(id=name)):
+                    self.called.add(name)
+                case _:
+                    self._bind(node)
+
+    def _bind(self, node: ast.AST) -> None:
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
+                self._bound.add(name)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                self._bound.add(node.name)
+            case ast.ImportFrom(module=str(module), names=names) if module in PROGRAM_MODULES:
+                self.used |= {each.name for each in names}
+            case ast.Import(names=names):
+                self.used |= {each.name for each in names} & set(PROGRAM_MODULES)
+            case ast.alias(name=name, asname=alias) if name not in self.used:
+                self._imported.add(alias or name.partition(".")[0])
+                self._bound |= self._imported
 
 
 def _predicates(node: ast.AST) -> Iterator[str]:
@@ -123,76 +164,41 @@ def _predicates(node: ast.AST) -> Iterator[str]:
             yield each.func.attr
 
 
-class _Finder:
-    """The names and attributes in a tree."""
-
-    def __init__(self) -> None:
-        self.called: set[str] = set()  #: names that are called
-        self.used: set[str] = set()  #: names whose values are used
-        self.objects: set[str] = set()  #: the names that are used otherwise than for an attribute
-        self.bound: set[str] = set()  #: names that are bound, in whatever scope
-        self.imported: set[str] = set()  #: the names that an import binds
-        #: Attributes, each with the name that the path to it begins with, or "".
-        self.attributes: set[tuple[str, str]] = set()
-        self.methods: set[str] = set()  #: attributes of `Solution()`
-
-    def visit_all(self, tree: ast.AST) -> None:
-        """Look at all nodes. Owners of attributes come after these."""
-        owners: set[int] = set()
-        for node in ast.walk(tree):
-            match node:
-                case ast.Name(id=name, ctx=ast.Load()):
-                    self.used.add(name)
-                    if id(node) not in owners:
-                        self.objects.add(name)
-                case ast.Attribute(value=owner, attr=attribute):
-                    is_direct = isinstance(owner, ast.Name)
-                    if isinstance(owner, ast.Call) and getattr(owner.func, "id", "") == SOLUTION:
-                        self.methods.add(attribute)
-                    while isinstance(owner, ast.Attribute):
-                        owner = owner.value
-                    owners.add(id(owner))
-                    name = getattr(owner, "id", "")
-                    # What an attribute of a test case has is no attribute of the test case.
-                    is_of_test = is_direct or name not in {"self", "cls"}
-                    self.attributes.add((name if is_of_test else "", attribute))
-                case ast.Call(func=ast.Name(id=name)):
-                    self.called.add(name)
-                case _:
-                    self._bind(node)
-
-    @property
-    def constants(self) -> set[str]:
-        """Names of several capital letters that are neither called nor used for an attribute."""
-        return {each for each in self.objects - self.called if each.isupper() and len(each) > 1}
-
-    def _bind(self, node: ast.AST) -> None:
-        match node:
-            case ast.Name(id=name) | ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
-                self.bound.add(name)
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                self.bound.add(node.name)
-            case ast.ImportFrom(module=str(module), names=names) if module in PROGRAM_MODULES:
-                self.used |= {each.name for each in names}
-            case ast.Import(names=names):
-                self.used |= {each.name for each in names} & set(PROGRAM_MODULES)
-            case ast.alias(name=name, asname=alias) if name not in self.used:
-                self.imported.add(alias or name.partition(".")[0])
-                self.bound |= self.imported
-
-
 def _is_class_name(name: str) -> bool:
     return name.lstrip("_")[:1].isupper() and name != SOLUTION
 
 
-def imported_packages(tree: ast.AST) -> Iterator[str]:
-    """Yield the top-level packages that a test imports."""
-    for node in ast.walk(tree):
+def imports_of(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
+    """Yield the names that imports bind, each with what it stands for, like `numpy.random`."""
+    for node in nodes:
         match node:
             case ast.Import(names=names):
-                yield from (each.name.partition(".")[0] for each in names)
-            case ast.ImportFrom(module=str(module), level=0):
-                yield module.partition(".")[0]
+                for each in names:
+                    top = each.name.partition(".")[0]
+                    yield (each.asname, each.name) if each.asname else (top, top)
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                yield from ((each.asname or each.name, f"{module}.{each.name}") for each in names)
+
+
+def path_of(node: ast.AST, imports: Mapping[str, str]) -> str:
+    """Return what a name or an attribute stands for, like `numpy.random.rand`; "" if unknown."""
+    match node:
+        case ast.Name(id=name):
+            return imports.get(name, "")
+        case ast.Call(
+            func=ast.Name(id="__import__" | "import_module") | ast.Attribute(attr="import_module"),
+            args=[ast.Constant(value=str(module)), *_],
+        ):
+            return module
+        case ast.Attribute(value=owner, attr=attribute):
+            path = path_of(owner, imports)
+            return path and f"{path}.{attribute}"
+    return ""
+
+
+def imported_packages(tree: ast.AST) -> set[str]:
+    """Return the top-level packages that a test imports."""
+    return {path.partition(".")[0] for _, path in imports_of(ast.walk(tree))}
 
 
 def seeds(tree: ast.AST) -> bool:

@@ -48,7 +48,8 @@ class Process:
         Of its threads, the one counts that waited longest. A sum would let a program that sleeps
         escape its limit by many threads that are ready at once.
         """
-        before, self._delays = self._delays, run_delays(self.pid)
+        files = of_threads(self.pid, "schedstat")
+        before, self._delays = self._delays, {n: int(each.split()[1]) for n, each in files.items()}
         delays = (ns - before.get(thread, 0) for thread, ns in self._delays.items())
         return max(delays, default=0) / 1e9
 
@@ -61,52 +62,6 @@ class Process:
         """Wait for its end."""
         _, self.status, self.usage = os.wait4(self.pid, 0)
         os.close(self.descriptor)
-
-
-class WallTime:
-    """The wall time of a run that counts for its limit: from its start, without
-
-    - the time in which a process was ready and had no core, as of the last look,
-    - the time in which the run, or the machine, was paused.
-
-    Args:
-        started: When it started (`time.monotonic`).
-    """
-
-    def __init__(self, processes: list[Process], started: float) -> None:
-        self._processes = processes
-        self._started = self._looked = started
-        self._delay = 0.0
-
-    @property
-    def since_look(self) -> float:
-        """The seconds since the last look, without pauses."""
-        return time.monotonic() - self._looked
-
-    @property
-    def seconds(self) -> float:
-        """What counts so far, and what was waited since the last look."""
-        return max(time.monotonic() - self._started - self._delay, 0.0)
-
-    def leave_out(self, seconds: float) -> None:
-        """Leave out seconds that have just passed."""
-        self._started += seconds
-        self._looked += seconds
-
-    def leave_out_delay(self, slept_s: float, asked_s: float) -> None:
-        """Leave out what a sleep took longer than asked for, if that was a pause."""
-        if slept_s > asked_s + LONGEST_DELAY_S:
-            self.leave_out(slept_s - asked_s)
-
-    def look(self) -> float:
-        """Leave out what was waited since the last look; return it, in seconds.
-
-        The kernel counts a wait when it has ended, so this may be more than has passed.
-        """
-        delay = sum(each.delay_s() for each in self._processes)
-        self._delay += delay
-        self._looked = time.monotonic()
-        return delay
 
 
 class Run:
@@ -124,19 +79,44 @@ class Run:
         self.processes = processes
         self.order = order
         self.started = time.monotonic()  #: when the supervisor learned of it (`time.monotonic`)
-        self.wall = WallTime(processes, self.started)  #: what counts for the limit on wall time
         self.paused_s = 0.0  #: seconds for which it was paused, because it had no core
         self.is_asleep = self.is_long = False
         self._cores = cores
+        self._counts_from = self._looked = self.started  # later by the pauses since then
+        self._delay = 0.0
         self._used = self._used_before = self._used_at_look = 0.0
         self._most_used = 0.0
+
+    @property
+    def wall_s(self) -> float:
+        """The wall time that counts for its limit, and what was waited since the last look.
+
+        It has neither the time in which a process was ready and had no core, nor that in which the
+        run, or the machine, was paused.
+        """
+        return max(time.monotonic() - self._counts_from - self._delay, 0.0)
+
+    @property
+    def since_look_s(self) -> float:
+        """The seconds since the last look, without pauses."""
+        return time.monotonic() - self._looked
 
     @property
     def next_look_s(self) -> float:
         """Seconds until the next look: before that, no limit can be exceeded by much."""
         cpu_s = self.order.cpu_s if self.is_long else min(self.order.cpu_s, LONG_S)
-        left = min((cpu_s - self._most_used) / self._cores, self.order.wall_s - self.wall.seconds)
+        left = min((cpu_s - self._most_used) / self._cores, self.order.wall_s - self.wall_s)
         return max(min(left, LONGEST_LOOK_S), SHORTEST_LOOK_S)
+
+    def leave_out(self, seconds: float) -> None:
+        """Leave out seconds of wall time that have just passed."""
+        self._counts_from += seconds
+        self._looked += seconds
+
+    def leave_out_delay(self, slept_s: float, asked_s: float) -> None:
+        """Leave out what a sleep took longer than asked for, if that was a pause."""
+        if slept_s > asked_s + LONGEST_DELAY_S:
+            self.leave_out(slept_s - asked_s)
 
     def measure(self) -> None:
         """Read the CPU time of the processes."""
@@ -147,14 +127,14 @@ class Run:
 
     def look(self) -> None:
         """Determine what was waited since the last look, and whether the program slept."""
-        passed = self.wall.since_look
+        passed = self.since_look_s
         busy = self._look()
         self.is_asleep = busy < ASLEEP_BELOW * passed and not self.is_ready()
 
     def look_last(self) -> None:
         """Determine what was waited, if that is more than some ms, after the end of the run."""
         self.measure()
-        if self.wall.since_look > self._used - self._used_at_look + SHORTEST_LOOK_S:
+        if self.since_look_s > self._used - self._used_at_look + SHORTEST_LOOK_S:
             self._look()
 
     def leave_out_pause(self, paused: float) -> None:
@@ -162,7 +142,7 @@ class Run:
         seconds = time.monotonic() - paused
         self.paused_s += seconds
         if not self.is_ready():  # otherwise it had no core to stop, which the kernel counts
-            self.wall.leave_out(seconds)
+            self.leave_out(seconds)
             for process in self.processes:
                 process.delay_s()  # until it had one
         self.is_asleep = False
@@ -171,21 +151,32 @@ class Run:
         """Return the limit that the run has exceeded, `cpu` or `wall`; empty if none."""
         if self._most_used >= self.order.cpu_s:
             return "cpu"
-        if self.wall.seconds < self.order.wall_s:
+        if self.wall_s < self.order.wall_s:
             return ""
         self._look()
         # What waits for a core is left out only once it has it.
         waits = self._used == self._used_before and self.is_ready()
-        return "wall" if self.wall.seconds >= self.order.wall_s and not waits else ""
+        return "wall" if self.wall_s >= self.order.wall_s and not waits else ""
 
     def _look(self) -> float:
-        """Return the seconds since the last look in which it used a core, or waited for one."""
+        """Return the seconds since the last look in which it used a core, or waited for one.
+
+        The kernel counts a wait when it has ended, so this may be more than has passed.
+        """
         used, self._used_at_look = self._used - self._used_at_look, self._used
-        return used + self.wall.look()
+        delay = sum(each.delay_s() for each in self.processes)
+        self._delay += delay
+        self._looked = time.monotonic()
+        return used + delay
 
     def is_ready(self) -> bool:
         """Return whether one of its processes has a core, or waits for one."""
         return any(each.is_ready() for each in self.processes)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to its processes."""
+        for process in self.processes:
+            os.kill(process.pid, number)
 
 
 def of_threads(pid: int, name: str) -> dict[str, bytes]:
@@ -201,13 +192,6 @@ def of_threads(pid: int, name: str) -> dict[str, bytes]:
                 finally:
                     os.close(file)
     return found
-
-
-def run_delays(pid: int) -> dict[str, int]:
-    """Return for how many ns each thread of a process was ready and had no core."""
-    return {
-        thread: int(content.split()[1]) for thread, content in of_threads(pid, "schedstat").items()
-    }
 
 
 def counts_delays() -> bool:

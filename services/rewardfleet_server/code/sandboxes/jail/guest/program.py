@@ -60,7 +60,7 @@ class Program:
     def run(self, confine: Confine, message: bytes, descriptors: Sequence[int]) -> NoReturn:
         """Run a program and its checks, and end; see `run_files.RunFiles` for the descriptors."""
         # Without an `Order`: its class is in more pages.
-        _, tests_apart, has_script, prints_last, _, cpu_s, *sizes = ORDER.unpack(message)
+        _, tests_apart, has_script, prints_last, cpu_s, _, *sizes = ORDER.unpack(message)
         memory_bytes, output_bytes, report_bytes = sizes
         stdin, out, err, source, code_file, report, *others = descriptors
         os.dup2(stdin, 0)
@@ -197,8 +197,7 @@ class Program:
             elif (source := check.get("eval") or check.get("value")) is not None:
                 value = EVAL(COMPILE(source, "test.py", "eval"), namespace)
             else:
-                entry = check["entry_point"]
-                script = TestScript(namespace, (lambda: EVAL(entry, namespace)) if entry else None)
+                script = TestScript(namespace, check["entry_point"])
                 script.run(ast.parse(check.get("assert") or check["inside"]))
                 return {"held": True, "checks": script.checks}
             return {"value": plain(value)}

@@ -77,7 +77,7 @@ class Proxy:
     _p_kind: str
     _p_name: str
     _p_is_own: bool
-    _p_items: "_Items | None"
+    _p_items: Iterator[Any] | None
     _p_base: type | None
 
     @property  # type: ignore[misc] # `object` has no property
@@ -98,9 +98,7 @@ class Proxy:
         if type(found) is CallableProxy:
             object.__setattr__(found, "_p_name", name)
             object.__setattr__(found, "_p_owner", self)
-        if self._p_is_own:
-            return owned(found)
-        return _same_as_before(self, ("getattr", name), found)
+        return _same_as_before(self, ("getattr", name), self._p_as_own(found))
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._p_side.call("setattr", self, name, value)
@@ -173,22 +171,13 @@ def kind_of(value: Any) -> Any:
     return vars(type(value)).get("_p_kind_of", type(value))
 
 
-def is_instance(value: Any, kinds: Any) -> bool:
-    """Return whether an object is an instance of a class, also if it is on the other side."""
-    return _is_of("isinstance", isinstance, value, kinds)
-
-
-def is_subclass(value: Any, kinds: Any) -> bool:
-    """Return whether a class derives from another one, also if it is on the other side."""
-    return _is_of("issubclass", issubclass, value, kinds)
-
-
-def _is_of(name: str, function: Callable[..., bool], value: Any, kinds: Any) -> bool:
+def is_of(function: Callable[..., bool], value: Any, kinds: Any) -> bool:
+    """Return what `isinstance` or `issubclass` does, also of an object on the other side."""
     if not is_proxy(value):
         return function(value, kinds)
     # A class of a library is asked about the object's own one, which no `__class__` hides.
     return any(
-        value._p_side.call("of_library", name, value, kind)
+        value._p_side.call("of_library", function.__name__, value, kind)
         if import_path(kind)
         else function(value, kind)
         for kind in (kinds if type(kinds) is tuple else [kinds])
@@ -220,9 +209,7 @@ class CallableProxy(Proxy):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if _PREDICATES.match(self._p_name) or (args and self._p_name in _OF_BUILT_IN_TYPES):
             self._p_side.decided_by.add(self._p_kind)
-        result = self._p_side.call(self, *args, **kwargs)
-        if self._p_is_own:
-            result = owned(result)
+        result = self._p_as_own(self._p_side.call(self, *args, **kwargs))
         if self._p_name is ANONYMOUS and args and type(result) is bool:
             self._p_side.decided_by.add(self._p_kind)
         owner = self._p_owner
@@ -288,6 +275,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "library": lambda module, name, *args, **named: getattr(importlib.import_module(module), name)(
         *args, **named
     ),
+    "await": lambda value: importlib.import_module("asyncio").run(completion(value)),
     "itself": lambda value: value,
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
@@ -354,7 +342,7 @@ def _method(name: str) -> Callable[..., Any]:
         side.uses.add((self._p_handle, name))
         if {(self._p_handle, "len"), (self._p_handle, "iter")} <= side.uses:
             side.decided_by.add(self._p_kind)
-        return owned(result) if self._p_is_own else result
+        return self._p_as_own(result)
 
     return method
 
@@ -414,9 +402,12 @@ def _operation_of_value(proxy: Proxy, name: str, *args: Any) -> Any:
     """Do an operation on an object that is used as a value: it is iterated once, if at all."""
     if name in {"iter", "next"}:
         if proxy._p_items is None:
-            object.__setattr__(proxy, "_p_items", _Items(proxy))
-        items: Any = proxy._p_items
-        return iter(items) if name == "iter" else next(items.source)
+            is_iterator = proxy._p_side.call("hasattr", proxy, "__next__")
+            items = _items(proxy)
+            object.__setattr__(proxy, "_p_items", items if is_iterator else itertools.tee(items)[0])
+        found: Any = proxy._p_items
+        # A copy of what `tee` returns begins at the first item again.
+        return next(found) if name == "next" else getattr(found, "__copy__", lambda: found)()
     if name == "bool":
         proxy._p_side.decided_by.add(proxy._p_kind)
         return True
@@ -431,30 +422,6 @@ def _operation_of_value(proxy: Proxy, name: str, *args: Any) -> Any:
     return proxy._p_side.refuse(
         f"the program answered with a {kind!r}, which is no value: {name}() is not possible"
     )
-
-
-class _Items:
-    """The items of an object of the program, which is iterated once, whatever it is asked."""
-
-    def __init__(self, proxy: Proxy) -> None:
-        self.source = _items(proxy)
-        self._known: list[Any] | None = [] if _is_iterable_again(proxy) else None
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.source if self._known is None else self._again(self._known)
-
-    def _again(self, known: list[Any]) -> Iterator[Any]:
-        for number in itertools.count():
-            if number == len(known):
-                try:
-                    known.append(next(self.source))
-                except StopIteration:
-                    return
-            yield known[number]
-
-
-def _is_iterable_again(proxy: Proxy) -> bool:
-    return not proxy._p_side.call("hasattr", proxy, "__next__")
 
 
 def _items(proxy: Proxy) -> Iterator[Any]:
@@ -492,34 +459,26 @@ def _reflected_method(name: str) -> Callable[..., Any]:
         if self._p_side.is_trusted and not self._p_side.uses_objects:
             return _operation_of_value(self, name)
         self._p_side.decided_by.add(self._p_kind)
-        result = self._p_side.call(name, other, self)
-        return owned(result) if self._p_is_own else result
+        return self._p_as_own(self._p_side.call(name, other, self))
 
     return method
 
 
-def _run_to_end(awaitable: Any) -> Any:
-    async def run() -> Any:
-        return await awaitable
-
-    return importlib.import_module("asyncio").run(run())
-
-
-def _attribute(self: Proxy, name: str) -> Any:
-    return self.__getattr__(name)
+async def completion(awaitable: Any) -> Any:
+    """Return what an awaitable returns, as a coroutine."""
+    return await awaitable
 
 
 #: Attributes that the classes of proxies have as well, where they would be found.
 _OF_CLASSES = ("__annotations__", "__doc__", "__module__")
 
-OPERATIONS["await"] = _run_to_end
 Proxy.__exit__ = _exit  # type: ignore[attr-defined] # as all special methods below
 for _name in OPERATIONS.keys() - _NOT_METHODS:
     setattr(Proxy, f"__{_name}__", _method(_name))
 for _name in _REFLECTED:
     setattr(Proxy, f"__r{_name}__", _reflected_method(_name))
 for _class, _name in itertools.product(PROXIES, _OF_CLASSES):
-    setattr(_class, _name, property(functools.partial(_attribute, name=_name)))
+    setattr(_class, _name, property(operator.methodcaller("__getattr__", _name)))
 
 
 #: Functions of the standard library that look at an object, which they do where it is.
@@ -545,6 +504,6 @@ def _looking(module: str, name: str, original: Callable[..., Any]) -> Callable[.
         found = value._p_side.call("library", module, name, value, *args, **named)
         if module == "inspect":  # which the program may have changed
             value._p_side.decided_by.add(value._p_kind)
-        return owned(found) if value._p_is_own else found
+        return value._p_as_own(found)
 
     return function

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .names import MODULES, PROGRAM_MODULES
+from .names import MODULES, PROGRAM_MODULES, imports_of, path_of
 from .proxies import is_proxy
 
 #: What a test may replace without naming it, to give input to a program and to see its output.
@@ -29,14 +29,7 @@ _LOGS = re.compile(r"\b(?:assertLogs|assertNoLogs|addHandler)\b")
 def replaced_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Yield what a test may replace: the paths of modules or classes, and names in these."""
     aliases = {**{name: name for name in sys.stdlib_module_names}, **MODULES}
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names=names):
-                tops = {each.name.partition(".")[0] for each in names}
-                aliases |= {each.asname: each.name for each in names if each.asname}
-                aliases |= {name: name for name in tops}
-            case ast.ImportFrom(module=str(module), names=names):
-                aliases |= {each.asname or each.name: f"{module}.{each.name}" for each in names}
+    aliases |= dict(imports_of(ast.walk(tree)))
     for node in ast.walk(tree):
         match node:
             case ast.Call(
@@ -49,18 +42,9 @@ def replaced_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
                 func=ast.Attribute(attr="object"),
                 args=[target, ast.Constant(value=str(name)), *_],
             ):
-                yield _path(target, aliases), name
+                yield path_of(target, aliases), name
             case ast.Attribute(value=target, attr=name, ctx=ast.Store()):
-                yield _path(target, aliases), name
-
-
-def _path(node: ast.expr, aliases: dict[str, str]) -> str:
-    match node:
-        case ast.Name(id=name):
-            return aliases.get(name, "")
-        case ast.Attribute(value=owner, attr=name):
-            return f"{_path(owner, aliases)}.{name}"
-    return ""
+                yield path_of(target, aliases), name
 
 
 class Replacements:
@@ -81,7 +65,7 @@ class Replacements:
             self._shared["warnings", "showwarning"] = _warn
             self._shared["warnings", "filters"] = [("always", None, Warning, None, 0)]
         if _LOGS.search(source):
-            self._shared["logging.Logger", "isEnabledFor"] = _is_enabled
+            self._shared["logging.Logger", "isEnabledFor"] = lambda _: True  # `_log` decides it
             self._shared["logging.Logger", "handle"] = _log
 
     def watch(self, targets: Iterable[tuple[str, str]]) -> None:
@@ -104,10 +88,6 @@ class Replacements:
 def _warn(message: Warning, category: type[Warning], filename: str, line: int, *_: Any) -> None:
     """Warn as the test's filters say; e.g. raise the warning."""
     warnings.warn_explicit(message, category, filename, line, "__main__")
-
-
-def _is_enabled(_: int) -> bool:
-    return True  # `_log` decides it
 
 
 def _log(record: Any) -> None:

@@ -21,19 +21,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from .arrays import compare_sizes
-from .exceptions import is_skip
-from .proxies import has_attribute, id_of, is_instance, is_same, is_subclass, kind_of
+from .exceptions import skips
+from .proxies import completion, has_attribute, id_of, is_of, is_proxy, is_same, kind_of
 
-#: What scripts call once they are instrumented.
-_CHECK, _COUNT, _CAUGHT, _TEST, _SAME, _KIND = (
-    f"__rewardfleet_{name}__" for name in ("check", "count", "caught", "test", "same", "kind")
-)
+#: The name of what scripts call once they are instrumented.
+_OWN = "__rewardfleet_{}__"
 #: Built-in functions that ask for attributes, classes and identity, and what is called instead.
 _ASKING: dict[str, Callable[..., Any]] = {
     "hasattr": has_attribute,
     "id": id_of,
-    "isinstance": is_instance,
-    "issubclass": is_subclass,
+    "isinstance": functools.partial(is_of, isinstance),
+    "issubclass": functools.partial(is_of, issubclass),
+    "type": kind_of,
 }
 #: Contexts that expect an exception, a warning or a log line.
 _EXPECTING = {
@@ -64,10 +63,10 @@ class TestScript:
 
     Args:
         namespace: Its variables.
-        entry_point: What `check` is called with; None if that is not known.
+        entry_point: An expression for what `check` is called with; "" if that is not known.
     """
 
-    def __init__(self, namespace: dict[str, Any], entry_point: Callable[[], Any] | None) -> None:
+    def __init__(self, namespace: dict[str, Any], entry_point: str = "") -> None:
         self.checks = 0  #: how many checks were evaluated and held
         self._namespace = namespace
         self._entry_point = entry_point
@@ -76,14 +75,9 @@ class TestScript:
 
     def prepare(self) -> None:
         """Let instrumented code count its checks here."""
-        functions: dict[str, Any] = {
-            _CHECK: self._check,
-            _COUNT: self._count,
-            _CAUGHT: self._caught,
-        }
-        functions |= {_TEST: self._test, _SAME: is_same, _KIND: kind_of}
-        functions |= {_asking(name): function for name, function in _ASKING.items()}
-        self._namespace.update(functions)
+        functions: dict[str, Any] = {"check": self._check, "count": self._count, **_ASKING}
+        functions |= {"caught": self._caught, "test": self._test, "same": is_same}
+        self._namespace.update({_OWN.format(name): each for name, each in functions.items()})
 
     def run(self, tree: ast.Module, filename: str = "test.py") -> None:
         """Run a script and its tests.
@@ -102,8 +96,8 @@ class TestScript:
             elif isinstance(node, ast.arg):
                 own.add(node.arg)
         compare_sizes(names)
-        asks = bool(kinds & {ast.Is, ast.IsNot} or names & {"type", *_ASKING, "__class__"})
-        asks &= not own & {"type", *_ASKING}  # they are its own
+        asks = bool(kinds & {ast.Is, ast.IsNot} or names & {*_ASKING, "__class__"})
+        asks &= not own & _ASKING.keys()  # they are its own
         if _is_one_assert(tree):  # as most tests are
             exec(compiled(tree, filename, counts=False, asks=asks), self._namespace)
             self.checks += 1
@@ -119,6 +113,7 @@ class TestScript:
 
     def value_of(self, source: str) -> Any:
         """Return the value of an expression."""
+        self.prepare()
         tree = _Objects().visit(ast.parse(source, "test.py", "eval"))
         return eval(compile(tree, "test.py", "eval"), self._namespace)
 
@@ -153,18 +148,22 @@ class TestScript:
         """Remember the calls of a test, and failures that its runner only reports."""
 
         @functools.wraps(function)
-        def test(*args: Any, **kwargs: Any) -> Any:
-            self._called.add(function.__qualname__)
-            with _Recorder(self._failures):
-                return function(*args, **kwargs)
-
-        @functools.wraps(function)
         async def async_test(*args: Any, **kwargs: Any) -> Any:
-            self._called.add(function.__qualname__)
-            with _Recorder(self._failures):
+            with self._recorded(function.__qualname__):
                 return await function(*args, **kwargs)
 
-        return async_test if inspect.iscoroutinefunction(function) else test
+        is_async = inspect.iscoroutinefunction(function)
+        return async_test if is_async else self._recorded(function.__qualname__)(function)
+
+    @contextlib.contextmanager
+    def _recorded(self, name: str) -> Iterator[None]:
+        self._called.add(name)
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, skips()):
+                self._failures.append(error)
+            raise
 
     # Calling tests
 
@@ -210,10 +209,16 @@ class TestScript:
             method = getattr(test, test._testMethodName)
             is_skipped = getattr(method, "__unittest_skip__", False)
             if not is_skipped and not getattr(method, "__unittest_expecting_failure__", False):
-                with _Skips():
+                with contextlib.suppress(*skips()):
                     test.debug()
         kind.tearDownClass()
         kind.doClassCleanups()
+
+    def _found_entry(self) -> Any:
+        found = eval(self._entry_point, self._namespace)
+        if is_proxy(found):  # it may be called like a method of a built-in type
+            object.__setattr__(found, "_p_name", "")
+        return found
 
     def _call(self, function: Any, name: str, marks: Iterable[Any] = ()) -> None:
         """Call a test function once for each of its parameters."""
@@ -223,9 +228,8 @@ class TestScript:
             return
         for arguments in _parameters(marks):
             missing = [each for each in required if each not in arguments]
-            find = self._entry_point
-            if find is not None and _takes_entry(name, missing):
-                arguments[missing.pop()] = find()
+            if self._entry_point and _takes_entry(name, missing):
+                arguments[missing.pop()] = self._found_entry()
             if missing and name == "check":  # nothing says what it is for
                 return
             fixtures = missing or [a for m in marks if m.name == "usefixtures" for a in m.args]
@@ -234,34 +238,10 @@ class TestScript:
                     f"`{name}` needs {', '.join(map(repr, fixtures))}: fixtures of pytest are not "
                     "supported"
                 )
-            with _Skips():
+            with contextlib.suppress(*skips()):
                 result = function(**arguments)
                 if inspect.iscoroutine(result):
                     importlib.import_module("asyncio").run(result)
-
-
-class _Recorder:
-    """A context that remembers exceptions, unless they skip a test."""
-
-    def __init__(self, failures: list[BaseException]) -> None:
-        self._failures = failures
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if error is not None and not is_skip(error):
-            self._failures.append(error)
-
-
-class _Skips:
-    """A context that a skipped test leaves."""
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> bool:
-        return error is not None and is_skip(error)
 
 
 def _last_file(error: BaseException) -> str:
@@ -354,13 +334,9 @@ def _run_any_awaitable() -> None:
     asyncio: Any = importlib.import_module("asyncio")
     run = asyncio.run
 
-    async def wait_for(awaitable: Any) -> Any:
-        return await awaitable
-
-    def run_any(main: Any, **options: Any) -> Any:
-        return run(main if inspect.iscoroutine(main) else wait_for(main), **options)
-
-    asyncio.run = run_any
+    asyncio.run = lambda main, **options: run(
+        main if inspect.iscoroutine(main) else completion(main), **options
+    )
 
 
 def _disarm_runners() -> None:
@@ -422,7 +398,7 @@ class _Objects(ast.NodeTransformer):
         match node:
             case ast.Compare(ops=[ast.Is() | ast.IsNot() as operator], comparators=[right]):
                 if not any(isinstance(each, ast.Constant) for each in (node.left, right)):
-                    same: ast.expr = _call(_SAME, node.left, right)
+                    same: ast.expr = _call("same", node.left, right)
                     same = ast.UnaryOp(ast.Not(), same) if isinstance(operator, ast.IsNot) else same
                     return _placed(same, node)
         return node
@@ -430,20 +406,15 @@ class _Objects(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
         match node:
-            case ast.Call(func=ast.Name(id="type"), args=[value], keywords=[]):
-                return _placed(_call(_KIND, value), node)
             case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _ASKING:
-                return _placed(_call(_asking(name), *args), node)
+                if name != "type" or len(args) == 1:
+                    return _placed(_call(name, *args), node)
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         self.generic_visit(node)
         is_read = isinstance(node.ctx, ast.Load) and node.attr == "__class__"
-        return _placed(_call(_KIND, node.value), node) if is_read else node
-
-
-def _asking(name: str) -> str:
-    return f"__rewardfleet_{name}__"
+        return _placed(_call("type", node.value), node) if is_read else node
 
 
 def _placed(node: ast.expr, place: ast.expr) -> ast.expr:
@@ -470,7 +441,7 @@ class _Instrument(ast.NodeTransformer):
         is_constant = isinstance(node.test, ast.Constant) and not self._in_handler
         self.generic_visit(node)
         if not is_constant:
-            node.test = ast.copy_location(_call(_CHECK, node.test), node.test)
+            node.test = ast.copy_location(_call("check", node.test), node.test)
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
@@ -479,7 +450,7 @@ class _Instrument(ast.NodeTransformer):
         if name in self._own:
             return node
         if name.startswith("assert") or (name in _EXPECTING and len(node.args) > 1):
-            return ast.copy_location(_call(_COUNT, node), node)
+            return ast.copy_location(_call("count", node), node)
         return node
 
     def visit_With(self, node: Any) -> Any:
@@ -493,11 +464,11 @@ class _Instrument(ast.NodeTransformer):
         node.body = self.block(node.body)
         if lines and any(_called_name(each.context_expr) == "suppress" for each in node.items):
             failed = ast.Name("AssertionError", ast.Load())
-            note = _statement(node, _CAUGHT, lines, False)
+            note = _statement(node, "caught", lines, False)
             handler = ast.ExceptHandler(failed, None, [note, ast.Raise()])
             node.body = [ast.Try(node.body, [handler], [], [])]
             ast.fix_missing_locations(node)
-        return [node, _statement(node, _COUNT)] if expects else node
+        return [node, _statement(node, "count")] if expects else node
 
     visit_AsyncWith = visit_With  # noqa: N815 - as `ast` calls it; below as well
 
@@ -511,11 +482,11 @@ class _Instrument(ast.NodeTransformer):
         for handler, is_ignoring in zip(node.handlers, ignores, strict=True):
             handler.body = self.block(handler.body)
             if expects:
-                handler.body.insert(0, _statement(handler, _COUNT))
+                handler.body.insert(0, _statement(handler, "count"))
             elif lines and is_ignoring:
                 kind = handler.type and ast.unparse(handler.type)
                 is_any = kind in {None, "Exception", "BaseException"}
-                handler.body.insert(0, _statement(handler, _CAUGHT, lines, is_any))
+                handler.body.insert(0, _statement(handler, "caught", lines, is_any))
         self._in_handler = before
         node.finalbody = self.block(node.finalbody)
         return node
@@ -526,13 +497,14 @@ class _Instrument(ast.NodeTransformer):
         is_check = any(map(_fails, node.body))
         self.generic_visit(node)
         if is_check and not (node.orelse and isinstance(node.orelse[0], ast.If)):
-            node.orelse.insert(0, _statement(node, _COUNT))
+            node.orelse.insert(0, _statement(node, "count"))
         return node
 
     def visit_FunctionDef(self, node: Any) -> Any:
         self.generic_visit(node)
         if node.name == "check" or node.name.startswith("test"):
-            node.decorator_list.append(ast.copy_location(ast.Name(_TEST, ast.Load()), node))
+            test = ast.Name(_OWN.format("test"), ast.Load())
+            node.decorator_list.append(ast.copy_location(test, node))
         return node
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
@@ -616,7 +588,7 @@ def _is_check(node: ast.AST, own: Mapping[str, bool]) -> bool:
 
 
 def _call(name: str, *args: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name(name, ast.Load()), list(args), [])
+    return ast.Call(ast.Name(_OWN.format(name), ast.Load()), list(args), [])
 
 
 def _statement(place: ast.AST, name: str, *args: Any) -> ast.stmt:

@@ -39,10 +39,9 @@ from .confinement import (
     limit_all_runs,
     restrict_files,
 )
-from .descriptors import KILLED, ORDER, Order
+from .descriptors import KILLED, ORDER, Order, open_streams
 from .processes import LONGEST_LOOK_S, PROC, Process, Run, counts_delays
 from .program import NO_PROCESSES, prepare
-from .streams import open_streams
 from .zygote import STARTED
 
 #: Bytes of the longest message.
@@ -283,21 +282,21 @@ class Supervisor:
             return
         run = Run(processes, order, self.cores)
         stopped = self.watch(run)
-        ended, charged_s, used_s = time.monotonic(), run.wall.seconds, time.thread_time()
+        ended, charged_s, used_s = time.monotonic(), run.wall_s, time.thread_time()
         is_unclean = self.clear()
         cleaned, clean_s = time.monotonic(), time.thread_time() - used_s
-        report = {
-            "exit": 0 if processes[0].was_idle else os.waitstatus_to_exitcode(processes[0].status),
+        status = 0 if processes[0].was_idle else os.waitstatus_to_exitcode(processes[0].status)
+        result = {  # by the fields of a `RunResult`
+            "exit_code": status,
             "stopped": stopped,
-            "killed": any(each.was_killed for each in processes),
             "cpu_ms": max(each.cpu_s() for each in processes) * 1000,
             "charged_ms": (charged_s + clean_s) * 1000,
             "fork_ms": (run.started - started) * 1000,
             "run_ms": (ended - run.started - run.paused_s) * 1000,
             "clean_ms": (cleaned - ended) * 1000,
-            "unclean": is_unclean,
         }
-        send(self.channel, report)
+        is_killed = any(each.was_killed for each in processes)
+        send(self.channel, {"result": result, "killed": is_killed, "unclean": is_unclean})
 
     def ready(self, timeout_ms: float | None) -> list[int]:
         """Wait for messages, or the end of a process that is watched; return what is ready."""
@@ -323,7 +322,7 @@ class Supervisor:
             timeout_s = run.next_look_s
             asked = time.monotonic()
             ready = self.ready(timeout_s * 1000 + 1)
-            run.wall.leave_out_delay(time.monotonic() - asked, timeout_s)
+            run.leave_out_delay(time.monotonic() - asked, timeout_s)
             if last in ready:
                 break
             if self.runs in ready:
@@ -345,7 +344,7 @@ class Supervisor:
 
     def look(self, run: Run) -> str:
         """Report whether a program sleeps, and pause it if it must; return why it must end."""
-        if run.wall.since_look >= LONGEST_LOOK_S:
+        if run.since_look_s >= LONGEST_LOOK_S:
             was_asleep = run.is_asleep
             run.look()
             if run.is_asleep and not was_asleep:
@@ -376,23 +375,18 @@ class Supervisor:
         """Pause a program until it gets a core, or is stopped."""
         run.look()
         paused = time.monotonic()
-        self.signal(run.processes, signal.SIGSTOP)
+        run.signal(signal.SIGSTOP)
         send(self.channel, {"asleep": False})
         while "core" not in self.receive_message() and self.stopped != run.order.number:
             pass
         self.must_pause = False
         run.leave_out_pause(paused)
-        self.signal(run.processes, signal.SIGCONT)
+        run.signal(signal.SIGCONT)
 
     def end_like_zygote(self) -> NoReturn:
         """End the jail, as its zygote has ended; the exit status says whether by SIGKILL."""
         _, status = os.waitpid(self.zygote_pid, 0)
         os._exit(KILLED if status == signal.SIGKILL else 1)
-
-    def signal(self, processes: list[Process], number: int) -> None:
-        """Send a signal to processes."""
-        for process in processes:
-            os.kill(process.pid, number)
 
     def used_files(self) -> list[int]:
         """Return how many files, folders and links each folder has, itself included."""

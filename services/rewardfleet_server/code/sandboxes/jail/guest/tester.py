@@ -27,12 +27,11 @@ from .names import (
     STANDARD_NAMES,
     Names,
     imported_packages,
-    names_of,
     seeds,
     standard,
 )
 from .program import close_all_but, show
-from .proxies import Proxy, look_there
+from .proxies import look_there
 from .replacements import replaced_in
 from .scripts import TestScript, UnsupportedTest, compiled, unsupported
 
@@ -132,11 +131,10 @@ class Tester:
         self.side = side
         self.report = report
         self.namespace = Namespace(side)
-        self.names: set[str] = set()
-        self.setup_names = Names()
-        self.setup_packages: set[str] = set()
-        self.setup_replaced: set[tuple[str, str]] = set()
-        self.setup_seeds = False
+        self.names: set[str] = set()  #: what the program defined
+        self.setup = ast.parse(script.setup)
+        self.setup_names, self.setup_packages = Names(self.setup), imported_packages(self.setup)
+        self.setup_replaced, self.setup_seeds = {*replaced_in(self.setup)}, seeds(self.setup)
 
     def run(self) -> None:
         """Run the setup, wait for the program, and do the checks."""
@@ -145,26 +143,21 @@ class Tester:
         sys.modules.update(dict.fromkeys(PROGRAM_MODULES, module))
         sys.argv = ["program.py"]
         linecache.cache["setup.py"] = (lambda: self.script.setup,)
-        setup = ast.parse(self.script.setup)
-        self.setup_names, self.setup_packages = names_of(setup), {*imported_packages(setup)}
-        self.setup_seeds = seeds(setup)
-        self.setup_replaced = {*replaced_in(setup)}
         counts = "assert" in self.script.setup
         try:
-            exec(compiled(setup, "setup.py", counts=counts), self.namespace)
+            exec(compiled(self.setup, "setup.py", counts=counts), self.namespace)
         except BaseException as error:
             show(error, err)
             return
         for name, value in self.namespace.items():
             if isinstance(value, type) and value.__module__ == "program":
-                self.side.classes[name] = value
-                self.side.class_names[value] = name
+                self.side.share_class(name, value)
         self.names = set(self.side.wait_for_program())
         self.namespace.program_has_run = True
         for check in self.script.checks:
             self.side.begin_test()
             answer = self.answer(check, err)
-            root = check["entry_point"].partition(".")[0].removesuffix("()")
+            root = _root(check["entry_point"])
             if len(self.side.looked_up - self.side.constructs - {root}) > (not root):
                 self.side.decided_by.add("other functions of the program")
             answer["refused"] = self.side.refused
@@ -187,7 +180,7 @@ class Tester:
             tree = ast.parse(source)
             self.take_names(source, tree, check["entry_point"])
             self.share_imports(tree)
-            script = self.script_of(check["entry_point"])
+            script = TestScript(self.namespace, check["entry_point"])
             if "value" in check:
                 return {"value": plain(script.value_of(source))}
             script.run(tree)
@@ -205,20 +198,6 @@ class Tester:
             return {"raised": type(error).__name__}
         return {"held": True, "checks": script.checks}
 
-    def script_of(self, entry_point: str) -> TestScript:
-        """Return what runs a script, and counts the checks of the setup's functions as well."""
-        find = (lambda: self.find_entry(entry_point)) if entry_point else None
-        script = TestScript(self.namespace, find)
-        script.prepare()
-        return script
-
-    def find_entry(self, entry_point: str) -> Any:
-        """Return the entry point, which may be called like a method of a built-in type."""
-        found = eval(entry_point, self.namespace)
-        if isinstance(found, Proxy):
-            object.__setattr__(found, "_p_name", "")
-        return found
-
     def take_names(self, source: str, tree: ast.Module, entry_point: str) -> None:
         """Determine where the names come from that a test does not define.
 
@@ -226,7 +205,7 @@ class Tester:
         If it is about no name that only the program can have, it is about built-in or imported
         functions that the program has replaced.
         """
-        names, root = names_of(tree), entry_point.partition(".")[0].removesuffix("()")
+        names, root = Names(tree), _root(entry_point)
         free = {name for name in names.used | self.setup_names.used if self.is_free(name)}
         modules = (names.modules | self.setup_names.modules) & free
         known: AbstractSet[str] = (free & STANDARD_NAMES.keys() | modules) - {root}
@@ -234,7 +213,7 @@ class Tester:
         tested: AbstractSet[str] = (free - known) | ({root} if root else set())
         if not tested and not known <= modules:
             tested, known = known - modules, modules
-        packages = {*imported_packages(tree)} | self.setup_packages
+        packages = imported_packages(tree) | self.setup_packages
         is_named = tested or (names.used | packages) & _REFLECTING
         given = set() if is_named else names.used & self.names
         replaced = {name for name in given if self.is_given(name)}
@@ -262,7 +241,7 @@ class Tester:
             for each in tree.body
             if isinstance(each, (ast.Import, ast.ImportFrom)) and (names := each.names)
         ]
-        if imports and {*imported_packages(tree)}.isdisjoint(PROGRAM_MODULES):
+        if imports and imported_packages(tree).isdisjoint(PROGRAM_MODULES):
             self.side.request({"imports": imports})
 
     def is_given(self, name: str) -> bool:
@@ -274,6 +253,10 @@ class Tester:
     def is_free(self, name: str) -> bool:
         """Return whether only the program can have a name."""
         return not hasattr(builtins, name) and not dict.__contains__(self.namespace, name)
+
+
+def _root(entry_point: str) -> str:
+    return entry_point.partition(".")[0].removesuffix("()")
 
 
 def _source(check: dict[str, Any]) -> str:
