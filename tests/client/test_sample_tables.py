@@ -41,10 +41,14 @@ class Wandb:
     def __init__(self) -> None:
         self.run = self
         self.tables: list[tuple[str, int, list[list]]] = []
+        self.logs_meanwhile = False  #: while a table is encoded, instead of after it
+        self._reads = -1
 
     @property
     def step(self) -> int:
-        return len(self.tables)
+        """The trainer's step, which is read before and after a table."""
+        self._reads += 1
+        return (self._reads + self.logs_meanwhile) // 2
 
     def log(self, logged: dict[str, list[list]], *, commit: bool) -> None:
         ((tag, rows),) = logged.items()
@@ -99,6 +103,15 @@ def test_a_table_is_logged_again_when_a_late_sample_changes_it(wandb, monkeypatc
     score(tables, 0.25, step=3)
     tables.close()
     assert sorted((step, len(rows)) for _, step, rows in wandb.tables) == [(3, 1), (3, 2), (4, 1)]
+
+
+def test_a_table_is_logged_with_the_next_one_if_the_trainer_logged_meanwhile(wandb):
+    wandb.logs_meanwhile = True
+    tables = SampleTables()
+    for step in range(3):
+        score(tables, 0.5, step=step)
+    tables.close()
+    assert [[row[0] for row in rows] for _, _, rows in wandb.tables] == [[0], [0, 1], [0, 1, 2]]
 
 
 def test_a_tracker_that_fails_is_counted_and_logged_once(wandb, caplog):

@@ -4,6 +4,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from rewardfleet.commands.explain import score_of
 from rewardfleet.commands.explain.story import parts_of
 from rewardfleet.commands.explain.texts import Part
-from rewardfleet.commands.options import path_option
+from rewardfleet.commands.options import grouped, path_option
 from rewardfleet.score_log.copying import copied
 from rewardfleet.wire.code import DatasetTests
 from rewardfleet.wire.errors import InvalidRequest
@@ -27,6 +28,16 @@ from rewardfleet_server.up.flags import network_flags
 _MAX_CLIP_BYTES = 512 * 2**20
 #: Away from the ports of services, replicas and gateways.
 _PORT = 18070
+
+
+@dataclass(frozen=True)
+class _Network:
+    """Where the page is, and who may see it."""
+
+    host: str | None
+    port: int | None
+    api_key_file: Path | None
+    allow_unauthenticated: bool | None
 
 
 @click.command(
@@ -57,19 +68,17 @@ _PORT = 18070
     "video_roots",
     multiple=True,
 )
+@grouped(network=_Network)
 def command(
     sources: tuple[str, ...],
     key_file: Path | None,
     labels: Path,
     video_roots: tuple[Path, ...],
-    host: str | None,
-    port: int | None,
-    api_key_file: Path | None,
-    allow_unauthenticated: bool | None,
+    network: _Network,
 ) -> int:
     """Serve the page until it is interrupted."""
-    host = host or "127.0.0.1"
-    if not (is_loopback(host) or api_key_file or allow_unauthenticated):
+    host = network.host or "127.0.0.1"
+    if not (is_loopback(host) or network.api_key_file or network.allow_unauthenticated):
         raise ValueError(f"--host {host}: give --api-key-file, or --allow-unauthenticated")
     for folder in video_roots:
         if not folder.is_dir():  # else it would be noticed with the first clip only
@@ -84,10 +93,10 @@ def command(
     with copied([each for each in sources if "://" in each], key) as copies:
         records = Records(folders, copies, decode=strips(video_roots), story=told)
         known = Labels(labels)
-        listener = bind(host, _PORT if port is None else port)
+        listener = bind(host, _PORT if network.port is None else network.port)
         listener.listen()  # so that who reads the next line can connect
         click.echo(f"{url_of(listener)}/  (Ctrl-C ends it)")
-        return serve_page(records, known, listener, api_key_file)
+        return serve_page(records, known, listener, network.api_key_file)
 
 
 def strips(roots: Sequence[Path]) -> Callable[[Mapping[str, Any]], bytes | None]:
