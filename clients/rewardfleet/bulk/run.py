@@ -33,10 +33,10 @@ _OVERLOAD = {ErrorKind.OVERLOADED, ErrorKind.DEADLINE_EXCEEDED, ErrorKind.UNAVAI
 
 
 class InFlightLimit:
-    """The number of items in flight: doubled while that raises the rate, halved at an overload.
+    """The number of items in flight: raised while that raises the rate, halved at an overload.
 
-    After a try that does not raise the rate, it is the one before, for twice as many rounds as
-    after the try before.
+    It is doubled, or what two requests of a short time have, if that is more. After a try that does
+    not raise the rate, it is the one before, for twice as many rounds as after the try before.
 
     Args:
         most: The largest number.
@@ -70,7 +70,7 @@ class InFlightLimit:
             self._kept_rate, self._rounds_left = rate, self._rounds_left - 1
         else:
             self._kept, self._kept_rate = self.now, rate
-            self.now = min(2 * self.now, self._most)
+            self.now = min(max(2 * self.now, int(2 * rate * _CHUNK_SECONDS)), self._most)
         self._scored, self._since = 0, time.monotonic()
 
     def _keep(self, limit: int, rate: float) -> None:
