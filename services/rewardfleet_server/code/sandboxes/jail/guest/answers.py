@@ -10,6 +10,7 @@ from typing import Any
 
 from .builtin_types import base_of, new_arguments
 from .descriptors import write_all
+from .proxies import is_proxy
 
 #: Bytes of a report for the lines of answers that are too large for it.
 SPARE_BYTES = 2**17
@@ -81,7 +82,7 @@ def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911 - one for each ki
     kind = type(value)
     if kind in _WRITERS:
         return _WRITERS[kind](value)
-    if kind.__module__ == "rewardfleet_guest.proxies":
+    if is_proxy(value):
         return plain(value._p_as_value(), depth + 1)
     if kind.__module__ == "numpy" and hasattr(value, "item") and not getattr(value, "ndim", 1):
         return plain(value.item(), depth + 1)
