@@ -5,10 +5,12 @@ import ctypes
 import faulthandler
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
 import sys
+import threading
 from types import FrameType
 
 import click
@@ -28,6 +30,8 @@ log = logging.getLogger(__name__)
 _CANCEL_GRACE_SECONDS = 2
 #: Seconds after `shutdown_timeout_s` in which the process exits, whatever its threads do.
 _EXIT_SECONDS = 2.5
+#: Seconds for the last words of a process whose threads do not end.
+_LAST_SECONDS = 0.2
 #: How long another thread may run before the event loop gets its turn; the default is 5 ms.
 _SWITCH_SECONDS = 0.0002
 #: Parameters of glibc's `mallopt`, and the values that are set: freed memory above
@@ -125,7 +129,17 @@ def _exit_in(seconds: float) -> None:
     stopped, and Python waits for it at its exit. What each thread does is then written to
     standard error, and the exit status is 1.
     """
-    faulthandler.dump_traceback_later(seconds, exit=True)
+    exiting = threading.Timer(seconds, _exit_now)
+    exiting.daemon = True
+    exiting.start()
+
+
+def _exit_now() -> None:
+    # In a thread, as nothing may delay the exit: not even a log that nobody reads.
+    writing = threading.Thread(target=faulthandler.dump_traceback, daemon=True)
+    writing.start()
+    writing.join(_LAST_SECONDS)
+    os._exit(1)
 
 
 def announce(app: RewardApp, settings: ServerSettings, url: str) -> None:

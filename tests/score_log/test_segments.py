@@ -163,6 +163,7 @@ def test_a_run_is_deleted_while_a_process_writes_the_log(tmp_path):
     log.add(lambda: [scored(run="old"), scored(run="c")], items=2)
     wait_until(lambda: log.written == 2)
     before = {*segments(tmp_path)}
+    assert delete_run(tmp_path, "none") == 0 and {*segments(tmp_path)} == before
     assert delete_run(tmp_path, "old") == 3
     assert sorted(str(each["run"]) for each in read(tmp_path)) == ["a\x00b", "b", "c"]
     assert not before & {*segments(tmp_path)}  # a name stands for content that only grows
@@ -173,9 +174,11 @@ def test_a_run_is_deleted_while_a_process_writes_the_log(tmp_path):
 
 def test_deleting_says_that_a_process_holds_a_segment(tmp_path, monkeypatch):
     monkeypatch.setattr("rewardfleet.score_log.segments._WAIT_SECONDS", 0.0)
-    written(tmp_path, scored(run="a"))
-    for path in (tmp_path, *segments(tmp_path)):
-        with locked(path), pytest.raises(ValueError, match="may have more"):
+    for run in "aba":
+        written(tmp_path, scored(run=run))
+    first, *_ = segments(tmp_path)
+    for path, count in ((tmp_path, 0), (first, 1)):
+        with locked(path), pytest.raises(ValueError, match=rf"hold {path.name}: {count} records"):
             delete_run(tmp_path, "a")
     assert delete_run(tmp_path, "a") == 1
 
@@ -190,6 +193,19 @@ def test_a_segment_that_another_process_holds_delays_no_record(tmp_path):
     log.close()
     assert len(segments(tmp_path)) == 2
     assert [each["uid"] for each in read(tmp_path)] == ["1", "2"]
+
+
+def test_a_log_stays_where_it_is_if_its_process_changes_the_folder(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    log = ScoreLog("log", max_mb=0)  # each segment is full at once
+    log.add(lambda: [scored(uid="1")])
+    wait_until(lambda: log.written == 1)
+    monkeypatch.chdir("other")
+    log.add(lambda: [scored(uid="2")])
+    log.close()
+    assert (log.written, log.dropped["disk"]) == (2, 0)
+    assert {path.parent for path in tmp_path.rglob("*.jsonl")} <= {tmp_path / "log"}
 
 
 def test_a_full_queue_and_a_full_disk_drop_records_and_count_them(tmp_path, monkeypatch, caplog):

@@ -33,7 +33,7 @@ _SELECT = """
 CREATE TABLE recorded AS
 SELECT row_number() OVER (ORDER BY {order}) AS n, id, run, step, uid, score,
        coalesce(json_extract(details, '$.details.lambda')::DOUBLE, components['lambda']) AS price,
-       sha256(coalesce(json_extract(request, '$.{group}'), 'null')) AS prompt, {key} AS key
+       sha256(coalesce(json_extract(request, '$.{group}'), 'null')) AS prompt, {key} AS key{batch}
 FROM scores WHERE {condition}
 """
 #: Both rewards of each record. The budget of the run is not asked: the price is the one that the
@@ -103,11 +103,13 @@ def select_records(connection: "duckdb.DuckDBPyConnection", filters: Filters) ->
         names = " and ".join(services)
         raise ValueError(f"the log has records of {names}: select one service with --service")
     declared = SERVICES[services[0]]
+    batch = ""
     if declared.scores == "episode":  # whose scores depend on each other
-        key = "n::VARCHAR"
+        key, batch = "n::VARCHAR", ", time, call, request, details AS old_details"
     else:  # older ids are the same for all steps
         key = "id" if declared.client.has_run_label else "concat_ws(' ', id, step)"
-    select = _SELECT.format(order=_ORDER, group=declared.group, key=key, condition=condition)
+    parts = {"group": declared.group, "key": key, "batch": batch, "condition": condition}
+    select = _SELECT.format(order=_ORDER, **parts)
     query(connection, select, values)
     digest = "sha256(string_agg(key, chr(10) ORDER BY n))"
     [totals] = query(connection, f"SELECT count(DISTINCT key), {digest} FROM recorded")
@@ -179,15 +181,13 @@ def changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return new
 
 
-def replay_episodes(
-    connection: "duckdb.DuckDBPyConnection", selected: Selected, changes: Mapping[str, Any]
-) -> None:
+def replay_episodes(connection: "duckdb.DuckDBPyConnection", changes: Mapping[str, Any]) -> None:
     """Score batches of episodes again, in this process, as they depend on nothing else.
 
     The table `replayed` gets the scores.
     """
-    columns = f"time, call, uid, request, details FROM scores WHERE {selected.condition}"
-    rows = rows_of(connection, f"SELECT {columns} ORDER BY {_ORDER}", selected.values)
+    columns = "time, call, uid, request, old_details"
+    rows = rows_of(connection, f"SELECT {columns} FROM recorded ORDER BY n")
     new: list[tuple[float | None, str | None]] = []
     for _, batch in itertools.groupby(rows, key=lambda row: row[:2]):  # what was scored together
         records = [*batch]

@@ -108,7 +108,7 @@ def _new_name(origin: str, suffix: str) -> str:
 
 def segments(folder: Path) -> list[Path]:
     """Return the segments of a log, each once, the oldest first."""
-    found = sorted(path for path in folder.iterdir() if NAME.fullmatch(path.name))
+    found = sorted(path for path in folder.glob("*") if NAME.fullmatch(path.name))
     by_stem = {path.stem: path for path in found}  # the Parquet file comes last
     return [*by_stem.values()]
 
@@ -178,36 +178,37 @@ def delete_run(folder: Path, run: str) -> int:
         ValueError: Another process does not release the folder or a segment.
     """
     count, until = 0, time.monotonic() + _WAIT_SECONDS
-    try:
-        with locked(folder, until):  # another command would give segments other names
-            for path in segments(folder):
-                delete = _delete_rows if path.suffix == TABLE else _delete_lines
+    held = [folder.name]
+    with contextlib.suppress(BlockingIOError), locked(folder, until):
+        # Another command would give segments other names.
+        held = []
+        for path in segments(folder):
+            delete = _delete_rows if path.suffix == TABLE else _delete_lines
+            try:
                 with contextlib.suppress(FileNotFoundError), locked(path, until):
                     count += delete(path, run)
-    except BlockingIOError:
+            except BlockingIOError:  # e.g. of a service of an earlier version, until it ends
+                held.append(path.name)
+    if held:
         raise ValueError(
-            f"{folder} may have more, as another process holds its files: {count:,} records were "
-            "deleted; run the command again"
-        ) from None
+            f"{folder} may have more, as other processes hold {', '.join(held[:3])}: {count:,} "
+            "records were deleted; run the command again"
+        )
     return count
 
 
 def _delete_lines(path: Path, run: str) -> int:
-    count, others = 0, []
-    with path.open("rb") as file:
-        lines = [*file]
-    for line in lines:
+    def is_of_run(line: bytes) -> bool:
         try:
-            is_of_run = json.loads(line)["run"] == run
+            return bool(json.loads(line)["run"] == run)
         except (ValueError, TypeError, KeyError):
-            continue  # of a process that was killed
-        if is_of_run:
-            count += 1
-        else:
-            others.append(line)
-    if len(others) < len(lines):
-        with replacement(path) as new:
-            new.writelines(others)
+            return False  # of a process that was killed
+
+    with path.open("rb") as file:
+        if count := sum(map(is_of_run, file)):
+            file.seek(0)
+            with replacement(path) as new:
+                new.writelines(line for line in file if not is_of_run(line))
     return count
 
 

@@ -44,7 +44,7 @@ class ScoreLog(ScoredQueue):
     _reasons = DROPPED
 
     def __init__(self, folder: Path | str, *, max_mb: int = 4096, max_days: float = 30.0) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).absolute()  # a trainer may change its folder
         prepare_folder(self.folder)
         self._max_bytes, self._max_age_s = max_mb * 2**20, max_days * 86_400
         self._begin()
@@ -100,7 +100,7 @@ class ScoreLog(ScoredQueue):
             while self._segment is None or not self._segment.append(content):
                 self._close_segment()
                 # There are several, so that the oldest can be deleted.
-                size = min(_SEGMENT_BYTES, self._max_bytes // 4)
+                size = max(1, min(_SEGMENT_BYTES, self._max_bytes // 4))
                 self._segment = Segment(self.folder, size)
         except OSError as error:
             self.dropped["disk"] += len(lines)

@@ -25,7 +25,8 @@ def read_families(path: Path) -> Mapping[str, Family]:
     except ValidationError as error:
         raise ValueError(f"--tool-families {path}: {format_validation_error(error)}") from None
     except (OSError, ValueError) as error:
-        raise ValueError(f"--tool-families {path}: {error}") from None
+        hint = "give a JSON object of tools and their families"
+        raise ValueError(f"--tool-families {path}: {hint}: {error}") from None
 
 
 def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def main() -> None:
     "--tool-families",
     type=_FILE,
     metavar="FILE",
-    help="JSON or CSV file with families of tools, as that of `rewardfleet serve tools`.",
+    help="JSON file with families of tools, as that of `rewardfleet serve tools`.",
 )
 @click.option(
     "--family-patterns",

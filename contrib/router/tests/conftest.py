@@ -13,7 +13,6 @@ import pytest
 from rewardfleet_server.run_state import open_run_state
 from rewardfleet_server.testing import serving
 from rewardfleet_server.tools.app import create_app
-from rewardfleet_server.tools.budgets import SHAPE
 from rewardfleet_server.tools.settings import ToolsSettings
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -85,7 +84,7 @@ class LosableState:
         self.lose()
 
     def lose(self) -> None:
-        self._stores.append(open_run_state(ToolsSettings(), {"budget": SHAPE}))
+        self._stores.append(open_run_state(ToolsSettings()))
         self.losses += 1
 
     def __getattr__(self, name: str) -> Any:

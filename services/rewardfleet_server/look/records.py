@@ -14,7 +14,7 @@ from typing import Any
 import duckdb
 
 from rewardfleet.score_log.copying import LogCopies
-from rewardfleet.score_log.reading import connect, open_log
+from rewardfleet.score_log.reading import connect, open_log, query
 
 #: Records of one page of the table.
 PAGE = 50
@@ -209,10 +209,11 @@ class Records:
         if not record["has_frames"]:
             request = json.loads(record["request"] or "{}")
             return self.decode(request) if "video_path" in request else None
-        with open_log(self._folders) as log:
-            query = "SELECT frames FROM scores WHERE source = ? AND id = ? AND frames IS NOT NULL"
-            found = log.execute(query, [record["file"], record["id"]]).fetchone()
-        return bytes(found[0]) if found else None
+        sql = "SELECT frames FROM scores WHERE source = ? AND id = ? AND frames IS NOT NULL"
+        with open_log(self._folders) as log, suppress(ValueError):  # its file may be replaced now
+            for (frames,) in query(log, sql, [record["file"], record["id"]]):
+                return bytes(frames)
+        return None
 
     def group(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the records of the group of an episode, that of the episode included."""

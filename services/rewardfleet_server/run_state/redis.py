@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from rewardfleet.wire.errors import Unavailable
@@ -57,8 +56,15 @@ for index = 1, entries do
     end
     found[index] = value
     if is_same and expected ~= '?' then
-        local text = field == '*' and table.concat(value, ' ') or value
-        is_same = (text and redis.sha1hex(text) or '') == expected
+        if field == '*' then  -- whose order changes while Redis moves it to a larger table
+            local pairs_of = {}
+            for at = 1, #value, 2 do
+                pairs_of[#pairs_of + 1] = redis.sha1hex(value[at] .. ' ' .. value[at + 1])
+            end
+            table.sort(pairs_of)
+            value = table.concat(pairs_of)
+        end
+        is_same = (value and redis.sha1hex(value) or '') == expected
     end
 end
 if not is_same then
@@ -341,6 +347,10 @@ def _digest(found: Found) -> str:
     if found is None:
         return ""
     if isinstance(found, dict):
-        pairs = ((name.encode(errors="surrogateescape"), found[name]) for name in found)
-        found = b" ".join(chain.from_iterable(pairs))
-    return hashlib.sha1(found, usedforsecurity=False).hexdigest()
+        pairs = (name.encode(errors="surrogateescape") + b" " + found[name] for name in found)
+        found = "".join(sorted(map(_sha1, pairs))).encode()
+    return _sha1(found)
+
+
+def _sha1(content: bytes) -> str:
+    return hashlib.sha1(content, usedforsecurity=False).hexdigest()

@@ -26,7 +26,8 @@ from rewardfleet.wire.errors import Conflict
 
 from .store import Damaged, Scope
 
-RUNS, CLOCK, STORE = "runs", "clock", "store 2"  # another number with each format
+# The last two have another number with each format.
+RUNS, CLOCK, STORE = "runs", "clock 2", "store 2"
 _DIGEST_BYTES = 8
 #: The field that says that a key was written, or has what belongs to the key as a whole.
 WHOLE = ""

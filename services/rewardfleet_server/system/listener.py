@@ -2,6 +2,9 @@
 
 import socket
 
+#: In the message of a server whose port another process has.
+CANNOT_BE_BOUND = "cannot be bound"
+
 
 def bind(host: str, port: int) -> socket.socket:
     """Bind the address of a server. No connection is accepted until the server listens.
@@ -24,7 +27,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ValueError(
-            f"--port {port}: {host} cannot be bound: {error.strerror}; choose another port, or 0 "
+            f"--port {port}: {host} {CANNOT_BE_BOUND}: {error.strerror}; choose another port, or 0 "
             "for a free one"
         ) from error
     return listener

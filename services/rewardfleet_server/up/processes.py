@@ -14,6 +14,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from rewardfleet_server.system.child_process import describe_end, end_with_parent
+from rewardfleet_server.system.listener import CANNOT_BE_BOUND
 
 from . import timeouts
 from .replicas import Replica, watch
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 #: The log file of a replica, in bytes; one older file is kept.
 _LOG_BYTES = 10 * 2**20
 _LAST_LINES = 20
+#: How often a replica is moved to another port because its own is taken.
+_MAX_PORTS = 5
 
 
 class FleetFailed(Exception):
@@ -64,13 +67,21 @@ class ReplicaProcess:
         Raises:
             FleetFailed: It ended before it was ready for the first time.
         """
-        backoff = timeouts.MIN_BACKOFF_SECONDS
+        backoff, ports_left = timeouts.MIN_BACKOFF_SECONDS, _MAX_PORTS
         try:
             while True:
                 started = time.monotonic()
                 status = await self._run_once()
                 self.replica.is_ready = False
                 self.replica.last_failure = reason = describe_end(status)
+                is_taken = any(CANNOT_BE_BOUND in line for line in self._last_lines)
+                # By another process, after the port was found to be free.
+                if is_taken and self.planned.has_free_port and ports_left > 0:
+                    ports_left -= 1
+                    self.planned = self.planned.on_another_port()
+                    self.replica.url = f"http://127.0.0.1:{self.planned.settings.port}"
+                    self._last_lines.clear()
+                    continue
                 if not self.replica.has_been_ready.is_set():
                     lines = "\n".join(self._last_lines)
                     raise FleetFailed(f"{self.planned.name} {reason}:\n{lines}")

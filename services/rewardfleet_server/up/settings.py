@@ -7,7 +7,7 @@ import socket
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class PlannedReplica:
     number: int  #: counted from 0
     settings: ServerSettings
     given: Mapping[str, Any]  #: those that are passed to its process
+    has_free_port: bool  #: whether its port was chosen because it was free
 
     @property
     def name(self) -> str:
@@ -76,6 +77,12 @@ class PlannedReplica:
             else:
                 arguments += ["--set", f"{name}={','.join(map(str, values))}"]
         return arguments
+
+    def on_another_port(self) -> "PlannedReplica":
+        """Return the same replica on another port; see `free_port`."""
+        port = free_port()
+        settings = self.settings.model_copy(update={"port": port})
+        return replace(self, settings=settings, given={**self.given, "port": port})
 
 
 def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
@@ -153,7 +160,7 @@ def _replicas(config: FleetConfig, service: str) -> Iterable[PlannedReplica]:
             settings = read_settings(settings_type, given)
         except ValueError as error:
             raise ValueError(f"[{service}] {error}") from None
-        yield PlannedReplica(service, number, settings, given)
+        yield PlannedReplica(service, number, settings, given, has_free_port=not first_port)
 
 
 def free_port() -> int:

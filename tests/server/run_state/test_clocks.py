@@ -12,6 +12,7 @@ import pytest
 from rewardfleet_server.run_state import GroupKey, RunState, Scope, open_run_state
 from rewardfleet_server.run_state.settings import RunStateSettings
 from rewardfleet_server.run_state.store import Transaction
+from rewardfleet_server.run_state.values import CLOCK
 from rewardfleet_server.testing import wait_until
 
 from ..conftest import RedisServer
@@ -159,7 +160,7 @@ async def test_a_clock_that_jumps_makes_no_run_old_and_no_group_due(store: tuple
     await add_member(state, GROUP)
     kept = []
     for days in (-60, 60, *[-60] * 9):
-        await shift(state, "clock", days)
+        await shift(state, CLOCK, days)
         await state.aclose()
         state = open_run_state(settings)
         kept.append(await is_kept(state))

@@ -158,3 +158,13 @@ async def test_a_replica_that_does_not_answer_is_killed(
 async def test_settings_that_are_refused_fail_at_once(tmp_path: Path):
     with pytest.raises(FleetFailed, match=r"tools-0 ended with status 2(.|\n)*no such directory"):
         await tools_process(tmp_path, tmp_path / "none").run()
+
+
+async def test_a_replica_moves_to_another_port_if_its_own_was_taken(tmp_path: Path):
+    process = tools_process(tmp_path, tmp_path)
+    taken = process.replica.url
+    with socket.create_server(("127.0.0.1", int(taken.rpartition(":")[2]))):
+        async with running(process) as replica:
+            pass
+    assert replica.url != taken
+    assert replica.restarts == 0

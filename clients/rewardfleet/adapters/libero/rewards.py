@@ -34,8 +34,9 @@ _CONTROL_HZ = 20.0
 #: The least default of `max_pending`, so that `finish` of few environments with short episodes does
 #: not wait. One episode is 1 to 2 MB at 16 frames of 256x256.
 _LEAST_PENDING = 128
-#: Seconds by which an episode may exceed the timeout, to encode its frames.
-_GRACE_SECONDS = 1.0
+#: Seconds by which an episode may exceed the timeout: its frames are encoded, and the machine may
+#: be busy. The client ends each call at the timeout.
+_GRACE_SECONDS = 30.0
 
 #: Keys of the configuration that the service gets.
 _SENT = {"nframes", "max_pixels", "backend", "backend_kwargs"}
@@ -343,7 +344,7 @@ class LiberoRewards:
 
     def _receive(self, timeout: float | None = 0.0, until: str = ALL_COMPLETED) -> None:
         """Wait for what is pending, and store what became of the episodes that have ended."""
-        longest = self.config.timeout + _GRACE_SECONDS  # no episode takes that long
+        longest = self.config.timeout + _GRACE_SECONDS
         seconds = min(longest if timeout is None else timeout, longest, threading.TIMEOUT_MAX)
         done, _ = wait(self._pending, seconds, until)
         for future in [each for each in self._pending if each in done]:

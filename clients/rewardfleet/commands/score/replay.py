@@ -124,7 +124,7 @@ def command(
         selected = select_records(connection, selection)
         if SERVICES[selected.service].scores == "episode":
             output.mkdir(parents=True, exist_ok=True)
-            replay_episodes(connection, selected, fields)
+            replay_episodes(connection, fields)
         else:
             builder = ReplayBuilder(selected.service, changes=fields)
             items = builder.recorded_items(connection, selected)

@@ -270,7 +270,11 @@ class Schedule:
         """Return whether a short job waits only for a core that another one may give up."""
         if not self._new or self._is_full:
             return False
-        return any(self._has_jail(turn) and self._memory.has(turn.share) for turn in self._new)
+        return any(
+            self._has_jail(turn) and self._memory.has(turn.share)
+            for turn in self._new
+            if not turn.begins.done()
+        )
 
     def _last_that_may_be_paused(self) -> "CoreTurn | None":
         may_be_paused = (
