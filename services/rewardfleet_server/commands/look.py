@@ -124,7 +124,7 @@ def told(record: Mapping[str, Any]) -> list[Part]:
     if tests.get("kind") == "dataset":
         from rewardfleet_server.code.datasets.rows import read_row  # noqa: PLC0415 - for rows only
 
-        # A row that cannot be read is told as far as it can be.
+        # The story of a row that cannot be read lacks its tests.
         with suppress(InvalidRequest, ValidationError):
             request["tests"] = read_row(DatasetTests.model_validate(tests)).tests.model_dump()
     return [*parts_of(record["service"], request, score_of({**record, "backend": record["judge"]}))]
