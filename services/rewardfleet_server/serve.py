@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import faulthandler
 import gc
 import logging
 import os
@@ -30,8 +29,8 @@ log = logging.getLogger(__name__)
 _CANCEL_GRACE_SECONDS = 2
 #: Seconds after `shutdown_timeout_s` in which the process exits, whatever its threads do.
 _EXIT_SECONDS = 2.5
-#: Seconds for the last words of a process whose threads do not end.
-_LAST_SECONDS = 0.2
+#: Seconds for the last log line of a process whose threads do not end.
+_LOG_SECONDS = 0.2
 #: How long another thread may run before the event loop gets its turn; the default is 5 ms.
 _SWITCH_SECONDS = 0.0002
 #: Parameters of glibc's `mallopt`, and the values that are set: freed memory above
@@ -126,8 +125,8 @@ def _exit_in(seconds: float) -> None:
     """End the process after some seconds, if it has not ended before.
 
     A thread that hangs, e.g. in a read from a network file system or in a model, cannot be
-    stopped, and Python waits for it at its exit. What each thread does is then written to
-    standard error, and the exit status is 1.
+    stopped, and Python waits for it at its exit. Their names are then logged, and the exit
+    status is 1.
     """
     exiting = threading.Timer(seconds, _exit_now)
     exiting.daemon = True
@@ -135,10 +134,16 @@ def _exit_in(seconds: float) -> None:
 
 
 def _exit_now() -> None:
+    names = ", ".join(
+        each.name
+        for each in threading.enumerate()
+        if each is not threading.current_thread() and not each.daemon
+    )
+    message = "the process exits although threads are at work: %s"
     # In a thread, as nothing may delay the exit: not even a log that nobody reads.
-    writing = threading.Thread(target=faulthandler.dump_traceback, daemon=True)
-    writing.start()
-    writing.join(_LAST_SECONDS)
+    logger = threading.Thread(target=log.warning, args=(message, names), daemon=True)
+    logger.start()
+    logger.join(_LOG_SECONDS)
     os._exit(1)
 
 
