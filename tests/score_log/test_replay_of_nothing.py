@@ -14,6 +14,9 @@ from pydantic import BaseModel, JsonValue
 
 from rewardfleet import RewardFleet, code_request, episode_request, tools_request, video_request
 from rewardfleet.commands.main import main
+from rewardfleet.score_log.reading import Filters, open_log
+from rewardfleet.score_log.record import COLUMNS
+from rewardfleet.score_log.replaying import compare, replay_episodes, select_records
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.digest import request_id
 from rewardfleet.wire.episode import EpisodeOptions
@@ -215,3 +218,23 @@ def test_a_replay_of_nothing_changes_nothing(service: str, tmp_path: Path, capsy
             assert main(["score", "replay", str(tmp_path / log), "-o", output, "--url", url]) == 0
             shown = capsys.readouterr().out.splitlines()[-1]
             assert " 0 rewards changed (0.00%), 0 have no score now; 0 of" in shown
+
+
+def test_records_that_arrive_meanwhile_are_not_part_of_a_replay(tmp_path: Path):
+    """Segments are written by several processes, so a new record may be an older one."""
+
+    def add(segment: str, **record: JsonValue) -> None:
+        request = {"kind": "success", "group": record["call"], "success": record["score"]}
+        common = {"id": record["call"], "service": "episode", "status": "ok", "details": "{}"}
+        line = {**dict.fromkeys(COLUMNS), **common, "request": json.dumps(request), **record}
+        with (tmp_path / f"20261130T080000000000-{segment}-0000000a.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    for number, score in enumerate((1, 0, 1)):
+        add("1", time=number, call=f"a{number}", score=score)
+    with open_log([tmp_path]) as connection:
+        select_records(connection, Filters())
+        add("2", time=0.5, call="b", score=1)
+        replay_episodes(connection, {})
+        found = compare(connection, None, None)
+    assert (found.records, found.changed, found.missing) == (3, 0, 0)

@@ -5,7 +5,7 @@ import math
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.run_state import RunState, Scope, open_run_state
 from rewardfleet_server.run_state import redis as redis_state
+from rewardfleet_server.run_state.groups import Group, GroupKey, add_to_group
 from rewardfleet_server.run_state.redis import RedisStore
 from rewardfleet_server.run_state.settings import RunStateSettings
 from rewardfleet_server.run_state.sqlite import SqliteStore
@@ -430,3 +431,27 @@ def test_a_missing_package_is_named_with_its_installation(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(ValueError, match="--run-state .* needs redis, not installed here: .*"):
         open_run_state(RunStateSettings(run_state="redis://127.0.0.1"))
+
+
+async def test_a_group_is_released_at_once_while_redis_moves_its_members(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+):
+    """A hash that became larger shortly before gives its fields in another order each time."""
+    state = open_run_state(RunStateSettings(run_state=redis_server.url))
+    scripts = []
+    evaluate = state._store._redis.eval
+    monkeypatch.setattr(
+        state._store._redis, "eval", lambda *given: scripts.append(given) or evaluate(*given)
+    )
+    key, pad = GroupKey("run", 1, "group"), "x" * 80  # long values are in a table at once
+    for number in range(129):
+        scripts.clear()
+        new = Group(size=129, options=None, left_s=60.0)
+        value = {"pad": pad, "number": number}
+        group, *_ = await add_to_group(state, key, str(number), value, new, score=_score)
+    assert group.missing == 0 and len(scripts) <= 3
+    await state.aclose()
+
+
+def _score(_: Group, values: Sequence[JsonValue]) -> tuple[Sequence[JsonValue], JsonValue, None]:
+    return [*values], None, None
