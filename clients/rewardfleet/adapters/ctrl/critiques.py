@@ -126,7 +126,7 @@ async def write_critiques(
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(run(row)) for row in missing]
-        except* httpx.HTTPStatusError as errors:
+        except* Exception as errors:  # noqa: BLE001 - raised again
             raise errors.exceptions[0] from None
     counts = Counter(task.result() for task in tasks)
     written, failed = counts.pop("written", 0), counts.pop("failed", 0)
