@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
-from urllib.parse import urlsplit
 
 from .code import CodeClient
 from .episode import EpisodeClient
@@ -17,6 +16,7 @@ from .services import SERVICES
 from .tools import ToolsClient
 from .video import VideoClient
 from .wire.score import MAX_NAME
+from .wire.urls import is_base_url
 
 if TYPE_CHECKING:
     from .sample_tables import SampleTables
@@ -193,14 +193,3 @@ def _base_urls(argument: str, given: str | Sequence[str], example: str) -> list[
     if not urls:
         raise ValueError(f"{argument}: give one URL or more")
     return list(dict.fromkeys(url.rstrip("/") for url in urls))
-
-
-def is_base_url(url: str) -> bool:
-    """Return whether a text is an HTTP URL without a query or a fragment."""
-    try:
-        parts = urlsplit(url)
-        has_host = bool(parts.hostname) and parts.port != 0
-    except ValueError:  # an invalid port, or a bracket without its pair
-        return False
-    is_plain = url.isprintable() and not (parts.query or parts.fragment)
-    return parts.scheme in {"http", "https"} and has_host and is_plain

@@ -22,11 +22,11 @@ from rewardfleet.evaluation.report import (
     write_file,
     write_report,
 )
+from rewardfleet.http.index import printable
 from rewardfleet_command import INTERRUPTED
 
 from . import score
 from .groups import CommandGroup
-from .index import printable
 from .options import grouped, number, path_option
 from .score.scoring import Connection, Fields, Scoring
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from .index import base_url, printable
+from rewardfleet.http.index import base_url, printable
 
 T = TypeVar("T")
 

@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 from rewardfleet.client import RewardFleet
+from rewardfleet.http.index import services_at
 from rewardfleet.service import RunStateClient
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.urls import redact
 
 from .groups import CommandGroup
-from .index import services_at
 from .options import URLS
 from .settings import api_key
 

@@ -10,12 +10,12 @@ import click
 import httpx
 from pydantic import JsonValue
 
+from rewardfleet.http import index
+from rewardfleet.http.index import Index, IndexedReplica, printable
 from rewardfleet.wire.headers import GATEWAY
 from rewardfleet.wire.in_flight import InFlight, merged
 from rewardfleet.wire.urls import is_loopback, redact
 
-from . import index
-from .index import Index, IndexedReplica, printable
 from .options import AS_JSON, URLS, key_hint, table
 from .settings import api_key
 

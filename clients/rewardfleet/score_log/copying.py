@@ -13,7 +13,7 @@ import httpx
 from pydantic import ValidationError
 
 from rewardfleet.bulk.files import OWNER_ONLY, new_file
-from rewardfleet.commands.index import base_url, services_at
+from rewardfleet.http.index import base_url, services_at
 from rewardfleet.wire.errors import NotFound, Problem, RewardFleetError, Unavailable
 from rewardfleet.wire.log_segments import MAX_CHUNK_BYTES, PATH, LogSegment, LogSegments
 from rewardfleet.wire.urls import redact

@@ -23,3 +23,14 @@ def is_loopback(address: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
     except ValueError:  # another host name may resolve to anything
         return False
+
+
+def is_base_url(url: str) -> bool:
+    """Return whether a text is an HTTP URL without a query or a fragment."""
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an invalid port, or a bracket without its pair
+        return False
+    is_plain = url.isprintable() and not (parts.query or parts.fragment)
+    return parts.scheme in {"http", "https"} and has_host and is_plain

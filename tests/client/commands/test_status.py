@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from rewardfleet import RewardFleet, __version__
-from rewardfleet.commands import index
 from rewardfleet.commands.main import main
 from rewardfleet.commands.status import fleet_status
+from rewardfleet.http import index
 from rewardfleet.wire.urls import is_loopback
 from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.settings import CodeSettings

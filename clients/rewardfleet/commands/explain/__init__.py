@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from rewardfleet.client import RewardFleet
-from rewardfleet.commands.index import find_service
 from rewardfleet.commands.options import TIMEOUT, escaped, one_url
 from rewardfleet.commands.settings import api_key
+from rewardfleet.http.index import find_service
 from rewardfleet.score_log.reading import Filters, open_log, select
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import InvalidRequest

@@ -14,9 +14,9 @@ from typing import Any
 import click
 import numpy as np
 
-from rewardfleet.commands.index import services_at
 from rewardfleet.commands.options import AS_JSON, URLS, grouped, number, path_option, table
 from rewardfleet.commands.settings import api_key
+from rewardfleet.http.index import services_at
 
 from .generator import ALL, LoadGenerator, LoadPlan, LoadResults
 from .requests import ABSTAINED, ANSWERED, CACHED, SCORED, generate_requests, read_requests

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from rewardfleet.commands.index import printable
+from rewardfleet.http.index import printable
 from rewardfleet.http.responses import new_request_id
 from rewardfleet.http.transport import receive
 from rewardfleet.wire.errors import BackendFailed

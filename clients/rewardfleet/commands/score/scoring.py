@@ -26,9 +26,9 @@ from rewardfleet.bulk.rows import Row, Source, open_sources
 from rewardfleet.bulk.run import MOST_IN_FLIGHT, Run
 from rewardfleet.bulk.store import StdoutStore, folder_store, score_items
 from rewardfleet.client import RewardFleet
-from rewardfleet.commands.index import find_service, printable
 from rewardfleet.commands.local_service import local_service
 from rewardfleet.commands.settings import api_key
+from rewardfleet.http.index import find_service, printable
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 

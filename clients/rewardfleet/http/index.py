@@ -7,12 +7,12 @@ from typing import NamedTuple, TypeVar
 import httpx
 from pydantic import BaseModel, JsonValue, RootModel, ValidationError
 
-from rewardfleet.client import is_base_url
-from rewardfleet.http.replicas import certificates
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import Problem
 from rewardfleet.wire.headers import GATEWAY
-from rewardfleet.wire.urls import redact
+from rewardfleet.wire.urls import is_base_url, redact
+
+from .replicas import certificates
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
