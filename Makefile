@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
 .PHONY: help release install install-server jail servers packages demo test test-fast test-full test-interpreters check check-all mutations docs screenshots fuzz-normal-form
-.PHONY: bench bench-client bench-code bench-episode bench-tools bench-bulk bench-builds bench-gateway bench-growth bench-score-log bench-tail example-episode example-router example-learning serve lock
+.PHONY: bench bench-client bench-code bench-episode bench-tools bench-bulk bench-builds bench-gateway bench-growth bench-outages bench-score-log bench-tail example-episode example-router example-learning serve lock
 .PHONY: up down secrets browser test-browser test-deploy test-k8s test-chaos chaos
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 .PHONY: install-ray test-ray bench-ray install-viewers test-viewers bench-sample-tables
@@ -120,6 +120,9 @@ bench: install  ## speed of the video service, as ratios
 
 bench-client: install  ## 16,000 concurrent calls over a failing fleet, next to bare httpx
 	$(BIN)/python tests/bench/client.py
+
+bench-outages: install  ## 40,800 calls while services are killed and frozen; OTHER=FOLDER, as well
+	OTHER=$(OTHER) $(BIN)/python tests/bench/outages.py
 
 bench-code: install  ## speed of the code service, next to bare interpreters
 	$(BIN)/python tests/bench/code.py
