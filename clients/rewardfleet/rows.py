@@ -98,6 +98,9 @@ async def scores_of(client: Any, requests: Sequence[Any], options: Any = None) -
     Args:
         client: The client of a service.
         options: Those of a batch of episodes; None for items of another service.
+
+    Raises:
+        RewardFleetError: The URL is wrong, or has never worked.
     """
     if not requests:
         return []
@@ -106,4 +109,6 @@ async def scores_of(client: Any, requests: Sequence[Any], options: Any = None) -
             return list(await client.score_batch(requests))
         return list((await client.score_batch(requests, options)).results)
     except RewardFleetError as error:
+        if error.blames_url:
+            raise
         return [failed(error, client.score_type)] * len(requests)

@@ -1,6 +1,7 @@
 """The base of all service clients: single items, batches, and rewards."""
 
 import asyncio
+import copy
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -105,10 +106,10 @@ class RewardPolicy:
         """Return the reward that replaces a missing one, and log the failure as a warning.
 
         Raises:
-            RewardFleetError: `error`, if it is one of `CALLER_ERRORS`, which the caller must
-                correct: its request, the URL or the key; or if `on_failure` is "raise".
+            RewardFleetError: `error`, if it is one of `CALLER_ERRORS` or blames the URL, which the
+                caller must correct; or if `on_failure` is "raise".
         """
-        if isinstance(error, CALLER_ERRORS):
+        if isinstance(error, CALLER_ERRORS) or error.blames_url:
             raise error
         return self.fallback(error)
 
@@ -160,6 +161,11 @@ class ServiceClient:
         self._run = run
         self._attempt = {} if attempt is None else {"attempt": attempt}
         self._log = log
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds for a call."""
+        return self._transport.timeout_s
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
@@ -332,8 +338,7 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
             parts = await asyncio.gather(*(self._send_part(half, deadline) for half in halves))
             return parts[0] + parts[1]
         except RewardFleetError as error:  # each caller gets its own exception object
-            problem = error.problem()
-            return [error, *(RewardFleetError.from_problem(problem) for _ in requests[1:])]
+            return [error, *(copy.copy(error) for _ in requests[1:])]
         _share_provenance(response)
         again = {
             place: self._retried(requests[place], score, deadline)

@@ -12,6 +12,7 @@ import pytest
 from rewardfleet import DeadlineExceeded, RewardFleet, Unavailable
 from rewardfleet.event_loop_thread import EventLoopThread
 
+from ..client.conftest import answering
 from ..programs import FENCED as SUM  # noqa: F401 - for tests
 from ..programs import HALF as ECHO  # noqa: F401
 from ..programs import TESTS  # noqa: F401
@@ -33,6 +34,15 @@ def dead_url() -> Iterator[str]:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+@pytest.fixture
+def lost_url() -> Iterator[str]:
+    """Return the address of a service that can score nothing."""
+    body = Unavailable("the service cannot be reached").problem().model_dump_json()
+    head = f"HTTP/1.1 503 X\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    with answering((head + body).encode()) as url:
+        yield url
 
 
 def install_modules(monkeypatch: pytest.MonkeyPatch, modules: dict[str, dict[str, object]]) -> None:

@@ -24,7 +24,7 @@ async def rewards_of(function, texts: list[str], **row: object) -> list[float]:
 
 @pytest.mark.slow
 async def test_it_reports_to_the_statistics_of_the_workflow(
-    code_url: str, dead_url: str, monkeypatch: pytest.MonkeyPatch
+    code_url: str, lost_url: str, monkeypatch: pytest.MonkeyPatch
 ):
     logged: list[dict[str, float]] = []
     scopes = {"rollout": SimpleNamespace(scalar=lambda **values: logged.append(values))}
@@ -33,7 +33,7 @@ async def test_it_reports_to_the_statistics_of_the_workflow(
     modules["areal.utils.stats_tracker"] = {"get": scopes.__getitem__}
     install_modules(monkeypatch, modules)
     await rewards_of(reward_function("code", code_url), [SUM])
-    replaced = reward_function("code", dead_url, timeout_s=0.3, on_failure=-1.0)
+    replaced = reward_function("code", lost_url, timeout_s=0.3, on_failure=-1.0)
     assert await rewards_of(replaced, [SUM]) == [-1.0]
     assert [each["reward/failed"] for each in logged] == [0.0, 1.0]
     assert [each["reward/abstained"] for each in logged] == [0.0, 0.0]

@@ -129,10 +129,10 @@ async def test_the_tests_may_be_in_another_field_and_others_be_fields_of_the_req
 
 
 @pytest.mark.parametrize("score", [by_areal, by_ms_swift, by_nemo_rl, by_rllm])
-async def test_a_failure_is_raised_or_a_number_and_never_nan(score, dead_url: str):
+async def test_a_failure_is_raised_or_a_number_and_never_nan(score, lost_url: str):
     """These trainers count NaN as 0, or spread it over its group."""
     with pytest.raises(UNREACHABLE):
-        await score(dead_url, SUM, timeout_s=0.3)
-    assert await score(dead_url, SUM, timeout_s=0.3, on_failure=-1.0) == -1.0
+        await score(lost_url, SUM, timeout_s=0.3)
+    assert await score(lost_url, SUM, timeout_s=0.3, on_failure=-1.0) == -1.0
     with pytest.raises(ValueError, match="NaN would (count|spread)"):
-        await score(dead_url, SUM, on_failure=math.nan)
+        await score(lost_url, SUM, on_failure=math.nan)

@@ -172,10 +172,10 @@ async def test_the_first_failure_is_raised_without_waiting_for_the_rest(code_url
             await rewards
 
 
-async def test_an_outage_is_a_failure_and_not_a_reward(dead_url: str):
+async def test_an_outage_is_a_failure_and_not_a_reward(lost_url: str):
     with pytest.raises((Unavailable, DeadlineExceeded)):
-        await reward_fn(dead_url, timeout_s=0.5).get_reward_all([CRITIQUE] * 2, [SUM] * 2, ROWS[:2])
-    fn = reward_fn(dead_url, timeout_s=0.5, on_failure=math.nan)
+        await reward_fn(lost_url, timeout_s=0.5).get_reward_all([CRITIQUE] * 2, [SUM] * 2, ROWS[:2])
+    fn = reward_fn(lost_url, timeout_s=0.5, on_failure=math.nan)
     assert all(map(math.isnan, await fn.get_reward_all([CRITIQUE] * 2, [SUM] * 2, ROWS[:2])))
     assert fn.metrics == {"reward/failed": 1, "reward/abstained": 0, "reward/cached": 0}
 

@@ -76,15 +76,15 @@ def test_clips_of_a_batch_get_rewards(installed, serve):
     assert model.compute_reward({KEY: batch[KEY][:, 0], "task": TASK}).shape == (2,)
 
 
-def test_a_missing_reward_is_nan_or_raised(installed, dead_url: str):
+def test_a_missing_reward_is_nan_or_raised(installed, lost_url: str):
     torch = pytest.importorskip("torch")
     batch = {KEY: torch.rand(2, 4, 3, 32, 32)}
-    model = model_of(dead_url, default_task=TASK, timeout_s=0.3)
+    model = model_of(lost_url, default_task=TASK, timeout_s=0.3)
     assert model.compute_reward(batch).isnan().all()
     with pytest.raises(UNREACHABLE):
-        model_of(dead_url, default_task=TASK, timeout_s=0.3, on_failure=None).compute_reward(batch)
+        model_of(lost_url, default_task=TASK, timeout_s=0.3, on_failure=None).compute_reward(batch)
     with pytest.raises(ValueError, match="success_threshold"):
-        model_of(dead_url, success_threshold=2)
+        model_of(lost_url, success_threshold=2)
     assert math.isnan(lerobot.RewardFleetConfig().on_failure)
 
 

@@ -70,7 +70,7 @@ def test_concurrent_calls_share_requests(load, code_url: str, monkeypatch):
     assert 0 < requests_to(code_url) - before < 20
 
 
-def test_it_reports_to_the_log_of_the_trainer(load, code_url: str, dead_url: str):
+def test_it_reports_to_the_log_of_the_trainer(load, code_url: str, lost_url: str):
     """OpenRLHF logs the first element of each tensor in `extra_logs`."""
     sample = ([f"{PROMPT}{ECHO}"], [PROMPT], [json.dumps(TESTS)])
     logs = load(code_url)(*sample)["extra_logs"]
@@ -79,18 +79,18 @@ def test_it_reports_to_the_log_of_the_trainer(load, code_url: str, dead_url: str
     assert [logs[name].tolist() for name in causes].count([1.0]) == 1
     assert logs["reward/cause/wrong_answer"].tolist() == [1.0]
     assert logs["reward/failed"].tolist() == logs["reward/abstained"].tolist() == [0.0]
-    dead = load(dead_url, timeout_s=0.3, on_failure=-1.0)
+    dead = load(lost_url, timeout_s=0.3, on_failure=-1.0)
     logs = dead(*sample)["extra_logs"]
     assert logs["reward/failed"].tolist() == [1.0]
     assert not any(logs[name].item() for name in causes)
 
 
 def test_a_failure_is_raised_and_shown_because_openrlhf_hides_it(
-    load, code_url: str, dead_url: str, caplog
+    load, code_url: str, lost_url: str, caplog
 ):
     with pytest.raises(UNREACHABLE):
-        rewards(load(dead_url, timeout_s=0.3), SUM)
+        rewards(load(lost_url, timeout_s=0.3), SUM)
     assert "no reward: " in caplog.messages[-1]
-    assert rewards(load(dead_url, timeout_s=0.3, on_failure=-1.0), SUM) == [-1.0]
+    assert rewards(load(lost_url, timeout_s=0.3, on_failure=-1.0), SUM) == [-1.0]
     with pytest.raises(InvalidRequest, match="does not begin with its prompt"):
         load(code_url)(["something else"], [PROMPT], [json.dumps(TESTS)])

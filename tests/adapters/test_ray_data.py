@@ -108,13 +108,12 @@ def test_a_missing_column_does(code_url: str):
 
 
 @pytest.mark.slow
-def test_without_a_service_rewards_are_missing(dead_url: str, monkeypatch):
-    monkeypatch.setattr("rewardfleet.http.transport._RETRIES", 0)
-    scored = Scorer("code", dead_url, timeout_s=30)(batch_of([SUM, ECHO]))
+def test_without_a_service_rewards_are_missing(lost_url: str, monkeypatch):
+    scored = Scorer("code", lost_url, timeout_s=1)(batch_of([SUM, ECHO]))
     assert np.isnan(scored["reward"]).all()
     assert all("cannot be reached" in error for error in scored["reward_error"])
     with pytest.raises(UNREACHABLE):
-        Scorer("code", dead_url, timeout_s=30, on_failure="raise")(batch_of([SUM]))
+        Scorer("code", lost_url, timeout_s=1, on_failure="raise")(batch_of([SUM]))
 
 
 def test_clips_are_scored(serve):

@@ -85,8 +85,8 @@ def test_the_answer_is_found_where_rllm_looks_for_it(rllm, code_url: str):
 
 
 @pytest.mark.slow
-def test_a_failure_that_is_replaced_is_marked(rllm, dead_url: str):
-    replaced = evaluator("code", dead_url, timeout_s=0.3, on_failure=0.25)
+def test_a_failure_that_is_replaced_is_marked(rllm, lost_url: str):
+    replaced = evaluator("code", lost_url, timeout_s=0.3, on_failure=0.25)
     output = replaced.evaluate(TASK, episode(answer=SUM))
     assert (output.reward, output.is_correct) == (0.25, False)
     signals = {each.name: each.value for each in output.signals}

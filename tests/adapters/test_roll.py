@@ -121,8 +121,8 @@ def data_of(texts: list[str], **columns: list[object]) -> DataProto:
     return DataProto({"responses": responses}, arrays, {"global_step": 3})
 
 
-def dead_worker(dead_url: str, **options: object):
-    return reward_worker("code", dead_url, timeout_s=0.3, **options)(CONFIG)
+def dead_worker(lost_url: str, **options: object):
+    return reward_worker("code", lost_url, timeout_s=0.3, **options)(CONFIG)
 
 
 async def test_a_worker_returns_the_tensors_of_a_reward_worker(code_url: str, tmp_path: Path):
@@ -172,9 +172,9 @@ async def test_equal_rewards_have_no_deviation(code_url: str):
     assert normalized.abs().max() < 0.1
 
 
-async def test_a_prompt_with_a_missing_reward_is_dropped(code_url: str, dead_url: str):
+async def test_a_prompt_with_a_missing_reward_is_dropped(code_url: str, lost_url: str):
     good = reward_worker("code", code_url)(CONFIG)
-    dead = dead_worker(dead_url)
+    dead = dead_worker(lost_url)
     loop = roll.RolloutLoop()
 
     def context(*workers):
@@ -207,11 +207,11 @@ async def test_a_rollout_loop_without_rewards_ends(monkeypatch: pytest.MonkeyPat
         await loop.process_new_prompt(context)
 
 
-async def test_a_failure_is_raised_or_replaced_by_a_number(dead_url: str):
+async def test_a_failure_is_raised_or_replaced_by_a_number(lost_url: str):
     with pytest.raises(UNREACHABLE):
-        await dead_worker(dead_url).compute_rewards(data_of([SUM]))
-    output = await dead_worker(dead_url, on_failure=-1.0).compute_rewards(data_of([SUM]))
+        await dead_worker(lost_url).compute_rewards(data_of([SUM]))
+    output = await dead_worker(lost_url, on_failure=-1.0).compute_rewards(data_of([SUM]))
     assert output.batch["scores"].tolist() == [-1.0]
     assert output.meta_info["metrics"]["reward/failed"] == 1.0
     with pytest.raises(ValueError, match="NaN would spread over its group in ROLL"):
-        dead_worker(dead_url, on_failure=math.nan)
+        dead_worker(lost_url, on_failure=math.nan)

@@ -65,11 +65,11 @@ async def test_fields_beside_the_tests_of_a_row_are_fields_of_the_request(encode
     assert 0 < rates[0] < 1 and rates[1] == 0
 
 
-async def test_a_missing_reward_is_nan_or_raised(dead_url: str):
-    missing = reward_function("code", dead_url, timeout_s=0.3)
+async def test_a_missing_reward_is_nan_or_raised(lost_url: str):
+    missing = reward_function("code", lost_url, timeout_s=0.3)
     rewards = await call(missing, [SUM, SUM], tests=[TESTS] * 2)
     assert all(map(math.isnan, rewards)) and len(rewards) == 2
-    raising = reward_function("code", dead_url, timeout_s=0.3, on_failure="raise")
+    raising = reward_function("code", lost_url, timeout_s=0.3, on_failure="raise")
     with pytest.raises(UNREACHABLE):
         await call(raising, [SUM], tests=[TESTS])
 
@@ -84,7 +84,7 @@ def test_nan_is_refused_where_trl_counts_it_as_0(version: str, works: bool, monk
 
 
 async def test_metrics_of_a_batch_are_logged_and_have_the_same_names(
-    code_url: str, dead_url: str, monkeypatch
+    code_url: str, lost_url: str, monkeypatch
 ):
     monkeypatch.setattr(metadata, "version", {"trl": "1.16.0"}.__getitem__)
     logged: dict[str, float] = {}
@@ -98,12 +98,12 @@ async def test_metrics_of_a_batch_are_logged_and_have_the_same_names(
         **NO_CAUSES, "reward/cause/wrong_answer": 0.5, "reward/cause/no_code_block": 0.25,
     }  # fmt: skip
     logged.clear()
-    await call(reward_function("code", dead_url, timeout_s=0.3), [SUM] * 4, **given)
+    await call(reward_function("code", lost_url, timeout_s=0.3), [SUM] * 4, **given)
     shares = {"reward/failed": 1.0, "reward/abstained": 0.0, "reward/cached": 0.0}
     assert logged == shares | NO_CAUSES
     # Before, each process must log all names.
     monkeypatch.setattr(metadata, "version", {"trl": "1.15.0"}.__getitem__)
-    await call(reward_function("code", dead_url, timeout_s=0.3), [SUM] * 4, **given)
+    await call(reward_function("code", lost_url, timeout_s=0.3), [SUM] * 4, **given)
     missing = {name for name, value in logged.items() if math.isnan(value)}
     assert missing == {f"reward/p{percent}" for percent in (0, 25, 50, 75, 100)}
     await call(reward_function("code", code_url), [SUM] * 4, **given)

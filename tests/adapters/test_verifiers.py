@@ -65,14 +65,14 @@ async def test_a_task_scores_the_last_reply(code_url: str):
 
 
 @pytest.mark.slow
-async def test_a_failure_is_an_error_for_a_task_and_no_exception_for_a_rubric(dead_url: str):
+async def test_a_failure_is_an_error_for_a_task_and_no_exception_for_a_rubric(lost_url: str):
     """A rubric turns each `Exception` into a reward of 0."""
-    reward = reward_function("code", dead_url, timeout_s=0.3)
+    reward = reward_function("code", lost_url, timeout_s=0.3)
     with pytest.raises(UNREACHABLE):
         await by_task(reward, SUM)
     with pytest.raises(MissingReward, match="Unavailable: |DeadlineExceeded: "):
         await by_rubric(reward, SUM)
-    reward = reward_function("code", dead_url, timeout_s=0.3, on_failure=math.nan)
+    reward = reward_function("code", lost_url, timeout_s=0.3, on_failure=math.nan)
     assert math.isnan((await by_rubric(reward, SUM))[0])
 
 

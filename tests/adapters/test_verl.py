@@ -94,15 +94,14 @@ async def test_a_critique_is_scored_by_its_revision_and_its_judgment_is_reported
 
 @both
 async def test_a_failure_is_raised_or_replaced_and_never_silently_0(
-    score, dead_url: str, code_url: str, caplog, monkeypatch
+    score, lost_url: str, code_url: str, caplog, monkeypatch
 ):
-    monkeypatch.setattr("rewardfleet.http.transport._RETRIES", 0)
     with pytest.raises(UNREACHABLE):
-        await score("code", SUM, TESTS, url=dead_url, timeout_s=30)
+        await score("code", SUM, TESTS, url=lost_url, timeout_s=1)
     with pytest.raises(InvalidRequest, match="tests"):
         await score("code", SUM, "no tests", url=code_url)
     assert not caplog.messages
-    result = await score("code", SUM, TESTS, url=dead_url, timeout_s=30, on_failure=-1.0)
+    result = await score("code", SUM, TESTS, url=lost_url, timeout_s=1, on_failure=-1.0)
     assert (result["score"], result["reward/failed"]) == (-1.0, 1.0)
     assert "cannot be reached" in caplog.messages[0]
     with pytest.raises(InvalidRequest, match="tests"):  # on_failure is for the fleet's failures
@@ -113,7 +112,7 @@ async def test_a_failure_is_raised_or_replaced_and_never_silently_0(
 
 @both
 async def test_all_results_have_the_same_keys_and_no_value_is_nan(
-    score, code_url: str, dead_url: str
+    score, code_url: str, lost_url: str
 ):
     """verl collects the keys of the first sample, and its validation leaves out None."""
     results = [
@@ -122,7 +121,7 @@ async def test_all_results_have_the_same_keys_and_no_value_is_nan(
             "code", "import", TESTS, {"critique": "Overall judgment: Correct"}, url=code_url
         ),
         await score("code", "", TESTS, url=code_url),
-        await score("code", SUM, TESTS, url=dead_url, timeout_s=0.5, on_failure=0.25),
+        await score("code", SUM, TESTS, url=lost_url, timeout_s=0.5, on_failure=0.25),
     ]
     assert len({tuple(each) for each in results}) == 1
     values = [value for each in results for value in each.values()]
@@ -151,7 +150,7 @@ def test_verl_before_0_9_gets_nan_where_there_is_no_value(code_url: str, monkeyp
     assert math.isnan(result["reward/critique_valid"]) and result["reward/pass_rate"] == 1.0
 
 
-def test_a_batch_is_scored_in_one_request(code_url: str, dead_url: str):
+def test_a_batch_is_scored_in_one_request(code_url: str, lost_url: str):
     given = (["code"] * 3, [SUM, "", "Sum them."], [TESTS, json.dumps(TESTS), TESTS])
     infos = [None, {"mode": "all_pass"}, {"revision": ECHO}]
     results = compute_scores(*given, infos, url=code_url)
@@ -159,19 +158,19 @@ def test_a_batch_is_scored_in_one_request(code_url: str, dead_url: str):
     assert [each["reward/critique_valid"] for each in results] == [None, None, 0.0]
     assert [each["score"] for each in compute_scores(*given, url=code_url)] == [1.0, 0.0, 0.0]
     assert compute_scores([], [], [], url=code_url) == []
-    results = compute_scores(*given, url=dead_url, timeout_s=0.3, on_failure=-1.0)
+    results = compute_scores(*given, url=lost_url, timeout_s=0.3, on_failure=-1.0)
     assert [(each["score"], each["reward/failed"]) for each in results] == [(-1.0, 1.0)] * 3
     with pytest.raises(UNREACHABLE):
-        compute_scores(*given, url=dead_url, timeout_s=0.3)
+        compute_scores(*given, url=lost_url, timeout_s=0.3)
     with pytest.raises(InvalidRequest, match="stdout"):
         compute_scores(["code"], [SUM], [{"kind": "stdio", "cases": [{}]}], url=code_url)
 
 
-def test_the_prime_manager_gets_a_number_or_what_is_no_exception(code_url: str, dead_url: str):
+def test_the_prime_manager_gets_a_number_or_what_is_no_exception(code_url: str, lost_url: str):
     """It reads `result[0]`, and turns each `Exception` into 0."""
     assert compute_score_prime("code", ECHO, TESTS, None, url=code_url) == 0.5
     with pytest.raises(MissingReward, match="Unavailable: |DeadlineExceeded: "):
-        compute_score_prime("code", ECHO, TESTS, None, url=dead_url, timeout_s=0.3)
+        compute_score_prime("code", ECHO, TESTS, None, url=lost_url, timeout_s=0.3)
     with pytest.raises(MissingReward, match="TypeError: .*on_faliure"):
         compute_score_prime("code", ECHO, TESTS, None, url=code_url, on_faliure=0.0)
     assert not issubclass(MissingReward, Exception)

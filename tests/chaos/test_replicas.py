@@ -4,11 +4,13 @@ import asyncio
 import os
 import signal
 from contextlib import ExitStack
+from math import isnan, nan
 from pathlib import Path
 
 import pytest
 
-from rewardfleet import RewardFleet
+from rewardfleet import RewardFleet, episode_request, tools_request
+from rewardfleet.http import replicas
 
 from .figures import Figures
 from .fleet import Fleet, fleet_up
@@ -46,6 +48,55 @@ async def test_three_replicas_with_a_kill_a_freeze_and_a_restart(
                     await _disturb(replicas, figures, len(numbers))
     figures.assert_all_right()
     assert max(figures.seconds["disturbed"]) < 30
+
+
+@pytest.mark.slice
+async def test_every_call_waits_for_the_only_replica(tmp_path: Path, figures: Figures, monkeypatch):
+    """Each call tries more often than it would after a failed judgment."""
+    monkeypatch.setattr(replicas, "_MAX_BACKOFF_SECONDS", 0.5)
+    episode, tools = (
+        ServiceProcess(tmp_path, name, "--run-state", str(tmp_path / name))
+        for name in ("episode", "tools")
+    )
+    one = episode_request("u", success=1)
+    member = episode_request("m", group="g", success=1)
+    answer = tools_request("<think>x</think><response>1</response>", "<response>1</response>")
+    with episode, tools:
+        episode.wait_until_ready()
+        tools.wait_until_ready()
+        async with RewardFleet(episode=episode.url, tools=tools.url, on_failure=nan) as fleet:
+            await fleet.tools.put_budget("run", budget=1.0)
+            await fleet.episode.score(one)
+            for each in (episode, tools):
+                await asyncio.to_thread(each.kill)
+            calls = [
+                fleet.episode.score(one),
+                fleet.episode.score_batch([one]),
+                fleet.episode.rewards([one]),
+                fleet.episode.collect(member, run="run", step=1, group_size=1),
+                fleet.episode.temperatures(4),
+                fleet.episode.delete_run("other"),
+                fleet.tools.score_batch([answer] * 9),
+                fleet.tools.rewards([answer]),
+                fleet.tools.put_budget("run", budget=2.0),
+                fleet.tools.update_budget("run", 1, [0.5]),
+                fleet.tools.budget("run"),
+            ]
+            tasks = [asyncio.create_task(call) for call in calls]
+            figures.made += len(tasks)
+            async with asyncio.timeout(100):
+                while True:
+                    await asyncio.sleep(0.02)
+                    (watch,) = fleet._pending._watches.values()
+                    if all(call.attempts > 6 for call in watch.calls):
+                        break
+            episode.start()
+            tools.start()
+            found = await asyncio.gather(*tasks)
+            figures.right += len(found)
+            assert found[2] == [1.0] and not isnan(found[7][0])
+            assert (await fleet.tools.budget("run")).options.budget == 2.0
+    figures.assert_all_right()
 
 
 async def _score(fleet: RewardFleet, numbers: range, figures: Figures, phase: str) -> None:

@@ -1,11 +1,17 @@
 """A client whose URL leads to another service, or to no rewardfleet service at all."""
 
+import asyncio
+import math
+import ssl
+from collections.abc import AsyncIterator
 from typing import Any
 
+import numpy as np
 import pytest
+import trustme
 
 import rewardfleet
-from rewardfleet import InvalidRequest, RewardFleet, video_request
+from rewardfleet import InvalidRequest, RewardFleet, RewardFleetError, video_request
 from rewardfleet.commands.main import main
 from rewardfleet.wire.headers import SERVICE_HEADER
 from rewardfleet_server.testing import FakeJudge, serving
@@ -13,9 +19,11 @@ from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import LONG_CLIP, table
-from .conftest import answering
+from ..gateways import fleet_of
+from .conftest import Reply, answering, healthy, score_number, until
 
 TASK = "put the bowl on the plate"
+TESTS = {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1"}]}
 REQUEST = video_request(TASK, b"a video file")
 SERVERS = table("foreign_servers")
 NAMES_THE_SERVICE = "is the code service, not the video service; check the URL"
@@ -72,11 +80,103 @@ async def test_a_proxy_may_remove_the_header():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SERVERS, ids=lambda case: case["id"])
-async def test_another_server_is_recognized(case: dict[str, Any], monkeypatch):
-    monkeypatch.setattr("rewardfleet.http.transport._RETRIES", 0)
+async def test_another_server_is_recognized(case: dict[str, Any]):
     error = getattr(rewardfleet, case["error"])
     with answering(case["response"].encode()) as url:
-        async with RewardFleet(video=url) as fleet:
+        async with RewardFleet(video=url, timeout_s=2) as fleet:
             with pytest.raises(error, match=case["message"]) as failure:
                 await fleet.video.score(TASK, "clip.mp4")
     assert url in str(failure.value)
+
+
+@pytest.fixture
+async def tls_url() -> AsyncIterator[str]:
+    """Return the URL, of plain HTTP, of a port that speaks TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+
+    async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(close, "127.0.0.1", 0, ssl=context) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+#: URLs from that of a fleet, the URL that the message has, or None if the call succeeds.
+MISTAKES = {
+    "{fleet}": None,
+    "{fleet}/": None,
+    "{fleet}/code": None,
+    "{alone}": None,
+    "{alone}/code": None,
+    "{fleet}/score": "{fleet}/code",
+    "{fleet}/code/score": "{fleet}/code",
+    "{fleet}/code/v1": "{fleet}/code",
+    "{fleet}/cod": "{fleet}/code",
+    "{alone}/score": "{alone}",
+    "{alone}/score/batch": "{alone}",
+    "https://{host}/code": "http://{host}/code",
+    "http://no-such-host.invalid": "no-such-host.invalid",
+    "{tls}": "https://",
+}
+
+
+@pytest.mark.parametrize("given", MISTAKES)
+@pytest.mark.parametrize("calls", [1, 30])
+async def test_a_mistake_is_named_with_the_right_url(
+    given: str, calls: int, code_url: str, tls_url: str
+):
+    """At the first calls, whatever `on_failure` is, by the client and by the command."""
+    with fleet_of(code=code_url) as fleet_url:
+        host = fleet_url.partition("://")[2]
+        names = {"fleet": fleet_url, "alone": code_url, "host": host, "tls": tls_url}
+        url, right = given.format(**names), MISTAKES[given]
+        async with RewardFleet(code=url, on_failure=math.nan, timeout_s=60) as fleet:
+            rewards = [fleet.code.reward("print(1)", TESTS) for _ in range(calls)]
+            found = await asyncio.gather(*rewards, return_exceptions=True)
+            if right is None:
+                assert found == [1.0] * calls
+                assert math.isnan(await fleet.code.reward(None, TESTS)), "an abstention"
+        if right is not None:
+            assert all(isinstance(each, RewardFleetError) for each in found)
+            assert all(right.format(**names) in str(each) for each in found), found[0]
+
+
+async def test_what_has_worked_is_waited_for(replica):
+    """Another server may answer in place of a service that restarts."""
+    only = await replica()
+    problem = {"title": "x", "status": 401, "detail": "x", "kind": "unauthorized"}
+    others = [
+        Reply(404, b"<html>Not here</html>", {"X-Request-Id": ""}),
+        Reply(200, b"<html>Welcome</html>", {"X-Request-Id": ""}),
+        Reply(401, {**problem, "retryable": False}),
+        Reply(404, b"", {"X-Request-Id": "", SERVICE_HEADER: "gateway"}),
+        Reply(200, b"{}", {"X-Request-Id": "", SERVICE_HEADER: "code"}),
+    ]
+    async with RewardFleet(video=only.url, timeout_s=60) as fleet:
+        assert await score_number(fleet, 1) == 1
+        for other in others:
+            only.script, sent = other, len(only.received)
+            call = asyncio.create_task(score_number(fleet, 2))
+            await until(lambda sent=sent: len(only.received) > sent + 7)
+            only.script = healthy
+            assert await call == 2
+
+
+@pytest.mark.parametrize("worked", [False, True])
+async def test_a_refused_connection_raises_if_the_url_has_never_worked(replica, worked: bool):
+    only = await replica()
+    async with RewardFleet(video=only.url, timeout_s=1, on_failure=math.nan) as fleet:
+        if worked:
+            assert await fleet.video.reward("task 1", "clip.mp4") == 0.0
+        await only.stop()
+        requests = [video_request(f"task {each}", "clip.mp4") for each in range(3)]
+        for call in (
+            lambda: fleet.video.reward("task 1", "clip.mp4"),
+            lambda: fleet.video.rewards(requests),
+        ):
+            if worked:
+                assert np.isnan(await call()).all()
+            else:
+                with pytest.raises(rewardfleet.Unavailable, match="cannot be reached"):
+                    await call()

@@ -13,7 +13,8 @@ Arguments that most of them have:
         `rewardfleet.code_request`, `tools_request` and `video_request`. Adapters without this
         argument read all fields of a row.
     on_failure: "raise", or the reward that replaces a missing one, as in `RewardFleet`. Trainers
-        differ in what they do with an error and with NaN.
+        differ in what they do with an error and with NaN. After three calls in a row without any
+        reward, the error is raised in any case.
     options: Options of `RewardFleet`, e.g. `timeout_s`, `api_key`, `max_concurrency`.
 
 An adapter raises `ValueError` if one of them is out of range, if a URL is not valid, or if

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rewardfleet.adapters.patience import Patience
 from rewardfleet.adapters.settings import attempt
 from rewardfleet.client import RewardFleet
 from rewardfleet.rows import SampleRow, fields_of, requests_of, sampled, scores_of
@@ -117,6 +118,7 @@ class RowReward:
         urls: Any = {service: url}
         common = {"attempt": attempt(), "coalesce_s": COALESCE_SECONDS}
         self._fleet = RewardFleet(**urls, **{**common, **options})
+        self._patience = Patience(self.client.timeout_s)
 
     @property
     def client(self) -> Any:
@@ -144,6 +146,7 @@ class RowReward:
 
         Raises:
             InvalidRequest: A row or a completion has an invalid value.
+            RewardFleetError: The URL is wrong, or `Patience` is over.
         """
         samples = [self._sample(*each) for each in zip(completions, rows, strict=True)]
         # In a thread: it encodes the frames of clips.
@@ -153,7 +156,9 @@ class RowReward:
                 each.model_copy(update={"step": step}) if each.step is None else each
                 for each in requests
             ]
-        return await scores_of(self.client, requests)
+        scores = await scores_of(self.client, requests)
+        self._patience.check(scores, is_batch=True)
+        return scores
 
     async def rewards(
         self,
@@ -193,14 +198,17 @@ class RowReward:
 
         Raises:
             InvalidRequest: The row has no such field, or it or the response has an invalid value.
-            RewardFleetError: There is no reward, and `on_failure` is "raise".
+            RewardFleetError: There is no reward, and `on_failure` is "raise" or `Patience` over.
         """
         fields = fields_of(self._declared, *self._sample(completion, row))
         try:
             score = await self.client.score(**{"step": step, **fields})
         except RewardFleetError as error:
-            return self.client.policy.failed(error), failed(error, self.client.score_type)
-        return self.client.policy.reward(score), score
+            reward, score = self.client.policy.failed(error), failed(error, self.client.score_type)
+        else:
+            reward = self.client.policy.reward(score)
+        self._patience.check([score], is_batch=False)
+        return reward, score
 
     def _sample(self, completion: Any, row: SampleRow) -> tuple[Any, Any, SampleRow]:
         if row.get(self.truth) is None:

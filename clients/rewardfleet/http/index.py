@@ -90,6 +90,32 @@ async def find_services(http: httpx.AsyncClient, url: str) -> Found:
     return Found(None, {name: f"{url}/{name}" for name, each in named if each.status != 404})
 
 
+async def locate(service: str, url: str, api_key: str = "") -> str | None:
+    """Return the base URL of a service, given its own or that of its fleet.
+
+    Both may have parts at their end that do not belong there.
+    """
+    scheme, _, rest = url.partition("://")
+    parts = rest.split("/")
+    async with http_client(api_key) as http:
+        for end in range(len(parts), 0, -1):
+            found = await find_services(http, f"{scheme}://{'/'.join(parts[:end])}")
+            if service in found.services:
+                return found.services[service]
+    return None
+
+
+def misplaced(service: str, given: str, found: str) -> str | None:
+    """Return why a URL is not accepted for the service at `found`; None if it is.
+
+    Accepted are the URL of the service, that of its fleet, and, if it runs alone, the one that it
+    would have in a fleet.
+    """
+    if given in {found, found.removesuffix(f"/{service}"), f"{found}/{service}"}:
+        return None
+    return f"{redact(given)} is not the {service} service, which is at {redact(found)}"
+
+
 async def services_at(url: str, api_key: str = "", *, sought: str = "service") -> dict[str, str]:
     """Return the base URLs of the services at a base URL, by name, of those that are known here.
 
@@ -115,13 +141,16 @@ async def find_service(service: str, urls: Sequence[str], api_key: str) -> list[
     """
     found = []
     for url in map(base_url, urls):
-        services = await services_at(url, api_key, sought=f"service {service}")
-        if service not in services:
+        at = await locate(service, url, api_key)
+        if at is None:
+            services = await services_at(url, api_key, sought=f"service {service}")
             raise ValueError(
                 f"{redact(url)} is the {' and '.join(services)} service, not the {service} "
                 "service; check the URL"
             )
-        found.append(services[service])
+        if reason := misplaced(service, url, at):
+            raise ValueError(reason)
+        found.append(at)
     return found
 
 

@@ -71,6 +71,13 @@ class Replica:
     struck_at: float = -math.inf  #: when that was
     paused_until: float = -math.inf
     heard_at: float = -math.inf  #: when it last answered a request
+    #: The search for the service, if its URL seems wrong.
+    search: asyncio.Task[str | None] | None = None
+
+    def move(self, url: str) -> None:
+        """Use another URL, as the one before was wrong."""
+        self.url, self.strikes, self.is_failing = url, 0, False
+        self.struck_at = self.paused_until = -math.inf
 
     async def unless_silent(self, seconds: float, answer: Coroutine[Any, Any, T]) -> T:
         """Await an answer as long as the replica answers any request at least so often.

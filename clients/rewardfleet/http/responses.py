@@ -4,6 +4,7 @@ A broken or hostile service must not fill the memory of a trainer, nor answer on
 score of another.
 """
 
+import contextlib
 import email.utils
 import secrets
 import time
@@ -21,10 +22,14 @@ from rewardfleet.wire.errors import (
     NotFound,
     Problem,
     RewardFleetError,
+    Unauthorized,
 )
 from rewardfleet.wire.headers import GATEWAY, REQUEST_ID_HEADER, SERVICE_HEADER
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+
+#: Statuses below 500 with which a proxy asks for another attempt.
+_PASSING = {408, 425}
 
 
 def new_request_id() -> str:
@@ -45,7 +50,10 @@ def check_head(
     given: str | None = response.headers.get(REQUEST_ID_HEADER)
     if given != sent and (needs_id or given is not None):
         what = "no X-Request-Id" if given is None else f"the X-Request-Id {given[:64]!r}"
-        raise BackendFailed(f"{request.url} answered another request: {what}, not {sent!r}")
+        detail = f"{request.url} answered another request: {what}, not {sent!r}"
+        failure = BackendFailed(f"{detail} (HTTP {response.status_code})")
+        failure.is_outage = given is None  # the answer of a proxy
+        raise failure
     encoding = response.headers.get("content-encoding", "identity")
     if encoding.strip().lower() not in {"", "identity"}:
         raise BackendFailed(
@@ -73,48 +81,44 @@ def model_of(
             answers.
     """
     if reason := _wrong_url(response, url, service):
-        raise InvalidRequest(reason)
+        raise _of_url(InvalidRequest(reason))
     if response.status_code != 200:
         raise _error_of(response, url)
     try:
         return response_type.model_validate_json(response.content)
     except ValidationError as error:
-        raise BackendFailed(
+        failure = BackendFailed(
             f"the answer of {url} is not a valid {response_type.__name__}; is it a "
             f"rewardfleet service of this version? (got {response.text[:200]!r})"
-        ) from error
+        )
+        raise _of_url(failure) from error
+
+
+def _of_url(error: RewardFleetError) -> RewardFleetError:
+    error.blames_url = True
+    return error
 
 
 def _wrong_url(response: httpx.Response, url: str, wanted: str) -> str | None:
     """Return why a base URL is wrong, as far as a response shows it; else None."""
     service = response.headers.get(SERVICE_HEADER, wanted)[:40]  # a proxy may drop it
     fleet_url, _, prefix = url.rpartition("/")
-    is_in_fleet = prefix == wanted
     is_not_found = response.status_code == 404
     if service == GATEWAY:
-        if not is_not_found:
-            return None  # a failure, e.g. no replica is ready
-        if is_in_fleet:
-            return f"the fleet at {fleet_url} has no {wanted} service"
-        return f"{url} is a fleet, not the {wanted} service; give RewardFleet({url!r})"
+        fleet_url = fleet_url if prefix == wanted else url
+        return f"the fleet at {fleet_url} has no {wanted} service" if is_not_found else None
     if service != wanted:
-        hint = f", or give {service}={fleet_url!r} if that is not a fleet"
-        return (
-            f"{url} is the {service} service, not the {wanted} service; "
-            f"check the URL{hint if is_in_fleet else ''}"
-        )
-    # A gateway removes the prefix, so a service that sees it was called directly.
-    saw_prefix = f"no endpoint '/{prefix}/"
-    if is_in_fleet and is_not_found and saw_prefix in _error_of(response, url).detail:
-        return f"{fleet_url} is the {service} service, not a fleet; give {service}={fleet_url!r}"
+        return f"{url} is the {service} service, not the {wanted} service; check the URL"
+    if is_not_found and "no endpoint '" in (detail := _error_of(response, url).detail):
+        return f"{url} is not the base URL of the {wanted} service: {detail}"
     return None
 
 
 def _error_of(response: httpx.Response, url: str) -> RewardFleetError:
-    try:
-        return RewardFleetError.from_problem(Problem.model_validate_json(response.content))
-    except ValidationError:
-        pass
+    with contextlib.suppress(ValidationError):
+        error = RewardFleetError.from_problem(Problem.model_validate_json(response.content))
+        error.blames_url = isinstance(error, Unauthorized)
+        return error
     # Of other status codes, only those of a request that is refused are the same the next time.
     default = InvalidRequest if 400 <= response.status_code < 500 else BackendFailed
     error_type = ERROR_OF_STATUS.get(response.status_code, default)
@@ -128,6 +132,9 @@ def _error_of(response: httpx.Response, url: str) -> RewardFleetError:
         retry_after=_retry_after(response.headers.get("retry-after", "")),
     )
     error.is_foreign = True
+    error.is_outage = response.status_code >= 500 or response.status_code in _PASSING
+    # Others refuse this request, e.g. its size. A proxy answers these as well during a restart.
+    error.blames_url = response.status_code < 400 or response.status_code in {401, 403, 404, 405}
     return error
 
 

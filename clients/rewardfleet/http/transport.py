@@ -18,15 +18,18 @@ from rewardfleet.wire.errors import (
     Overloaded,
     RewardFleetError,
     TooLarge,
+    Unauthorized,
     Unavailable,
 )
 from rewardfleet.wire.frames import FRAMES_TYPE, ZSTD, Buffer, Frames, compress, encode_body
 from rewardfleet.wire.headers import (
     CALL_TIMEOUT_HEADER,
     FALLBACK_REWARDS_HEADER,
+    GATEWAY,
     MAX_FALLBACK_REWARDS,
     REQUEST_ID_HEADER,
     RUN_STATE_HEADER,
+    SERVICE_HEADER,
     TIMEOUT_HEADER,
 )
 from rewardfleet.wire.score import MAX_BATCH_ITEMS
@@ -35,6 +38,7 @@ from .pending import PendingCall, PendingCalls
 from .replicas import Replica, Replicas, rest_seconds, retry_wait
 from .responses import check_head, model_of, new_request_id, too_long
 from .tracing import span, trace_headers
+from .unreachable import unreachable
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -43,8 +47,10 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 MAX_BATCH_BYTES = 48 * 2**20
 #: Bytes of a response to one item, as many as a request may have, and what each item adds.
 _MAX_RESPONSE_BYTES, _MAX_ITEM_BYTES = 64 * 2**20, 2 * 2**20
-#: How many times a call backs off and returns to replicas that failed it. A 429 does not count.
+#: How many times a call backs off and returns to replicas whose judges failed it.
 _RETRIES = 4
+#: A call that fails with less time left than this many seconds is not tried again.
+_LEAST_SECONDS = 0.05
 _CONNECT_SECONDS = 5.0
 #: Bytes of a body that are copied to be sent at once.
 _PIECE_BYTES = 4 * 2**20
@@ -98,8 +104,10 @@ class ServiceTransport:
         self.fallback_rewards = 0
         self._pending = pending
         self._urls = urls
+        self._worked: set[str] = set()  #: URLs at which the service has answered
+        self._api_key = api_key
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s  #: seconds for a call
         self._max_concurrency = max_concurrency
         self._compress_frames = compress_frames
         # The entries of a parent process stay: releasing its event loop would unregister the
@@ -116,7 +124,7 @@ class ServiceTransport:
 
     def deadline(self) -> float:
         """Return when a call that starts now must end, by the clock of the event loop."""
-        return asyncio.get_running_loop().time() + self._timeout_s
+        return asyncio.get_running_loop().time() + self.timeout_s
 
     def batch_items(self, count: int) -> int:
         """Return how many of `count` items to send per request.
@@ -198,8 +206,11 @@ class ServiceTransport:
                     try:
                         return await self._exchange(replicas, replica, call, response_type)
                     except RewardFleetError as error:
-                        failure = error
-                        call.url = ""
+                        failure, url, call.url = error, call.url, ""
+                        if error.blames_url:
+                            may_move = replicas.has_alternative(call.failed_urls)
+                            if await self._is_corrected(replica, url, error, may_move):
+                                continue
                     finally:
                         replicas.release(replica, call.item_count)
                     await asyncio.sleep(self._pause(replicas, call, failure, is_repeated))
@@ -207,32 +218,67 @@ class ServiceTransport:
             urls = ", ".join(self._urls)
             what = f"no answer from {call.url}" if call.url else f"no capacity at {urls}"
             before = f"; before that: {failure}" if failure else ""
-            detail = f"{what} within {self._timeout_s:g} s{before}"
-            raise DeadlineExceeded(detail) from failure
+            detail = f"{what} within {self.timeout_s:g} s{before}"
+            if failure is None or not failure.is_outage:
+                raise DeadlineExceeded(detail) from failure
+            outage = Unavailable(detail)
+            outage.blames_url = not self._worked
+            raise outage from failure
+
+    async def _is_corrected(
+        self, replica: Replica, url: str, failure: RewardFleetError, may_move: bool
+    ) -> bool:
+        """Return whether a replica has another URL than the one that seems wrong.
+
+        Raises:
+            InvalidRequest: The service is at another URL, which is not accepted for the given one.
+        """
+        from .index import locate, misplaced  # noqa: PLC0415 - imports the services
+
+        if url in self._worked:  # another server answers in its place, for as long as it restarts
+            failure.blames_url, failure.is_outage = False, True
+            return False
+        if isinstance(failure, Unavailable | Unauthorized) or (failure.is_foreign and may_move):
+            return False
+        if replica.search is None or replica.search.done():  # concurrent calls share it
+            search = locate(self.service, url, self._api_key or "")
+            replica.search = asyncio.create_task(search)
+        found = await asyncio.shield(replica.search)
+        if found is None or found == url:
+            return False
+        if reason := misplaced(self.service, url, found):
+            error = InvalidRequest(reason)
+            error.blames_url = True
+            raise error from failure
+        self._urls = [found if each == url else each for each in self._urls]
+        if replica.url == url:
+            replica.move(found)
+        return True
 
     def _pause(
         self, replicas: Replicas, call: _HttpCall, failure: RewardFleetError, is_repeated: bool
     ) -> float:
         """Return for how many seconds a call backs off, or raise its failure if it has failed."""
         left = call.deadline - asyncio.get_running_loop().time()
-        may_move = failure.retryable or failure.is_foreign
+        may_move = failure.retryable or failure.is_foreign or failure.is_outage
         is_late = isinstance(failure, DeadlineExceeded) and not failure.is_foreign
         if is_late:
             # A service that goes on after a freeze takes what it was sent for late. A program that
             # needs more time has used half of it.
-            may_move = left > self._timeout_s / 2
+            may_move = left > self.timeout_s / 2
         if may_move and not is_repeated and replicas.has_alternative(call.failed_urls):
             return 0.0
-        if is_late or not failure.retryable or (failure.retry_after or 0.0) >= left:
+        is_over = failure.blames_url or is_late or (failure.retry_after or 0.0) >= left
+        if is_over or not (failure.retryable or failure.is_outage):
             raise failure
         if isinstance(failure, Overloaded):  # the replica is paused: `acquire` waits for it
             return 0.0
         call.retries += 1
-        pause = rest_seconds(failure) + retry_wait(call.retries)
-        if call.retries > _RETRIES or pause >= left:
+        if left < _LEAST_SECONDS or (call.retries > _RETRIES and not failure.is_outage):
+            failure.blames_url = failure.is_outage and not self._worked
             raise failure
         call.failed_urls.clear()
-        return pause
+        return min(rest_seconds(failure) + retry_wait(call.retries), left / 2)
 
     async def _exchange(
         self, replicas: Replicas, replica: Replica, call: _HttpCall, response_type: type[ModelT]
@@ -242,7 +288,7 @@ class ServiceTransport:
         started = now()
         reported = min(self.fallback_rewards, MAX_FALLBACK_REWARDS)
         self.fallback_rewards -= reported
-        status = 0
+        status, is_own = 0, False
         try:
             if call.body is not None and call.encoded is None:
                 call.encoded = await self._encoded(call.body)
@@ -254,16 +300,20 @@ class ServiceTransport:
                     answer = replica.unless_silent((call.deadline - now()) / 2, answer)
                 response = await answer
             except httpx.RequestError as error:
-                reason = f"{type(error).__name__}: {error}"
-                raise Unavailable(f"{replica.url} cannot be reached: {reason}") from error
+                has_worked = replica.url in self._worked
+                raise await unreachable(replica.url, error, has_worked=has_worked) from error
             status = response.status_code
             call.request_id = response.headers.get(REQUEST_ID_HEADER, "")
             replica.returns_ids |= bool(call.request_id)
             replica.heard_at = now()
             replica.run_state = response.headers.get(RUN_STATE_HEADER, replica.run_state)
             replicas.check_run_state(self.service)
+            is_own = response.headers.get(SERVICE_HEADER) != GATEWAY  # which a proxy may drop
             model = model_of(response, replica.url, self.service, response_type)
         except RewardFleetError as error:
+            is_of_service = is_own and not (error.is_foreign or error.blames_url)
+            if is_of_service and status not in {0, 403, 404}:
+                self._worked.add(replica.url)
             replicas.failed(replica, error, started=started)
             if not isinstance(error, Overloaded):
                 call.failed_urls.add(replica.url)
@@ -271,6 +321,7 @@ class ServiceTransport:
         finally:
             if status != 200:
                 self.fallback_rewards += reported
+        self._worked.add(replica.url)
         replicas.succeeded(replica, call.item_count, started=started)
         return model
 
@@ -297,7 +348,7 @@ class ServiceTransport:
         headers[REQUEST_ID_HEADER] = new_request_id()  # of this attempt, not of the call
         service_timeout = left - min(left / 10, _MAX_RESPONSE_SECONDS)
         headers[TIMEOUT_HEADER] = f"{max(service_timeout, 0.001):.3f}"
-        headers[CALL_TIMEOUT_HEADER] = f"{self._timeout_s:g}"
+        headers[CALL_TIMEOUT_HEADER] = f"{self.timeout_s:g}"
         if fallback_rewards:
             headers[FALLBACK_REWARDS_HEADER] = str(fallback_rewards)
         content: bytes | AsyncIterator[bytes] | None = None

@@ -73,6 +73,10 @@ class RewardFleetError(Exception):
     #: the client repeats by its kind only.
     retryable: bool = False
     is_foreign: bool = False  #: whether a proxy or another server answered in place of the service
+    #: Whether it is over once the service runs again: the client tries until its deadline.
+    is_outage: bool = False
+    #: Whether the URL or the key seems wrong and has never worked: no reward replaces this.
+    blames_url: bool = False
 
     def __init_subclass__(
         cls,
@@ -171,6 +175,8 @@ class BackendFailed(RewardFleetError, kind=ErrorKind.BACKEND_FAILED, status=502,
 
 class Unavailable(RewardFleetError, kind=ErrorKind.UNAVAILABLE, status=503, retryable=True):
     """The service cannot score now: it ends, is too busy, or what it needs has failed."""
+
+    is_outage = True
 
 
 class DeadlineExceeded(RewardFleetError, kind=ErrorKind.DEADLINE_EXCEEDED, status=504):

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from rewardfleet.adapters._rows import metrics_of, module_of_trainer
+from rewardfleet.adapters.patience import Patience
 from rewardfleet.arrays import to_array
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
@@ -69,6 +70,7 @@ class CritiqueReward:
             raise ValueError(f"rules: {' or '.join(get_args(Rules))}, not {rules!r}")
         self._fleet = fleet
         self._loop = EventLoopThread(fleet.aclose)
+        self._patience = Patience(fleet.code.timeout_s)
         self._rules = rules
         self._tokenizer = tokenizer
         self._num_examine = num_examine
@@ -165,6 +167,7 @@ class CritiqueReward:
         code = self._fleet.code
         scores = await scores_of(code, requests_of("code", (self._sample(*row) for row in rows)))
         self.metrics = metrics_of(scores)
+        self._patience.check(scores, is_batch=True)
         return [code.policy.reward(score) for score in scores]
 
     def _sample(self, critique: Any, revision: Any, row: SampleRow) -> tuple[Any, Any, SampleRow]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rewardfleet.adapters._rows import metrics_of
+from rewardfleet.adapters.patience import Patience
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import CALLER_ERRORS
@@ -168,6 +169,7 @@ class LiberoRewards:
         )
         self._loop = EventLoopThread(self._fleet.aclose)
         self._closed = False
+        self._patience = Patience(self.config.timeout)
         self._pending: dict[Future[VideoScore], EpisodeReward] = {}
         self._arrived: list[EpisodeReward] = []
 
@@ -273,12 +275,15 @@ class LiberoRewards:
                 a score or an error, which takes at most the timeout of the configuration.
 
         Raises:
-            MissingRewardError: A finished episode has no score, and `fail_on_request_error` is set.
-                The next call returns the others.
+            MissingRewardError: A finished episode has no score, and `fail_on_request_error` is set,
+                or the URL is wrong, or `Patience` is over. The next call returns the others.
         """
         self._receive(timeout)
         missing = [each for each in self._arrived if each.status in {"abstained", "error"}]
-        if missing and self.config.fail_on_request_error:
+        is_over = self._patience.is_over({each.status for each in self._arrived}, is_batch=False)
+        if not (self.config.fail_on_request_error or is_over):
+            missing = [each for each in missing if each.error and each.error.blames_url]
+        if missing:
             self._arrived.remove(missing[0])
             raise MissingRewardError(missing[0]) from missing[0].error
         arrived, self._arrived = self._arrived, []
