@@ -87,6 +87,9 @@ class Engine(Generic[RequestT, ScoreT]):
         self._telemetry = telemetry
         self._abstention_fails = abstention_fails
         self._single_flight: SingleFlight[ScoreT] = SingleFlight()
+        #: Items that its backend has scored, and items and calls that failed through no fault of
+        #: their own.
+        self.computed = self.failed = 0
 
     async def score_item(
         self,
@@ -256,6 +259,7 @@ class Engine(Generic[RequestT, ScoreT]):
                 sample.root.end()
         except Exception as error:
             failure = as_failure(error, context, overdue=limit.expired())
+            self.failed += failure.status >= 500
             if sample.root is not None:
                 sample.root.end(failure.kind)
             raise failure from error
@@ -298,6 +302,7 @@ class Engine(Generic[RequestT, ScoreT]):
                 is_overdue = isinstance(failure, DeadlineExceeded) and failure is not error
                 if plan and plan.overdue and is_overdue:
                     failure = plan.overdue()
+                self.failed += failure.status >= 500
                 failure = failure.with_traceback(None)  # see `score_item`
                 problem = failure.problem(context.request_id)
                 score = self._score_type(
@@ -361,6 +366,7 @@ class Engine(Generic[RequestT, ScoreT]):
             score = await plan.compute(context.call_timeout_s)
         score.timing_ms.queue = round(score.timing_ms.queue + waited.queue, 3)
         if plan.cache is not None and score.status is Status.OK:
+            self.computed += 1
             await self._cached.put(plan.cache, score)
         return score
 

@@ -71,7 +71,8 @@ def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeReques
         ],
         field_schemas=ceilings,
         collectors=(_Metrics(scorer, sandbox, settings),),
-        check_ready=lambda: {"isolation": scorer.isolation},
+        probe=scorer.probe,
+        ready_fields=lambda: {"isolation": scorer.isolation},
         overview=_overview(settings, sandbox),
     )
 

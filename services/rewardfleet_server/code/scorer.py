@@ -24,7 +24,7 @@ from .judging.cause import cause_of
 from .judging.verdict import SANDBOX_DIED, encoded
 from .running.packages import missing_module
 from .running.submission import Submission, SubmissionRun, why_no_program
-from .sandboxes import Job, RunLimits, Sandbox
+from .sandboxes import Job, ProgramRun, RunLimits, Sandbox, run_once
 from .settings import MAX_OUTPUT_KB, CodeSettings
 from .tests.completion import complete
 from .tests.preflight import Preflight
@@ -43,6 +43,11 @@ _MAX_PREPARED = 128 * 2**20
 #: Characters of a program that is completed on the event loop, and bytes of prepared tests whose
 #: runs are planned there.
 _SHORT_PROGRAM, _SMALL_TESTS = 20_000, 100_000
+
+#: A program that prints what it reads, and its limits.
+_KNOWN_GOOD = Job(
+    "print(input())", [ProgramRun(stdin=b"works")], RunLimits(5.0, 20.0, 64 * 2**20, 2**16)
+)
 
 #: Returns the tests of a request, prepared.
 Prepared = Callable[[], Coroutine[None, None, PreparedTests]]
@@ -137,6 +142,13 @@ class CodeScorer:
     def provenance(self, backend: str) -> dict[str, JsonValue]:  # noqa: ARG002 - there is one
         """Return the provenance that all verdicts of the sandbox share."""
         return {"service": f"rewardfleet {__version__}", **self._sandbox.provenance}
+
+    async def probe(self) -> None:
+        """Run a known-good program; raise if it does not run, or fails."""
+        result = await run_once(self._sandbox, _KNOWN_GOOD)
+        if result.stdout.strip() != b"works":
+            why = result.stopped or result.stderr[-300:].decode(errors="replace")
+            raise Unavailable(f"a known-good program fails: {why}")
 
     @property
     def isolation(self) -> str:

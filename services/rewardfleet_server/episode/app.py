@@ -48,6 +48,7 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
         ],
         collectors=(*metrics.collectors, state.failures),
         run_state=lambda: state.id,
+        probe=state.identify,
         failure=lambda: state.failure,
         overview={"run state": describe_run_state(settings)},
     )

@@ -36,6 +36,7 @@ from .log_pages import add_log_pages
 from .openapi import KEY_PROBLEMS, OPEN_PROBLEMS, PROBLEMS
 from .pages import Pages, on_failure
 from .problems import no_endpoint, page_response, problem_response, wrong_method
+from .readiness import Readiness
 from .routes import Routes, Service
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
@@ -93,6 +94,7 @@ class RewardApp:
             [each for each in (*service.collectors, self._score_log) if each is not None],
             deadline_s=settings.deadline_s,
             log_sample_rate=settings.log_sample_rate,
+            ready=lambda: not self._unready(),
         )
         self._cache = open_cache(settings, self.telemetry.record_damaged_entry)
         engine = Engine(
@@ -105,6 +107,7 @@ class RewardApp:
             score_log=self._score_log,
             abstention_fails=service.abstention_fails,
         )
+        self._readiness = Readiness(service.probe, engine)
         self.routes = Routes(service, engine)  #: the routes that are dispatched
         self._keys = ApiKeys(settings.api_key_file)
         self._dispatcher = Dispatcher(
@@ -133,6 +136,7 @@ class RewardApp:
             async with self.service.lifespan():
                 yield
         finally:
+            await self._readiness.aclose()
             await self._cache.aclose()
             await self._dispatcher.aclose()
             if self._score_log is not None:
@@ -159,13 +163,12 @@ class RewardApp:
 
         @get("/readyz", summary="The service can score now", responses=unready)
         async def readyz() -> dict[str, str]:
-            if self._admission.draining:
-                raise Unavailable("the service is shutting down")
-            if reason := service.failure():
-                raise Unavailable(reason)
+            await self._readiness.check()
+            if reason := self._unready():
+                raise Unavailable(reason, retry_after=1)
             own = service.run_state()
             store = {} if own is None else {"run_state": own}
-            return {"status": "ready", **store, **(service.check_ready() or {})}
+            return {"status": "ready", **store, **service.ready_fields()}
 
         if (loaded := service.health) is not None:
 
@@ -182,6 +185,7 @@ class RewardApp:
         async def metrics(request: Request) -> Response:
             if metrics_keys is not None:
                 metrics_keys.check(request.headers.get("authorization"))
+            await self._readiness.check(wait_s=0)  # the next ones say what it shows
             return page_response(self.telemetry.exposition())
 
         @get("/inflight", summary="The samples in flight, the oldest first", responses=KEY_PROBLEMS)
@@ -189,6 +193,12 @@ class RewardApp:
             # Also with `open_metrics`: request ids are not for everybody.
             self._keys.check(request.headers.get("authorization"))
             return list_samples(service.name, self._dispatcher.in_flight())
+
+    def _unready(self) -> str | None:
+        """Return why the service cannot score now, or None."""
+        if self._admission.draining:
+            return "the service is shutting down"
+        return self.service.failure() or self.service.outage() or self._readiness.failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_page(message: Message) -> None:

@@ -126,9 +126,13 @@ class Service(Generic[RequestT, ScoreT]):
     #: By name of a request's field: what the settings add to its JSON schema, e.g. the maximum of a
     #: limit.
     field_schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: Returns what `/readyz` reports besides its status, None for nothing; raises `Unavailable` if
-    #: the service cannot score now.
-    check_ready: Callable[[], Mapping[str, str] | None] = lambda: None
+    #: Uses what the service needs to score, at little cost, and raises if that fails; see
+    #: `Readiness`. Cancelled if it takes too long.
+    probe: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
+    #: Returns why the service cannot score now if it knows that without a probe, else None.
+    outage: Callable[[], str | None] = lambda: None
+    #: Returns what `/readyz` reports besides its status.
+    ready_fields: Callable[[], Mapping[str, str]] = dict
     #: Returns the id of its store of run state, None if it has none or cannot reach it: all
     #: replicas must have the same.
     run_state: Callable[[], str | None] = lambda: None

@@ -226,6 +226,7 @@ class Telemetry:
         collectors: Metrics of the service itself.
         deadline_s: Seconds for a request, `deadline_s`.
         log_sample_rate: Share of the requests without a failure that are logged, 0 to 1.
+        ready: Returns whether the service can score now.
     """
 
     def __init__(
@@ -236,6 +237,7 @@ class Telemetry:
         *,
         deadline_s: float = math.inf,
         log_sample_rate: float = 1.0,
+        ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self._log_sample_rate = log_sample_rate
         self.service = service
@@ -297,6 +299,7 @@ class Telemetry:
             series.inc(0)
         for attribute, name, documentation in _GAUGES:
             self._gauge(name, documentation, partial(getattr, admission, attribute))
+        self._gauge("ready", "1 if the service can score now, as /readyz says, else 0.", ready)
         self._gauge("deadline_seconds", "deadline_s, as configured.", lambda: deadline_s)
 
     def _counter(self, name: str, documentation: str, *labels: str) -> _Series:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.system.redis_server import reason_of, unreachable_reason
 
+from .migration import EARLIER_STORE
 from .store import (
     BUSY_SECONDS,
     Damaged,
@@ -91,10 +92,9 @@ end
 return {time[1], time[2], 1, {}}
 """
 
-#: Fails if there are runs without the id of the store, as in earlier versions: none can use the
-#: state of another.
+#: Fails if there are runs without the id of the store, as before the version that can be migrated.
 _CHECK = """
-if redis.call('EXISTS', KEYS[1]) == 1 and redis.call('EXISTS', KEYS[2]) == 0 then
+if redis.call('EXISTS', KEYS[1]) == 1 and redis.call('EXISTS', KEYS[2], KEYS[3]) == 0 then
     return redis.error_reply('WRONGTYPE of an earlier version')
 end
 """
@@ -118,8 +118,8 @@ class RedisStore:
         import redis.asyncio.retry  # noqa: PLC0415 - an extra
         import redis.backoff  # noqa: PLC0415 - an extra
 
-        keys = f"{_PREFIX}{RUNS}", f"{_PREFIX}{STORE}"
-        reason = unreachable_reason(url, _COMMAND_SECONDS, ("EVAL", _CHECK, "2", *keys))
+        keys = (f"{_PREFIX}{key}" for key in (RUNS, STORE, EARLIER_STORE))
+        reason = unreachable_reason(url, _COMMAND_SECONDS, ("EVAL", _CHECK, "3", *keys))
         if reason is not None and "WRONGTYPE" in reason:
             raise Unavailable(_EARLIER)
         if reason is not None:

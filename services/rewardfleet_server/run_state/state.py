@@ -19,6 +19,7 @@ from rewardfleet_server.observe.telemetry import REQUEST
 
 from .attempts import apply_to_later, count_items, enter_attempt, first_attempt, note_before
 from .groups import drop_steps
+from .migration import migrated
 from .steps import StepLog, enter_step, load_steps
 from .store import Damaged, Entry, Scope, Store, Transaction, Work, seconds_between
 from .values import (
@@ -91,7 +92,7 @@ class RunState:
         """Identify the store if it can be used now, and close it at the end."""
         try:
             with suppress(Unavailable):
-                await self._identify()
+                await self.identify()
             yield
         finally:
             await self.aclose()
@@ -229,7 +230,7 @@ class RunState:
             Conflict: The attempt of the call has ended; see `enter_attempt`.
         """
         if self.id is None:
-            await self._identify()
+            await self.identify()
         now, run, whole = time.monotonic(), scope.run, (run_key(scope.run), WHOLE)
         is_due = self._touched.get(run, -math.inf) <= now - self._interval_s
 
@@ -259,11 +260,12 @@ class RunState:
             self._pruning = asyncio.create_task(self._prune())
         return result
 
-    async def _identify(self) -> None:
+    async def identify(self) -> None:
+        """Read the id of the store and write it again, which shows that the store can be used."""
         scope = Scope("", STORE)
 
         def work(tx: Transaction) -> str:
-            known = tx.get(STORE, WHOLE)
+            known = tx.get(STORE, WHOLE) or migrated(tx)
             if known is None and tx.fields(RUNS):
                 raise Damaged(scope)
             text = known or dump(uuid.uuid4().hex)

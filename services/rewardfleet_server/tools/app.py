@@ -46,6 +46,7 @@ def create_app(settings: ToolsSettings, store: RunState | None = None) -> Reward
         ],
         collectors=(*metrics.collectors, state.failures),
         run_state=lambda: state.id,
+        probe=state.identify,
         failure=lambda: state.failure,
         overview={"run state": describe_run_state(settings)},
     )

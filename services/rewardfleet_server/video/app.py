@@ -78,7 +78,8 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
             *rlinf.routes(engine),
         ],
         collectors=(JudgeMetrics(judges), rlinf.replaced, DriftMetrics(scorer.drift_watches)),
-        check_ready=scorer.check_ready,
+        probe=scorer.probe,
+        outage=lambda: next((judge.outage for judge in judges.values() if judge.outage), None),
         health=lambda: VideoHealth(
             status="ok", default_backend=scorer.judge_names[0], loaded_backends=sorted(judges)
         ),

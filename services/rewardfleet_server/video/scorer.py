@@ -34,7 +34,7 @@ from rewardfleet_server.system.threads import lower_thread_priority, run_in_thre
 
 from .clip.decoding_limit import DecodingLimit, is_large
 from .clip.fetch import Fetcher
-from .clip.frames import Clip, Cost, DecodeSpec, Selection, floor_indices
+from .clip.frames import Clip, Cost, DecodeSpec, Selection, decode_black, floor_indices
 from .clip.sources import (
     AnonymousSource,
     FramesSource,
@@ -209,11 +209,9 @@ class VideoScorer:
         """Return the provenance that all judgments of `backend` share."""
         return dict(self._provenance[backend])
 
-    def check_ready(self) -> None:
-        """Check that no judge is down. All are loaded before the service listens."""
-        for judge in self._judges.values():
-            if judge.outage is not None:
-                raise Unavailable(judge.outage, retry_after=1)
+    async def probe(self) -> None:
+        """Decode a clip; raise if that fails. Judges say themselves whether they work."""
+        await _in_thread(self._decoders, decode_black)
 
     def _calibrate(self, calibration: JudgeCalibration) -> None:
         name = self.loaded_names.get(calibration.backend)

@@ -345,3 +345,10 @@ def as_mp4(clip: Clip) -> Iterator[Path]:
                 mp4.mux(stream.encode(picture))
             mp4.mux(stream.encode(None))
         yield Path(file.name)
+
+
+def decode_black() -> None:
+    """Write a small black clip, and decode it, to see whether that works. Blocks."""
+    black = Clip((np.zeros((224, 224, 3), np.uint8),) * 2, (0, 1), 2, None, 224 * 224)
+    with as_mp4(black) as path:
+        decode_video(str(path), DecodeSpec(2, black.max_pixels))

@@ -182,7 +182,9 @@ class Schedule:
 
     def end(self, turn: "CoreTurn") -> None:
         """End a job: its jail, its memory, and its core if it has one, are free."""
-        self._idle[turn.is_checker].append(turn.worker)
+        idle = self._idle[turn.is_checker]
+        # One whose jail could not be started is the last to be used again.
+        idle.insert(len(idle) if turn.worker.has_started else 0, turn.worker)
         self._memory.give_back(turn.share)
         self._release(turn)
         self._begun.remove(turn)
