@@ -66,10 +66,9 @@ class Readiness:
         self._computed = self._engine.computed
         is_well = reason is None or self._computed > computed
         self._failures = 0 if is_well else self._failures + 1
-        if is_well and self.failure is not None:
-            log.warning("the service is ready again")
-            self.failure = None
-        elif self._failures >= _FAILURES:
-            log.warning("the service is not ready: %s", reason)
-            self.failure = reason
+        before, now = self.failure, None if is_well else reason
+        if is_well or self._failures >= _FAILURES:
+            self.failure = now
+        if self.failure != before:
+            log.warning("the service is %s", f"not ready: {now}" if now else "ready again")
         self._ended_at, self._running = time.monotonic(), None
