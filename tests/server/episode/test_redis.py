@@ -7,6 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rewardfleet_server.testing import wait_until
+
 from ..conftest import RedisServer
 from ..http.test_requests import metric
 from .conftest import served_episodes
@@ -90,7 +92,7 @@ def test_without_redis_calls_answer_503_and_count_nothing(tmp_path: Path):
         add_member(service, four_items()[0])
         server.stop()
         failures(service)
-        assert service.get("/readyz").status_code == 200
+        wait_until(lambda: service.get("/readyz").status_code == 503)
         assert service.post("/temperatures", json={"n": 2}).status_code == 200, "needs no state"
         server.start()
         assert adapt(service).json() == first
