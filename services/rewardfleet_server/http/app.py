@@ -4,7 +4,7 @@ import asyncio
 import re
 import resource
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -133,10 +133,9 @@ class RewardApp:
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         try:
-            async with self.service.lifespan():
+            async with self.service.lifespan(), aclosing(self._readiness):
                 yield
         finally:
-            await self._readiness.aclose()
             await self._cache.aclose()
             await self._dispatcher.aclose()
             if self._score_log is not None:

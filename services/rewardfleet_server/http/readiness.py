@@ -64,11 +64,11 @@ class Readiness:
         except Exception as error:  # noqa: BLE001 - every failure gets a type
             reason = as_failure(error, RequestContext(), overdue=False).detail
         self._computed = self._engine.computed
-        is_well = reason is None or self._computed > computed
-        self._failures = 0 if is_well else self._failures + 1
-        before, now = self.failure, None if is_well else reason
-        if is_well or self._failures >= _FAILURES:
-            self.failure = now
-        if self.failure != before:
-            log.warning("the service is %s", f"not ready: {now}" if now else "ready again")
+        if self._computed > computed:  # meanwhile
+            reason = None
+        self._failures = self._failures + 1 if reason else 0
+        if reason is None or self._failures >= _FAILURES:
+            if self.failure != reason:
+                log.warning("the service is %s", f"not ready: {reason}" if reason else "ready")
+            self.failure = reason
         self._ended_at, self._running = time.monotonic(), None

@@ -36,12 +36,9 @@ __all__ = [
 def open_run_state(settings: RunStateSettings) -> RunState:
     """Open the store that the settings name.
 
-    A Redis server that does not respond is a warning in the log: calls that need it fail until it
-    does.
-
     Raises:
-        ValueError: The file is damaged or cannot be opened, the URL is wrong, the `redis` package
-            is missing, or the state is that of an earlier version. The message names the flag.
+        ValueError: The file is damaged, of an earlier version or cannot be opened, the URL is
+            wrong, or the `redis` package is missing. The message names the flag.
     """
     place = settings.run_state or ":memory:"
     return RunState(_open_redis(place) if is_url(place) else _open_file(Path(place)))
@@ -59,8 +56,6 @@ def _open_redis(url: str) -> Store:
     require("redis", source, "redis")
     try:
         return RedisStore(url)
-    except Unavailable as error:
-        raise ValueError(f"{source}: {error.detail}") from error
     except ValueError:  # whose message may contain a part of the password
         raise ValueError(f"{source}: give a URL such as redis://127.0.0.1:6379/0") from None
 

@@ -1,10 +1,10 @@
 """Groups: members are added one by one, and a group is released once."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, Json, JsonValue, TypeAdapter
 
 from rewardfleet.wire.errors import InvalidRequest, Overloaded
 from rewardfleet.wire.score import Step
@@ -31,7 +31,11 @@ T = TypeVar("T")
 
 #: The feature whose outcomes are groups. Its state is when its open groups are due.
 GROUPS = "groups"
-_OPEN = TypeAdapter(list[tuple[Step, str, FiniteFloat]])
+#: What the version before stored as a time of the store's clock, with the clock's name.
+_EarlierTime = tuple[str, FiniteFloat]
+_OPEN: TypeAdapter[Any] = TypeAdapter(
+    list[tuple[Step, str, FiniteFloat]] | dict[Json[tuple[Step, str]], _EarlierTime]
+)
 
 #: Number of the last steps of a run whose groups are stored, besides the newest. Trainers that
 #: overlap rollouts with training are a few steps apart.
@@ -85,7 +89,7 @@ class Group(BaseModel):
     size: Annotated[int, Field(ge=1)]
     options: JsonValue  #: how it is scored; they agree on that, too
     left_s: FiniteFloat  #: seconds until it is to be released, complete or not, when it was seen
-    seen: FiniteFloat = 0.0  #: when that was
+    seen: FiniteFloat | _EarlierTime = 0.0  #: when that was
     arrived: Annotated[int, Field(ge=0)] = 0  #: number of members that have arrived
     #: Members that had not arrived when it was released; None while it is open.
     missing: Annotated[int, Field(ge=0)] | None = None
@@ -93,7 +97,8 @@ class Group(BaseModel):
 
     def wait(self, now: float) -> bool:
         """Subtract the seconds since the group was seen; return whether to store that."""
-        passed, is_later = seconds_between(self.seen, now, _MAX_PASSED), now >= self.seen
+        seen = self.seen[1] if isinstance(self.seen, tuple) else self.seen
+        passed, is_later = seconds_between(seen, now, _MAX_PASSED), now >= seen
         self.left_s, self.seen = self.left_s - passed, now
         return passed > _NOT_STORED or not is_later
 
@@ -203,6 +208,8 @@ def _open_groups(tx: Transaction, scope: Scope) -> dict[tuple[int, str], float]:
     """Return when the open groups of a run are due, by their places."""
     text = tx.get(run_key(scope.run), GROUPS)
     listed = [] if text is None else load(scope, text, _OPEN)
+    if isinstance(listed, dict):
+        return {place: due for place, (_, due) in listed.items()}
     return {(step, name): due for step, name, due in listed}
 
 

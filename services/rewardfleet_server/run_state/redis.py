@@ -2,14 +2,12 @@
 
 import asyncio
 import hashlib
-import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.system.redis_server import reason_of, unreachable_reason
+from rewardfleet_server.system.redis_server import reason_of
 
-from .migration import EARLIER_STORE
 from .store import (
     BUSY_SECONDS,
     Damaged,
@@ -20,11 +18,8 @@ from .store import (
     Work,
     machine_seconds,
 )
-from .values import RUNS, STORE
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
 
 _CONNECTIONS = 64
 #: Seconds for one command.
@@ -92,17 +87,6 @@ end
 return {time[1], time[2], 1, {}}
 """
 
-#: Fails if there are runs without the id of the store, as before the version that can be migrated.
-_CHECK = """
-if redis.call('EXISTS', KEYS[1]) == 1 and redis.call('EXISTS', KEYS[2], KEYS[3]) == 0 then
-    return redis.error_reply('WRONGTYPE of an earlier version')
-end
-"""
-_EARLIER = (
-    "Redis has run state of an earlier version of rewardfleet: finish its runs with that version, "
-    f"or give another database; to start every run from scratch, delete the keys {_PREFIX}*"
-)
-
 
 class RedisStore:
     """A store in a Redis server. Keys do not expire: the server must not evict them.
@@ -111,19 +95,13 @@ class RedisStore:
         url: `redis://host:port/number`, or `rediss://` for TLS; it may contain a password.
 
     Raises:
-        Unavailable: The server has run state of an earlier version. See also `unreachable_reason`.
+        ValueError: It is not such a URL. The message may contain a part of the password.
     """
 
     def __init__(self, url: str) -> None:
         import redis.asyncio.retry  # noqa: PLC0415 - an extra
         import redis.backoff  # noqa: PLC0415 - an extra
 
-        keys = (f"{_PREFIX}{key}" for key in (RUNS, STORE, EARLIER_STORE))
-        reason = unreachable_reason(url, _COMMAND_SECONDS, ("EVAL", _CHECK, "3", *keys))
-        if reason is not None and "WRONGTYPE" in reason:
-            raise Unavailable(_EARLIER)
-        if reason is not None:
-            log.warning("calls that need run state fail until Redis can be used: %s", reason)
         self._failures: tuple[type[Exception], ...] = (redis.RedisError, OSError, TimeoutError)
         self._connection_error: type[Exception] = redis.ConnectionError
         self._redis: Any = redis.asyncio.Redis.from_url(  # its methods are typed as if synchronous

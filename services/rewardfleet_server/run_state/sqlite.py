@@ -179,7 +179,7 @@ def _open(db: sqlite3.Connection) -> None:
                 db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version = {_VERSION}")
     application, version, tables = _description(db)
-    if (application, version) == (_APPLICATION_ID, _VERSION - 1):  # see `migrated`
+    if (application, version) == (_APPLICATION_ID, _VERSION - 1):  # see `RunState.identify`
         db.execute(f"PRAGMA user_version = {(version := _VERSION)}")
     if application != _APPLICATION_ID:
         raise _DamagedFile("it is not a run-state file")

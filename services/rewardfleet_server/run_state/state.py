@@ -6,24 +6,25 @@ import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from prometheus_client import Counter
-from pydantic import FiniteFloat, TypeAdapter
+from pydantic import BaseModel, FiniteFloat, TypeAdapter
 
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.observe.telemetry import REQUEST
 
 from .attempts import apply_to_later, count_items, enter_attempt, first_attempt, note_before
 from .groups import drop_steps
-from .migration import migrated
 from .steps import StepLog, enter_step, load_steps
 from .store import Damaged, Entry, Scope, Store, Transaction, Work, seconds_between
 from .values import (
     CLOCK,
+    EARLIER_CLOCK,
+    EARLIER_STORE,
     RUNS,
     STORE,
     WHOLE,
@@ -50,6 +51,10 @@ KEEP_STEPS = 1000
 #: Seconds after which it is stored again that a run is changed, and after which old runs are
 #: deleted; less if the maximum age is below ten hours.
 _INTERVAL_SECONDS = 3600.0
+_EARLIER = (
+    "run state is damaged, or that of an earlier version of rewardfleet: finish its runs with that "
+    "version, or give another store; to start every run from scratch, delete all of it"
+)
 _SECONDS = TypeAdapter(FiniteFloat)
 _CLOCK = TypeAdapter(tuple[FiniteFloat, FiniteFloat])
 #: Limit on the runs that this process remembers to have changed.
@@ -89,10 +94,12 @@ class RunState:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Identify the store if it can be used now, and close it at the end."""
+        """Identify the store, and close it at the end. If it cannot be used now, calls fail."""
         try:
-            with suppress(Unavailable):
-                await self.identify()
+            await self.identify()
+        except Unavailable as error:
+            log.warning("calls that need run state fail for now: %s", error.detail)
+        try:
             yield
         finally:
             await self.aclose()
@@ -229,8 +236,6 @@ class RunState:
         Raises:
             Conflict: The attempt of the call has ended; see `enter_attempt`.
         """
-        if self.id is None:
-            await self.identify()
         now, run, whole = time.monotonic(), scope.run, (run_key(scope.run), WHOLE)
         is_due = self._touched.get(run, -math.inf) <= now - self._interval_s
 
@@ -244,6 +249,8 @@ class RunState:
 
         expected = [*expected, whole, *(((CLOCK, WHOLE), (RUNS, run)) if is_due else ())]
         with self.failures.count_exceptions(Unavailable):
+            if self.id is None:
+                await self.identify()
             result, is_noted, discarded = await self._store.transact(
                 scope, expected, noting, is_slow=is_slow
             )
@@ -265,15 +272,15 @@ class RunState:
         scope = Scope("", STORE)
 
         def work(tx: Transaction) -> str:
-            known = tx.get(STORE, WHOLE) or migrated(tx)
+            known = tx.get(STORE, WHOLE) or _renamed(tx)
             if known is None and tx.fields(RUNS):
-                raise Damaged(scope)
+                raise Unavailable(_EARLIER)
             text = known or dump(uuid.uuid4().hex)
             tx.put(STORE, WHOLE, text)
             return str(load(scope, text))
 
-        with self.failures.count_exceptions(Unavailable):
-            self.id = await self._store.transact(scope, [(STORE, WHOLE)], work)
+        known = await self._store.transact(scope, [(STORE, WHOLE)], work)
+        self.id = self.id or known
 
     async def aclose(self) -> None:
         """Release files, connections and threads."""
@@ -331,6 +338,26 @@ class RunState:
                     await self._store.transact(Scope(run, RUNS), expected, partial(prune, run=run))
         except Unavailable as error:  # the next call that is due tries again
             log.warning("old run state could not be deleted: %s", error.detail)
+
+
+class _EarlierClock(BaseModel):
+    seconds: FiniteFloat
+    seen: tuple[str, FiniteFloat]
+
+
+def _renamed(tx: Transaction) -> bytes | None:
+    """Rename what the version before has stored besides runs; return the id of its store, if any.
+
+    Of a clock, it stored the name as well, in groups too.
+    """
+    known, clock = tx.get(EARLIER_STORE, WHOLE), tx.get(EARLIER_CLOCK, WHOLE)
+    if known is not None:
+        tx.drop(EARLIER_STORE)
+        tx.drop(EARLIER_CLOCK)
+    if clock is not None:
+        record = load(Scope("", CLOCK), clock, TypeAdapter(_EarlierClock))
+        tx.put(CLOCK, WHOLE, dump((record.seconds, record.seen[1])))
+    return known
 
 
 def _apply(tx: Transaction, scope: Scope, transition: Transition) -> Any:

@@ -60,7 +60,7 @@ def test_stored_json_of_a_wrong_shape_is_the_documented_error(tmp_path: Path, en
             responses = use_everything(service, new)
             assert {each.status_code for each in responses} <= {200, 422, 503}
             problems = [each.json() for each in responses if each.status_code == 503]
-            assert problems or (entries, wrong) == ("open groups", "[]")  # which is valid
+            assert problems or (entries == "open groups" and wrong in {"[]", "{}"})  # valid
             assert all("is damaged" in each["detail"] for each in problems)
             assert service.post("/temperatures", json={"n": 2}).status_code == 200
             assert service.get("/readyz").status_code == 200

@@ -1,4 +1,4 @@
-"""A store that the version before has written is converted, and its runs go on exactly."""
+"""A store that the version before has written is taken over, and its runs go on exactly."""
 
 import json
 import sqlite3
@@ -66,9 +66,12 @@ def test_runs_go_on_as_with_the_version_that_stored_them(
 
 
 def test_older_stores_are_refused(redis_server: RedisServer, tmp_path: Path):
-    path = write_file(tmp_path / "runs.sqlite", version=4)
+    """A file at the start; the service with Redis is not ready."""
+    with pytest.raises(ValueError, match="schema version is 4"):
+        open_run_state(RunStateSettings(run_state=write_file(tmp_path / "a.sqlite", version=4)))
     write_redis(redis_server)
     redis_server.client.delete(f"{PREFIX}store")  # which version 4 did not have
-    for store, reason in ((path, "schema version is 4"), (redis_server.url, "earlier version")):
-        with pytest.raises(ValueError, match=reason):
-            open_run_state(RunStateSettings(run_state=store))
+    with served_tools(run_state=redis_server.url) as tools:
+        answer = tools.get("/readyz").json()
+        assert "that of an earlier version" in answer["detail"]
+        assert tools.put("/budgets/r", json={"budget": 1}).json()["detail"] == answer["detail"]
