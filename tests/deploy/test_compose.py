@@ -307,11 +307,12 @@ async def test_without_redis_caches_are_bypassed_and_stateful_calls_fail_until_i
         stack.compose("stop", "redis")
         uncached = await fleet.code.score("print(sum([int(x) for x in input().split()]))", SUM)
         assert (uncached.score, uncached.cached) == (1.0, False)
-        assert (await fleet.tools.score(ANSWER, ANSWER)).score == 4.0
         async with stack.client(timeout_s=30) as impatient:
             with pytest.raises(Unavailable):
                 await impatient.tools.update_budget("run", step=1, costs=[1.0])
-        answer = request("GET", f"{stack.url}/tools/budgets/run", headers=headers, timeout=30)
+        # The gateway holds it, as no replica of the service is ready.
+        few = {**headers, "x-request-timeout": "5"}
+        answer = request("GET", f"{stack.url}/tools/budgets/run", headers=few, timeout=30)
         assert (answer.status_code, answer.json()["retryable"]) == (503, True)
         stack.up("--no-build")
         after = await fleet.tools.update_budget("run", step=1, costs=[1.0])
