@@ -87,8 +87,7 @@ class Engine(Generic[RequestT, ScoreT]):
         self._telemetry = telemetry
         self._abstention_fails = abstention_fails
         self._single_flight: SingleFlight[ScoreT] = SingleFlight()
-        #: Items that its backend has scored, and items and calls that failed through no fault of
-        #: their own.
+        #: Items that its backend has scored; items and calls that failed for the service's sake.
         self.computed = self.failed = 0
 
     async def score_item(

@@ -126,8 +126,7 @@ class Service(Generic[RequestT, ScoreT]):
     #: By name of a request's field: what the settings add to its JSON schema, e.g. the maximum of a
     #: limit.
     field_schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: Uses what the service needs to score, at little cost, and raises if that fails; see
-    #: `Readiness`. Cancelled if it takes too long.
+    #: Uses what the service needs to score, at little cost; raises if that fails. See `Readiness`.
     probe: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
     #: Returns why the service cannot score now if it knows that without a probe, else None.
     outage: Callable[[], str | None] = lambda: None

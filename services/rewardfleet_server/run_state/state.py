@@ -23,8 +23,6 @@ from .steps import StepLog, enter_step, load_steps
 from .store import Damaged, Entry, Scope, Store, Transaction, Work, seconds_between
 from .values import (
     CLOCK,
-    EARLIER_CLOCK,
-    EARLIER_STORE,
     RUNS,
     STORE,
     WHOLE,
@@ -348,12 +346,13 @@ class _EarlierClock(BaseModel):
 def _renamed(tx: Transaction) -> bytes | None:
     """Rename what the version before has stored besides runs; return the id of its store, if any.
 
-    Of a clock, it stored the name as well, in groups too.
+    Times had the name of the clock; `groups.py` reads those of groups.
     """
-    known, clock = tx.get(EARLIER_STORE, WHOLE), tx.get(EARLIER_CLOCK, WHOLE)
-    if known is not None:
-        tx.drop(EARLIER_STORE)
-        tx.drop(EARLIER_CLOCK)
+    known, clock = tx.get("store", WHOLE), tx.get("clock", WHOLE)
+    if known is None:
+        return None
+    tx.drop("store")
+    tx.drop("clock")
     if clock is not None:
         record = load(Scope("", CLOCK), clock, TypeAdapter(_EarlierClock))
         tx.put(CLOCK, WHOLE, dump((record.seconds, record.seen[1])))

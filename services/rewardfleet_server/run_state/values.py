@@ -28,7 +28,6 @@ from .store import Damaged, Scope
 
 # The last two have another number with each format.
 RUNS, CLOCK, STORE = "runs", "clock 2", "store 2"
-EARLIER_CLOCK, EARLIER_STORE = "clock", "store"
 _DIGEST_BYTES = 8
 #: The field that says that a key was written, or has what belongs to the key as a whole.
 WHOLE = ""
