@@ -1,11 +1,13 @@
 """`/readyz` says whether a service has what it needs, by its work or by a probe of it."""
 
+import asyncio
 import base64
 import itertools
 import os
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -179,13 +181,16 @@ class Polled:
 
 
 @contextmanager
-def polled(sandbox: FakeSandbox) -> Iterator[Polled]:
+def polled(sandbox: FakeSandbox, patch: pytest.MonkeyPatch) -> Iterator[Polled]:
+    """Serve a fake. It is never time for a probe, and each poll waits until the probe has ended."""
+    patch.setattr(readiness, "_PERIOD_S", 1e9)
+    patch.setattr(readiness.Readiness.check, "__defaults__", (60.0,))
     with served_code(sandbox=sandbox) as service:
         yield Polled(service.client, sandbox)
 
 
 def test_polls_share_a_probe_and_scores_stand_for_one(monkeypatch: pytest.MonkeyPatch):
-    with polled(FakeSandbox()) as fake:
+    with polled(FakeSandbox(), monkeypatch) as fake:
         for _ in range(3):
             assert fake.is_ready() == {True}
         assert len(fake.sandbox.jobs) == 1
@@ -201,7 +206,7 @@ def test_one_failure_is_not_enough_and_a_failing_call_begins_a_probe(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(readiness, "_RETRY_S", 0.0)
-    with polled(FakeSandbox()) as fake:
+    with polled(FakeSandbox(), monkeypatch) as fake:
         assert fake.is_ready() == {True}
         fake.sandbox.error = Unavailable("it is gone")
         assert fake.is_ready() == {True}
@@ -213,24 +218,50 @@ def test_one_failure_is_not_enough_and_a_failing_call_begins_a_probe(
         assert fake.is_ready(polls=1) == {True}
 
 
-def test_a_service_whose_probe_waits_is_ready_while_it_scores(monkeypatch: pytest.MonkeyPatch):
-    """And not if nothing ends. No poll waits for that, and nothing piles up."""
+def test_a_probe_that_does_not_end_is_a_failure(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(readiness, "_RETRY_S", 0.0)
     monkeypatch.setattr(readiness, "_LIMIT_S", 0.05)
-    sandbox = HeldSandbox()
-    with polled(sandbox) as fake:
-        wait_until(lambda: fake.is_ready() == {False})
+    with polled(sandbox := HeldSandbox(), monkeypatch) as fake:
+        assert fake.is_ready() == {False}
         detail = fake.service.get("/readyz").json()["detail"]
         assert detail == "a probe did not end within 0.05 s"
         assert sandbox.jobs == []
+        monkeypatch.setattr(readiness, "_LIMIT_S", 60.0)
         sandbox.released.set()
         wait_until(lambda: fake.is_ready() == {True})
 
 
+class BusySandbox(HeldSandbox):
+    """A fake that runs all programs but the probe, which fails once that is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.probed = threading.Event()
+
+    async def run(self, job, on_result, timing):
+        if job.program != "print(input())":
+            await FakeSandbox.run(self, job, on_result, timing)
+            return
+        self.probed.set()
+        while not self.released.is_set():
+            await asyncio.sleep(0.005)
+        raise Unavailable("it has waited for too long")
+
+
+def test_a_service_that_scores_while_its_probe_fails_is_ready(monkeypatch: pytest.MonkeyPatch):
+    with polled(sandbox := BusySandbox(), monkeypatch) as fake, ThreadPoolExecutor(1) as pool:
+        poll = pool.submit(fake.is_ready, polls=1)
+        wait_until(sandbox.probed.is_set)
+        assert fake.score() == 200
+        sandbox.released.set()
+        assert poll.result() == {True}
+
+
 @pytest.mark.slow
 def test_a_service_at_capacity_is_ready(monkeypatch: pytest.MonkeyPatch):
-    """Its jails are all at work, and calls wait for them."""
+    """Its jails are all at work, calls wait for them, and probes wait for both."""
     monkeypatch.setattr(readiness, "_PERIOD_S", 0.0)
+    monkeypatch.setattr(readiness, "_LIMIT_S", 600.0)
     program = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
     with served_code("landlock", max_in_flight=4, max_queue_depth=8) as service:
         with ThreadPoolExecutor(12) as pool:
