@@ -1,11 +1,11 @@
 """What was scored, for a thread: a queue with limits that delays nobody."""
 
-import atexit
 import logging
 import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.util import Finalize
 from typing import Any, ClassVar
 
 from .record import Scored
@@ -79,7 +79,8 @@ class ScoredQueue:
             target=self._run, args=(self._closing,), name=self._name, daemon=True
         )
         self._thread.start()
-        atexit.register(self.close)
+        # Not by `atexit`, which forked workers of `multiprocessing` leave out.
+        self._at_exit = Finalize(None, self.close, exitpriority=0)
 
     def close(self) -> None:
         """Handle what is left, for at most two seconds. Adding an item opens it again."""
@@ -88,7 +89,7 @@ class ScoredQueue:
             return
         self._closing.set()
         thread.join(_CLOSE_SECONDS)
-        atexit.unregister(self.close)
+        self._at_exit.cancel()
         with self._lock:
             if not thread.is_alive() and thread is self._thread:
                 self._thread = None
