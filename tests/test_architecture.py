@@ -195,6 +195,7 @@ def packages_of_the_server_import_in_one_direction():
                 "text",
                 "score_log",
                 "services",
+                "tls",
                 "lazy",
                 {"episode": "episodes", "tools": "tool_use"}.get(package, "wire"),
             }

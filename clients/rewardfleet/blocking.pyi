@@ -120,6 +120,9 @@ class RewardFleet:
         attempt: str | None = None,
         score_log: str | Path | None = None,
         sample_tables: SampleTables | None = None,
+        verify: str | Path | None = None,
+        cert: str | Path | None = None,
+        trust_env: bool = False,
     ) -> None: ...
     @property
     def video(self) -> _VideoClient: ...

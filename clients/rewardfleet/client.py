@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
@@ -13,6 +14,7 @@ from .http.pending import PendingCalls
 from .http.transport import ServiceTransport
 from .service import OnFailure, RewardPolicy
 from .services import SERVICES
+from .tls import connections, tls_context
 from .tools import ToolsClient
 from .video import VideoClient
 from .wire.score import MAX_NAME
@@ -61,11 +63,15 @@ class RewardFleet:
         score_log: A folder that keeps what was scored; see `rewardfleet log`.
         sample_tables: Logs tables of samples to the tracker of the training run.
         success_threshold: The least score of a success, in [0, 1].
+        verify: A PEM file of the only authorities that are trusted. None: those of the system, of
+            `SSL_CERT_FILE` and `SSL_CERT_DIR`, and of certifi.
+        cert: A PEM file with the certificate of the client and its key, which is not encrypted.
+        trust_env: Whether `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` are obeyed.
         urls: The base URL of a service (`video`, `code`, `episode`, `tools`), or those of its
             replicas. It replaces the one below `url`.
 
     Raises:
-        ValueError: A value is out of range, a URL is not valid, or none is given.
+        ValueError: A value is out of range, a URL or a file is not valid, or no URL is given.
         TypeError: There is no such service or option.
         ImportError: `compress_frames` needs a package that is not installed.
     """
@@ -92,6 +98,9 @@ class RewardFleet:
         attempt: str | None = None,
         score_log: str | Path | None = None,
         sample_tables: "SampleTables | None" = None,
+        verify: str | Path | None = None,
+        cert: str | Path | None = None,
+        trust_env: bool = False,
         **urls: str | Sequence[str] | None,
     ) -> None:
         if not 0 <= success_threshold <= 1:
@@ -117,6 +126,8 @@ class RewardFleet:
             raise ValueError("give the URL of a fleet, or of a service, e.g. video=... or code=...")
         if run is not None and not 1 <= len(run) <= MAX_NAME:
             raise ValueError(f"run: give a name of 1 to {MAX_NAME} characters")
+        pem = [str(Path(each).absolute()) if each else None for each in (verify, cert)]
+        tls_context(*pem)  # refuses files that cannot be used
         self._logs: list[ScoredQueue] = [] if sample_tables is None else [sample_tables]
         if score_log is not None:
             from .score_log import ScoreLog  # noqa: PLC0415 - a client without one imports nothing
@@ -133,6 +144,7 @@ class RewardFleet:
                 timeout_s=timeout_s,
                 max_concurrency=max_concurrency,
                 compress_frames=compress_frames,
+                connect=partial(connections, pem, trust_env),
                 pending=self._pending,
             )
             policy = RewardPolicy(

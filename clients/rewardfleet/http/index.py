@@ -1,6 +1,7 @@
 """What is at a URL: a service, a gateway, or services below an ingress."""
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -8,13 +9,13 @@ import httpx
 from pydantic import BaseModel, JsonValue, RootModel, ValidationError
 
 from rewardfleet.services import SERVICES
+from rewardfleet.tls import certificate_problem, tls_context
 from rewardfleet.wire.errors import Problem
 from rewardfleet.wire.headers import GATEWAY
 from rewardfleet.wire.urls import is_base_url, redact
 
-from .replicas import certificates
-
 ModelT = TypeVar("ModelT", bound=BaseModel)
+Transport = httpx.AsyncBaseTransport | None
 
 #: Seconds that a request may take; a gateway asks its replicas meanwhile.
 _TIMEOUT_SECONDS = 5.0
@@ -90,14 +91,14 @@ async def find_services(http: httpx.AsyncClient, url: str) -> Found:
     return Found(None, {name: f"{url}/{name}" for name, each in named if each.status != 404})
 
 
-async def locate(service: str, url: str, api_key: str = "") -> str | None:
+async def locate(service: str, url: str, api_key: str = "", via: Transport = None) -> str | None:
     """Return the base URL of a service, given its own or that of its fleet.
 
     Both may have parts at their end that do not belong there.
     """
     scheme, _, rest = url.partition("://")
     parts = rest.split("/")
-    async with http_client(api_key) as http:
+    async with http_client(api_key, via) as http:
         for end in range(len(parts), 0, -1):
             found = await find_services(http, f"{scheme}://{'/'.join(parts[:end])}")
             if service in found.services:
@@ -161,21 +162,23 @@ async def get(http: httpx.AsyncClient, url: str) -> Reply:
             response = await http.get(url)
     except TimeoutError:
         return Reply(0, b"", f"no answer within {_TIMEOUT_SECONDS:g} s")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return Reply(0, b"", printable(str(error)) or type(error).__name__)
+    except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as error:
+        reason = certificate_problem(error) or str(error) or type(error).__name__
+        return Reply(0, b"", printable(reason))
     reason = f"HTTP {response.status_code}, not an answer of rewardfleet"
     reply = Reply(response.status_code, response.content, reason)
     problem = reply.parse(Problem)
     return reply if problem is None else reply._replace(reason=printable(problem.detail))
 
 
-def http_client(api_key: str) -> httpx.AsyncClient:
+def http_client(api_key: str, via: Transport = None) -> httpx.AsyncClient:
     """Return a client for `get`, which sends the API key if it is not empty."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     return httpx.AsyncClient(
         headers=headers,
         timeout=None,  # noqa: S113 - `get` limits complete requests
-        verify=certificates(),
+        transport=via,
+        verify=tls_context(),
         trust_env=False,
     )
 

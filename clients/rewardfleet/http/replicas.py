@@ -16,11 +16,9 @@ given more requests than it has connections.
 import asyncio
 import base64
 import math
-import ssl
 from collections import deque
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
 from typing import Any, TypeVar
 
 import httpx
@@ -121,35 +119,27 @@ class _Waiter:
     )
 
 
-@cache
-def certificates() -> ssl.SSLContext:
-    """Return what TLS servers are checked with. To read it is slow, so this is done once."""
-    return httpx.create_ssl_context(trust_env=False)
-
-
 class Replicas:
     """The replicas of one service, in one event loop.
 
     Args:
-        max_concurrency: See `RewardFleet`.
+        connect, max_concurrency: See `RewardFleet`.
     """
 
     def __init__(
-        self, urls: Sequence[str], *, headers: Mapping[str, str], max_concurrency: int
+        self,
+        urls: Sequence[str],
+        connect: Callable[[str, int], httpx.AsyncHTTPTransport],
+        headers: Mapping[str, str],
+        max_concurrency: int,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._max_concurrency = max_concurrency
-        connect = partial(
-            httpx.AsyncHTTPTransport,
-            limits=httpx.Limits(max_connections=max_concurrency),
-            verify=certificates(),
-            # A proxy from the environment is for external hosts, not for traffic within a fleet.
-            trust_env=False,
-        )
         # The size of a compressed response is not known before it is in memory.
         own = {"user-agent": f"python-httpx/{httpx.__version__}", "accept-encoding": "identity"}
+        most = max_concurrency
         self._replicas = [
-            Replica(url, connect(), {**headers, **own, **_authorization(url)}, max_concurrency)
+            Replica(url, connect(url, most), {**headers, **own, **_authorization(url)}, most)
             for url in urls
         ]
         self._waiting: deque[_Waiter] = deque()

@@ -4,7 +4,8 @@ import asyncio
 import math
 import os
 import re
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -83,7 +84,7 @@ class ServiceTransport:
 
     Args:
         service: The service that must answer, e.g. `video`.
-        api_key, timeout_s, max_concurrency, compress_frames: See `RewardFleet`.
+        api_key, timeout_s, max_concurrency, compress_frames, connect: See `RewardFleet`.
         pending: Watches the calls of all services.
     """
 
@@ -96,6 +97,7 @@ class ServiceTransport:
         timeout_s: float,
         max_concurrency: int,
         compress_frames: bool,
+        connect: Callable[[str, int], httpx.AsyncHTTPTransport],
         pending: PendingCalls,
     ) -> None:
         self.service = service
@@ -110,6 +112,7 @@ class ServiceTransport:
         self.timeout_s = timeout_s  #: seconds for a call
         self._max_concurrency = max_concurrency
         self._compress_frames = compress_frames
+        self._connect = connect
         # The entries of a parent process stay: releasing its event loop would unregister the
         # parent's sockets, as both processes share the selector that watches them.
         self._connected: dict[tuple[int, asyncio.AbstractEventLoop], Replicas] = {}
@@ -183,7 +186,7 @@ class ServiceTransport:
                 if pid == current[0] and loop.is_closed():
                     self._connected.pop((pid, loop), None)
             replicas = self._connected[current] = Replicas(
-                self._urls, headers=self._headers, max_concurrency=self._max_concurrency
+                self._urls, self._connect, self._headers, self._max_concurrency
             )
         return replicas
 
@@ -241,7 +244,7 @@ class ServiceTransport:
         if isinstance(failure, Unavailable | Unauthorized) or (failure.is_foreign and may_move):
             return False
         if replica.search is None or replica.search.done():  # concurrent calls share it
-            search = locate(self.service, url, self._api_key or "")
+            search = locate(self.service, url, self._api_key or "", self._connect(url, 8))
             replica.search = asyncio.create_task(search)
         found = await asyncio.shield(replica.search)
         if found is None or found == url:
@@ -299,7 +302,7 @@ class ServiceTransport:
                 if replicas.has_alternative({*call.failed_urls, replica.url}):
                     answer = replica.unless_silent((call.deadline - now()) / 2, answer)
                 response = await answer
-            except httpx.RequestError as error:
+            except (httpx.RequestError, ssl.SSLError) as error:  # httpcore passes on the latter
                 has_worked = replica.url in self._worked
                 raise await unreachable(replica.url, error, has_worked=has_worked) from error
             status = response.status_code

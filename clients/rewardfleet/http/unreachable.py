@@ -8,22 +8,23 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from rewardfleet.tls import certificate_problem
 from rewardfleet.wire.errors import Unavailable
 
 #: Seconds for a TLS handshake with what closed a connection of plain HTTP.
 _HANDSHAKE_SECONDS = 1.0
 
 
-async def unreachable(url: str, error: httpx.RequestError, *, has_worked: bool) -> Unavailable:
+async def unreachable(url: str, error: Exception, *, has_worked: bool) -> Unavailable:
     """Return the failure of a request without an answer."""
     causes = [*_causes(error)]
     of_tls = next((each for each in causes if isinstance(each, ssl.SSLError)), None)
     of_name = next((each for each in causes if isinstance(each, socket.gaierror)), None)
     is_cut = isinstance(error, httpx.RemoteProtocolError | httpx.ReadError)
     hint, scheme_end = "", url.index("://")
-    if isinstance(of_tls, ssl.SSLCertVerificationError):
-        hint = "; give the file of its CA as `verify`, or as SSL_CERT_FILE"
-    elif of_tls is not None:
+    if problem := certificate_problem(error):
+        hint = f"; {problem}"
+    elif type(of_tls) is ssl.SSLError:  # not one of a connection that ends during the handshake
         hint = f"; if it speaks plain HTTP, give http{url[scheme_end:]}"
     elif is_cut and url.startswith("http:") and not has_worked and await _speaks_tls(url):
         hint = f"; it speaks TLS: give https{url[scheme_end:]}"

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import ssl
 import tempfile
 import threading
 import time
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 
 from rewardfleet.bulk.files import OWNER_ONLY, new_file
 from rewardfleet.http.index import base_url, services_at
+from rewardfleet.tls import certificate_problem, tls_context
 from rewardfleet.wire.errors import NotFound, Problem, RewardFleetError, Unavailable
 from rewardfleet.wire.log_segments import MAX_CHUNK_BYTES, PATH, LogSegment, LogSegments
 from rewardfleet.wire.urls import redact
@@ -52,6 +54,7 @@ class LogCopies:
         self._http = httpx.Client(
             headers={"authorization": f"Bearer {key}", "accept-encoding": "identity"},
             timeout=httpx.Timeout(_ANSWER_SECONDS, connect=5.0),
+            verify=tls_context(),
             trust_env=False,
         )
         self._logs: dict[str, tuple[str, list[LogSegment]]] = {}  # by log: a URL, and its segments
@@ -149,8 +152,8 @@ class LogCopies:
                         raise Unavailable("its answer is too long")
                     if time.monotonic() > until:
                         raise Unavailable(f"no answer within {_ANSWER_SECONDS:g} s")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Unavailable(f"no answer: {error}") from None
+        except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as error:
+            raise Unavailable(f"no answer: {certificate_problem(error) or error}") from None
         if response.status_code == 200:
             return content
         if response.status_code == 401:

@@ -1,12 +1,10 @@
 """`rewardfleet load`: what it sends, what it measures, and what it reports."""
 
 import asyncio
-import contextlib
 import itertools
 import json
 import re
 import signal
-import ssl
 import subprocess
 import sys
 import time
@@ -16,7 +14,6 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-import trustme
 
 from rewardfleet.commands.load import generator, quantiles
 from rewardfleet.commands.load.generator import ALL, LoadGenerator, LoadPlan, LoadResults
@@ -212,38 +209,6 @@ def test_generated_clips_are_scored():
     with served() as client:
         answer = client.post("/score", json=request.body).json()
     assert (answer["status"], answer["provenance"]["frames"]["total"]) == ("ok", 16)
-
-
-async def test_a_fleet_behind_tls_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("localhost").configure_cert(context)
-    body = json.dumps(SCORE).encode()
-
-    answering: set[asyncio.Task[None]] = set()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answering.add(asyncio.current_task())
-        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
-            while await reader.readuntil(b"{}"):
-                head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n"
-                writer.write(head.encode() + body)
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-
-    async with await asyncio.start_server(answer, "localhost", 0, ssl=context) as server:
-        url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
-        for trusted in (False, True):
-            if trusted:
-                monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
-            request = itertools.repeat(LoadRequest(service="tools", body={}))
-            sender = LoadGenerator(LoadPlan(200.0, 0.1, 60.0, 1000), request, {"tools": url}, "")
-            await sender.run()
-            kind = "scored" if trusted else "cannot be reached"
-            assert sender.results.kinds["tools"] == {kind: DUE}
-        await asyncio.gather(*answering)
 
 
 def test_requests_are_read_from_a_file(tmp_path: Path):

@@ -16,6 +16,7 @@ import httpx
 import pytest
 import trustme
 
+from rewardfleet.tls import tls_context
 from rewardfleet.wire.errors import BackendFailed, DeadlineExceeded, RewardFleetError
 from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.video.clip import fetch
@@ -228,15 +229,14 @@ class Page(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def site() -> Iterator[tuple[Site, ssl.SSLContext]]:
+def site(ca_file: Path) -> Iterator[Site]:
     authority = trustme.CA()
+    authority.cert_pem.write_to_path(ca_file)
     server = Site(authority.issue_cert("site.example", "internal.example"))
-    certificates = ssl.create_default_context()
-    authority.configure_trust(certificates)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
-        yield server, certificates
+        yield server
     finally:
         server.ended.set()
         server.shutdown()
@@ -244,9 +244,10 @@ def site() -> Iterator[tuple[Site, ssl.SSLContext]]:
 
 
 @pytest.fixture
-def fetched_site(monkeypatch):
+def fetched_site(monkeypatch, tmp_path: Path):
     """A site, and a function that fetches from it; its names resolve to loopback addresses."""
-    with site() as (server, trusted):
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    with site(tmp_path / "ca.pem") as server:
         loop_lookup = asyncio.base_events.BaseEventLoop.getaddrinfo
 
         async def lookup(loop, host, port, **options):
@@ -255,12 +256,12 @@ def fetched_site(monkeypatch):
 
         monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "getaddrinfo", lookup)
 
-        async def fetch_path(path: str, **options: object) -> bytes:
+        async def fetch_path(path: str) -> bytes:
+            tls_context.cache_clear()
             fetcher = Fetcher(
                 ["site.example", "internal.example"],
                 max_bytes=2_000_000,
                 allowed=lambda address: str(address) == "127.0.0.1",
-                certificates=options.pop("certificates", trusted),
             )
             url = f"https://site.example:{server.server_address[1]}{path}"
             try:
@@ -270,6 +271,7 @@ def fetched_site(monkeypatch):
                 await fetcher.aclose()
 
         yield server, fetch_path
+        tls_context.cache_clear()
 
 
 async def test_a_video_is_fetched_from_the_address_that_was_checked(fetched_site):
@@ -298,7 +300,8 @@ async def test_a_server_that_sends_slowly_exceeds_the_deadline(fetched_site, mon
     assert watch.seconds < 15  # a machine under load; the default is 30
 
 
-async def test_a_server_with_an_untrusted_certificate_is_rejected(fetched_site):
+async def test_a_server_with_an_untrusted_certificate_is_rejected(fetched_site, monkeypatch):
     _, fetch_path = fetched_site
-    with pytest.raises(BackendFailed):
-        await fetch_path("/a.mp4", certificates=ssl.create_default_context())
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with pytest.raises(BackendFailed, match="its certificate is refused"):
+        await fetch_path("/a.mp4")

@@ -20,6 +20,7 @@ import httpx
 
 from rewardfleet.client import RewardFleet
 from rewardfleet.rows import SampleRow, code_fields
+from rewardfleet.tls import tls_context
 from rewardfleet.wire.backoff import backoff_with_jitter
 from rewardfleet.wire.code import CodeScore, Outcome, Verdict
 from rewardfleet.wire.errors import RewardFleetError
@@ -111,12 +112,10 @@ async def write_critiques(
     limit = asyncio.Semaphore(max_concurrency)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     connections = httpx.Limits(max_connections=max_concurrency)
-    async with (
-        fleet,
-        httpx.AsyncClient(
-            base_url=url, headers=headers, timeout=timeout_s, limits=connections
-        ) as client,
-    ):
+    http = httpx.AsyncClient(
+        base_url=url, headers=headers, timeout=timeout_s, limits=connections, verify=tls_context()
+    )
+    async with fleet, http as client:
         complete = functools.partial(_complete, client, {"model": model, **(sampling or {})})
 
         async def run(row: SampleRow) -> str:

@@ -21,6 +21,7 @@ import httpx
 from rewardfleet.http.index import printable
 from rewardfleet.http.responses import new_request_id
 from rewardfleet.http.transport import receive
+from rewardfleet.tls import certificate_problem, tls_context
 from rewardfleet.wire.errors import BackendFailed
 from rewardfleet.wire.headers import REQUEST_ID_HEADER, TIMEOUT_HEADER
 
@@ -109,7 +110,6 @@ class LoadGenerator:
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         self._headers[TIMEOUT_HEADER] = f"{plan.timeout_s:g}"
         self._headers |= {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._tls = ssl.create_default_context()  # slow, so done once
         # Each has one connection: a pool of httpx searches all of its own for each request.
         self._idle: dict[str, list[httpx.AsyncHTTPTransport]] = {name: [] for name in urls}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -159,8 +159,9 @@ class LoadGenerator:
         except TimeoutError:
             kind, detail = _TIMEOUT, f"after {self._plan.timeout_s:g} s"
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            kind, detail = "cannot be reached", str(error) or "it took too long"
-        except httpx.RequestError as error:
+            kind = "cannot be reached"
+            detail = certificate_problem(error) or str(error) or "it took too long"
+        except (httpx.RequestError, ssl.SSLError) as error:
             kind, detail = "disconnected", str(error) or "the connection was closed"
         except BackendFailed as error:
             kind, detail = "disconnected", error.detail
@@ -177,11 +178,8 @@ class LoadGenerator:
             extensions={"timeout": {"connect": _CONNECT_SECONDS}},
         )
         idle = self._idle[request.service]
-        http = idle.pop() if idle else self._connection()
+        http = idle.pop() if idle else httpx.AsyncHTTPTransport(tls_context(), limits=_LIMITS)
         try:
             return await receive(http, sent, _MAX_RESPONSE_BYTES)
         finally:
             idle.append(http)
-
-    def _connection(self) -> httpx.AsyncHTTPTransport:
-        return httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False, limits=_LIMITS)

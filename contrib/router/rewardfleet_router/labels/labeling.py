@@ -14,6 +14,7 @@ from typing import Literal
 
 import openai
 
+from rewardfleet.tls import tls_context
 from rewardfleet.tool_use import family_by_patterns
 from rewardfleet.tool_use.families import read_families
 from rewardfleet.wire.tools import Family, ToolsOptions
@@ -150,7 +151,7 @@ async def _ask_model(
         api_key=options.api_key or "EMPTY",  # for an endpoint that has none
         timeout=_TIMEOUT_SECONDS,
         max_retries=_RETRIES,
-        http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
+        http_client=openai.DefaultAsyncHttpxClient(verify=tls_context(), trust_env=False),
     )
     async with client:
         model = LabelModel(

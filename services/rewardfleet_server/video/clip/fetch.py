@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpx
 
+from rewardfleet.tls import certificate_problem, tls_context
 from rewardfleet.wire.errors import (
     BackendFailed,
     DeadlineExceeded,
@@ -56,7 +57,6 @@ class Fetcher:
     Args:
         hosts: The exact names of the allowed hosts; if there are none, nothing is fetched.
         allowed: Returns whether an address may be connected to.
-        certificates: The trusted certificate authorities; by default those of the system.
     """
 
     def __init__(
@@ -65,15 +65,13 @@ class Fetcher:
         *,
         max_bytes: int,
         allowed: Callable[[Address], bool] = is_public,
-        certificates: ssl.SSLContext | None = None,
     ) -> None:
         self._hosts = {host.lower() for host in hosts}
         self._max_bytes = max_bytes
         self._allowed = allowed
         self._slots = asyncio.Semaphore(_CONCURRENT)
         self._http = httpx.AsyncClient(
-            # Reading the certificate authorities takes 20 ms.
-            verify=certificates or (ssl.create_default_context() if hosts else False),
+            verify=tls_context() if hosts else False,
             trust_env=False,
             timeout=_SECONDS,
             # No keep-alive: the address of a host is checked for every request.
@@ -98,8 +96,9 @@ class Fetcher:
                 return await self._follow_redirects(url)
         except TimeoutError:
             raise DeadlineExceeded(f"video_url was not fetched within {_SECONDS:g} s") from None
-        except httpx.HTTPError as error:
-            raise BackendFailed(f"video_url cannot be fetched: {type(error).__name__}") from None
+        except (httpx.HTTPError, ssl.SSLError) as error:
+            reason = certificate_problem(error) or type(error).__name__
+            raise BackendFailed(f"video_url cannot be fetched: {reason}") from None
 
     async def aclose(self) -> None:
         """Close the connections; nothing can be fetched afterwards."""

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Mapping, Sequence
 
 import httpx
 from pydantic import BaseModel, Field, ValidationError
 
+from rewardfleet.tls import certificate_problem, tls_context
 from rewardfleet.wire.backoff import backoff_with_jitter
 from rewardfleet.wire.errors import BackendFailed, Unavailable
 from rewardfleet_server.observe.tracing import trace_headers
@@ -81,6 +83,7 @@ class ChatEndpoint:
             headers={"authorization": f"Bearer {api_key}"} if api_key else {},
             limits=httpx.Limits(max_connections=concurrency + 1),  # one for `outage`
             timeout=timeout_s,
+            verify=tls_context(),
             trust_env=False,
         )
 
@@ -97,8 +100,8 @@ class ChatEndpoint:
                 self._http.stream("GET", f"{self._base}/models") as response,  # body unread
             ):
                 status = response.status_code
-        except (httpx.HTTPError, TimeoutError) as error:
-            reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+        except (httpx.HTTPError, ssl.SSLError, TimeoutError) as error:
+            reason = certificate_problem(error) or f"{type(error).__name__}: {error}".rstrip(": ")
         else:
             if status not in _DOWN:
                 return None
@@ -116,7 +119,7 @@ class ChatEndpoint:
             parameters: Other fields of the request, e.g. of sampling.
 
         Raises:
-            BackendFailed: The endpoint refused the request, or its answer is not a completion.
+            BackendFailed: A certificate or the request was refused, or no completion answered.
             Unavailable: It failed several times.
         """
         body = {"model": self.model, "messages": messages, **parameters}
@@ -135,7 +138,9 @@ class ChatEndpoint:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 response = await self._http.post(self.url, json=body, headers=trace_headers())
-            except httpx.TransportError as error:
+            except (httpx.TransportError, ssl.SSLError) as error:
+                if problem := certificate_problem(error):
+                    raise BackendFailed(f"the endpoint of {self.model}: {problem}") from None
                 reason = f"{type(error).__name__}: {error}"
                 wait = 0.0
             else:
