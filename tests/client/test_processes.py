@@ -3,13 +3,18 @@
 import asyncio
 import functools
 import inspect
+import json
 import os
 import pickle
+import signal
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+import uvloop
 
 from rewardfleet import RewardFleet, blocking
 from rewardfleet_server.testing import FakeJudge, wait_until
@@ -89,7 +94,11 @@ def test_copies_that_are_dropped_end_their_threads_and_connections(url: str):
     wait_until(lambda: used()[0] < one[0])
 
 
-def test_a_fleet_serves_several_event_loops_one_after_another(url: str):
+on_each_loop = pytest.mark.parametrize("run_loop", [asyncio.run, uvloop.run])
+
+
+@on_each_loop
+def test_a_fleet_serves_several_event_loops_one_after_another(url: str, run_loop):
     fleet = RewardFleet(video=url, coalesce_s=0.001)
 
     async def use() -> float:
@@ -97,10 +106,11 @@ def test_a_fleet_serves_several_event_loops_one_after_another(url: str):
             scores = await asyncio.gather(*(fleet.video.score("task", CLIP) for _ in range(5)))
             return scores[0].score
 
-    assert [asyncio.run(use()) for _ in range(3)] == [0.75] * 3
+    assert [run_loop(use()) for _ in range(3)] == [0.75] * 3
 
 
-def test_event_loops_in_threads_may_share_a_fleet(url: str):
+@on_each_loop
+def test_event_loops_in_threads_may_share_a_fleet(url: str, run_loop):
     fleet = RewardFleet(video=url)
     together = threading.Barrier(4)
 
@@ -111,7 +121,7 @@ def test_event_loops_in_threads_may_share_a_fleet(url: str):
         return scores
 
     with ThreadPoolExecutor(4) as threads:
-        for scores in threads.map(lambda _: asyncio.run(use()), range(4)):
+        for scores in threads.map(lambda _: run_loop(use()), range(4)):
             assert scores == [0.75] * 5
 
 
@@ -232,3 +242,109 @@ print("all")
 
 def test_a_fork_inside_an_event_loop_affects_neither_process(url: str):
     assert run(FORKED_ASYNC, url, str(LONG_CLIP)) == "all"
+
+
+STARTED = """
+import multiprocessing, sys
+from concurrent.futures import ProcessPoolExecutor
+from rewardfleet.adapters.trl import reward_function
+
+url, clip, log, how = sys.argv[1:]
+
+def work(reward, name):
+    clips = [open(clip, "rb").read()]
+    assert reward([""], task=[name], clip=clips) == [0.75]
+
+if __name__ == "__main__":
+    options = {"is_async": False, "binary_reward": False, "score_log": log}
+    reward = reward_function("video", url, **options)
+    work(reward, "parent")
+    context = multiprocessing.get_context(how.removesuffix(" pool"))
+    if how.endswith("pool"):
+        with ProcessPoolExecutor(2, context) as pool:
+            list(pool.map(work, [reward] * 2, ["0", "1"]))
+    else:
+        workers = [context.Process(target=work, args=(reward, str(i))) for i in range(2)]
+        for each in workers:
+            each.start()
+        for each in workers:
+            each.join(60)
+            assert each.exitcode == 0
+"""
+
+
+def tasks_of(log: Path) -> list[str]:
+    """Return the tasks of the records of a score log, in alphabetic order."""
+    lines = [each for file in log.glob("*.jsonl") for each in file.read_text().splitlines()]
+    return sorted(json.loads(json.loads(each)["request"])["task_text"] for each in lines)
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver", "fork pool", "spawn pool"])
+def test_workers_get_a_function_that_was_used_and_leave_nothing_out_of_the_log(
+    url: str, tmp_path: Path, how: str
+):
+    """Nobody closes it: forked workers end without what `atexit` has."""
+    (tmp_path / "started.py").write_text(STARTED)  # `spawn` imports it
+    log = tmp_path / "log"
+    output_of(sys.executable, tmp_path / "started.py", url, LONG_CLIP, log, how)
+    assert tasks_of(log) == ["0", "1", "parent"]
+
+
+INTERRUPTED = """
+import asyncio, sys
+import uvloop
+from rewardfleet import RewardFleet, blocking
+from rewardfleet.adapters import trl, verl
+
+url, clip, log = sys.argv[1:]
+clip = open(clip, "rb").read()
+options = {"binary_reward": False, "timeout_s": 3600}
+batch = {"completions": [""], "task": ["task"], "clip": [clip]}
+fleet = RewardFleet(video=url, **options)
+logged = blocking.RewardFleet(video=url, score_log=log, **options)
+one, later = [trl.reward_function("video", url, is_async=way, **options) for way in (False, True)]
+
+async def score():
+    async with fleet:
+        return await fleet.video.reward("task", clip)
+
+def compute():
+    extra = {"clip": clip}
+    return verl.compute_score("x", "", "task", extra, url=url, service="video", **options)["score"]
+
+for call in (
+    lambda: asyncio.run(score()),
+    lambda: uvloop.run(score()),
+    lambda: logged.video.reward("task", clip),
+    lambda: one(**batch)[0],
+    lambda: asyncio.run(later(**batch))[0],
+    compute,
+):
+    input()
+    try:
+        print("not interrupted", call(), flush=True)
+    except KeyboardInterrupt:
+        print(call(), flush=True)
+input()
+logged.video.reward("task", clip)
+"""
+
+
+def test_ctrl_c_cancels_the_call_and_the_client_goes_on_or_the_process_ends(serve, tmp_path: Path):
+    judge = FakeJudge(0.75, deterministic=False)
+    command = [sys.executable, "-c", INTERRUPTED, str(serve(judge).base_url), str(LONG_CLIP)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([*command, str(tmp_path / "log")], text=True, **pipes) as process:
+        for number in range(7):
+            judge.wait_s, seen = 3600.0, len(judge.seen)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            wait_until(lambda seen=seen: len(judge.seen) > seen or process.poll() is not None, 60)
+            judge.wait_s = 0.0
+            process.send_signal(signal.SIGINT)
+            assert number == 6 or process.stdout.readline() == "0.75\n"
+            wait_until(lambda number=number: judge.cancelled == number + 1)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT, errors
+    assert errors.count("KeyboardInterrupt") == errors.count("Traceback") == 1, errors
+    assert tasks_of(tmp_path / "log") == ["task"]
