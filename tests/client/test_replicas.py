@@ -91,7 +91,7 @@ async def test_a_replica_whose_judge_fails_repeatedly_is_paused(replica):
 
 async def test_if_all_have_failed_they_are_used_in_turn(replica):
     both = [await replica(cut), await replica(cut)]
-    async with RewardFleet(video=[each.url for each in both], timeout_s=4) as fleet:
+    async with RewardFleet(video=[each.url for each in both]) as fleet:
         with pytest.raises(rewardfleet.Unavailable):
             await score_number(fleet, 1)
         assert abs(len(both[0].received) - len(both[1].received)) <= 1, "they are used in turn"

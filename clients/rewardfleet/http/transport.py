@@ -48,7 +48,8 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 MAX_BATCH_BYTES = 48 * 2**20
 #: Bytes of a response to one item, as many as a request may have, and what each item adds.
 _MAX_RESPONSE_BYTES, _MAX_ITEM_BYTES = 64 * 2**20, 2 * 2**20
-#: How many times a call backs off and returns to replicas whose judges failed it.
+#: How many times a call returns to replicas whose judges failed it, or that ended while they had
+#: it: it may be what ends them.
 _RETRIES = 4
 #: A call that fails with less time left than this many seconds is not tried again.
 _LEAST_SECONDS = 0.05
@@ -75,6 +76,7 @@ class _HttpCall(PendingCall):
     #: The media type of the body and its parts, once it is encoded.
     encoded: tuple[str, list[Buffer]] | None = None
     retries: int = 0  #: how many times it has backed off
+    faults: int = 0  #: how many of these were not after an outage
     #: The replicas that failed it since the last back-off.
     failed_urls: set[str] = field(default_factory=set)
 
@@ -277,7 +279,8 @@ class ServiceTransport:
         if isinstance(failure, Overloaded):  # the replica is paused: `acquire` waits for it
             return 0.0
         call.retries += 1
-        if left < _LEAST_SECONDS or (call.retries > _RETRIES and not failure.is_outage):
+        call.faults += not failure.is_outage
+        if left < _LEAST_SECONDS or call.faults > _RETRIES:
             failure.blames_url = failure.is_outage and not self._worked
             raise failure
         call.failed_urls.clear()

@@ -16,7 +16,10 @@ _HANDSHAKE_SECONDS = 1.0
 
 
 async def unreachable(url: str, error: Exception, *, has_worked: bool) -> Unavailable:
-    """Return the failure of a request without an answer."""
+    """Return the failure of a request without an answer.
+
+    It is no outage if the connection ended after it was sent.
+    """
     causes = [*_causes(error)]
     of_tls = next((each for each in causes if isinstance(each, ssl.SSLError)), None)
     of_name = next((each for each in causes if isinstance(each, socket.gaierror)), None)
@@ -32,6 +35,7 @@ async def unreachable(url: str, error: Exception, *, has_worked: bool) -> Unavai
     # A name server that does not answer now is no reason to doubt the name.
     is_unknown = of_name is not None and of_name.errno != socket.EAI_AGAIN
     failure.blames_url = bool(hint) or is_unknown
+    failure.is_outage = not is_cut
     return failure
 
 
