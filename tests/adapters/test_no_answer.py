@@ -103,8 +103,9 @@ async def test_one_of_eight_of_a_batch(services: dict[str, httpx.Client], monkey
     rows = {"tests": [TESTS] * 8}
     extra = {"revision": FENCED}
     by_verl = functools.partial(verl.compute_score_async, "", url=url, on_failure=math.nan)
+    by_trl = trl.reward_function("code", url, on_failure=math.nan)
     found = {
-        "trl": await trl.reward_function("code", url)(completions=texts, **rows),
+        "trl": await by_trl(completions=texts, **rows),
         "ray": ray_data.Scorer("code", url)({"response": texts, **rows})["reward"].tolist(),
         "verl": [each["score"] for each in
                  await asyncio.gather(*(by_verl(text, TESTS) for text in texts))],

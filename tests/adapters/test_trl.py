@@ -65,22 +65,41 @@ async def test_fields_beside_the_tests_of_a_row_are_fields_of_the_request(encode
     assert 0 < rates[0] < 1 and rates[1] == 0
 
 
-async def test_a_missing_reward_is_nan_or_raised(lost_url: str):
-    missing = reward_function("code", lost_url, timeout_s=0.3)
-    rewards = await call(missing, [SUM, SUM], tests=[TESTS] * 2)
+async def test_a_missing_reward_is_raised_unless_it_is_to_be_nan(lost_url: str):
+    """TRL 1.16's own trainers call in `tests/training/test_missing_rewards.py`."""
+    given = {"completions": [SUM, SUM], "tests": [TESTS] * 2}
+    missing = reward_function("code", lost_url, timeout_s=0.3, on_failure=math.nan)
+    rewards = await call(missing, **given)
     assert all(map(math.isnan, rewards)) and len(rewards) == 2
-    raising = reward_function("code", lost_url, timeout_s=0.3, on_failure="raise")
     with pytest.raises(UNREACHABLE):
-        await call(raising, [SUM], tests=[TESTS])
+        await call(reward_function("code", lost_url, timeout_s=0.3), **given)
 
 
-@pytest.mark.parametrize(("version", "works"), [("1.5.2", False), ("1.6.0", True), ("2.0", True)])
-def test_nan_is_refused_where_trl_counts_it_as_0(version: str, works: bool, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "version", "would"),
+    [
+        ("GRPOTrainer", "1.5.2", "count as 0 in TRL before 1.6"),
+        ("GRPOTrainer", "1.6.0", ""),
+        ("A2POTrainer", "1.16.0", "make all parameters NaN in TRL A2POTrainer"),
+    ],
+)
+async def test_nan_is_the_default_where_the_class_that_calls_leaves_it_out(
+    kind: str, version: str, would: str, lost_url: str, monkeypatch
+):
     monkeypatch.setattr(metadata, "version", {"trl": version}.__getitem__)
-    url = "http://127.0.0.1:1"
-    reward_function("code", url, on_failure="raise")
-    with nullcontext() if works else pytest.raises(ValueError, match="in TRL before 1.6"):
-        reward_function("code", url)
+    program = "class TRAINER:\n  def call(self, function, **given): return function(**given)"
+    names: dict[str, type] = {"__name__": "trl.trainer"}
+    exec(program.replace("TRAINER", kind), names)
+    trainer = names[kind]()
+    given = {"completions": [SUM], "tests": [TESTS]}
+    default, nan = (
+        reward_function("code", lost_url, is_async=False, timeout_s=0.3, **each)
+        for each in ({}, {"on_failure": math.nan})
+    )
+    with nullcontext() if not would else pytest.raises(UNREACHABLE):
+        assert math.isnan(trainer.call(default, **given)[0])
+    with nullcontext() if not would else pytest.raises(ValueError, match=would):
+        assert math.isnan(trainer.call(nan, **given)[0])
 
 
 async def test_metrics_of_a_batch_are_logged_and_have_the_same_names(
@@ -98,12 +117,13 @@ async def test_metrics_of_a_batch_are_logged_and_have_the_same_names(
         **NO_CAUSES, "reward/cause/wrong_answer": 0.5, "reward/cause/no_code_block": 0.25,
     }  # fmt: skip
     logged.clear()
-    await call(reward_function("code", lost_url, timeout_s=0.3), [SUM] * 4, **given)
+    missing = reward_function("code", lost_url, timeout_s=0.3, on_failure=math.nan)
+    await call(missing, [SUM] * 4, **given)
     shares = {"reward/failed": 1.0, "reward/abstained": 0.0, "reward/cached": 0.0}
     assert logged == shares | NO_CAUSES
     # Before, each process must log all names.
     monkeypatch.setattr(metadata, "version", {"trl": "1.15.0"}.__getitem__)
-    await call(reward_function("code", lost_url, timeout_s=0.3), [SUM] * 4, **given)
+    await call(missing, [SUM] * 4, **given)
     missing = {name for name, value in logged.items() if math.isnan(value)}
     assert missing == {f"reward/p{percent}" for percent in (0, 25, 50, 75, 100)}
     await call(reward_function("code", code_url), [SUM] * 4, **given)

@@ -5,6 +5,7 @@ import gc
 import importlib
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -147,6 +148,59 @@ def test_a_dead_service_ends_the_step_and_is_no_score_of_0(lost_url: str, monkey
             legacy(manager, name, **given)(data_of([SUM]))
     with pytest.raises(MissingReward, match="cannot be reached"):
         legacy("prime", "compute_score_prime", **given)(data_of([SUM]))
+
+
+#: What a score of NaN, of None, and one that raises become, by the manager.
+MISSING = {
+    "naive": ["nan", "TypeError", "ValueError"],
+    "dapo": ["nan", "TypeError", "ValueError"],
+    "gdpo": ["nan", "TypeError", "ValueError"],
+    "rate_limited": ["nan", "TypeError", "0.0"],
+    "naive, legacy": ["nan", "TypeError", "ValueError"],
+    "dapo, legacy": ["nan", "TypeError", "ValueError"],
+    "batch, legacy": ["nan", "TypeError", "ValueError"],
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_what_managers_make_of_a_missing_score(name: str, monkeypatch: pytest.MonkeyPatch):
+    """If a row differs in a new version, docs/trainers/failures.md is out of date."""
+    manager, _, is_legacy = name.partition(", ")
+
+    def score(**given: object) -> object:
+        if isinstance(missing[-1], Exception):
+            raise missing[-1]
+        return missing[-1:] if "solution_strs" in given else missing[-1]
+
+    monkeypatch.setattr(adapter, "compute_score", score)
+    reward = importlib.import_module("verl.trainer.ppo.reward")
+    found = []
+    missing = [ValueError(), None, math.nan]
+    while missing:
+        data = data_of([SUM])
+        try:
+            if is_legacy:
+                values = legacy(manager, "compute_score")(data)
+            else:
+                given = config_of(manager, "compute_score")
+                loaded = reward.load_reward_manager(given, byte_tokenizer())
+                scored = loaded.loop.run_until_complete(loaded.run_single(data))
+                values = loaded.assemble_rm_scores(data, [scored["reward_score"]])
+            found.append(str(*scores_of(values)))
+        except (TypeError, ValueError) as error:
+            found.append(type(error).__name__)
+        missing.pop()
+    assert found == MISSING[name]
+
+
+def test_rate_limited_gets_an_error_that_it_does_not_turn_into_0(code_url: str, lost_url: str):
+    reward = importlib.import_module("verl.trainer.ppo.reward")
+    for name in ("compute_score", "compute_score_async"):
+        for url, timeout_s in ((code_url, 30), (lost_url, 0.3)):
+            given = config_of("rate_limited", name, url=url, timeout_s=timeout_s)
+            loaded = reward.load_reward_manager(given, byte_tokenizer())
+            with nullcontext() if url == code_url else pytest.raises(MissingReward):
+                loaded.loop.run_until_complete(loaded.run_single(data_of([SUM])))
 
 
 def test_prime_with_the_function_of_other_managers_says_which_one_it_needs(code_url: str):

@@ -60,7 +60,7 @@ def in_process(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run(function: Callable[..., Any], arguments: object, *sources: Path) -> Any:
-    """Run what a decorated function has as `__wrapped__`, with sources on the path.
+    """Run a function, without its decorators, with sources on the path.
 
     Its folder is empty, as trainers write files into it.
     """
@@ -145,8 +145,10 @@ def byte_tokenizer() -> Any:
     return ByT5Tokenizer(extra_ids=0, chat_template=template)
 
 
-def random_trainer(folder: Path, reward: Any, rows: list[dict[str, Any]], **options: Any) -> Any:
-    """Return TRL's trainer of a policy that writes random bytes, on the CPU."""
+def random_trainer(
+    folder: Path, reward: Any, rows: list[dict[str, Any]], kind: Any = None, **options: Any
+) -> Any:
+    """Return a trainer of TRL, `GRPOTrainer` by default, of a policy that writes random bytes."""
     import torch
     import trl
     from datasets import Dataset
@@ -157,15 +159,23 @@ def random_trainer(folder: Path, reward: Any, rows: list[dict[str, Any]], **opti
     tokenizer = byte_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=64, bos_token_id=None,
+        num_attention_heads=2, max_position_embeddings=512, bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
-    arguments = trl.GRPOConfig(
-        str(folder), seed=0, max_completion_length=8, use_cpu=True, bf16=False, logging_steps=1,
-        gradient_checkpointing=False, disable_tqdm=True, **{"save_strategy": "no", **options},
+    LlamaForCausalLM(config).save_pretrained(folder / "policy")  # some load it again
+    kind = kind or trl.GRPOTrainer
+    of_trl = next(each for each in kind.__mro__ if each.__module__.startswith("trl."))
+    module = importlib.import_module(of_trl.__module__.rpartition(".")[0])
+    config_of = getattr(module, of_trl.__name__.replace("Trainer", "Config"))
+    length = "max_new_tokens" if hasattr(config_of, "max_new_tokens") else "max_completion_length"
+    arguments = config_of(
+        str(folder), seed=0, use_cpu=True, bf16=False, logging_steps=1,
+        gradient_checkpointing=False, disable_tqdm=True,
+        **{"save_strategy": "no", length: 8, **options},
     )  # fmt: skip
     given = {"train_dataset": Dataset.from_list(rows), "processing_class": tokenizer}
-    return trl.GRPOTrainer(LlamaForCausalLM(config), reward, arguments, **given)
+    policy = LlamaForCausalLM.from_pretrained(folder / "policy")
+    return kind(policy, reward_funcs=reward, args=arguments, **given)
 
 
 if __name__ == "__main__":
@@ -175,5 +185,6 @@ if __name__ == "__main__":
         sys.modules[name].__path__ = [str(folder)]
     module = importlib.import_module(f"tests.third_party.{Path(sys.argv[1]).stem}")
     with contextlib.redirect_stdout(sys.stderr):
-        result = called(getattr(module, sys.argv[2]).__wrapped__, *json.loads(sys.argv[3]))
+        function = inspect.unwrap(getattr(module, sys.argv[2]))
+        result = called(function, *json.loads(sys.argv[3]))
     print(json.dumps(result))

@@ -1,3 +1,3 @@
-"""A real code service, with its jail."""
+"""A real code service, with its jail, and an address that refuses connections."""
 
-from ..adapters.conftest import code_url  # noqa: F401 - a fixture
+from ..adapters.conftest import closes, code_url, lost_url  # noqa: F401 - fixtures

@@ -5,6 +5,7 @@ rewards back where the trainer wants them.
 """
 
 import asyncio
+import dataclasses
 import importlib
 import math
 import re
@@ -18,18 +19,20 @@ from rewardfleet.adapters.patience import Patience
 from rewardfleet.adapters.settings import attempt
 from rewardfleet.client import RewardFleet
 from rewardfleet.rows import SampleRow, fields_of, requests_of, sampled, scores_of
+from rewardfleet.service import OnFailure, RewardPolicy
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import Score, Status, failed
 
-#: What NaN, as the reward of one sample, does in the trainers that do not leave it out.
+#: What NaN, as the reward of one sample, would do in a trainer; empty where it is left out. Only
+#: there it is the default. docs/trainers/failures.md has the runs that showed it.
 NAN_WOULD = {
-    "AReaL": "spread over its group",
-    "NeMo-RL": "spread over its group",
-    "ROLL": "spread over its group",
-    "TRL before 1.6": "count as 0",
-    "ms-swift": "count as 0",
-    "rLLM": "spread over its group",
+    **dict.fromkeys(("AReaL", "NeMo-RL", "ROLL", "rLLM"), "spread over its group"),
+    **dict.fromkeys(("TRL before 1.6", "TRL with several reward functions"), "count as 0"),
+    **dict.fromkeys(("TRL OnlineDPOTrainer", "TRL SDPOTrainer", "ms-swift"), "count as 0"),
+    "TRL A2POTrainer": "make all parameters NaN",
+    **dict.fromkeys(("TRL GMPOTrainer", "TRL GRPOTrainer", "TRL RLOOTrainer"), ""),
+    "TRL _AsyncRolloutLoop": "",  # of AsyncGRPOTrainer
 }
 
 #: The names of quartiles, and which percents they are.
@@ -89,7 +92,7 @@ class RowReward:
 
     Args:
         service, url, column, columns, options: See `rewardfleet.adapters`.
-        trainer: Its name, if it is one of `NAN_WOULD`.
+        trainer: Its name, as in `NAN_WOULD`, if it is known already.
 
     Raises:
         ValueError: `on_failure` is NaN, and the trainer does not leave it out.
@@ -103,22 +106,20 @@ class RowReward:
         column: str | None = None,
         columns: Sequence[str] = (),
         trainer: str = "",
+        on_failure: OnFailure | None = None,
         **options: Any,
     ) -> None:
-        on_failure = options.get("on_failure")
-        if trainer in NAN_WOULD and isinstance(on_failure, float) and math.isnan(on_failure):
-            raise ValueError(
-                f"on_failure: NaN would {NAN_WOULD[trainer]} in {trainer}; "
-                "give 'raise' or another number"
-            )
         self._declared = sampled(service)
         self.service = service
         self.truth = column or self._declared.truth
         self.columns = (self.truth, *self._declared.columns, *columns)
         urls: Any = {service: url}
+        self._is_default = on_failure is None
         common = {"attempt": attempt(), "coalesce_s": COALESCE_SECONDS}
+        common["on_failure"] = "raise" if on_failure is None else on_failure
         self._fleet = RewardFleet(**urls, **{**common, **options})
         self._patience = Patience(self.client.timeout_s)
+        self.policy_for(trainer)
 
     @property
     def client(self) -> Any:
@@ -128,6 +129,18 @@ class RowReward:
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
         await self._fleet.aclose()
+
+    def policy_for(self, trainer: str) -> RewardPolicy:
+        """Return the policy for calls of a trainer, or raise `ValueError`: see `NAN_WOULD`."""
+        policy: RewardPolicy = self.client.policy
+        would = NAN_WOULD.get(trainer)
+        if would and isinstance(policy.on_failure, float) and math.isnan(policy.on_failure):
+            raise ValueError(
+                f"on_failure: NaN would {would} in {trainer}; give 'raise' or another number"
+            )
+        if self._is_default and would == "":
+            return dataclasses.replace(policy, on_failure=math.nan)
+        return policy
 
     def subclass_of(self, base: type) -> type:
         """Return a subclass `CodeReward`, `ToolsReward` or `VideoReward` with this as `scorer`."""
@@ -166,6 +179,7 @@ class RowReward:
         columns: Mapping[str, Any],
         log_metric: Callable[[str, float], object] | None = None,
         step: int | None = None,
+        trainer: str = "",
     ) -> list[float]:
         """Return one reward per completion.
 
@@ -173,18 +187,20 @@ class RowReward:
             columns: Those of the dataset, with a value per completion.
             log_metric: Called with the name and value of each of `metrics_of`.
             step: That of the trainer, if it is not in `trainer_state`, as with TRL and ms-swift.
+            trainer: Which one calls, if that is known only now; see `policy_for`.
 
         Raises:
             InvalidRequest: A column is missing, or it or a completion has an invalid value.
             RewardFleetError: There is no reward, and `on_failure` is "raise".
         """
+        policy = self.policy_for(trainer)
         step = getattr(columns.get("trainer_state"), "global_step", step)
         rows = rows_of(columns, self.columns, len(completions))
         scores = await self.scores(completions, rows, step)
         if log_metric is not None:
             for name, value in metrics_of(scores, self.service).items():
                 log_metric(name, value)
-        return [self.client.policy.reward(score) for score in scores]
+        return [policy.reward(score) for score in scores]
 
     async def score(
         self, completion: Any, row: SampleRow, step: int | None = None

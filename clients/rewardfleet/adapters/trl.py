@@ -1,6 +1,7 @@
-"""TRL: reward functions of `GRPOTrainer`, and of the trainers with the same interface."""
+"""TRL: reward functions of all trainers with `reward_funcs`."""
 
 import functools
+import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ def reward_function(
     column: str | None = None,
     columns: Sequence[str] = (),
     is_async: bool = True,
-    on_failure: OnFailure = math.nan,
+    on_failure: OnFailure | None = None,
     **options: Any,
 ) -> RewardFunction:
     """Return a reward function, which TRL logs as `code_reward`, `tools_reward` or `video_reward`.
@@ -31,37 +32,32 @@ def reward_function(
 
     Args:
         service, url, column, columns, options: See `rewardfleet.adapters`.
-        is_async: Whether the function is a coroutine function. If False, it blocks, for forks and
-            old versions of TRL that do not await.
-        on_failure: As in `RewardFleet`. TRL leaves NaN out of its group's mean and deviation, and
-            gives such a completion no advantage. Versions before 1.6 count it as 0, so it is
-            refused there.
-
-    Raises:
-        ValueError: TRL is too old for NaN, or an argument is not valid.
+        is_async: Whether the function is a coroutine function. If False, it blocks, for trainers
+            that do not await: `OnlineDPOTrainer`, `SDPOTrainer`, `A2POTrainer`, forks, old ones.
+        on_failure: As in `RewardFleet`. By default NaN where the trainer that calls leaves it out:
+            `GRPOTrainer`, `RLOOTrainer`, `GMPOTrainer` and `AsyncGRPOTrainer` of TRL 1.6 or newer,
+            themselves and with no other reward function. Else "raise": also where the caller is
+            not seen, e.g. from a thread, or is a subclass. NaN is a `ValueError` of the first call
+            where TRL would count it.
     """
-    trainer = "TRL before 1.6" if is_before("trl", 1, 6) else ""
     given = {"column": column, "columns": columns, "on_failure": on_failure, **options}
-    scorer = RowReward(service, url, trainer=trainer, **given)
+    scorer = RowReward(service, url, **given)
     function = functools.partial(_FUNCTIONS[service], scorer=scorer)
-    reward: Any = function if is_async else _BlockingFunction(function, scorer)
+    reward: Any = _CoroutineFunction(function) if is_async else _BlockingFunction(function, scorer)
     reward.__name__ = _FUNCTIONS[service].__name__  # old versions read it, a partial has none
     return reward  # type: ignore[no-any-return] # a callable
 
 
 def _function(service: str) -> Callable[..., Awaitable[list[float]]]:
     async def reward(
-        completions: Sequence[Any], *, scorer: RowReward, **columns: Any
+        completions: Sequence[Any], *, scorer: RowReward, trainer: str, **columns: Any
     ) -> list[float]:
-        log_metric = columns.get("log_metric")
-        if log_metric is None:
-            return await scorer.rewards(completions, columns)
         # In old versions, a process that logs other names than the others waits for them forever,
         # or gets their values.
         metrics = dict.fromkeys(QUARTILES, math.nan) if is_before("trl", 1, 16) else {}
-        rewards = await scorer.rewards(completions, columns, metrics.__setitem__)
-        for name, value in metrics.items():
-            log_metric(name, value)
+        rewards = await scorer.rewards(completions, columns, metrics.__setitem__, trainer=trainer)
+        for name, value in metrics.items() if "log_metric" in columns else ():
+            columns["log_metric"](name, value)
         return rewards
 
     reward.__name__ = reward.__qualname__ = f"{service}_reward"
@@ -74,6 +70,38 @@ _FUNCTIONS = {name: _function(name) for name in SERVICES}
 globals().update({each.__name__: each for each in _FUNCTIONS.values()})
 
 
+#: Trainers that would take a coroutine for the rewards.
+_WITHOUT_AWAIT = ("TRL A2POTrainer", "TRL OnlineDPOTrainer", "TRL SDPOTrainer")
+
+
+def _caller() -> str:
+    """Return the trainer whose method is on the stack, as `NAN_WOULD` names it: no argument has it.
+
+    A coroutine is on the stack of what awaits it.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        is_of_trl = frame.f_globals.get("__name__", "").startswith("trl.")
+        if is_of_trl and (owner := frame.f_locals.get("self")) is not None:
+            if is_before("trl", 1, 6):
+                return "TRL before 1.6"
+            if len(getattr(owner, "reward_func_names", ())) > 1:
+                return "TRL with several reward functions"
+            return f"{type(owner).__module__.partition('.')[0].upper()} {type(owner).__name__}"
+        frame = frame.f_back
+    return ""
+
+
+class _CoroutineFunction(functools.partial[Any]):
+    """A coroutine function that runs code as soon as it is called, on the stack of its caller."""
+
+    def __call__(self, *args: Any, **columns: Any) -> Any:
+        trainer = _caller()
+        if trainer in _WITHOUT_AWAIT:
+            raise TypeError(f"{trainer} does not await reward functions: give is_async=False")
+        return super().__call__(*args, trainer=trainer, **columns)
+
+
 class _BlockingFunction:
     """A coroutine function as one that blocks. Unlike a closure, it can be pickled."""
 
@@ -82,4 +110,4 @@ class _BlockingFunction:
         self._loop = EventLoopThread(scorer.aclose)
 
     def __call__(self, *args: Any, **given: Any) -> list[float]:
-        return self._loop.run(self._function(*args, **given))
+        return self._loop.run(self._function(*args, trainer=_caller(), **given))

@@ -5,6 +5,7 @@ verl may load this file by its path, as part of no package, so its imports are a
 
 import functools
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,11 +67,19 @@ async def compute_score_async(
 
     Raises:
         RewardFleetError: There is no score, and `on_failure` is "raise".
+        MissingReward: The same, for the reward manager `rate_limited`.
         TypeError: An option is unknown.
     """
-    scorer = _scorer(service, url, on_failure, options)
-    sample = _sample(scorer, solution_str, ground_truth, extra_info)
-    return _result(service, *await scorer.score(*sample, _step_of(extra_info)))
+    try:
+        scorer = _scorer(service, url, on_failure, options)
+        sample = _sample(scorer, solution_str, ground_truth, extra_info)
+        return _result(service, *await scorer.score(*sample, _step_of(extra_info)))
+    except Exception as error:
+        limited = sys.modules.get("verl.experimental.reward_loop.reward_manager.limited")
+        if limited and limited.RateLimitedRewardManager._class_initialized:  # noqa: SLF001
+            # This manager turns each `Exception` into a reward of 0.
+            raise MissingReward(f"{type(error).__name__}: {error}") from error
+        raise
 
 
 @functools.wraps(compute_score_async, assigned=())  # the signature
