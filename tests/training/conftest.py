@@ -1,3 +1,3 @@
-"""A real code service, with its jail, and an address that refuses connections."""
+"""A real code service, with its jail, and one that is down."""
 
 from ..adapters.conftest import closes, code_url, lost_url  # noqa: F401 - fixtures
