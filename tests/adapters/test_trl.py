@@ -91,6 +91,7 @@ async def test_nan_is_the_default_where_the_class_that_calls_leaves_it_out(
     names: dict[str, type] = {"__name__": "trl.trainer"}
     exec(program.replace("TRAINER", kind), names)
     trainer = names[kind]()
+    trainer.reward_func_names = ["code_reward"]
     given = {"completions": [SUM], "tests": [TESTS]}
     default, nan = (
         reward_function("code", lost_url, is_async=False, timeout_s=0.3, **each)

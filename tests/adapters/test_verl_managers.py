@@ -70,7 +70,9 @@ def data_of(texts: list[str]):
 
 
 @pytest.fixture(autouse=True)
-def _own_scorers():
+def _own_scorers(monkeypatch: pytest.MonkeyPatch):
+    limited = "verl.experimental.reward_loop.reward_manager.limited"
+    monkeypatch.setattr(f"{limited}.RateLimitedRewardManager._class_initialized", None)
     adapter._scorers.clear()
     yield
     for fleet in adapter._scorers.values():

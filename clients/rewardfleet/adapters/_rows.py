@@ -136,7 +136,7 @@ class RowReward:
         would = NAN_WOULD.get(trainer)
         if would and isinstance(policy.on_failure, float) and math.isnan(policy.on_failure):
             raise ValueError(
-                f"on_failure: NaN would {would} in {trainer}; give 'raise' or another number"
+                f"on_failure: NaN would {would} in {trainer}; give 'raise' or a number"
             )
         if self._is_default and would == "":
             return dataclasses.replace(policy, on_failure=math.nan)

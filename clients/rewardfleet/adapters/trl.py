@@ -10,7 +10,7 @@ from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import OnFailure
 from rewardfleet.services import SERVICES
 
-from ._rows import QUARTILES, RowReward, is_before
+from ._rows import NAN_WOULD, QUARTILES, RowReward, is_before
 
 #: A function that TRL awaits, or calls: one reward per completion, NaN where there is none.
 RewardFunction = Callable[..., Awaitable[list[float]]] | Callable[..., list[float]]
@@ -36,9 +36,8 @@ def reward_function(
             that do not await: `OnlineDPOTrainer`, `SDPOTrainer`, `A2POTrainer`, forks, old ones.
         on_failure: As in `RewardFleet`. By default NaN where the trainer that calls leaves it out:
             `GRPOTrainer`, `RLOOTrainer`, `GMPOTrainer` and `AsyncGRPOTrainer` of TRL 1.6 or newer,
-            themselves and with no other reward function. Else "raise": also where the caller is
-            not seen, e.g. from a thread, or is a subclass. NaN is a `ValueError` of the first call
-            where TRL would count it.
+            themselves and with no other reward function. Else "raise": also for a subclass, or a
+            call from a thread. NaN is a `ValueError` of the first call where TRL would count it.
     """
     given = {"column": column, "columns": columns, "on_failure": on_failure, **options}
     scorer = RowReward(service, url, **given)
@@ -70,10 +69,6 @@ _FUNCTIONS = {name: _function(name) for name in SERVICES}
 globals().update({each.__name__: each for each in _FUNCTIONS.values()})
 
 
-#: Trainers that would take a coroutine for the rewards.
-_WITHOUT_AWAIT = ("TRL A2POTrainer", "TRL OnlineDPOTrainer", "TRL SDPOTrainer")
-
-
 def _caller() -> str:
     """Return the trainer whose method is on the stack, as `NAN_WOULD` names it: no argument has it.
 
@@ -83,11 +78,12 @@ def _caller() -> str:
     while frame is not None:
         is_of_trl = frame.f_globals.get("__name__", "").startswith("trl.")
         if is_of_trl and (owner := frame.f_locals.get("self")) is not None:
-            if is_before("trl", 1, 6):
+            name = f"{type(owner).__module__.partition('.')[0].upper()} {type(owner).__name__}"
+            if NAN_WOULD.get(name) == "" and is_before("trl", 1, 6):
                 return "TRL before 1.6"
-            if len(getattr(owner, "reward_func_names", ())) > 1:
+            if NAN_WOULD.get(name) == "" and len(owner.reward_func_names) > 1:
                 return "TRL with several reward functions"
-            return f"{type(owner).__module__.partition('.')[0].upper()} {type(owner).__name__}"
+            return name
         frame = frame.f_back
     return ""
 
@@ -97,7 +93,7 @@ class _CoroutineFunction(functools.partial[Any]):
 
     def __call__(self, *args: Any, **columns: Any) -> Any:
         trainer = _caller()
-        if trainer in _WITHOUT_AWAIT:
+        if trainer in {"TRL A2POTrainer", "TRL OnlineDPOTrainer", "TRL SDPOTrainer"}:
             raise TypeError(f"{trainer} does not await reward functions: give is_async=False")
         return super().__call__(*args, trainer=trainer, **columns)
 
