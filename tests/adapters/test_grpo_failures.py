@@ -140,7 +140,9 @@ def test_killing_a_replica_leaves_the_scored_samples_as_if_there_were_no_others(
         blocking.RewardFleet(
             code=url, on_failure=math.nan, timeout_s=120, max_concurrency=2
         ) as fleet,
+        blocking.RewardFleet(code=url, on_failure=math.nan, timeout_s=5) as impatient,
     ):
+        impatient.code.rewards([code_request("pass;", TESTS)])  # its address works
 
         def reward_function(completions, **_):
             requests = [code_request(text, TESTS) for text in completions]
@@ -151,10 +153,7 @@ def test_killing_a_replica_leaves_the_scored_samples_as_if_there_were_no_others(
             if lost:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-                with blocking.RewardFleet(
-                    code=url, on_failure=math.nan, timeout_s=0.5
-                ) as impatient:
-                    missing = iter(impatient.code.rewards([requests[at] for at in lost]))
+                missing = iter(impatient.code.rewards([requests[at] for at in lost]))
             rewards.append([next(missing if at in lost else values) for at in range(len(requests))])
             return rewards[-1]
 

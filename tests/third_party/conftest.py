@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ..adapters.conftest import closes, dead_url  # noqa: F401 - fixtures
+from ..adapters.conftest import closes, dead_url, lost_url  # noqa: F401 - fixtures
 from ..server.processes import service_process
 
 

@@ -64,8 +64,8 @@ def test_completions_get_their_rewards(code_url: str):
     assert advantages == pytest.approx([each - mean for each in rewards])
 
 
-def test_a_failure_ends_the_step_as_a_missing_reward_would_count_as_0(dead_url: str):
-    found = without_service(dead_url)
+def test_a_failure_ends_the_step_as_a_missing_reward_would_count_as_0(lost_url: str):
+    found = without_service(lost_url)
     assert found["failed"].startswith(UNREACHABLE)
     assert found["replaced"] == [[-1.0], [0.0]]
     rewards, advantages = found["missing"]
