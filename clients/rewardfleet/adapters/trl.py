@@ -70,10 +70,7 @@ globals().update({each.__name__: each for each in _FUNCTIONS.values()})
 
 
 def _caller() -> str:
-    """Return the trainer whose method is on the stack, as `NAN_WOULD` names it: no argument has it.
-
-    A coroutine is on the stack of what awaits it.
-    """
+    """Return the trainer that calls or awaits, as in `NAN_WOULD`: only the stack shows it."""
     frame = inspect.currentframe()
     while frame is not None:
         is_of_trl = frame.f_globals.get("__name__", "").startswith("trl.")
