@@ -113,8 +113,8 @@ def test_clips_get_their_rewards_also_from_a_model_that_was_saved():
     assert found["types"] == ["rewardfleet", "RewardFleetRewardModel", False]
 
 
-def test_a_failure_is_nan_and_a_warning_or_raised(dead_url: str):
-    found = without_service(dead_url)
+def test_a_failure_is_nan_and_a_warning_or_raised(lost_url: str):
+    found = without_service(lost_url)
     assert found["nan"] == "tensor([nan, nan])"
     assert found["warnings"]
     assert found["error"].startswith(UNREACHABLE)
