@@ -67,7 +67,7 @@ async def compute_score_async(
 
     Raises:
         RewardFleetError: There is no score, and `on_failure` is "raise".
-        MissingReward: The same, for the reward manager `rate_limited`.
+        MissingReward: The same, for `rate_limited`, which makes 0 of each `Exception`.
         TypeError: An option is unknown.
     """
     try:
@@ -77,7 +77,6 @@ async def compute_score_async(
     except Exception as error:
         limited = sys.modules.get("verl.experimental.reward_loop.reward_manager.limited")
         if limited and limited.RateLimitedRewardManager._class_initialized:  # noqa: SLF001
-            # This manager turns each `Exception` into a reward of 0.
             raise MissingReward(f"{type(error).__name__}: {error}") from error
         raise
 
