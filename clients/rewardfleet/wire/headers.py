@@ -19,6 +19,8 @@ DISCARDED_HEADER = "x-discarded-from-step"
 FALLBACK_REWARDS_HEADER = "x-fallback-rewards"
 #: The most of them that one request reports.
 MAX_FALLBACK_REWARDS = 1_000_000
+#: In a response, if at least half of its items failed for a reason of the replica: how many did.
+FAILED_ITEMS_HEADER = "x-failed-items"
 #: In a request that a gateway passes on: for how many seconds it has been there.
 HELD_HEADER = "x-request-held"
 #: In a request that a proxy passes on: the `Host` that the caller gave.

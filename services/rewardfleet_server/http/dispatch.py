@@ -16,6 +16,7 @@ from rewardfleet.wire.errors import InvalidRequest, Overloaded, RewardFleetError
 from rewardfleet.wire.headers import (
     CALL_TIMEOUT_HEADER,
     DISCARDED_HEADER,
+    FAILED_ITEMS_HEADER,
     FALLBACK_REWARDS_HEADER,
     HELD_HEADER,
     MAX_FALLBACK_REWARDS,
@@ -116,7 +117,7 @@ class Dispatcher:
         finally:
             del self._requests[task]
         self._telemetry.record_response(context, 200, None)
-        own = {REQUEST_ID_HEADER: context.request_id, **self._of_run_state(context)}
+        own = {REQUEST_ID_HEADER: context.request_id, **self._of_context(context)}
         return Response(content, media_type="application/json", headers=own)
 
     async def _answer(
@@ -258,12 +259,17 @@ class Dispatcher:
     ) -> Response:
         self._telemetry.record_response(context, error.status, error.kind, error.detail)
         response = problem_response(error, context.request_id, route.failure_model)
-        response.headers.update(self._of_run_state(context))
+        response.headers.update(self._of_context(context))
         return response
 
-    def _of_run_state(self, context: RequestContext) -> dict[str, str]:
-        """Return the headers of run state: its store, and what this request has discarded."""
-        given = {RUN_STATE_HEADER: self._run_state(), DISCARDED_HEADER: context.discarded_from}
+    def _of_context(self, context: RequestContext) -> dict[str, str]:
+        """Return headers: the store of run state, what was discarded of it, and failed items."""
+        has_failed = context.failed_here * 2 >= context.items > 0
+        given = {
+            RUN_STATE_HEADER: self._run_state(),
+            DISCARDED_HEADER: context.discarded_from,
+            FAILED_ITEMS_HEADER: context.failed_here if has_failed else None,
+        }
         return {name: str(value) for name, value in given.items() if value is not None}
 
 

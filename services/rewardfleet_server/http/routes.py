@@ -18,7 +18,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import from_json
 
 from rewardfleet.wire.chat import ChatError
-from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
+from rewardfleet.wire.errors import ErrorKind, InvalidRequest, Problem, RewardFleetError
 from rewardfleet.wire.frames import FRAMES_TYPE, JSON_TYPE, Frames
 from rewardfleet.wire.score import BatchRequest, BatchResponse, Score, Status
 from rewardfleet.wire.validation import validate_json
@@ -256,9 +256,12 @@ def _batch_route(
     async def handler(items: Sequence[Any], context: RequestContext) -> bytes:
         if bulk is not None:
             results = await engine.score_in_bulk(bulk, items, context)
+            if context.failed == len(items):
+                _check_available([Problem(**each["error"]) for each in results])
             shared = {bulk.backend: service.scorer.provenance(bulk.backend)}
             return msgspec.json.encode({"results": results, "provenance": shared})
         scores = await engine.score_batch(items, context)
+        _check_available([score.error for score in scores])
         backends = {score.backend for score in scores if score.status is not Status.ERROR}
         provenance = {name: service.scorer.provenance(name) for name in sorted(backends)}
         return await _encoded(scores, provenance)
@@ -274,6 +277,15 @@ def _batch_route(
         max_fields=service.max_batch_fields,
         items_fail_alone=True,
     )
+
+
+def _check_available(errors: Sequence[Problem | None]) -> None:
+    """Raise the failure of a batch without an item that was available: other replicas may be."""
+    for each in errors:
+        if each is None or each.kind != ErrorKind.UNAVAILABLE:
+            return
+    if errors and errors[0] is not None:
+        raise RewardFleetError.from_problem(errors[0])
 
 
 def encode(response: BaseModel) -> bytes:

@@ -60,6 +60,9 @@ _BATCH_PATH = "/score/batch"
 _MAX_TRACED = 64
 _SCORE_BOUNDS = tuple(tenth / 10 for tenth in range(11))
 
+#: The kinds of failures that another replica may not have.
+_FAILED_HERE = (ErrorKind.UNAVAILABLE, ErrorKind.BACKEND_FAILED, ErrorKind.INTERNAL)
+
 #: Request ids that are taken over from callers; any other is replaced.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -92,6 +95,7 @@ class RequestContext:
     items: int = 0  #: how many items have a result
     cached: int = 0  #: how many of them came from the cache
     failed: int = 0  #: how many of them are errors
+    failed_here: int = 0  #: how many of them failed for a reason of this process
     #: The parts of its path in braces, e.g. `run` of `/budgets/{run}`.
     parameters: Mapping[str, str] = field(default_factory=dict)
     stage: str = "body"  #: what happens to it while it has no samples: `line`, `body` or `response`
@@ -343,6 +347,7 @@ class Telemetry:
         context.items += 1
         context.cached += score.cached
         context.failed += score.status is Status.ERROR
+        context.failed_here += score.cause in _FAILED_HERE
         if score.backend:
             context.backends.add(score.backend)
         self._results[score.backend, score.status].inc()
@@ -402,6 +407,7 @@ class Telemetry:
         computed = items - failed
         context.items += items
         context.failed += failed
+        context.failed_here += sum(causes.get(kind, 0) for kind in _FAILED_HERE)
         if backend:
             context.backends.add(backend)
         for status, count_of in statuses.items():

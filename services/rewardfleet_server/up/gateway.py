@@ -3,7 +3,8 @@
 A request goes to the ready replica with the fewest requests in progress. Its body is passed on as
 it arrives and is never parsed. If a replica cannot be reached, fails before it responds, or answers
 429 or 503, the request is sent to another one: all requests of the services are idempotent.
-Requests of clients that cannot repeat them wait in line while no replica can take them.
+While no replica is ready, since one restarts, requests wait in line; those of clients that cannot
+repeat them also wait for capacity. A replica whose answers are failures is avoided.
 
 `GET /inflight`, and `/{service}/inflight`, are answered by all replicas together. `GET /metrics`
 has what the gateway itself has answered; services count their answers.
@@ -11,14 +12,18 @@ has what the gateway itself has answered; services count their answers.
 
 import asyncio
 import logging
+import math
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import aiohttp
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    Gauge,
     ProcessCollector,
     generate_latest,
 )
@@ -26,6 +31,7 @@ from pydantic import ValidationError
 
 from rewardfleet import __version__
 from rewardfleet.wire.errors import (
+    BackendFailed,
     NotFound,
     Overloaded,
     RewardFleetError,
@@ -52,16 +58,19 @@ from .proxy import (
     failure_of,
     read_all,
 )
-from .replicas import Fleet, Replica
+from .replicas import Fleet, Replica, usable
 
 log = logging.getLogger(__name__)
 
 #: What the gateway answers itself, so that no service can have such a prefix.
 PAGES = ("", "healthz", "readyz", "inflight", "metrics")
+#: The pages of services, which nobody wants to wait for.
+_PAGE = re.compile(r"/(healthz?|readyz|metrics|inflight|openapi\.json|(score-log|docs|redoc).*)?")
 #: A request that so many replicas did not survive is not sent to a third one.
 _MAX_LOST = 2
 #: The most bytes of a replica's samples in flight, and the time to wait for them.
 _MAX_IN_FLIGHT_BYTES, _IN_FLIGHT_TIME = 2 * 2**20, aiohttp.ClientTimeout(total=2)
+_READY_TIME = aiohttp.ClientTimeout(total=timeouts.CHECK_TIMEOUT_SECONDS)
 #: Why a replica does not report its samples in flight without a key, or with another one.
 _NO_KEY = "it requires an API key"
 _WRONG_KEY = "it does not accept the API key"
@@ -99,8 +108,21 @@ class Gateway:
             ("service", "route", "status", "kind"),
             registry=self._registry,
         )
-        self._in_progress = {False: 0, True: 0}  # by whether they may wait in line
+        waiting = Gauge(
+            "rewardfleet_waiting_requests",
+            "Requests that wait in line at the gateway, by service.",
+            ("service", "route"),
+            registry=self._registry,
+        )
+        for name, line in self._lines.items():
+            waiting.labels(GATEWAY, f"/{name}").set_function(partial(len, line))
+        self._in_progress = {False: 0, True: 0}  # by whether they are patient
         self._turn = 0
+
+    def stop_waiting(self) -> None:
+        """Let no request wait any more, as the replicas end as well."""
+        for line in self._lines.values():
+            line.close()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -196,12 +218,18 @@ class Gateway:
             except UpstreamFailed as error:
                 failures[url] = str(error)
 
-        fleets = [self._fleet[service]] if service else self._fleet.values()
-        await asyncio.gather(*(ask(each.url) for replicas in fleets for each in replicas))
+        asked = [service] if service else list(self._fleet)
+        await asyncio.gather(*(ask(each.url) for name in asked for each in self._fleet[name]))
         refusal = _WRONG_KEY if key else _NO_KEY
         if failures and set(failures.values()) == {refusal}:
             raise Unauthorized(f"{refusal}: `Authorization: Bearer <key>`")
-        return merged(answers, failures).model_dump()
+        # Without a replica that accepts the key, it shows what was sent with the same one.
+        shown = None if answers else key.encode("latin-1")
+        lines = [self._lines[name] for name in asked]
+        waiting = InFlight(
+            total=sum(map(len, lines)), samples=[s for each in lines for s in each.samples(shown)]
+        )
+        return merged([*answers, waiting], failures).model_dump()
 
     async def _in_flight_at(self, url: str, key: str) -> InFlight:
         """Return a replica's samples in flight, which name it; UpstreamFailed if it is silent."""
@@ -233,39 +261,41 @@ class Gateway:
             RewardFleetError: It was not answered; its client repeats this failure if it can.
             Conflict: The replicas have run state of their own.
         """
-        # Also of one that is down: another store does not have what it has counted.
-        stores = {each.url: each.run_state for each in self._fleet[service]}
-        if problem := own_run_states(service, stores):
-            raise problem
-        waits, may_wait = request.waits, request.waits is not None
-        most = self._max_waiting if may_wait else MAX_REQUESTS
-        self._in_progress[may_wait] += 1
         try:
-            if self._in_progress[may_wait] > most:
-                raise Overloaded(f"the gateway has {most} requests in progress", retry_after=1)
+            self._in_progress[request.is_patient] += 1
+            self._check_room(request)
+            # Also of one that is down: another store does not have what it has counted.
+            stores = {each.url: each.run_state for each in self._fleet[service]}
+            if problem := own_run_states(service, stores):
+                raise problem
             await self._try_replicas(service, request, send)
         except RewardFleetError as error:
+            waits = request.waits
             if waits is None or waits.repeats_on is None or not error.retryable:
                 raise
             raise waits.repeats_on(error.detail, retry_after=error.retry_after) from error
         finally:
-            self._in_progress[may_wait] -= 1
+            self._in_progress[request.is_patient] -= 1
             request.body.end()
+
+    def _check_room(self, request: ProxiedRequest) -> None:
+        most = self._max_waiting if request.is_patient else MAX_REQUESTS
+        if self._in_progress[request.is_patient] > most:
+            raise Overloaded(f"the gateway has {most} requests in progress", retry_after=1)
 
     async def _try_replicas(self, service: str, request: ProxiedRequest, send: Send) -> None:
         """Send a request to one replica after another, until one answers other than 429 or 503.
 
-        If it may wait, it does so while there is none, and then begins again.
+        While there is none that could, it waits in line, and then begins again.
         """
         tried: set[Replica] = set()
-        refusals: list[Refusal] = []
-        lost, has_waited = 0, False
-        while True:
+        refusals: dict[Replica, Refusal] = {}
+        lost, had_turn = 0, False
+        while not request.body.is_gone:
             replica = self._choose(service, tried, request)
             if replica is None:
-                if not await self._wait_in_line(service, request, at_front=has_waited):
+                if not await self._wait(service, request, refusals, at_front=had_turn):
                     break
-                has_waited = True
                 tried.clear()
                 refusals.clear()
                 continue
@@ -273,31 +303,50 @@ class Gateway:
                 # 0 s: another replica is free. A 429 would make the client pause for all.
                 reason = "a replica failed, and the body is too large to be stored; send it again"
                 raise Unavailable(reason, retry_after=0)
-            if lost == _MAX_LOST:
-                break
             tried.add(replica)
+            had_turn = True
             try:
                 refusal = await self._send_to(replica, request, send)
             except UpstreamFailed as error:
                 lost += error.was_reached
-                if replica.is_ready:  # else it is known already
-                    log.warning("%s at %s failed a request: %s", service, replica.url, error)
-                replica.is_ready = False
-                replica.last_failure = f"a request failed: {error}"
+                await self._recover(replica, request, error, lost)
                 continue
             if refusal is None:
                 return
-            refusals.append(refusal)
-            if refusal.status == Overloaded.status or request.waits is not None:
+            refusals[replica] = refusal
+            if refusal.status == Overloaded.status or request.is_patient:
                 most = timeouts.MAX_COOLDOWN_SECONDS if refusal.status == Overloaded.status else 1.0
                 replica.cooling_until = time.monotonic() + min(refusal.retry_after, most)
+            if request.left_s <= 0:
+                break
+        if request.body.is_gone:
+            raise CallerDisconnected
         if refusals and request.waits is None:
-            refusal = min(refusals, key=lambda each: (each.status, each.retry_after))
+            refusal = min(refusals.values(), key=lambda each: (each.status, each.retry_after))
             head = {"status": refusal.status, "headers": refusal.headers}
             await send({"type": "http.response.start", **head})
             await send({"type": "http.response.body", "body": refusal.body})
             return
         raise self._unavailable(service, tried)
+
+    async def _recover(
+        self, replica: Replica, request: ProxiedRequest, error: UpstreamFailed, lost: int
+    ) -> None:
+        """Note that a replica has failed a request, which may be sent again afterwards.
+
+        Raises:
+            BackendFailed: So many did not survive it that it may be the cause.
+        """
+        if replica.is_ready:  # else it is known already
+            log.warning("%s at %s failed a request: %s", replica.service, replica.url, error)
+        replica.is_ready = False
+        replica.last_failure = f"a request failed: {error}"
+        if lost == _MAX_LOST:
+            raise BackendFailed(f"{lost} replicas of {replica.service} did not survive it: {error}")
+        self._be_patient(request)
+        if error.was_reached:
+            # What has ended together, e.g. all replicas of a machine, is known then.
+            await asyncio.sleep(timeouts.LOOK_SECONDS)
 
     async def _send_to(
         self, replica: Replica, request: ProxiedRequest, send: Send
@@ -309,26 +358,74 @@ class Gateway:
             replica.outstanding -= 1
             self._lines[replica.service].advance()
 
-    async def _wait_in_line(self, service: str, request: ProxiedRequest, *, at_front: bool) -> bool:
+    async def _wait(
+        self,
+        service: str,
+        request: ProxiedRequest,
+        refusals: Mapping[Replica, Refusal],
+        *,
+        at_front: bool,
+    ) -> bool:
         """Return whether a request should be tried again, after it has waited for its turn."""
-        if request.waits is None:
+        line, limit_s = self._lines[service], timeouts.LINE_SECONDS
+        if request.waits is not None:
+            limit_s = min(request.waits.in_line_s or limit_s, request.given_s)
+        elif not (await self._is_held(service, request, refusals)):
             return False
-        seconds = min(request.waits.in_line_s or timeouts.LINE_SECONDS, request.given_s)
-        return await self._lines[service].wait(request.started + seconds, at_front=at_front)
+        elif request.given_s < math.inf:
+            limit_s = request.given_s
+        if not request.body.can_be_sent:
+            return False
+        return await line.wait(request, request.started + limit_s, at_front=at_front)
+
+    async def _is_held(
+        self, service: str, request: ProxiedRequest, refusals: Mapping[Replica, Refusal]
+    ) -> bool:
+        """Return whether a request whose client could repeat it waits: an outage has met it.
+
+        A refusal is the answer, unless its replica ends; so is that a service never was there.
+        """
+        is_page = request.is_read and _PAGE.fullmatch(request.path)
+        if is_page or not self._lines[service].has_opened:
+            return False
+        refused = {each for each in refusals if refusals[each].status == Unavailable.status}
+        await asyncio.gather(*map(self._look_at, refused))
+        if any(each.is_ready for each in refused):
+            return False
+        if refused or not any(each.is_ready for each in self._fleet[service]):
+            self._be_patient(request)
+        return request.is_patient
+
+    def _be_patient(self, request: ProxiedRequest) -> None:
+        """Count a request among those that wait for capacity as well."""
+        if not request.is_patient:
+            self._in_progress[False] -= 1
+            self._in_progress[True] += 1
+            request.is_patient = True
+            self._check_room(request)
+
+    async def _look_at(self, replica: Replica) -> None:
+        """Ask a replica that has refused whether it ends, which is noticed a second later else."""
+        try:
+            async with self._upstream.session.get(
+                f"{replica.url}/readyz", timeout=_READY_TIME
+            ) as response:
+                replica.is_ready = replica.is_ready and response.status == 200
+        except (TimeoutError, aiohttp.ClientError):
+            replica.is_ready = False
 
     def _choose(self, service: str, tried: set[Replica], request: ProxiedRequest) -> Replica | None:
         """Return a replica that may be sent a request; of equally busy ones, each in turn."""
-        replicas, now = self._fleet[service], time.monotonic()
+        replicas, now = usable(self._fleet[service]), time.monotonic()
         self._turn += 1
         first = self._turn % max(len(replicas), 1)
         candidates = (
             each
             for each in (*replicas[first:], *replicas[:first])
             # Pages and health checks are answered at capacity as well.
-            if each.is_ready
-            and each not in tried
+            if each not in tried
             and (each.cooling_until <= now or request.is_read)
-            and (request.waits is None or Line.accepts(each))
+            and (not request.is_patient or Line.accepts(each))
         )
         return min(candidates, key=lambda each: each.outstanding, default=None)
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import sys
@@ -70,7 +71,7 @@ class ReplicaProcess:
         backoff, ports_left = timeouts.MIN_BACKOFF_SECONDS, _MAX_PORTS
         try:
             while True:
-                started = time.monotonic()
+                self.replica.ready_since = math.inf
                 status = await self._run_once()
                 self.replica.is_ready = False
                 self.replica.last_failure = reason = describe_end(status)
@@ -85,12 +86,12 @@ class ReplicaProcess:
                 if not self.replica.has_been_ready.is_set():
                     lines = "\n".join(self._last_lines)
                     raise FleetFailed(f"{self.planned.name} {reason}:\n{lines}")
-                if time.monotonic() - started > timeouts.STABLE_SECONDS:
-                    backoff = timeouts.MIN_BACKOFF_SECONDS
-                name = self.planned.name
-                log.warning("%s %s; it is restarted in %g s", name, reason, backoff)
-                await asyncio.sleep(backoff)
-                backoff = min(2 * backoff, timeouts.MAX_BACKOFF_SECONDS)
+                if time.monotonic() - self.replica.ready_since > timeouts.STABLE_SECONDS:
+                    backoff, pause = timeouts.MIN_BACKOFF_SECONDS, 0.0
+                else:
+                    pause, backoff = backoff, min(2 * backoff, timeouts.MAX_BACKOFF_SECONDS)
+                log.warning("%s %s; it is restarted in %g s", self.planned.name, reason, pause)
+                await asyncio.sleep(pause)
                 self.replica.restarts += 1
         finally:
             await self._stop()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Iterable
 from typing import NamedTuple, Self
 
@@ -10,11 +11,20 @@ import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
-from rewardfleet.wire.errors import DeadlineExceeded, Overloaded, Unavailable
+from rewardfleet.wire.errors import (
+    BackendFailed,
+    DeadlineExceeded,
+    InternalError,
+    Overloaded,
+    Unavailable,
+)
 from rewardfleet.wire.headers import (
+    CALL_TIMEOUT_HEADER,
+    FAILED_ITEMS_HEADER,
     FORWARDED_HOST_HEADER,
     HELD_HEADER,
     PREFIX_HEADER,
+    REQUEST_ID_HEADER,
     TIMEOUT_HEADER,
 )
 from rewardfleet.wire.waiting import Waits
@@ -34,6 +44,8 @@ MAX_STORED_BYTES = 2**20
 MAX_TOTAL_BYTES = 256 * 2**20
 #: The most bytes of a header of a replica, the most headers, and the most bytes of a refusal.
 _MAX_HEADER_BYTES, _MAX_HEADERS, _MAX_REFUSAL_BYTES = 16 * 1024, 1024, 64 * 1024
+#: What a replica answers that cannot score for a reason of its own.
+_FAILURES = {InternalError.status, BackendFailed.status, Unavailable.status}
 #: Headers that concern one connection (RFC 9110, 7.6.1), and those that the gateway sets.
 _OF_CONNECTION = frozenset(
     b"connection expect keep-alive proxy-connection te trailer transfer-encoding upgrade".split()
@@ -173,6 +185,8 @@ class RequestBody(aiohttp.Payload):
         self._watching: asyncio.Task[None] | None = None
         self.attempt: Attempt | None = None  #: the current one, if any
         self.can_be_sent = True  #: whether it is still known from its start
+        self.is_gone = False  #: whether its caller is known to have disconnected
+        self.turn: asyncio.Future[None] | None = None  #: what it waits for in line, if it does
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Send the body, whose length the server of the gateway has checked.
@@ -234,8 +248,11 @@ class RequestBody(aiohttp.Payload):
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self.is_gone = True
         if self.attempt is not None:
             self.attempt.end(CallerDisconnected())
+        elif self.turn is not None and not self.turn.done():
+            self.turn.set_result(None)
 
     def end(self) -> None:
         """Give back its memory, and stop watching its caller."""
@@ -249,7 +266,7 @@ class ProxiedRequest:
 
     Args:
         service: The service whose prefix the path has.
-        waits: How long it may wait in line; None if it may not.
+        waits: How long it may wait in line for capacity; None if its client repeats it.
     """
 
     def __init__(
@@ -262,27 +279,29 @@ class ProxiedRequest:
     ) -> None:
         headers = dict(scope["headers"])
         self._upstream = upstream
-        self.waits = waits
+        self.service, self.waits = service, waits
+        #: Whether it waits for capacity: also one that has met an outage.
+        self.is_patient = waits is not None
+        self.request_id = headers.get(REQUEST_ID_HEADER.encode(), b"").decode("latin-1")
+        self.key = headers.get(b"authorization", b"")
         self.body = RequestBody(receive, upstream)
         #: Time of the event loop's clock at which its headers arrived.
         self.started = asyncio.get_running_loop().time()
         #: Seconds that the caller waits for the response; infinite if it does not say.
         self.given_s = _seconds(headers.get(TIMEOUT_HEADER.encode(), b""))
-        # A service gets a little longer to report that it is too late.
-        has_limit = self.given_s < math.inf
-        self._timeout_s = (
-            self.given_s + timeouts.GRACE_SECONDS if has_limit else timeouts.DEFAULT_TIMEOUT_SECONDS
-        )
         self._method: str = scope["method"]
         self.is_read = self._method in {"GET", "HEAD"}  #: whether it only reads something
         length = int(headers.get(b"content-length", 0))
         is_chunked = b"transfer-encoding" in headers
         self._has_body = is_chunked or length > 0
+        if not self._has_body:
+            self.body.watch()
         # A service refuses a large body before it reads it. Until it asks for the body, nothing of
         # it is sent, so that the request can go to another replica.
         self._is_large = is_chunked or length > MAX_STORED_BYTES
-        path, query = scope["raw_path"][1 + len(service) :] or b"/", scope["query_string"]
-        self._target = (path + b"?" + query if query else path).decode("ascii")
+        query = scope["query_string"].decode("ascii")
+        self.path = scope["raw_path"][1 + len(service) :].decode("ascii") or "/"
+        self._target = f"{self.path}?{query}" if query else self.path
         # Replicas listen on loopback and accept its names only; the gateway has checked the given.
         own = (b"host", b"localhost"), (_FORWARDED_HOST, headers.get(b"host", b""))
         self._headers = [
@@ -290,6 +309,24 @@ class ProxiedRequest:
             for name, value in (*_without(_NOT_FORWARDED, scope["headers"]), *own)
         ]
         self._headers.append((PREFIX_HEADER, f"/{service}"))
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the caller does not wait any more; infinite if it has not said."""
+        return self.given_s - (asyncio.get_running_loop().time() - self.started)
+
+    def _headers_now(self) -> list[tuple[str, str]]:
+        """Return the headers for a service, which counts the time from now."""
+        held = asyncio.get_running_loop().time() - self.started
+        if self.waits is not None:  # services accept no 0
+            return [*self._headers, (HELD_HEADER, f"{max(held, 0.001):.3f}")]
+        if held < timeouts.LOOK_SECONDS or self.given_s == math.inf:
+            return self._headers
+        headers = [each for each in self._headers if each[0] != TIMEOUT_HEADER]
+        if CALL_TIMEOUT_HEADER not in dict(headers):
+            # What a program may use must not depend on how long its request has waited.
+            headers.append((CALL_TIMEOUT_HEADER, f"{self.given_s:g}"))
+        return [*headers, (TIMEOUT_HEADER, f"{max(self.left_s, 0.001):.3f}")]
 
     async def send_to(self, replica: Replica, send: Send) -> Refusal | None:
         """Send the request to a replica and pass its response on; or return its refusal.
@@ -301,16 +338,14 @@ class ProxiedRequest:
             DeadlineExceeded: The response, or the caller's body, takes too long.
             CallerDisconnected: The response is not needed any more.
         """
-        headers = self._headers
-        if self.waits is not None:  # services accept no 0
-            held = max(asyncio.get_running_loop().time() - self.started, 0.001)
-            headers = [*headers, (HELD_HEADER, f"{held:.3f}")]
-        late = f"no answer of {replica.service} within {self._timeout_s:g} s"
-        self.body.attempt = attempt = Attempt(self._timeout_s, late)
+        left_s = timeouts.DEFAULT_TIMEOUT_SECONDS
+        if self.given_s < math.inf:  # a service gets a little longer to report that it is too late
+            left_s = max(self.left_s, 0.0) + timeouts.GRACE_SECONDS
+        late = f"no answer of {replica.service} within {left_s:g} s"
+        self.body.attempt = attempt = Attempt(left_s, late)
         self._upstream.attempts.add(attempt)
         replica.attempts.add(attempt.abandon)
-        if not self._has_body:
-            self.body.watch()
+        sent_at = time.monotonic()
         has_begun = is_complete = False
         refusal = None
         try:
@@ -319,12 +354,15 @@ class ProxiedRequest:
                 self._upstream.session.request(
                     self._method,
                     URL(replica.url + self._target, encoded=True),
-                    headers=headers,
+                    headers=self._headers_now(),
                     data=self.body if self._has_body else None,
                     expect100=self._is_large,
                     allow_redirects=False,
                 ) as response,
             ):
+                has_failed = response.status in _FAILURES or FAILED_ITEMS_HEADER in response.headers
+                if not self.is_read and (has_failed or response.status == 200):
+                    replica.note_answer(has_failed=has_failed, sent_at=sent_at)
                 if response.status in {Overloaded.status, Unavailable.status}:
                     refusal = await _read_refusal(response)
                 else:

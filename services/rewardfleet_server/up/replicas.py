@@ -2,15 +2,21 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
 
+from rewardfleet.wire.backoff import backoff_with_jitter
+
 from . import timeouts
 
 log = logging.getLogger(__name__)
+
+#: Failed answers in a row after which a replica is avoided.
+_AVOID_AFTER = 5
 
 
 @dataclass(eq=False)
@@ -23,13 +29,30 @@ class Replica:
     outstanding: int = 0  #: requests that it was sent and has not answered
     #: Time of `time.monotonic` before which it gets none, as it was at capacity.
     cooling_until: float = 0.0
+    failures: int = 0  #: failed answers in a row: it fails fast, and would get most requests
+    failed_at: float = -math.inf  #: time of `time.monotonic` at which it was avoided the last time
+    avoided_until: float = -math.inf  #: as long as others do not fail
     run_state: str = ""  #: the id of its store of run state; empty if it has none
     restarts: int = 0  #: how often it was started again
     last_failure: str = ""  #: why it ended the last time, or is not ready; empty if it never failed
+    #: Time of `time.monotonic` at which its process was ready; infinite if it was not yet.
+    ready_since: float = math.inf
     #: Set once it has been ready.
     has_been_ready: asyncio.Event = field(default_factory=asyncio.Event)
     #: What fails each of its outstanding requests, given a reason.
     attempts: set[Callable[[str], None]] = field(default_factory=set)
+
+    def note_answer(self, *, has_failed: bool, sent_at: float) -> None:
+        """Count an answer to a request that was sent at `sent_at`, by `time.monotonic`."""
+        if sent_at < self.failed_at:
+            return  # it shows nothing that was not known
+        self.failures = self.failures + 1 if has_failed else 0
+        if (nth := self.failures - _AVOID_AFTER + 1) > 0:
+            self.failed_at = time.monotonic()
+            pause = backoff_with_jitter(
+                nth, timeouts.MIN_BACKOFF_SECONDS, timeouts.MAX_AVOIDED_SECONDS
+            )
+            self.avoided_until = self.failed_at + pause
 
     def abandon(self, reason: str) -> None:
         """Fail its outstanding requests, so that they are sent to other replicas."""
@@ -42,6 +65,20 @@ class Replica:
 
 #: The replicas of each service, by its name.
 Fleet = Mapping[str, Sequence[Replica]]
+
+
+def usable(replicas: Sequence[Replica]) -> list[Replica]:
+    """Return those that may be sent requests: ready ones, but those that fail only if all do.
+
+    After its pause, one that fails gets one request at a time until it answers one.
+    """
+    now = time.monotonic()
+    ready = [each for each in replicas if each.is_ready]
+    return [
+        each
+        for each in ready
+        if each.failures < _AVOID_AFTER or not (each.outstanding or now < each.avoided_until)
+    ] or ready
 
 
 async def watch(
@@ -66,6 +103,8 @@ async def watch(
                 replica.is_ready = response.status_code == 200
                 if replica.is_ready:
                     replica.run_state = _entry(response, "run_state", "")
+                    if not was_ready:
+                        replica.ready_since, replica.failures = last_answer, 0
                     was_ready = True
                     replica.has_been_ready.set()
                 elif was_ready:

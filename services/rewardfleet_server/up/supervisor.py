@@ -149,6 +149,7 @@ async def _run_fleet(
         return 1
     finally:
         reporting.cancel()
+        gateway.stop_waiting()
         _print("Stopping …")
         for number in (signal.SIGINT, signal.SIGTERM):  # a second one does not wait
             loop.add_signal_handler(number, lambda: [each.cancel() for each in running])

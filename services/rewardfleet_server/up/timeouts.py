@@ -21,7 +21,7 @@ FROZEN_SECONDS = 30.0
 #: Before a crashed replica is restarted: the backoff doubles up to a maximum, as what makes it
 #: crash may last.
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 30.0
-#: A replica that ran for so long is restarted after the minimum again.
+#: A replica that was ready for so long is restarted at once.
 STABLE_SECONDS = 60.0
 #: Beyond `shutdown_timeout_s`, after which a replica that should end is killed: it ends itself
 #: within 3 s after that time.
@@ -45,7 +45,9 @@ IDLE_SECONDS = 60.0
 #: Between two looks at what takes too long, and at the replicas for those in line, for all requests
 #: together.
 LOOK_SECONDS = 0.1
-#: In line, if no client of the route has a shorter timeout.
+#: In line, if no client of the route has a shorter timeout, and the request has none.
 LINE_SECONDS = 100.0
+#: The longest time for which a replica that fails gets no requests.
+MAX_AVOIDED_SECONDS = 8.0
 #: The longest time that a replica gets no requests after a 429.
 MAX_COOLDOWN_SECONDS = 5.0

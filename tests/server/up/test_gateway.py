@@ -31,13 +31,15 @@ from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import table
-from ...gateways import LOOPBACK
+from ...gateways import LOOPBACK, reply
 from ..http.test_connections import response
 from ..processes import service_process
 
 ANSWER = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
 ITEM = {"response": ANSWER, "ground_truth": ANSWER}
 MIB = 2**20
+#: A request that waits in vain waits for so long.
+HURRIED = {"x-request-timeout": "0.3"}
 #: An address at which nothing listens.
 NOTHING = "http://127.0.0.1:1"
 
@@ -54,6 +56,7 @@ class Stub:
     Attributes:
         requests: Scope and body of each request so far.
         disconnects: Number of requests whose connection ended before the response.
+        ends: Whether it is not ready any more.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Stub:
         respond: threading.Event | None = None,
     ) -> None:
         self.status = status
+        self.ends = False
         self.requests: list[tuple[dict, bytes]] = []
         self.disconnects = 0
         self._retry_after = retry_after
@@ -73,6 +77,9 @@ class Stub:
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] != "http":
+            return
+        if scope["path"] == "/readyz":
+            await reply(send, 503 if self.ends else 200, [], b"{}")
             return
         body, more = b"", self._reads
         while more:
@@ -268,7 +275,7 @@ def test_the_index_describes_the_fleet_and_readiness_names_what_is_missing(front
     not_ready = client.get("/readyz")
     assert not_ready.status_code == 503
     assert "tools" in not_ready.json()["detail"]
-    refused = client.post("/tools/score", json=ITEM)
+    refused = client.post("/tools/score", json=ITEM, headers=HURRIED)
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     assert refused.json()["retryable"] is True
 
@@ -281,7 +288,7 @@ def test_requests_are_counted_with_the_failures_of_the_gateway_itself(front: Fro
     assert client.post("/tools/score", json=ITEM).status_code == 200
     assert client.get("/nothing/score").status_code == 404
     assert client.post("/metrics").status_code == 405
-    assert down.post("/tools/score", json=ITEM).status_code == 503
+    assert down.post("/tools/score", json=ITEM, headers=HURRIED).status_code == 503
     metrics, failed = client.get("/metrics"), down.get("/metrics").text
     assert metrics.headers["content-type"].startswith("text/plain")
     count = 'rewardfleet_requests_total{kind="%s",route="%s",service="gateway",status="%s"} 1.0'
@@ -503,7 +510,7 @@ def test_a_request_that_two_replicas_did_not_survive_is_not_sent_to_a_third(fron
         servers = [stack.enter_context(broken_server(b"")) for _ in range(3)]
         client = front(*(url for url, _ in servers))
         answer = client.post("/tools/score", json=ITEM)
-        assert (answer.status_code, answer.json()["retryable"]) == (503, True)
+        assert (answer.status_code, answer.json()["retryable"]) == (502, True)
         assert sorted(len(requests) for _, requests in servers) == [0, 1, 1]
 
 
@@ -638,7 +645,7 @@ def test_an_incomplete_response_never_looks_complete(front: Front):
 def test_an_answer_that_is_not_http_is_a_failure_of_the_replica(front: Front):
     with broken_server(b"SSH-2.0-OpenSSH\r\n") as (url, _):
         client = front(url)
-        answer = client.get("/tools/x")
+        answer = client.get("/tools/x", headers=HURRIED)
     assert answer.status_code == 503
     assert "not valid HTTP" in answer.json()["detail"]
 
