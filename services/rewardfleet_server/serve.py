@@ -117,6 +117,7 @@ class Server(GracefulServer):
         self.should_exit = True
 
     async def _drain(self) -> None:
+        self._connections.is_ending = True  # proxies see it, and go elsewhere
         await self._app.drain(self._settings.shutdown_timeout_s)
         self.should_exit = True
 

@@ -256,8 +256,7 @@ def _batch_route(
     async def handler(items: Sequence[Any], context: RequestContext) -> bytes:
         if bulk is not None:
             results = await engine.score_in_bulk(bulk, items, context)
-            if context.failed == len(items):
-                _check_available([Problem(**each["error"]) for each in results])
+            _check_available([e and Problem(**e) for e in (each.get("error") for each in results)])
             shared = {bulk.backend: service.scorer.provenance(bulk.backend)}
             return msgspec.json.encode({"results": results, "provenance": shared})
         scores = await engine.score_batch(items, context)
@@ -281,10 +280,8 @@ def _batch_route(
 
 def _check_available(errors: Sequence[Problem | None]) -> None:
     """Raise the failure of a batch without an item that was available: other replicas may be."""
-    for each in errors:
-        if each is None or each.kind != ErrorKind.UNAVAILABLE:
-            return
-    if errors and errors[0] is not None:
+    kinds = {each and each.kind for each in errors}
+    if kinds == {ErrorKind.UNAVAILABLE} and errors[0] is not None:
         raise RewardFleetError.from_problem(errors[0])
 
 

@@ -12,10 +12,8 @@ has what the gateway itself has answered; services count their answers.
 
 import asyncio
 import logging
-import math
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -64,13 +62,10 @@ log = logging.getLogger(__name__)
 
 #: What the gateway answers itself, so that no service can have such a prefix.
 PAGES = ("", "healthz", "readyz", "inflight", "metrics")
-#: The pages of services, which nobody wants to wait for.
-_PAGE = re.compile(r"/(healthz?|readyz|metrics|inflight|openapi\.json|(score-log|docs|redoc).*)?")
 #: A request that so many replicas did not survive is not sent to a third one.
 _MAX_LOST = 2
 #: The most bytes of a replica's samples in flight, and the time to wait for them.
 _MAX_IN_FLIGHT_BYTES, _IN_FLIGHT_TIME = 2 * 2**20, aiohttp.ClientTimeout(total=2)
-_READY_TIME = aiohttp.ClientTimeout(total=timeouts.CHECK_TIMEOUT_SECONDS)
 #: Why a replica does not report its samples in flight without a key, or with another one.
 _NO_KEY = "it requires an API key"
 _WRONG_KEY = "it does not accept the API key"
@@ -118,11 +113,6 @@ class Gateway:
             waiting.labels(GATEWAY, f"/{name}").set_function(partial(len, line))
         self._in_progress = {False: 0, True: 0}  # by whether they are patient
         self._turn = 0
-
-    def stop_waiting(self) -> None:
-        """Let no request wait any more, as the replicas end as well."""
-        for line in self._lines.values():
-            line.close()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -223,13 +213,10 @@ class Gateway:
         refusal = _WRONG_KEY if key else _NO_KEY
         if failures and set(failures.values()) == {refusal}:
             raise Unauthorized(f"{refusal}: `Authorization: Bearer <key>`")
-        # Without a replica that accepts the key, it shows what was sent with the same one.
+        # If no replica has accepted the key, it shows what was sent with the same one.
         shown = None if answers else key.encode("latin-1")
-        lines = [self._lines[name] for name in asked]
-        waiting = InFlight(
-            total=sum(map(len, lines)), samples=[s for each in lines for s in each.samples(shown)]
-        )
-        return merged([*answers, waiting], failures).model_dump()
+        answers += [self._lines[name].in_flight(shown) for name in asked]
+        return merged(answers, failures).model_dump()
 
     async def _in_flight_at(self, url: str, key: str) -> InFlight:
         """Return a replica's samples in flight, which name it; UpstreamFailed if it is silent."""
@@ -289,13 +276,14 @@ class Gateway:
         While there is none that could, it waits in line, and then begins again.
         """
         tried: set[Replica] = set()
-        refusals: dict[Replica, Refusal] = {}
-        lost, had_turn = 0, False
+        refusals: list[Refusal] = []
+        lost, has_waited = 0, False
         while not request.body.is_gone:
             replica = self._choose(service, tried, request)
             if replica is None:
-                if not await self._wait(service, request, refusals, at_front=had_turn):
+                if not await self._wait_in_line(service, request, refusals, at_front=has_waited):
                     break
+                has_waited = True
                 tried.clear()
                 refusals.clear()
                 continue
@@ -304,49 +292,33 @@ class Gateway:
                 reason = "a replica failed, and the body is too large to be stored; send it again"
                 raise Unavailable(reason, retry_after=0)
             tried.add(replica)
-            had_turn = True
             try:
                 refusal = await self._send_to(replica, request, send)
             except UpstreamFailed as error:
                 lost += error.was_reached
-                await self._recover(replica, request, error, lost)
+                if replica.is_ready:  # else it is known already
+                    log.warning("%s at %s failed a request: %s", service, replica.url, error)
+                replica.is_ready = False
+                replica.last_failure = f"a request failed: {error}"
+                self._be_patient(request, lost)
+                # Of what else has ended, e.g. all replicas of a machine, is known then.
+                await asyncio.sleep(timeouts.LOOK_SECONDS if error.was_reached else 0)
                 continue
             if refusal is None:
                 return
-            refusals[replica] = refusal
-            if refusal.status == Overloaded.status or request.is_patient:
+            refusals.append(refusal)
+            if refusal.status == Overloaded.status or request.waits is not None:
                 most = timeouts.MAX_COOLDOWN_SECONDS if refusal.status == Overloaded.status else 1.0
                 replica.cooling_until = time.monotonic() + min(refusal.retry_after, most)
-            if request.left_s <= 0:
-                break
         if request.body.is_gone:
             raise CallerDisconnected
         if refusals and request.waits is None:
-            refusal = min(refusals.values(), key=lambda each: (each.status, each.retry_after))
+            refusal = min(refusals, key=lambda each: (each.status, each.retry_after))
             head = {"status": refusal.status, "headers": refusal.headers}
             await send({"type": "http.response.start", **head})
             await send({"type": "http.response.body", "body": refusal.body})
             return
         raise self._unavailable(service, tried)
-
-    async def _recover(
-        self, replica: Replica, request: ProxiedRequest, error: UpstreamFailed, lost: int
-    ) -> None:
-        """Note that a replica has failed a request, which may be sent again afterwards.
-
-        Raises:
-            BackendFailed: So many did not survive it that it may be the cause.
-        """
-        if replica.is_ready:  # else it is known already
-            log.warning("%s at %s failed a request: %s", replica.service, replica.url, error)
-        replica.is_ready = False
-        replica.last_failure = f"a request failed: {error}"
-        if lost == _MAX_LOST:
-            raise BackendFailed(f"{lost} replicas of {replica.service} did not survive it: {error}")
-        self._be_patient(request)
-        if error.was_reached:
-            # What has ended together, e.g. all replicas of a machine, is known then.
-            await asyncio.sleep(timeouts.LOOK_SECONDS)
 
     async def _send_to(
         self, replica: Replica, request: ProxiedRequest, send: Send
@@ -358,61 +330,27 @@ class Gateway:
             replica.outstanding -= 1
             self._lines[replica.service].advance()
 
-    async def _wait(
-        self,
-        service: str,
-        request: ProxiedRequest,
-        refusals: Mapping[Replica, Refusal],
-        *,
-        at_front: bool,
+    async def _wait_in_line(
+        self, service: str, request: ProxiedRequest, refusals: list[Refusal], *, at_front: bool
     ) -> bool:
         """Return whether a request should be tried again, after it has waited for its turn."""
-        line, limit_s = self._lines[service], timeouts.LINE_SECONDS
-        if request.waits is not None:
-            limit_s = min(request.waits.in_line_s or limit_s, request.given_s)
-        elif not (await self._is_held(service, request, refusals)):
-            return False
-        elif request.given_s < math.inf:
-            limit_s = request.given_s
-        if not request.body.can_be_sent:
-            return False
-        return await line.wait(request, request.started + limit_s, at_front=at_front)
-
-    async def _is_held(
-        self, service: str, request: ProxiedRequest, refusals: Mapping[Replica, Refusal]
-    ) -> bool:
-        """Return whether a request whose client could repeat it waits: an outage has met it.
-
-        A refusal is the answer, unless its replica ends; so is that a service never was there.
-        """
-        is_page = request.is_read and _PAGE.fullmatch(request.path)
-        if is_page or not self._lines[service].has_opened:
-            return False
-        refused = {each for each in refusals if refusals[each].status == Unavailable.status}
-        await asyncio.gather(*map(self._look_at, refused))
-        if any(each.is_ready for each in refused):
-            return False
-        if refused or not any(each.is_ready for each in self._fleet[service]):
+        line, replicas = self._lines[service], self._fleet[service]
+        if line.has_opened and not any(each.is_ready for each in replicas):
             self._be_patient(request)
-        return request.is_patient
+        is_answer = request.waits is None and any(each.status == 503 for each in refusals)
+        if is_answer or not (replicas and request.is_patient and request.body.can_be_sent):
+            return False
+        return await line.wait(request, at_front=at_front)
 
-    def _be_patient(self, request: ProxiedRequest) -> None:
-        """Count a request among those that wait for capacity as well."""
-        if not request.is_patient:
+    def _be_patient(self, request: ProxiedRequest, lost: int = 0) -> None:
+        """Let a request that has met an outage wait for capacity as well, unless it is a page."""
+        if lost == _MAX_LOST:
+            raise BackendFailed(f"{lost} replicas of {request.service} did not survive it")
+        if not (request.is_patient or request.is_page):
             self._in_progress[False] -= 1
             self._in_progress[True] += 1
             request.is_patient = True
             self._check_room(request)
-
-    async def _look_at(self, replica: Replica) -> None:
-        """Ask a replica that has refused whether it ends, which is noticed a second later else."""
-        try:
-            async with self._upstream.session.get(
-                f"{replica.url}/readyz", timeout=_READY_TIME
-            ) as response:
-                replica.is_ready = replica.is_ready and response.status == 200
-        except (TimeoutError, aiohttp.ClientError):
-            replica.is_ready = False
 
     def _choose(self, service: str, tried: set[Replica], request: ProxiedRequest) -> Replica | None:
         """Return a replica that may be sent a request; of equally busy ones, each in turn."""

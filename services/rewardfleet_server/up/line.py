@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rewardfleet.wire.headers import GATEWAY
-from rewardfleet.wire.in_flight import InFlightSample
+from rewardfleet.wire.in_flight import InFlight, InFlightSample
 from rewardfleet_server.admission import fitting_line
 
 from .replicas import Replica, usable
@@ -32,37 +32,27 @@ class Line:
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self.has_opened = False  #: whether the service has had a replica that was ready
         self._replicas = replicas
-        self._is_closed = False
-        #: The requests by their turns, each with the time at which it began to wait.
+        #: The requests in line, and when they began to wait.
         self._turns: OrderedDict[asyncio.Future[None], tuple[ProxiedRequest, float]] = OrderedDict()
 
     def __len__(self) -> int:
         """Return how many requests wait."""
         return len(self._turns)
 
-    def samples(self, key: bytes | None) -> list[InFlightSample]:
-        """Return the requests that wait.
-
-        Args:
-            key: The `Authorization` of those that may be listed; None for all.
-        """
+    def in_flight(self, key: bytes | None) -> InFlight:
+        """Return the requests that wait; with a key, those that were sent with it, and how many."""
         now = asyncio.get_running_loop().time()
-        return [
+        samples = [
             InFlightSample(
-                service=each.service,
-                replica=GATEWAY,
-                request_id=each.request_id,
-                path=each.path[:200],
-                stage="line",
-                backend="",
-                items=1,  # of its body, nothing is known
-                age_s=round(now - each.started, 3),
+                service=each.service, replica=GATEWAY, request_id=each.request_id, stage="line",
+                path=each.path[:200], backend="", items=1, age_s=round(now - each.started, 3),
                 stage_s=round(now - since, 3),
-                remaining_s=round(each.left_s, 3) if each.left_s < math.inf else None,
+                remaining_s=None if each.left_s == math.inf else round(each.left_s, 3),
             )
             for each, since in self._turns.values()
-            if key is None or each.key == key
-        ]
+            if key in {None, each.key}
+        ]  # fmt: skip
+        return InFlight(total=len(self), samples=samples)
 
     @staticmethod
     def accepts(replica: Replica) -> bool:
@@ -70,36 +60,24 @@ class Line:
         is_open = replica.is_ready and replica.cooling_until <= time.monotonic()
         return is_open and replica.outstanding < MAX_OUTSTANDING
 
-    async def wait(self, request: "ProxiedRequest", until: float, *, at_front: bool) -> bool:
-        """Wait for a turn to be sent to a replica, or until the caller disconnects.
-
-        Return False if there was none in time.
+    async def wait(self, request: "ProxiedRequest", *, at_front: bool) -> bool:
+        """Wait for a turn to be sent to a replica; return False if there was none in time.
 
         Args:
-            until: Time of the event loop's clock.
             at_front: Whether the request has had a turn before.
         """
         loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
+        turn = request.body.turn = loop.create_future()
         self._turns[turn] = request, loop.time()
         self._turns.move_to_end(turn, last=not at_front)
-        request.body.turn = turn
         try:
-            async with asyncio.timeout_at(loop.time() if self._is_closed else until):
+            async with asyncio.timeout_at(request.line_until):
                 await turn
         except TimeoutError:
             return turn.done() and not turn.cancelled()
         finally:
-            request.body.turn = None
             self._turns.pop(turn, None)
-        return not self._is_closed
-
-    def close(self) -> None:
-        """Let nothing wait any more: there will be no replica."""
-        self._is_closed = True
-        for turn in self._turns:
-            if not turn.done():
-                turn.set_result(None)
+        return True
 
     def advance(self) -> None:
         """Give turns to as many requests as the replicas have room for."""
@@ -108,6 +86,8 @@ class Line:
             return
         open_replicas = [each for each in usable(self._replicas) if self.accepts(each)]
         room = sum(MAX_OUTSTANDING - each.outstanding for each in open_replicas)
+        if not self._replicas:  # they end, and nothing waits for them
+            room = len(self._turns)
         while self._turns and room > 0:
             turn, _ = self._turns.popitem(last=False)
             if not turn.done():

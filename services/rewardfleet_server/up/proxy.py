@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import re
 import time
 from collections.abc import Iterable
 from typing import NamedTuple, Self
@@ -11,13 +12,7 @@ import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
-from rewardfleet.wire.errors import (
-    BackendFailed,
-    DeadlineExceeded,
-    InternalError,
-    Overloaded,
-    Unavailable,
-)
+from rewardfleet.wire.errors import DeadlineExceeded, Overloaded, Unavailable
 from rewardfleet.wire.headers import (
     CALL_TIMEOUT_HEADER,
     FAILED_ITEMS_HEADER,
@@ -44,8 +39,8 @@ MAX_STORED_BYTES = 2**20
 MAX_TOTAL_BYTES = 256 * 2**20
 #: The most bytes of a header of a replica, the most headers, and the most bytes of a refusal.
 _MAX_HEADER_BYTES, _MAX_HEADERS, _MAX_REFUSAL_BYTES = 16 * 1024, 1024, 64 * 1024
-#: What a replica answers that cannot score for a reason of its own.
-_FAILURES = {InternalError.status, BackendFailed.status, Unavailable.status}
+#: Pages of services, for which nobody wants to wait.
+_PAGE = re.compile(r"/(healthz?|readyz|metrics|inflight|openapi\.json|(score-log|docs|redoc).*)?")
 #: Headers that concern one connection (RFC 9110, 7.6.1), and those that the gateway sets.
 _OF_CONNECTION = frozenset(
     b"connection expect keep-alive proxy-connection te trailer transfer-encoding upgrade".split()
@@ -186,7 +181,8 @@ class RequestBody(aiohttp.Payload):
         self.attempt: Attempt | None = None  #: the current one, if any
         self.can_be_sent = True  #: whether it is still known from its start
         self.is_gone = False  #: whether its caller is known to have disconnected
-        self.turn: asyncio.Future[None] | None = None  #: what it waits for in line, if it does
+        #: What it waits for in line.
+        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Send the body, whose length the server of the gateway has checked.
@@ -251,7 +247,7 @@ class RequestBody(aiohttp.Payload):
         self.is_gone = True
         if self.attempt is not None:
             self.attempt.end(CallerDisconnected())
-        elif self.turn is not None and not self.turn.done():
+        if not self.turn.done():
             self.turn.set_result(None)
 
     def end(self) -> None:
@@ -280,8 +276,7 @@ class ProxiedRequest:
         headers = dict(scope["headers"])
         self._upstream = upstream
         self.service, self.waits = service, waits
-        #: Whether it waits for capacity: also one that has met an outage.
-        self.is_patient = waits is not None
+        self.is_patient = waits is not None  #: whether it waits for capacity
         self.request_id = headers.get(REQUEST_ID_HEADER.encode(), b"").decode("latin-1")
         self.key = headers.get(b"authorization", b"")
         self.body = RequestBody(receive, upstream)
@@ -290,6 +285,10 @@ class ProxiedRequest:
         #: Seconds that the caller waits for the response; infinite if it does not say.
         self.given_s = _seconds(headers.get(TIMEOUT_HEADER.encode(), b""))
         self._method: str = scope["method"]
+        most_s = timeouts.LINE_SECONDS if waits or self.given_s == math.inf else math.inf
+        in_line_s = (waits and waits.in_line_s) or most_s
+        #: Time of the event loop's clock until which it may wait in line.
+        self.line_until = self.started + min(in_line_s, self.given_s)
         self.is_read = self._method in {"GET", "HEAD"}  #: whether it only reads something
         length = int(headers.get(b"content-length", 0))
         is_chunked = b"transfer-encoding" in headers
@@ -301,6 +300,7 @@ class ProxiedRequest:
         self._is_large = is_chunked or length > MAX_STORED_BYTES
         query = scope["query_string"].decode("ascii")
         self.path = scope["raw_path"][1 + len(service) :].decode("ascii") or "/"
+        self.is_page = self.is_read and _PAGE.fullmatch(self.path) is not None
         self._target = f"{self.path}?{query}" if query else self.path
         # Replicas listen on loopback and accept its names only; the gateway has checked the given.
         own = (b"host", b"localhost"), (_FORWARDED_HOST, headers.get(b"host", b""))
@@ -317,16 +317,14 @@ class ProxiedRequest:
 
     def _headers_now(self) -> list[tuple[str, str]]:
         """Return the headers for a service, which counts the time from now."""
-        held = asyncio.get_running_loop().time() - self.started
+        held_s = asyncio.get_running_loop().time() - self.started
         if self.waits is not None:  # services accept no 0
-            return [*self._headers, (HELD_HEADER, f"{max(held, 0.001):.3f}")]
-        if held < timeouts.LOOK_SECONDS or self.given_s == math.inf:
+            return [*self._headers, (HELD_HEADER, f"{max(held_s, 0.001):.3f}")]
+        if held_s < timeouts.LOOK_SECONDS or self.given_s == math.inf:
             return self._headers
-        headers = [each for each in self._headers if each[0] != TIMEOUT_HEADER]
-        if CALL_TIMEOUT_HEADER not in dict(headers):
-            # What a program may use must not depend on how long its request has waited.
-            headers.append((CALL_TIMEOUT_HEADER, f"{self.given_s:g}"))
-        return [*headers, (TIMEOUT_HEADER, f"{max(self.left_s, 0.001):.3f}")]
+        # What a program may use must not depend on how long its request has waited.
+        given = {CALL_TIMEOUT_HEADER: f"{self.given_s:g}", **dict(self._headers)}
+        return [*{**given, TIMEOUT_HEADER: f"{max(self.left_s, 0.001):.3f}"}.items()]
 
     async def send_to(self, replica: Replica, send: Send) -> Refusal | None:
         """Send the request to a replica and pass its response on; or return its refusal.
@@ -338,10 +336,10 @@ class ProxiedRequest:
             DeadlineExceeded: The response, or the caller's body, takes too long.
             CallerDisconnected: The response is not needed any more.
         """
-        left_s = timeouts.DEFAULT_TIMEOUT_SECONDS
-        if self.given_s < math.inf:  # a service gets a little longer to report that it is too late
-            left_s = max(self.left_s, 0.0) + timeouts.GRACE_SECONDS
-        late = f"no answer of {replica.service} within {left_s:g} s"
+        # A service gets a little longer to report that it is too late.
+        left_s = max(self.left_s, 0.0) + timeouts.GRACE_SECONDS
+        left_s = left_s if left_s < math.inf else timeouts.DEFAULT_TIMEOUT_SECONDS
+        late = f"no answer of {replica.service} within {left_s:.3g} s"
         self.body.attempt = attempt = Attempt(left_s, late)
         self._upstream.attempts.add(attempt)
         replica.attempts.add(attempt.abandon)
@@ -360,7 +358,8 @@ class ProxiedRequest:
                     allow_redirects=False,
                 ) as response,
             ):
-                has_failed = response.status in _FAILURES or FAILED_ITEMS_HEADER in response.headers
+                has_failed = 500 <= response.status <= Unavailable.status
+                has_failed |= FAILED_ITEMS_HEADER in response.headers
                 if not self.is_read and (has_failed or response.status == 200):
                     replica.note_answer(has_failed=has_failed, sent_at=sent_at)
                 if response.status in {Overloaded.status, Unavailable.status}:
@@ -400,6 +399,8 @@ async def read_all(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
 async def _read_refusal(response: aiohttp.ClientResponse) -> Refusal:
     retry_after = response.headers.get("retry-after", "")
     seconds = float(retry_after) if retry_after.isdecimal() else 1.0
+    if response.status == Unavailable.status and response.headers.get("connection") == "close":
+        raise UpstreamFailed("it is shutting down", was_reached=False)
     headers, body = response.raw_headers, await read_all(response, _MAX_REFUSAL_BYTES)
     return Refusal(response.status, _without(_NOT_RETURNED, headers), body, seconds)
 

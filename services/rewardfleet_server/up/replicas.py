@@ -29,9 +29,10 @@ class Replica:
     outstanding: int = 0  #: requests that it was sent and has not answered
     #: Time of `time.monotonic` before which it gets none, as it was at capacity.
     cooling_until: float = 0.0
-    failures: int = 0  #: failed answers in a row: it fails fast, and would get most requests
-    failed_at: float = -math.inf  #: time of `time.monotonic` at which it was avoided the last time
-    avoided_until: float = -math.inf  #: as long as others do not fail
+    failures: int = 0  #: failed answers in a row
+    #: Times of `time.monotonic`: when it failed so often that others are preferred, and until when.
+    avoided_at: float = -math.inf
+    avoided_until: float = -math.inf
     run_state: str = ""  #: the id of its store of run state; empty if it has none
     restarts: int = 0  #: how often it was started again
     last_failure: str = ""  #: why it ended the last time, or is not ready; empty if it never failed
@@ -43,16 +44,14 @@ class Replica:
     attempts: set[Callable[[str], None]] = field(default_factory=set)
 
     def note_answer(self, *, has_failed: bool, sent_at: float) -> None:
-        """Count an answer to a request that was sent at `sent_at`, by `time.monotonic`."""
-        if sent_at < self.failed_at:
+        """Count an answer to a request of that time, by `time.monotonic`."""
+        if sent_at < self.avoided_at:
             return  # it shows nothing that was not known
         self.failures = self.failures + 1 if has_failed else 0
         if (nth := self.failures - _AVOID_AFTER + 1) > 0:
-            self.failed_at = time.monotonic()
-            pause = backoff_with_jitter(
-                nth, timeouts.MIN_BACKOFF_SECONDS, timeouts.MAX_AVOIDED_SECONDS
-            )
-            self.avoided_until = self.failed_at + pause
+            first_s, most_s = timeouts.MIN_BACKOFF_SECONDS, timeouts.MAX_AVOIDED_SECONDS
+            self.avoided_at = time.monotonic()
+            self.avoided_until = self.avoided_at + backoff_with_jitter(nth, first_s, most_s)
 
     def abandon(self, reason: str) -> None:
         """Fail its outstanding requests, so that they are sent to other replicas."""
@@ -68,17 +67,15 @@ Fleet = Mapping[str, Sequence[Replica]]
 
 
 def usable(replicas: Sequence[Replica]) -> list[Replica]:
-    """Return those that may be sent requests: ready ones, but those that fail only if all do.
+    """Return those that may be sent requests: ready ones, and those that fail only if all do.
 
     After its pause, one that fails gets one request at a time until it answers one.
     """
-    now = time.monotonic()
-    ready = [each for each in replicas if each.is_ready]
+    ready, now = [each for each in replicas if each.is_ready], time.monotonic()
     return [
-        each
-        for each in ready
+        each for each in ready
         if each.failures < _AVOID_AFTER or not (each.outstanding or now < each.avoided_until)
-    ] or ready
+    ] or ready  # fmt: skip
 
 
 async def watch(

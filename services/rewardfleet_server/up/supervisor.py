@@ -149,7 +149,8 @@ async def _run_fleet(
         return 1
     finally:
         reporting.cancel()
-        gateway.stop_waiting()
+        for peers in fleet.values():
+            peers.clear()  # no request waits for them any more
         _print("Stopping …")
         for number in (signal.SIGINT, signal.SIGTERM):  # a second one does not wait
             loop.add_signal_handler(number, lambda: [each.cancel() for each in running])
