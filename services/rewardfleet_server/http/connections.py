@@ -54,10 +54,10 @@ class OrderlyConnections:
             await self._app(scope, receive, send)
             return
         body = _Body(receive, is_read=not length)
-        # The parser passes over what is left of a small body, and reads the next request.
-        ends_unread = ends or length > _DISCARD_BYTES
 
         async def respond(message: Message) -> None:
+            # The parser passes over what is left of a small body, and reads the next request.
+            ends_unread = ends or self.is_ending or length > _DISCARD_BYTES
             is_start = message["type"] == "http.response.start"
             if is_start and (self.is_ending or (ends_unread and not body.is_read)):
                 message = {**message, "headers": [*message.get("headers", ()), _CLOSE]}

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -340,6 +341,10 @@ class Gateway:
         is_answer = request.waits is None and any(each.status == 503 for each in refusals)
         if is_answer or not (replicas and request.is_patient and request.body.can_be_sent):
             return False
+        if request.is_small:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(request.line_until):
+                    await request.body.read()
         return await line.wait(request, at_front=at_front)
 
     def _be_patient(self, request: ProxiedRequest, lost: int = 0) -> None:

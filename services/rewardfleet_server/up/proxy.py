@@ -37,6 +37,8 @@ Headers = Iterable[tuple[bytes, bytes]]
 MAX_STORED_BYTES = 2**20
 #: The most bytes that are stored for all requests; beyond it, bodies are only passed on.
 MAX_TOTAL_BYTES = 256 * 2**20
+#: The most bytes of a body that is read before its request waits: they are in memory anyway.
+_MAX_READ_BYTES = 64 * 1024
 #: The most bytes of a header of a replica, the most headers, and the most bytes of a refusal.
 _MAX_HEADER_BYTES, _MAX_HEADERS, _MAX_REFUSAL_BYTES = 16 * 1024, 1024, 64 * 1024
 #: Pages of services, for which nobody wants to wait.
@@ -168,15 +170,16 @@ class RequestBody(aiohttp.Payload):
 
     Args:
         upstream: Counts what is stored.
+        is_complete: Whether there is none.
     """
 
-    def __init__(self, receive: Receive, upstream: Upstream) -> None:
+    def __init__(self, receive: Receive, upstream: Upstream, *, is_complete: bool) -> None:
         super().__init__(None)
         self._receive = receive
         self._upstream = upstream
         self._stored: list[bytes] = []
         self._stored_bytes = 0
-        self._is_complete = False
+        self._is_complete = is_complete
         self._watching: asyncio.Task[None] | None = None
         self.attempt: Attempt | None = None  #: the current one, if any
         self.can_be_sent = True  #: whether it is still known from its start
@@ -202,17 +205,28 @@ class RequestBody(aiohttp.Payload):
             await writer.write(chunk)
         while not self._is_complete:
             attempt.allow(timeouts.SILENCE_SECONDS, DeadlineExceeded, missing)
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                attempt.end(CallerDisconnected())
-                raise CallerDisconnected
-            self._is_complete = not message.get("more_body", False)
-            if chunk := message.get("body", b""):
-                self._store(chunk)
+            if chunk := await self._next():
                 attempt.allow(*unread)
                 await writer.write(chunk)
         attempt.allow(math.inf)
         self.watch()
+
+    async def read(self) -> None:
+        """Store what is left of it, so that it is noticed when its caller disconnects."""
+        while not self._is_complete:
+            await self._next()
+        self.watch()
+
+    async def _next(self) -> bytes:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            if self.attempt is not None:
+                self.attempt.end(CallerDisconnected())
+            raise CallerDisconnected
+        self._is_complete = not message.get("more_body", False)
+        chunk: bytes = message.get("body", b"")
+        self._store(chunk)
+        return chunk
 
     def decode(self, *_: object, **__: object) -> str:
         """Fail: it is not known as a whole."""
@@ -279,7 +293,6 @@ class ProxiedRequest:
         self.is_patient = waits is not None  #: whether it waits for capacity
         self.request_id = headers.get(REQUEST_ID_HEADER.encode(), b"").decode("latin-1")
         self.key = headers.get(b"authorization", b"")
-        self.body = RequestBody(receive, upstream)
         #: Time of the event loop's clock at which its headers arrived.
         self.started = asyncio.get_running_loop().time()
         #: Seconds that the caller waits for the response; infinite if it does not say.
@@ -293,11 +306,12 @@ class ProxiedRequest:
         length = int(headers.get(b"content-length", 0))
         is_chunked = b"transfer-encoding" in headers
         self._has_body = is_chunked or length > 0
-        if not self._has_body:
-            self.body.watch()
+        self.body = RequestBody(receive, upstream, is_complete=not self._has_body)
         # A service refuses a large body before it reads it. Until it asks for the body, nothing of
         # it is sent, so that the request can go to another replica.
         self._is_large = is_chunked or length > MAX_STORED_BYTES
+        #: Whether its body is read before it waits.
+        self.is_small = not is_chunked and length <= _MAX_READ_BYTES
         query = scope["query_string"].decode("ascii")
         self.path = scope["raw_path"][1 + len(service) :].decode("ascii") or "/"
         self.is_page = self.is_read and _PAGE.fullmatch(self.path) is not None
@@ -343,6 +357,8 @@ class ProxiedRequest:
         self.body.attempt = attempt = Attempt(left_s, late)
         self._upstream.attempts.add(attempt)
         replica.attempts.add(attempt.abandon)
+        if not self._has_body:
+            self.body.watch()
         sent_at = time.monotonic()
         has_begun = is_complete = False
         refusal = None
