@@ -133,6 +133,7 @@ class Attempt:
         self.error: Exception | None = None  #: why it has ended, if the connection did not fail
         #: What the body is sent by, if there is one.
         self.transport: asyncio.WriteTransport | None = None
+        self.has_sent = False  #: whether some of the body was sent
         self._timeout_s, self._late = timeout_s, late
         self._loop = asyncio.get_running_loop()
         self.restart()
@@ -200,14 +201,18 @@ class RequestBody(aiohttp.Payload):
         attempt.transport = writer.transport
         unread = timeouts.SILENCE_SECONDS, UpstreamFailed, "it does not read the request"
         missing = f"no more of the body arrived within {timeouts.SILENCE_SECONDS:g} s"
-        for chunk in tuple(self._stored):
+
+        async def send(chunk: bytes) -> None:
             attempt.allow(*unread)
+            attempt.has_sent = True
             await writer.write(chunk)
+
+        for chunk in tuple(self._stored):
+            await send(chunk)
         while not self._is_complete:
             attempt.allow(timeouts.SILENCE_SECONDS, DeadlineExceeded, missing)
             if chunk := await self._next():
-                attempt.allow(*unread)
-                await writer.write(chunk)
+                await send(chunk)
         attempt.allow(math.inf)
         self.watch()
 
@@ -386,6 +391,8 @@ class ProxiedRequest:
             is_complete = True
         except (TimeoutError, aiohttp.ClientError, UpstreamFailed) as error:
             failure = attempt.error or failure_of(error)
+            if isinstance(failure, UpstreamFailed) and self._has_body:
+                failure.was_reached &= attempt.has_sent
             if not has_begun or isinstance(failure, CallerDisconnected):
                 raise failure from None
             log.warning("a response ended before it was complete: %s", failure)
