@@ -12,11 +12,13 @@ class InFlightSample(BaseModel):
     """A sample in flight, or several that are scored as a whole. It contains no payload."""
 
     service: str = Field(description="The service, e.g. `video`.")
-    replica: str = Field(description="The host of the replica; of a gateway's answer, its URL.")
+    replica: str = Field(
+        description="The host of the replica; of a gateway's answer, its URL, or `gateway`."
+    )
     request_id: str = Field(description="The request id, as it appears in the service's log.")
     path: str = Field(description="The route, e.g. `/score/batch`.")
     stage: str = Field(
-        description="`body` (it is being received), `prepare` (checks, finding the input, cache "
+        description="`line` (it waits for its turn), `body` (it is being received), `prepare` (checks, finding the input, cache "
         "lookup), `queue` (waits for the backend), `decode`, `backend`, `jail`, or `response`."
     )
     backend: str = Field(description="What scores it; empty if that is not known yet.")

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import math
 import os
 import re
 import socket
@@ -10,11 +11,12 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 
 import httpx
 import pytest
 
-from rewardfleet import RewardFleet
+from rewardfleet import BackendFailed, InternalError, RewardFleet, Unavailable
 from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.episode.app import create_app as create_episode_app
@@ -514,6 +516,61 @@ def test_a_request_that_two_replicas_did_not_survive_is_not_sent_to_a_third(fron
         assert sorted(len(requests) for _, requests in servers) == [0, 1, 1]
 
 
+FAILURES = {"502": BackendFailed("no GPU"), "500": InternalError("a bug"), "503": Unavailable("x")}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+@pytest.mark.parametrize("path", ["/video/score", "/video/score/batch"])
+def test_a_replica_whose_answers_are_failures_is_avoided_until_it_works(
+    frames_request: dict, kind: str, path: str
+):
+    """It fails fast, so that it would get most requests. If all fail, all are used."""
+    judges = FakeJudge(error=FAILURES[kind], deterministic=False), FakeJudge(deterministic=False)
+    body = {"items": [frames_request] * 2} if path.endswith("batch") else frames_request
+    with ExitStack() as stack:
+        apps = [create_video_app(VideoSettings(), {"fake": each}) for each in judges]
+        urls = [stack.enter_context(serving(app)) for app in apps]
+        failing, working = replicas = [Replica("video", url, is_ready=True) for url in urls]
+        client = stack.enter_context(fronted({"video": replicas}))
+
+        def scored(calls: int) -> list[bool]:
+            answers = [client.post(path, json=body) for _ in range(calls)]
+            return [e.status_code == 200 and '"status":"error"' not in e.text for e in answers]
+
+        working.outstanding = 1  # the other one seems to be idle
+        first = [scored(1)[0] for _ in range(5)]
+        # A 503 is tried elsewhere, also that of a batch without an item that was available.
+        assert first == [kind == "503"] * 5
+        failing.avoided_until = math.inf
+        seen = len(judges[0].seen)
+        assert scored(5) == [True] * 5
+        assert len(judges[0].seen) == seen
+        judges[1].error = judges[0].error
+        working.failures, working.avoided_until = failing.failures, math.inf
+        assert scored(2) == [False] * 2
+        assert len(judges[0].seen) > seen
+        judges[0].error, working.failures = None, 0
+        failing.avoided_until = 0.0
+        assert scored(1) == [True]
+        assert failing.failures == 0
+
+
+def test_a_batch_without_an_available_item_is_a_503_that_is_passed_on(frames_request: dict):
+    """Of others, a header says how many failed for a reason of the replica."""
+    error = Unavailable("the disk is full", retry_after=7)
+    app = create_video_app(VideoSettings(), {"fake": FakeJudge(error=error)})
+    with serving(app) as url, fronted({"video": [Replica("video", url, True)]}) as client:
+        answer = client.post("/video/score/batch", json={"items": [frames_request] * 3})
+        problem = answer.json()
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
+        assert (problem["kind"], problem["detail"]) == ("unavailable", "the disk is full")
+        for invalid, failed in ((1, "2"), (2, "2"), (3, None)):
+            items = [frames_request] * 2 + [{}] * invalid
+            answer = client.post("/video/score/batch", json={"items": items})
+            assert answer.status_code == 200
+            assert answer.headers.get("x-failed-items") == failed
+
+
 # Bodies
 
 
@@ -810,8 +867,9 @@ def test_a_request_that_may_wait_is_answered_when_a_replica_can(front: Front, fi
     replica.is_ready = first is not None
     with ThreadPoolExecutor(30) as pool:
         waiting = [pool.submit(client.post, "/tools/run_code", content=b"x" * 9) for _ in range(30)]
-        refused = client.post("/tools/score")
-        assert refused.status_code in {429, 503}, "others are answered at once"
+        if first is not None:
+            refused = client.post("/tools/score")
+            assert refused.status_code in {429, 503}, "at capacity, others are answered at once"
         if first is not None:
             wait_until(lambda: len(stub.requests) > 1)
         assert not any(each.done() for each in waiting)
@@ -850,6 +908,76 @@ def test_the_body_of_a_request_in_line_is_not_read(front: Front):
         connection.settimeout(60)
         connection.sendall(bytes(64 * MIB - sent))
         assert response(connection)[0] == 200
+
+
+@pytest.mark.slow
+def test_a_held_request_has_the_time_that_is_left_and_the_whole_one_for_its_program(front: Front):
+    """Also one that waits for a replica at capacity since then."""
+    stub = Stub()
+    client = front(stub)
+    (replica,) = client.replicas
+    client.post("/tools/score", headers={"x-request-timeout": "50"})
+    replica.is_ready = False
+    for page in ("healthz", "readyz", "metrics", "inflight", "health", "docs", ""):
+        assert client.get(f"/tools/{page}").status_code in {200, 503}, "pages never wait"
+    with ThreadPoolExecutor(4) as pool:
+        calls = [("50", None), ("60", "70"), (None, None)]
+        for number, (timeout, call) in enumerate(calls):
+            given = {"x-request-timeout": timeout, "x-call-timeout": call}
+            headers = {name: value for name, value in given.items() if value}
+            send = partial(client.post, f"/tools/{number}", content=b"x", headers=headers)
+            pool.submit(send)
+        gone = connected(client, b"POST /tools/gone HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        wait_until(lambda: waiting(client) == 4)
+        gone.close()
+        wait_until(lambda: waiting(client) == 3)
+        wait_until(lambda: all(each["age_s"] > 0.2 for each in in_line(client)["samples"]))
+        stub.status, replica.is_ready = 429, True
+        wait_until(lambda: len(stub.requests) >= 4)
+        stub.status = 200
+    seen = {scope["path"]: dict(scope["headers"]) for scope, _ in stub.requests}
+    assert seen["/score"][b"x-request-timeout"] == b"50"
+    assert b"x-call-timeout" not in seen["/score"]
+    assert 0 < float(seen["/0"][b"x-request-timeout"]) < 50
+    assert 0 < float(seen["/1"][b"x-request-timeout"]) < 60
+    assert (seen["/0"][b"x-call-timeout"], seen["/1"][b"x-call-timeout"]) == (b"50", b"70")
+    assert not {b"x-request-timeout", b"x-call-timeout", b"x-request-held"} & seen["/2"].keys()
+    assert "/gone" not in seen
+
+
+def in_line(client: httpx.Client) -> dict:
+    """Return which requests wait in line at a gateway."""
+    return client.get("/inflight").json()
+
+
+def waiting(client: httpx.Client) -> int:
+    return in_line(client)["total"]
+
+
+def test_a_service_that_was_never_ready_is_not_waited_for(front: Front):
+    client = fronted({"tools": [Replica("tools", NOTHING)]})
+    with client as client:
+        answer = client.post("/tools/score", json=ITEM)
+    assert (answer.status_code, answer.json()["kind"]) == (503, "unavailable")
+
+
+def test_what_waits_is_listed_for_the_key_that_sent_it_if_no_replica_can_check_it(front: Front):
+    client = front(NOTHING)
+    with ThreadPoolExecutor(2) as pool:
+        for key in ("a", "b"):
+            headers = {"authorization": f"Bearer {key}", "x-request-id": key} | {
+                "x-request-timeout": "20"
+            }
+            pool.submit(client.post, "/tools/score", json=ITEM, headers=headers)
+        wait_until(lambda: waiting(client) == 2)
+        for key, ids in (("a", ["a"]), ("c", [])):
+            headers = {"authorization": f"Bearer {key}"}
+            found = client.get("/tools/inflight", headers=headers).json()
+            assert found["total"] == 2
+            assert [each["request_id"] for each in found["samples"]] == ids
+        assert client.get("/video/inflight").status_code == 404
+        client.replicas.clear()  # as `rewardfleet up` does at its end: nothing waits any more
+        wait_until(lambda: waiting(client) == 0)
 
 
 @pytest.mark.slow
