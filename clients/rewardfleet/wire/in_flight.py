@@ -18,8 +18,9 @@ class InFlightSample(BaseModel):
     request_id: str = Field(description="The request id, as it appears in the service's log.")
     path: str = Field(description="The route, e.g. `/score/batch`.")
     stage: str = Field(
-        description="`line` (it waits for its turn), `body` (it is being received), `prepare` (checks, finding the input, cache "
-        "lookup), `queue` (waits for the backend), `decode`, `backend`, `jail`, or `response`."
+        description="`line` (waits for its turn), `body` (it is being received), `prepare` "
+        "(checks, finding the input, cache lookup), `queue` (waits for the backend), `decode`, "
+        "`backend`, `jail`, or `response`."
     )
     backend: str = Field(description="What scores it; empty if that is not known yet.")
     items: int = Field(description="How many samples it is.")

@@ -79,7 +79,7 @@ class Gateway:
         fleet: The replicas of each service. Whoever owns it sets `is_ready`; the gateway unsets it
             when a replica cannot be reached.
         hosts: The names by which callers may address it.
-        max_waiting: The most requests that wait in line, or are at a replica after it.
+        max_waiting: The most requests that wait in line.
     """
 
     _upstream: Upstream  # while it serves
@@ -111,8 +111,8 @@ class Gateway:
             registry=self._registry,
         )
         for name, line in self._lines.items():
-            waiting.labels(GATEWAY, f"/{name}").set_function(partial(len, line))
-        self._in_progress = {False: 0, True: 0}  # by whether they are patient
+            waiting.labels(GATEWAY, f"/{name}").set_function(partial(len, line.turns))
+        self._in_progress = 0  # without those that are in line, or may be
         self._turn = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -249,9 +249,12 @@ class Gateway:
             RewardFleetError: It was not answered; its client repeats this failure if it can.
             Conflict: The replicas have run state of their own.
         """
+        is_counted = request.waits is None
         try:
-            self._in_progress[request.is_patient] += 1
-            self._check_room(request)
+            self._in_progress += is_counted
+            if is_counted and self._in_progress > MAX_REQUESTS:
+                reason = f"the gateway has {MAX_REQUESTS} requests in progress"
+                raise Overloaded(reason, retry_after=1)
             # Also of one that is down: another store does not have what it has counted.
             stores = {each.url: each.run_state for each in self._fleet[service]}
             if problem := own_run_states(service, stores):
@@ -263,13 +266,8 @@ class Gateway:
                 raise
             raise waits.repeats_on(error.detail, retry_after=error.retry_after) from error
         finally:
-            self._in_progress[request.is_patient] -= 1
+            self._in_progress -= is_counted
             request.body.end()
-
-    def _check_room(self, request: ProxiedRequest) -> None:
-        most = self._max_waiting if request.is_patient else MAX_REQUESTS
-        if self._in_progress[request.is_patient] > most:
-            raise Overloaded(f"the gateway has {most} requests in progress", retry_after=1)
 
     async def _try_replicas(self, service: str, request: ProxiedRequest, send: Send) -> None:
         """Send a request to one replica after another, until one answers other than 429 or 503.
@@ -301,7 +299,11 @@ class Gateway:
                     log.warning("%s at %s failed a request: %s", service, replica.url, error)
                 replica.is_ready = False
                 replica.last_failure = f"a request failed: {error}"
-                self._be_patient(request, lost)
+                if lost == _MAX_LOST:
+                    raise BackendFailed(
+                        f"{lost} replicas of {service} did not survive it"
+                    ) from None
+                request.is_patient |= not request.is_page
                 # Of what else has ended, e.g. all replicas of a machine, is known then.
                 await asyncio.sleep(timeouts.LOOK_SECONDS if error.was_reached else 0)
                 continue
@@ -337,25 +339,21 @@ class Gateway:
         """Return whether a request should be tried again, after it has waited for its turn."""
         line, replicas = self._lines[service], self._fleet[service]
         if line.has_opened and not any(each.is_ready for each in replicas):
-            self._be_patient(request)
+            request.is_patient |= not request.is_page
         is_answer = request.waits is None and any(each.status == 503 for each in refusals)
         if is_answer or not (replicas and request.is_patient and request.body.can_be_sent):
             return False
+        if sum(len(each.turns) for each in self._lines.values()) >= self._max_waiting:
+            raise Overloaded(f"{self._max_waiting} requests wait in line already", retry_after=1)
         if request.is_small:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(request.line_until):
                     await request.body.read()
-        return await line.wait(request, at_front=at_front)
-
-    def _be_patient(self, request: ProxiedRequest, lost: int = 0) -> None:
-        """Let a request that has met an outage wait for capacity as well, unless it is a page."""
-        if lost == _MAX_LOST:
-            raise BackendFailed(f"{lost} replicas of {request.service} did not survive it")
-        if not (request.is_patient or request.is_page):
-            self._in_progress[False] -= 1
-            self._in_progress[True] += 1
-            request.is_patient = True
-            self._check_room(request)
+        self._in_progress -= request.waits is None
+        try:
+            return await line.wait(request, at_front=at_front)
+        finally:
+            self._in_progress += request.waits is None
 
     def _choose(self, service: str, tried: set[Replica], request: ProxiedRequest) -> Replica | None:
         """Return a replica that may be sent a request; of equally busy ones, each in turn."""

@@ -33,11 +33,7 @@ class Line:
         self.has_opened = False  #: whether the service has had a replica that was ready
         self._replicas = replicas
         #: The requests in line, and when they began to wait.
-        self._turns: OrderedDict[asyncio.Future[None], tuple[ProxiedRequest, float]] = OrderedDict()
-
-    def __len__(self) -> int:
-        """Return how many requests wait."""
-        return len(self._turns)
+        self.turns: OrderedDict[asyncio.Future[None], tuple[ProxiedRequest, float]] = OrderedDict()
 
     def in_flight(self, key: bytes | None) -> InFlight:
         """Return the requests that wait; with a key, those that were sent with it, and how many."""
@@ -49,10 +45,10 @@ class Line:
                 stage_s=round(now - since, 3),
                 remaining_s=None if each.left_s == math.inf else round(each.left_s, 3),
             )
-            for each, since in self._turns.values()
+            for each, since in self.turns.values()
             if key in {None, each.key}
         ]  # fmt: skip
-        return InFlight(total=len(self), samples=samples)
+        return InFlight(total=len(self.turns), samples=samples)
 
     @staticmethod
     def accepts(replica: Replica) -> bool:
@@ -68,28 +64,28 @@ class Line:
         """
         loop = asyncio.get_running_loop()
         turn = request.body.turn = loop.create_future()
-        self._turns[turn] = request, loop.time()
-        self._turns.move_to_end(turn, last=not at_front)
+        self.turns[turn] = request, loop.time()
+        self.turns.move_to_end(turn, last=not at_front)
         try:
             async with asyncio.timeout_at(request.line_until):
                 await turn
         except TimeoutError:
             return turn.done() and not turn.cancelled()
         finally:
-            self._turns.pop(turn, None)
+            self.turns.pop(turn, None)
         return True
 
     def advance(self) -> None:
         """Give turns to as many requests as the replicas have room for."""
         self.has_opened = self.has_opened or any(each.is_ready for each in self._replicas)
-        if not self._turns:
+        if not self.turns:
             return
         open_replicas = [each for each in usable(self._replicas) if self.accepts(each)]
         room = sum(MAX_OUTSTANDING - each.outstanding for each in open_replicas)
         if not self._replicas:  # they end, and nothing waits for them
-            room = len(self._turns)
-        while self._turns and room > 0:
-            turn, _ = self._turns.popitem(last=False)
+            room = len(self.turns)
+        while self.turns and room > 0:
+            turn, _ = self.turns.popitem(last=False)
             if not turn.done():
                 turn.set_result(None)
                 room -= 1

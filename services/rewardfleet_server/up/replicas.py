@@ -30,9 +30,7 @@ class Replica:
     #: Time of `time.monotonic` before which it gets none, as it was at capacity.
     cooling_until: float = 0.0
     failures: int = 0  #: failed answers in a row
-    #: Times of `time.monotonic`: when it failed so often that others are preferred, and until when.
-    avoided_at: float = -math.inf
-    avoided_until: float = -math.inf
+    avoided_until: float = 0.0  #: time of `time.monotonic` until which others are preferred
     run_state: str = ""  #: the id of its store of run state; empty if it has none
     restarts: int = 0  #: how often it was started again
     last_failure: str = ""  #: why it ended the last time, or is not ready; empty if it never failed
@@ -45,13 +43,12 @@ class Replica:
 
     def note_answer(self, *, has_failed: bool, sent_at: float) -> None:
         """Count an answer to a request of that time, by `time.monotonic`."""
-        if sent_at < self.avoided_at:
-            return  # it shows nothing that was not known
+        if sent_at < self.avoided_until:
+            return  # it was sent before what is known
         self.failures = self.failures + 1 if has_failed else 0
         if (nth := self.failures - _AVOID_AFTER + 1) > 0:
             first_s, most_s = timeouts.MIN_BACKOFF_SECONDS, timeouts.MAX_AVOIDED_SECONDS
-            self.avoided_at = time.monotonic()
-            self.avoided_until = self.avoided_at + backoff_with_jitter(nth, first_s, most_s)
+            self.avoided_until = time.monotonic() + backoff_with_jitter(nth, first_s, most_s)
 
     def abandon(self, reason: str) -> None:
         """Fail its outstanding requests, so that they are sent to other replicas."""
