@@ -155,6 +155,19 @@ async def test_a_replica_that_does_not_answer_is_killed(
     assert replica.last_failure
 
 
+async def test_a_replica_that_was_ready_for_long_is_restarted_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    process = tools_process(tmp_path, tmp_path)
+    async with running(process) as replica:
+        for number, (seconds, pause) in enumerate(((60, "0.5"), (0, "0"))):
+            monkeypatch.setattr(timeouts, "STABLE_SECONDS", seconds)
+            process._process.kill()
+            while replica.restarts == number or not replica.is_ready:
+                await asyncio.sleep(0.05)
+            assert f"was ended by SIGKILL; it is restarted in {pause} s" in caplog.text
+
+
 async def test_settings_that_are_refused_fail_at_once(tmp_path: Path):
     with pytest.raises(FleetFailed, match=r"tools-0 ended with status 2(.|\n)*no such directory"):
         await tools_process(tmp_path, tmp_path / "none").run()
