@@ -217,10 +217,12 @@ class RequestBody(aiohttp.Payload):
         self.watch()
 
     async def read(self) -> None:
-        """Store what is left of it, so that it is noticed when its caller disconnects."""
-        while not self._is_complete:
+        """Store what is left of it if there is room, and notice when its caller disconnects."""
+        most = MAX_TOTAL_BYTES - _MAX_READ_BYTES
+        while not self._is_complete and self._upstream.stored_bytes < most:
             await self._next()
-        self.watch()
+        if self._is_complete:
+            self.watch()
 
     async def _next(self) -> bytes:
         message = await self._receive()

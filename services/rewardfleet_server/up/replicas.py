@@ -97,8 +97,8 @@ async def watch(
                 replica.is_ready = response.status_code == 200
                 if replica.is_ready:
                     replica.run_state = _entry(response, "run_state", "")
-                    if not was_ready:
-                        replica.ready_since, replica.failures = last_answer, 0
+                    replica.failures = replica.failures if could_be_sent else 0
+                    replica.ready_since = min(replica.ready_since, last_answer)
                     was_ready = True
                     replica.has_been_ready.set()
                 elif was_ready:

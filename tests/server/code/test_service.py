@@ -35,6 +35,7 @@ from rewardfleet_server.testing import FakeSandbox, wait_until
 from ...conftest import table
 from ...measure import Stopwatch
 from ..processes import descendants, service_process
+from ..video.test_bad_input import check_problem
 from .conftest import (
     LEVELS,
     LIMITS,
@@ -388,10 +389,11 @@ async def test_a_stop_that_overtakes_its_run_ends_it():
 
 def test_a_sandbox_that_fails_is_an_error_without_a_score():
     with served_code(sandbox=FakeSandbox(error=Unavailable("gone"))) as service:
-        body = {"items": [{"revision": "x", "tests": stdio(("", ""))}]}
-        (result,) = service.client.post("/score/batch", json=body).json()["results"]
-        assert result["score"] is None
-        assert result["error"]["kind"] == "unavailable"
+        item = {"revision": "x", "tests": stdio(("", ""))}
+        check_problem(service.client.post("/score/batch", json={"items": [item]}), "unavailable")
+        both = service.client.post("/score/batch", json={"items": [item, {}]}).json()["results"]
+        assert [each["score"] for each in both] == [None, None]
+        assert [each["error"]["kind"] for each in both] == ["unavailable", "invalid"]
 
 
 def test_a_run_that_breaks_its_jail_scores_0():

@@ -910,6 +910,18 @@ def test_the_body_of_a_request_in_line_is_not_read(front: Front):
         assert response(connection)[0] == 200
 
 
+def test_more_requests_are_held_than_bodies_can_be_stored(front: Front, monkeypatch):
+    monkeypatch.setattr(proxy, "MAX_TOTAL_BYTES", 1000)
+    client = front(Stub())
+    client.get("/tools/x")
+    client.replicas[0].is_ready = False
+    with ThreadPoolExecutor(5) as pool:
+        held = [pool.submit(client.post, "/tools/x", content=b"x" * 900) for _ in range(5)]
+        wait_until(lambda: waiting(client) == 5)
+        client.replicas[0].is_ready = True
+        assert [each.result().status_code for each in held] == [200] * 5
+
+
 @pytest.mark.slow
 def test_a_held_request_has_the_time_that_is_left_and_the_whole_one_for_its_program(front: Front):
     """Also one that waits for a replica at capacity since then."""
