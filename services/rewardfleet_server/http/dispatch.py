@@ -264,12 +264,9 @@ class Dispatcher:
 
     def _of_context(self, context: RequestContext) -> dict[str, str]:
         """Return headers: the store of run state, what was discarded of it, and failed items."""
-        has_failed = context.failed_here * 2 >= context.items > 0
-        given = {
-            RUN_STATE_HEADER: self._run_state(),
-            DISCARDED_HEADER: context.discarded_from,
-            FAILED_ITEMS_HEADER: context.failed_here if has_failed else None,
-        }
+        given = {RUN_STATE_HEADER: self._run_state(), DISCARDED_HEADER: context.discarded_from}
+        if context.failed_here * 2 >= context.items > 0:
+            given[FAILED_ITEMS_HEADER] = context.failed_here
         return {name: str(value) for name, value in given.items() if value is not None}
 
 

@@ -377,7 +377,8 @@ class Gateway:
         if pauses and not tried and min(pauses) > 0:
             reason = f"all replicas of {service} are at capacity"
             return Overloaded(reason, retry_after=round(min(pauses), 3))
-        failures = "; ".join(each.last_failure for each in tried)
+        asked = tried or self._fleet[service]
+        failures = "; ".join(each.last_failure for each in asked if each.last_failure)
         reason = f"no replica of {service} is ready{failures and ': '}{failures}"
         return Unavailable(reason, retry_after=1)
 
