@@ -337,11 +337,11 @@ class Gateway:
         self, service: str, request: ProxiedRequest, refusals: list[Refusal], *, at_front: bool
     ) -> bool:
         """Return whether a request should be tried again, after it has waited for its turn."""
-        line, replicas = self._lines[service], self._fleet[service]
-        if line.has_opened and not any(each.is_ready for each in replicas):
+        line = self._lines[service]
+        if line.has_opened and not any(each.is_ready for each in self._fleet[service]):
             request.is_patient |= not request.is_page
         is_answer = request.waits is None and any(each.status == 503 for each in refusals)
-        if is_answer or not (replicas and request.is_patient and request.body.can_be_sent):
+        if is_answer or line.is_over or not (request.is_patient and request.body.can_be_sent):
             return False
         if sum(len(each.turns) for each in self._lines.values()) >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests wait in line already", retry_after=1)

@@ -35,6 +35,11 @@ class Line:
         #: The requests in line, and when they began to wait.
         self.turns: OrderedDict[asyncio.Future[None], tuple[ProxiedRequest, float]] = OrderedDict()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its replicas were taken away, as they end: nothing waits any more."""
+        return self.has_opened and not self._replicas
+
     def in_flight(self, key: bytes | None) -> InFlight:
         """Return the requests that wait; with a key, those that were sent with it, and how many."""
         now = asyncio.get_running_loop().time()
@@ -82,7 +87,7 @@ class Line:
             return
         open_replicas = [each for each in usable(self._replicas) if self.accepts(each)]
         room = sum(MAX_OUTSTANDING - each.outstanding for each in open_replicas)
-        if not self._replicas:  # they end, and nothing waits for them
+        if self.is_over:
             room = len(self.turns)
         while self.turns and room > 0:
             turn, _ = self.turns.popitem(last=False)
