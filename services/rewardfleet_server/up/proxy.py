@@ -161,10 +161,6 @@ class Attempt:
             self.error = error
             self.timeout.reschedule(self._loop.time())
 
-    def abandon(self, reason: str) -> None:
-        """End it, so that the request is sent to another replica."""
-        self.end(UpstreamFailed(reason))
-
 
 class RequestBody(aiohttp.Payload):
     """The body of a request, which is read when a replica wants it and stored if it is small.
@@ -298,6 +294,7 @@ class ProxiedRequest:
         self._upstream = upstream
         self.service, self.waits = service, waits
         self.is_patient = waits is not None  #: whether it waits for capacity
+        self._is_moved = False  # whether it was taken away from a replica that does not answer
         self.request_id = headers.get(REQUEST_ID_HEADER.encode(), b"").decode("latin-1")
         self.key = headers.get(b"authorization", b"")
         #: Time of the event loop's clock at which its headers arrived.
@@ -363,7 +360,14 @@ class ProxiedRequest:
         late = f"no answer of {replica.service} within {left_s:.3g} s"
         self.body.attempt = attempt = Attempt(left_s, late)
         self._upstream.attempts.add(attempt)
-        replica.attempts.add(attempt.abandon)
+
+        def move(reason: str) -> None:
+            self._is_moved = True
+            attempt.end(UpstreamFailed(reason, was_reached=False))
+
+        # Once: if it is why replicas freeze, it does not freeze them all.
+        if not self._is_moved:
+            replica.attempts.add(move)
         if not self._has_body:
             self.body.watch()
         sent_at = time.monotonic()
@@ -403,7 +407,7 @@ class ProxiedRequest:
                 attempt.transport.abort()  # aiohttp closes it once the replica reads the rest
             self.body.attempt = None
             self._upstream.attempts.discard(attempt)
-            replica.attempts.discard(attempt.abandon)
+            replica.attempts.discard(move)
         return refusal
 
 
