@@ -392,8 +392,11 @@ class ProxiedRequest:
                 if response.status in {Overloaded.status, Unavailable.status}:
                     refusal = await _read_refusal(response)
                 else:
+                    # A small one is known as a whole before anything of it is passed on.
+                    is_small = 0 < (response.content_length or 0) <= MAX_STORED_BYTES
+                    body = await response.read() if is_small else b""
                     has_begun = True
-                    await _relay(response, attempt, send)
+                    await _relay(response, attempt, send, body)
             is_complete = True
         except (TimeoutError, aiohttp.ClientError, UpstreamFailed) as error:
             failure = attempt.error or failure_of(error)
@@ -434,8 +437,14 @@ async def _read_refusal(response: aiohttp.ClientResponse) -> Refusal:
     return Refusal(response.status, _without(_NOT_RETURNED, headers), body, seconds)
 
 
-async def _relay(response: aiohttp.ClientResponse, attempt: Attempt, send: Send) -> None:
-    """Pass a response on; UpstreamFailed if its connection ends it, as it may be incomplete."""
+async def _relay(
+    response: aiohttp.ClientResponse, attempt: Attempt, send: Send, body: bytes
+) -> None:
+    """Pass a response on; UpstreamFailed if its connection ends it, as it may be incomplete.
+
+    Args:
+        body: All of its body, if that is small.
+    """
     headers, content = _without(_NOT_RETURNED, response.raw_headers), response.content
     framing = {"content-length", "transfer-encoding"}
     has_end = content.at_eof() or any(each.lower() in framing for each in response.headers)
@@ -445,7 +454,7 @@ async def _relay(response: aiohttp.ClientResponse, attempt: Attempt, send: Send)
     more = True
     while more:
         attempt.restart()
-        body = await content.readany()
+        body = body if content.at_eof() else await content.readany()
         more = not content.at_eof()
         if not (more or has_end):
             raise UpstreamFailed("it has no length")

@@ -691,12 +691,22 @@ def test_an_incomplete_response_never_looks_complete(front: Front):
     streamer = Streamer(fails=True)
     for _ in range(3):
         streamer.go.release()
-    partial = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nonly this"
+    large = b"HTTP/1.1 200 OK\r\nContent-Length: 9999999\r\n\r\nonly this"
     unframed = b"HTTP/1.1 200 OK\r\n\r\nonly this"
-    with broken_server(partial) as (short, _), broken_server(unframed) as (endless, _):
+    with broken_server(large) as (short, _), broken_server(unframed) as (endless, _):
         for replica in (streamer, short, endless):
             with pytest.raises(httpx.RemoteProtocolError):
                 front(replica).get("/tools/x")
+
+
+def test_a_request_whose_small_response_is_incomplete_is_sent_again(front: Front):
+    partial = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nonly this"
+    stub = Stub()
+    with broken_server(partial) as (short, _):
+        client = front(short, stub)
+        client.replicas[1].outstanding = 1  # the other one is tried first
+        assert client.post("/tools/x", content=b"a").text == hashlib.sha256(b"a").hexdigest()
+    assert not client.replicas[0].is_ready
 
 
 def test_an_answer_that_is_not_http_is_a_failure_of_the_replica(front: Front):
