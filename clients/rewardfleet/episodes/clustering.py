@@ -69,8 +69,7 @@ def cluster_batch(batch: Batch, clusters: ClusterOptions, options: EpisodeOption
         result.counts[group] = labels.max(axis=1) + 1
         result.diversity[group] = distances.sum(axis=(1, 2)) / max(size * (size - 1), 1)
         if options.filter.select == "diverse":
-            selected = most_diverse(distances, options.filter.select_count)
-            result.is_diverse[members] = selected
+            result.is_diverse[members] = most_diverse(distances, options.filter.select_count)
     return result
 
 

@@ -102,16 +102,14 @@ class _Draft:
 
     def refuse_one(self, index: int, reason: str) -> None:
         name = str(self.items[index].uid)[:60]
-        self._without_score(index, InvalidRequest(f"item {index} (uid {name!r}): {reason}"))
+        self.reasons[index] = InvalidRequest(f"item {index} (uid {name!r}): {reason}")
+        self.ok[index] = False
 
     def fail(self, index: int, error: RewardFleetError | None) -> None:
         """Leave out an episode that is valid, and has no score."""
-        self._without_score(index, error)
-        self.unscored_groups.add(self.items[index].group)
-
-    def _without_score(self, index: int, error: RewardFleetError | None) -> None:
         self.reasons[index] = error
         self.ok[index] = False
+        self.unscored_groups.add(self.items[index].group)
 
 
 def _check_uids(draft: _Draft) -> None:

@@ -155,7 +155,6 @@ class Scoring:
             return self._score(run, builder, read, sources, expected)
 
     def _selected(self, sources: Sequence[Source], count: int) -> Iterator[Row]:
-        """Return the rows that are scored."""
         rows = itertools.chain.from_iterable(source.rows() for source in sources)
         if self.sample is not None and self.sample < count:
             chosen = set(random.Random(0).sample(range(count), self.sample))  # noqa: S311 - not a secret
