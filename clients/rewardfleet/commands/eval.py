@@ -133,14 +133,14 @@ def _conclude(report: Report, found: LabeledClips, folder: Path) -> int:
     for name in ("near_miss_false_positives", "false_positives", "recall"):
         lines += [f"{name.replace('_', ' ')}: {pooled[name]['count']} of {pooled[name]['of']}"]
     lines += [f"{each['place']}: {each['reason']}" for each in report["problems"]]
-    lines += [report["comparison"]["error"]] if report.get("comparison", {}).get("error") else []
-    lines += [f"{folder / 'report.html'}, {folder / 'report.json'}"]
+    error = report.get("comparison", {}).get("error")
+    lines += [error, f"{folder / 'report.html'}, {folder / 'report.json'}"]
     for line in filter(None, lines):
         click.echo(printable(line, 500))
     if not any(each.score is not None for each in found.clips):
         return 2
     is_all = not (report["missing"] or report["problems"])
-    return 0 if is_all and "error" not in report.get("comparison", {}) else 1
+    return 0 if is_all and error is None else 1
 
 
 def _shown(figure: Mapping[str, Any]) -> str:
