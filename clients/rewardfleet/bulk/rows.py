@@ -255,9 +255,8 @@ def _is_text(fields: Mapping[str, str]) -> bool:
 
 def _parquet(path: Path) -> Iterator[Row]:
     with closing(pyarrow().parquet.ParquetFile(path)) as file:
-        yield from table_rows(
-            path, file.schema_arrow, file.iter_batches(batch_size=_ROWS_AT_A_TIME)
-        )
+        batches = file.iter_batches(batch_size=_ROWS_AT_A_TIME)
+        yield from table_rows(path, file.schema_arrow, batches)
 
 
 def _arrow(path: Path) -> Iterator[Row]:

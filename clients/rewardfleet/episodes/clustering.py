@@ -159,9 +159,8 @@ def dtw_distances(trajectories: Sequence[Floats]) -> Floats:
 
     longest = max(len(each) for each in trajectories)
     series = [np.ascontiguousarray(each, float) for each in trajectories]
-    matrix = dtw_ndim.distance_matrix_fast(
-        series, window=max(2, round(_DTW_WINDOW * longest)), parallel=False
-    )
+    window = max(2, round(_DTW_WINDOW * longest))
+    matrix = dtw_ndim.distance_matrix_fast(series, window=window, parallel=False)
     matrix = np.minimum(matrix, matrix.T)
     np.fill_diagonal(matrix, 0.0)
     distances: Floats = matrix / np.sqrt(longest * series[0].shape[1])

@@ -65,10 +65,9 @@ def open_log(
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such folder")
         parts += _of_output(folder) if (folder / "input.json").exists() else _of_log(folder)
+    records = " UNION ALL BY NAME ".join([_EMPTY, *parts])
     with connect() if database is None else database.cursor() as connection:
-        connection.execute(
-            f"CREATE OR REPLACE VIEW scores AS {' UNION ALL BY NAME '.join([_EMPTY, *parts])}"
-        )
+        connection.execute(f"CREATE OR REPLACE VIEW scores AS {records}")
         yield connection
 
 
@@ -107,12 +106,8 @@ def select(
         ValueError: The condition of the filters is not SQL, or the data is damaged.
     """
     condition, values = filters.sql()
-    rows = query(
-        connection,
-        f"SELECT * FROM scores WHERE {condition} ORDER BY {order}"
-        + ("" if limit is None else f" LIMIT {limit}"),
-        values,
-    )
+    sql = f"SELECT * FROM scores WHERE {condition} ORDER BY {order}"
+    rows = query(connection, sql if limit is None else f"{sql} LIMIT {limit}", values)
     names = [each[0] for each in connection.description or ()]
     return [dict(zip(names, row, strict=True)) for row in rows]
 
