@@ -28,7 +28,7 @@ _TYPES = {
     "map": "MAP(VARCHAR, DOUBLE)",
 }
 #: What outputs of `rewardfleet score` have besides, and no detail.
-_OF_OUTPUTS = ("row", "place", "completion")
+_OF_OUTPUTS = {"row": "BIGINT", "place": "VARCHAR", "completion": "BIGINT"}
 #: Bytes of a line with a record, at most, with what JSON adds.
 _MAX_LINE = 2 * MAX_RECORD_BYTES
 
@@ -211,10 +211,5 @@ def _empty(types: Mapping[str, str]) -> str:
     return f"SELECT {nulls} WHERE false"
 
 
-_EMPTY = _empty(
-    {
-        **{name: _TYPES[kind] for name, kind in COLUMNS.items()},
-        **dict(zip(_OF_OUTPUTS, ("BIGINT", "VARCHAR", "BIGINT"), strict=True)),
-        "source": "VARCHAR",
-    }
-)
+_OF_LOGS = {name: _TYPES[kind] for name, kind in COLUMNS.items()}
+_EMPTY = _empty(_OF_LOGS | _OF_OUTPUTS | {"source": "VARCHAR"})
