@@ -139,8 +139,7 @@ def _conclude(report: Report, found: LabeledClips, folder: Path) -> int:
         click.echo(printable(line, 500))
     if not any(each.score is not None for each in found.clips):
         return 2
-    is_all = not (report["missing"] or report["problems"])
-    return 0 if is_all and error is None else 1
+    return int(bool(report["missing"] or report["problems"] or error))
 
 
 def _shown(figure: Mapping[str, Any]) -> str:

@@ -246,8 +246,7 @@ def _check_widths(draft: _Draft, options: EpisodeOptions) -> None:
             continue
         width = draft.columns.trajectory(index, source).shape[1]
         if widths.setdefault(group, width) != width:
-            others = widths[group]
-            draft.refuse_one(index, f"{source}: width {width}, but {others} in its group")
+            draft.refuse_one(index, f"{source}: width {width}, but {widths[group]} in its group")
 
 
 def _grouped(
