@@ -23,10 +23,9 @@ def in_groups(read: Callable[[], Iterator[Row]], builder: RequestBuilder) -> Ite
     Args:
         read: Returns the rows; called twice.
     """
-    groups = (hash(group_of(row) or (index,)) for index, row in enumerate(read()))
-    _, firsts, codes = np.unique(
-        np.fromiter(groups, np.int64), return_index=True, return_inverse=True
-    )
+    hashes = (hash(group_of(row) or (index,)) for index, row in enumerate(read()))
+    groups = np.fromiter(hashes, np.int64)
+    _, firsts, codes = np.unique(groups, return_index=True, return_inverse=True)
     first = firsts[codes]  # of its group, for each item
     if (first[1:] >= first[:-1]).all():
         return builder.items(read())

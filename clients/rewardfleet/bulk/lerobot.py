@@ -175,14 +175,12 @@ def _columns_of(table: Any, records: Mapping[int, Mapping[str, Any]]) -> tuple[l
         is_last = frame == lengths[episode] - 1
         columns[0].append(math.nan if score is None else score * is_last)
         columns[1].append(None if score is None else is_last and score >= SUCCESS_THRESHOLD)
-        columns[2].append(_progress(record, frame) if curve else math.nan)
+        progress = math.nan
+        if curve:
+            values = np.array(curve, float)  # NaN where a judge abstained
+            progress = float(np.interp(frame, record["curve_frames"], values))
+        columns[2].append(progress)
     return columns
-
-
-def _progress(record: Mapping[str, Any], frame: int) -> float:
-    """Return the value of a curve at a frame, between its points; NaN where a judge abstained."""
-    values = [math.nan if each is None else each for each in record["curve_values"]]
-    return float(np.interp(frame, record["curve_frames"], values))
 
 
 def _with_features(table: Any, dtypes: Mapping[str, str]) -> Any:

@@ -100,9 +100,8 @@ class Output:
         self._has_replaced |= min(lines)[0] < self._next
         self._journal.put(lines)
         self._journal.file.flush()
-        self._advance(
-            {row: (each, len(text)) for each, (row, text) in zip(records, lines, strict=True)}
-        )
+        at_hand = {row: (each, len(text)) for each, (row, text) in zip(records, lines, strict=True)}
+        self._advance(at_hand)
         # All of it may wait for the first row, so at least half of it is dropped at a time.
         if 2 * self._dropped_bytes > self._journal.size:
             self._rewrite_journal()

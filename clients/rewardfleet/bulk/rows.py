@@ -222,23 +222,19 @@ def _csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(_MAX_LINE)
     with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         reader = csv.DictReader(_short_lines(file), restkey="", restval=None, strict=True)
-        while True:
-            try:
-                fields = next(reader, None)
-            except csv.Error as error:  # what follows cannot be aligned
-                yield Row(f"{path}:{reader.line_num}", error=f"not CSV: {error}")
-                return
-            if fields is None:
-                return
-            place = f"{path}:{reader.line_num}"
-            if "" in fields or None in fields.values():
-                columns = len(reader.fieldnames or ())
-                yield Row(place, error=f"the header has {columns} columns, this row another number")
-            elif not _is_text(fields):
-                yield Row(place, error="not UTF-8")
-            else:
-                # An empty cell is null: the format has no other.
-                yield Row(place, {name: cell or None for name, cell in fields.items()}, path.parent)
+        try:
+            for fields in reader:
+                place = f"{path}:{reader.line_num}"
+                if "" in fields or None in fields.values():
+                    columns = f"{len(reader.fieldnames or ())} columns, this row another number"
+                    yield Row(place, error=f"the header has {columns}")
+                elif not _is_text(fields):
+                    yield Row(place, error="not UTF-8")
+                else:  # an empty cell is null: the format has no other
+                    cells = {name: cell or None for name, cell in fields.items()}
+                    yield Row(place, cells, path.parent)
+        except csv.Error as error:  # what follows cannot be aligned
+            yield Row(f"{path}:{reader.line_num}", error=f"not CSV: {error}")
 
 
 def _short_lines(file: TextIO) -> Iterator[str]:
@@ -259,9 +255,8 @@ def _is_text(fields: Mapping[str, str]) -> bool:
 
 def _parquet(path: Path) -> Iterator[Row]:
     with closing(pyarrow().parquet.ParquetFile(path)) as file:
-        yield from table_rows(
-            path, file.schema_arrow, file.iter_batches(batch_size=_ROWS_AT_A_TIME)
-        )
+        batches = file.iter_batches(batch_size=_ROWS_AT_A_TIME)
+        yield from table_rows(path, file.schema_arrow, batches)
 
 
 def _arrow(path: Path) -> Iterator[Row]:

@@ -210,15 +210,12 @@ class Run:
 
     async def _scores_of(self, requests: list[Any]) -> list[Score]:
         scores: list[Score] = await scores_of(self._client, requests, self._builder.options)
-        for score in scores:
-            if score.error is not None and score.error.kind is ErrorKind.UNAUTHORIZED:
-                raise RewardFleetError.from_problem(score.error)
+        errors = {place: each.error for place, each in enumerate(scores) if each.error is not None}
+        for error in errors.values():
+            if error.kind is ErrorKind.UNAUTHORIZED:
+                raise RewardFleetError.from_problem(error)
         # A batch has the time of one item: those that it was too short for get their own.
-        late = [
-            place
-            for place, score in enumerate(scores)
-            if score.error is not None and score.error.kind is ErrorKind.DEADLINE_EXCEEDED
-        ]
+        late = [at for at, each in errors.items() if each.kind is ErrorKind.DEADLINE_EXCEEDED]
         if len(requests) > 1 and self._kind != "episode":
             again = await asyncio.gather(*(self._scores_of([requests[each]]) for each in late))
             for place, [score] in zip(late, again, strict=True):

@@ -1,6 +1,6 @@
 """`rewardfleet eval`: how good a judge is, measured on labeled clips."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,7 @@ class _Evaluation:
     compare: Path | None
 
 
-@click.group(cls=CommandGroup, name="eval", help="Measure how good a judge is.")
-def command() -> None:
-    """Group the commands, one for each service."""
+command = CommandGroup("eval", help="Measure how good a judge is.")
 
 
 @command.command(
@@ -75,24 +73,20 @@ def command() -> None:
 )
 @grouped(columns=Columns, connection=Connection, fields=Fields, options=_Evaluation)
 def video(manifest: str, options: _Evaluation, **scoring: Any) -> int:
-    """Evaluate a judge of clips."""
+    """Evaluate a judge of clips.
+
+    Returns:
+        0; 1 if something is not counted, 2 if no clip has a score, 130 if interrupted.
+    """
     run = Scoring(
         "video", **scoring, output=options.output / "scores", format="jsonl", retry_failed=True
     )
-    return _evaluate([manifest], run, options)
-
-
-video.params += [each for each in score.command.commands["video"].params if each.name in _SCORING]
-
-
-def _evaluate(inputs: Sequence[str], run: Scoring, options: _Evaluation) -> int:
-    """Return 0; 1 if something is not counted, 2 if no clip has a score, 130 if interrupted."""
     check_packages()
-    sources = open_sources([Path(each) for each in inputs])
+    sources = open_sources([Path(manifest)])
     check_labels(sources)
     options.output.mkdir(parents=True, exist_ok=True)
     is_new = not (options.output / "scores").exists()
-    records = _scored(inputs, run)
+    records = _scored(manifest, run)
     if records is None:
         return INTERRUPTED
     fields = run.fields
@@ -100,7 +94,7 @@ def _evaluate(inputs: Sequence[str], run: Scoring, options: _Evaluation) -> int:
     found = labeled_clips(sources, records, known)
     report = build_report(found, options.threshold, run.seconds if is_new else None)
     if options.repeat:
-        again = _scored(inputs, replace(run, output=options.output / "scores-again"))
+        again = _scored(manifest, replace(run, output=options.output / "scores-again"))
         if again is None:
             return INTERRUPTED
         report["repeated"] = repeated(found.clips, again, report["threshold"])
@@ -114,9 +108,12 @@ def _evaluate(inputs: Sequence[str], run: Scoring, options: _Evaluation) -> int:
     return _conclude(report, found, options.output)
 
 
-def _scored(inputs: Sequence[str], run: Scoring) -> dict[int, Record] | None:
+video.params += [each for each in score.command.commands["video"].params if each.name in _SCORING]
+
+
+def _scored(manifest: str, run: Scoring) -> dict[int, Record] | None:
     """Score what is not scored yet; return all records by row, None if it was interrupted."""
-    if run.run(inputs) == INTERRUPTED:
+    if run.run([manifest]) == INTERRUPTED:
         return None
     assert run.output is not None  # noqa: S101 - see `video`
     parts = sorted(run.output.glob("part-*.jsonl"))
@@ -136,14 +133,13 @@ def _conclude(report: Report, found: LabeledClips, folder: Path) -> int:
     for name in ("near_miss_false_positives", "false_positives", "recall"):
         lines += [f"{name.replace('_', ' ')}: {pooled[name]['count']} of {pooled[name]['of']}"]
     lines += [f"{each['place']}: {each['reason']}" for each in report["problems"]]
-    lines += [report["comparison"]["error"]] if report.get("comparison", {}).get("error") else []
-    lines += [f"{folder / 'report.html'}, {folder / 'report.json'}"]
+    error = report.get("comparison", {}).get("error")
+    lines += [error, f"{folder / 'report.html'}, {folder / 'report.json'}"]
     for line in filter(None, lines):
         click.echo(printable(line, 500))
     if not any(each.score is not None for each in found.clips):
         return 2
-    is_all = not (report["missing"] or report["problems"])
-    return 0 if is_all and "error" not in report.get("comparison", {}) else 1
+    return int(bool(report["missing"] or report["problems"] or error))
 
 
 def _shown(figure: Mapping[str, Any]) -> str:

@@ -43,11 +43,7 @@ def filters(function: Callable[..., T]) -> Callable[..., T]:
     return function
 
 
-@click.group(
-    cls=CommandGroup, name="log", help="List, count, export and delete what a score log has."
-)
-def command() -> None:
-    """Group the commands."""
+command = CommandGroup("log", help="List, count, export and delete what a score log has.")
 
 
 @command.command(name="list", help="List records of score logs and outputs, the newest first.")

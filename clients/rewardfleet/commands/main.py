@@ -78,11 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except rewardfleet.Unauthorized as error:
         return _fail(f"{error.detail}; commands send REWARDFLEET_API_KEY")
-    except rewardfleet.RewardFleetError as error:
-        return _fail(error.detail)
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except ValueError as error:
+    except (rewardfleet.RewardFleetError, ValueError) as error:
         return _fail(str(error))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in _OWN_PACKAGES:

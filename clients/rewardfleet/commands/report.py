@@ -94,11 +94,8 @@ def _select(connection: Any, given: Filters) -> None:
     query(connection, _SHARES, [])
     condition, values = given.sql()
     groups = " ".join(f"WHEN '{name}' THEN '$.{each.group}'" for name, each in SERVICES.items())
-    query(
-        connection,
-        _SELECTED.format(groups=groups, threshold=SUCCESS_THRESHOLD, condition=condition),
-        values,
-    )
+    sql = _SELECTED.format(groups=groups, threshold=SUCCESS_THRESHOLD, condition=condition)
+    query(connection, sql, values)
 
 
 def _add_labels(connection: Any, path: Path | None) -> None:

@@ -16,12 +16,7 @@ from .groups import CommandGroup
 from .options import URLS
 from .settings import api_key
 
-
-@click.group(
-    cls=CommandGroup, name="run-state", help="Delete what services store of a training run."
-)
-def command() -> None:
-    """Group the commands."""
+command = CommandGroup("run-state", help="Delete what services store of a training run.")
 
 
 @command.command(

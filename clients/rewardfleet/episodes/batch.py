@@ -20,7 +20,7 @@ from .groups import Grouping
 from .motion import commanded_path
 
 #: Scalar fields.
-_NUMBERS = ("success", "steps", "max_steps", "episode_reward", "reward_model_score", "temperature")
+NUMBERS = ("success", "steps", "max_steps", "episode_reward", "reward_model_score", "temperature")
 
 _KIND_CODES = {kind: code for code, kind in enumerate(get_args(RewardKind))}
 
@@ -63,16 +63,14 @@ class Columns:
 
     def number(self, name: str) -> Floats:
         """Return a scalar field, or the number of `visual_success`, [N]; NaN if it is missing."""
-        column = self._numbers.get(name)
-        if column is None:
+        if name not in self._numbers:
             get = visual_score if name == "visual_success" else attrgetter(name)
-            column = np.array(list(map(get, self.items)), float)
-            self._numbers[name] = column
-        return column
+            self._numbers[name] = np.array(list(map(get, self.items)), float)
+        return self._numbers[name]
 
     def has(self, name: str) -> Bools:
         """Return whether a field is given, [N]."""
-        if name in _NUMBERS:
+        if name in NUMBERS:
             return np.asarray(~np.isnan(self.number(name)))
         return np.array([value is not None for value in map(attrgetter(name), self.items)], bool)
 
@@ -82,11 +80,9 @@ class Columns:
         Raises:
             ValueError: Its rows differ in length.
         """
-        array = self._arrays.get((name, index))
-        if array is None:
-            array = np.asarray(getattr(self.items[index], name), float)
-            self._arrays[name, index] = array
-        return array
+        if (name, index) not in self._arrays:
+            self._arrays[name, index] = np.asarray(getattr(self.items[index], name), float)
+        return self._arrays[name, index]
 
     def trajectory(self, index: int, source: str) -> Floats:
         """Return the `actions` of one episode, [T, A], or its `path`, [T, D].

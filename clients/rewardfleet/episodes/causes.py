@@ -84,8 +84,7 @@ def _failed(kind: RewardKind, rewards: Rewards, options: EpisodeOptions) -> Bool
 def _figure(rewards: Rewards, name: str) -> Floats:
     missing: Floats = np.full(len(rewards.batch), np.nan)
     details = rewards.details.get(name, missing)
-    figures: Floats = np.where(np.isnan(details), rewards.components.get(name, missing), details)
-    return figures
+    return np.where(np.isnan(details), rewards.components.get(name, missing), details)
 
 
 #: What lowers a reward of each kind, unless `_of_kind` finds more.

@@ -69,8 +69,7 @@ def cluster_batch(batch: Batch, clusters: ClusterOptions, options: EpisodeOption
         result.counts[group] = labels.max(axis=1) + 1
         result.diversity[group] = distances.sum(axis=(1, 2)) / max(size * (size - 1), 1)
         if options.filter.select == "diverse":
-            selected = most_diverse(distances, options.filter.select_count)
-            result.is_diverse[members] = selected
+            result.is_diverse[members] = most_diverse(distances, options.filter.select_count)
     return result
 
 
@@ -160,9 +159,8 @@ def dtw_distances(trajectories: Sequence[Floats]) -> Floats:
 
     longest = max(len(each) for each in trajectories)
     series = [np.ascontiguousarray(each, float) for each in trajectories]
-    matrix = dtw_ndim.distance_matrix_fast(
-        series, window=max(2, round(_DTW_WINDOW * longest)), parallel=False
-    )
+    window = max(2, round(_DTW_WINDOW * longest))
+    matrix = dtw_ndim.distance_matrix_fast(series, window=window, parallel=False)
     matrix = np.minimum(matrix, matrix.T)
     np.fill_diagonal(matrix, 0.0)
     distances: Floats = matrix / np.sqrt(longest * series[0].shape[1])

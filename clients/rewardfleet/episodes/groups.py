@@ -83,12 +83,7 @@ class Grouping:
     def minimum(self, values: Floats) -> Floats:
         """Return the minimum of each group: [N] → [G]; infinity for an empty group."""
         out = np.full(self.count, np.inf)
-        is_present = self.sizes > 0
-        if is_present.any():
-            starts = (np.cumsum(self.sizes) - self.sizes)[is_present]
-            if self._order is not None:  # else they are sorted, group by group
-                values = values[self._order][len(values) - int(self.sizes.sum()) :]
-            out[is_present] = np.minimum.reduceat(values, starts)
+        np.minimum.at(out, self.codes[self.has_group], values[self.has_group])
         return out
 
     def broadcast(self, values: Floats) -> Floats:

@@ -102,16 +102,14 @@ class _Draft:
 
     def refuse_one(self, index: int, reason: str) -> None:
         name = str(self.items[index].uid)[:60]
-        self._without_score(index, InvalidRequest(f"item {index} (uid {name!r}): {reason}"))
+        self.reasons[index] = InvalidRequest(f"item {index} (uid {name!r}): {reason}")
+        self.ok[index] = False
 
     def fail(self, index: int, error: RewardFleetError | None) -> None:
         """Leave out an episode that is valid, and has no score."""
-        self._without_score(index, error)
-        self.unscored_groups.add(self.items[index].group)
-
-    def _without_score(self, index: int, error: RewardFleetError | None) -> None:
         self.reasons[index] = error
         self.ok[index] = False
+        self.unscored_groups.add(self.items[index].group)
 
 
 def _check_uids(draft: _Draft) -> None:
@@ -166,14 +164,10 @@ def _check_numbers(draft: _Draft, options: EpisodeOptions) -> None:
     refuse(steps < 0, lambda item: f"steps: 0 or more (got {item.steps:g})")
     refuse(limit <= 0, lambda item: f"max_steps: above 0 (got {item.max_steps:g})")
     refuse(limit < 1 / MAX_MAGNITUDE, lambda item: f"max_steps: too small (got {item.max_steps:g})")
-    refuse(
-        ~(np.isnan(success) | (success == 0) | (success == 1)),
-        lambda item: f"success: 0 or 1 (got {item.success})",
-    )
-    refuse(
-        number("temperature") < 0,
-        lambda item: f"temperature: 0 or above (got {item.temperature:g})",
-    )
+    is_right = np.isnan(success) | (success == 0) | (success == 1)
+    refuse(~is_right, lambda item: f"success: 0 or 1 (got {item.success})")
+    is_negative = number("temperature") < 0
+    refuse(is_negative, lambda item: f"temperature: 0 or above (got {item.temperature:g})")
     for name in ("steps", "max_steps", "episode_reward", "reward_model_score", "temperature"):
         is_large = np.abs(number(name)) > MAX_MAGNITUDE
         refuse(is_large, lambda _, name=name: f"{name}: {_NUMBER}")  # type: ignore[misc] # bound now
@@ -252,8 +246,7 @@ def _check_widths(draft: _Draft, options: EpisodeOptions) -> None:
             continue
         width = draft.columns.trajectory(index, source).shape[1]
         if widths.setdefault(group, width) != width:
-            others = widths[group]
-            draft.refuse_one(index, f"{source}: width {width}, but {others} in its group")
+            draft.refuse_one(index, f"{source}: width {width}, but {widths[group]} in its group")
 
 
 def _grouped(

@@ -19,6 +19,7 @@ _MOST_DECODED = 600
 def strip_of(row: Row, camera: str | None) -> tuple[str | None, str]:
     """Return a strip of a row's video file as a data URI, or None and why there is none."""
     import av  # noqa: PLC0415 - optional
+    from PIL import Image  # noqa: PLC0415 - optional
 
     try:
         clip = _place_of(row, camera)
@@ -31,7 +32,9 @@ def strip_of(row: Row, camera: str | None) -> tuple[str | None, str]:
         return None, f"it cannot be read: {error}"
     if not frames:
         return None, "no frame can be decoded"
-    return _as_uri(frames), ""
+    content = io.BytesIO()
+    Image.fromarray(np.hstack(frames)).save(content, "JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}", ""
 
 
 def _place_of(row: Row, camera: str | None) -> Mapping[str, Any]:
@@ -61,11 +64,3 @@ def _frames(container: Any, start: float | None, end: float | None) -> Iterator[
             width = round(image.width * _HEIGHT / image.height)
             size = {"width": min(max(1, width), _MOST_WIDTH), "height": _HEIGHT}
             yield np.asarray(image.to_image(**size))
-
-
-def _as_uri(frames: list[Any]) -> str:
-    from PIL import Image  # noqa: PLC0415 - optional
-
-    content = io.BytesIO()
-    Image.fromarray(np.hstack(frames)).save(content, "JPEG", quality=80)
-    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"

@@ -1,10 +1,10 @@
 """Labels of clips, joined with the scores of a judge."""
 
+import functools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from rewardfleet.bulk.lerobot import successes_of
@@ -103,13 +103,11 @@ def _labels_of(
     """Yield rows, their fields with those of the label, and the label or what is wrong."""
     rows = [(source, _without_content(row)) for source in sources for row in source.rows()]
     last = {_label_id(row): number for number, (_, row) in enumerate(rows) if _label_id(row)}
-    successes: dict[Path, dict[int, bool | None]] = {}
+    successes = functools.cache(successes_of)  # read once for each data set
     for number, (source, row) in enumerate(rows):
         fields = dict(row.fields)
         if source.is_lerobot and not row.error:
-            if row.folder not in successes:
-                successes[row.folder] = successes_of(row.folder)
-            fields["success"] = successes[row.folder].get(fields["episode_index"])
+            fields["success"] = successes(row.folder).get(fields["episode_index"])
         if last.get(_label_id(row), number) != number:
             yield row, fields, "labeled again further below, which counts"
         else:

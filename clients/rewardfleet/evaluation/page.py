@@ -30,11 +30,9 @@ def render(report: Report, clips: Sequence[LabeledClip]) -> str:
         "interval": lambda each: "too few" if each is None else f"{each[0]:.2f} to {each[1]:.2f}",
         "share": lambda each: f"{each['count']} of {each['of']}" if each["of"] else "none",
     }
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
-        report=report,
-        strips=strips,
-        provenance=json.dumps(report["provenance"], indent=1),
-    )
+    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    provenance = json.dumps(report["provenance"], indent=1)
+    return template.render(report=report, strips=strips, provenance=provenance)
 
 
 def _number(value: float | None, digits: int = 2) -> str:

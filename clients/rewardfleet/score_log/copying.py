@@ -91,8 +91,10 @@ class LogCopies:
         failures = {}
         for url in self._urls:
             try:
-                found = self._list(url)
+                found = LogSegments.model_validate_json(self._get(url + PATH))
                 self._logs[found.log] = (url, found.segments)
+            except ValidationError:
+                failures[url] = "its answer is no list of segments"
             except RewardFleetError as error:
                 failures[url] = error.detail
         wanted = self._newest()
@@ -127,20 +129,10 @@ class LogCopies:
             return
         with path.open("ab") if path.suffix == LINES else new_file(path, OWNER_ONLY) as file:
             while size < segment.size:
-                size += file.write(self._content(url, segment, size))
-
-    def _list(self, url: str) -> LogSegments:
-        content = self._get(url + PATH)
-        try:
-            return LogSegments.model_validate_json(content)
-        except ValidationError:
-            raise Unavailable("its answer is no list of segments") from None
-
-    def _content(self, url: str, segment: LogSegment, offset: int) -> bytes:
-        content = self._get(f"{url}{PATH}/{segment.name}?offset={offset}")
-        if not content:
-            raise Unavailable("a segment is shorter than it says")
-        return content
+                content = self._get(f"{url}{PATH}/{segment.name}?offset={size}")
+                if not content:
+                    raise Unavailable("a segment is shorter than it says")
+                size += file.write(content)
 
     def _get(self, url: str) -> bytes:
         content, until = b"", time.monotonic() + _ANSWER_SECONDS

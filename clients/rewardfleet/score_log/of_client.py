@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -15,19 +16,13 @@ from .record import Scored
 from .strip import Frame, strip_of
 
 
+@dataclass(frozen=True)
 class ClientLog:
-    """The part of a client's log that is of one service.
+    """The part of a client's log that is of one service."""
 
-    Args:
-        logs: Where it is written: a score log, tables of samples, or both.
-        service: The service.
-        run: The training run of requests that do not say it.
-    """
-
-    def __init__(self, logs: Sequence[ScoredQueue], service: str, run: str | None) -> None:
-        self._logs = logs
-        self._service = service
-        self._run = run
+    logs: Sequence[ScoredQueue]  #: where it is written: a score log, tables of samples, or both
+    service: str
+    run: str | None  #: the training run of requests that do not say it
 
     def add(
         self,
@@ -48,18 +43,18 @@ class ClientLog:
         def scored() -> Iterator[Scored]:
             for request, answer in zip(requests, answers, strict=True):
                 yield Scored(
-                    self._service,
+                    self.service,
                     now,
                     request,
                     failed(answer, Score) if isinstance(answer, RewardFleetError) else answer,
-                    run=run or self._run,
+                    run=run or self.run,
                     step=step,
                     strip=partial(_strip_of, getattr(request, "frames", None)),
                     options=options,
                 )
 
         size = sum(_sizes(requests))
-        for log in self._logs:
+        for log in self.logs:
             log.add(scored, items=len(requests), size=size)
 
 

@@ -41,7 +41,6 @@ class ScoredQueue:
         self._queue: deque[tuple[Callable[[], Iterable[Scored]], int, int]] = deque()
         self._items = self._bytes = 0  # in the queue
         self._thread: threading.Thread | None = None
-        self._closing = threading.Event()
         self.dropped: Counter[str] = Counter(dict.fromkeys(self._reasons, 0))  #: by reason
 
     def __getstate__(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _TYPES = {
     "map": "MAP(VARCHAR, DOUBLE)",
 }
 #: What outputs of `rewardfleet score` have besides, and no detail.
-_OF_OUTPUTS = ("row", "place", "completion")
+_OF_OUTPUTS = {"row": "BIGINT", "place": "VARCHAR", "completion": "BIGINT"}
 #: Bytes of a line with a record, at most, with what JSON adds.
 _MAX_LINE = 2 * MAX_RECORD_BYTES
 
@@ -65,10 +65,9 @@ def open_log(
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such folder")
         parts += _of_output(folder) if (folder / "input.json").exists() else _of_log(folder)
+    records = " UNION ALL BY NAME ".join([_EMPTY, *parts])
     with connect() if database is None else database.cursor() as connection:
-        connection.execute(
-            f"CREATE OR REPLACE VIEW scores AS {' UNION ALL BY NAME '.join([_EMPTY, *parts])}"
-        )
+        connection.execute(f"CREATE OR REPLACE VIEW scores AS {records}")
         yield connection
 
 
@@ -107,12 +106,8 @@ def select(
         ValueError: The condition of the filters is not SQL, or the data is damaged.
     """
     condition, values = filters.sql()
-    rows = query(
-        connection,
-        f"SELECT * FROM scores WHERE {condition} ORDER BY {order}"
-        + ("" if limit is None else f" LIMIT {limit}"),
-        values,
-    )
+    sql = f"SELECT * FROM scores WHERE {condition} ORDER BY {order}"
+    rows = query(connection, sql if limit is None else f"{sql} LIMIT {limit}", values)
     names = [each[0] for each in connection.description or ()]
     return [dict(zip(names, row, strict=True)) for row in rows]
 
@@ -216,10 +211,5 @@ def _empty(types: Mapping[str, str]) -> str:
     return f"SELECT {nulls} WHERE false"
 
 
-_EMPTY = _empty(
-    {
-        **{name: _TYPES[kind] for name, kind in COLUMNS.items()},
-        **dict(zip(_OF_OUTPUTS, ("BIGINT", "VARCHAR", "BIGINT"), strict=True)),
-        "source": "VARCHAR",
-    }
-)
+_OF_LOGS = {name: _TYPES[kind] for name, kind in COLUMNS.items()}
+_EMPTY = _empty(_OF_LOGS | _OF_OUTPUTS | {"source": "VARCHAR"})

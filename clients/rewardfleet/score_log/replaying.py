@@ -26,12 +26,11 @@ if TYPE_CHECKING:
 
 #: The `run` of the requests of a replay, which distinguishes them in the log of their service.
 REPLAY = "replay"
-_ORDER = "time, call, id, uid"
 #: The records that are scored again. Of older ones, the price that an answer paid for tools is a
 #: component.
 _SELECT = """
 CREATE TABLE recorded AS
-SELECT row_number() OVER (ORDER BY {order}) AS n, id, run, step, uid, score,
+SELECT row_number() OVER (ORDER BY time, call, id, uid) AS n, id, run, step, uid, score,
        coalesce(json_extract(details, '$.details.lambda')::DOUBLE, components['lambda']) AS price,
        sha256(coalesce(json_extract(request, '$.{group}'), 'null')) AS prompt, {key} AS key{batch}
 FROM scores WHERE {condition}
@@ -108,8 +107,7 @@ def select_records(connection: "duckdb.DuckDBPyConnection", filters: Filters) ->
         key, batch = "n::VARCHAR", ", time, call, request, details AS old_details"
     else:  # older ids are the same for all steps
         key = "id" if declared.client.has_run_label else "concat_ws(' ', id, step)"
-    parts = {"group": declared.group, "key": key, "batch": batch, "condition": condition}
-    select = _SELECT.format(order=_ORDER, **parts)
+    select = _SELECT.format(group=declared.group, key=key, batch=batch, condition=condition)
     query(connection, select, values)
     digest = "sha256(string_agg(key, chr(10) ORDER BY n))"
     [totals] = query(connection, f"SELECT count(DISTINCT key), {digest} FROM recorded")

@@ -252,7 +252,6 @@ def parse_ground_truth(text: str) -> GroundTruth:
 
 
 def _wanted_calls(raw: list[Any]) -> tuple[ToolCall, ...]:
-    """Return the calls of a ground truth."""
     if len(raw) > _MAX_GROUND_TRUTH_CALLS:
         raise InvalidRequest(
             f"ground_truth: at most {_MAX_GROUND_TRUTH_CALLS} calls (got {len(raw)})"

@@ -10,15 +10,15 @@ from rewardfleet.wire.tools import Family, ToolDescription, ToolsOptions
 
 from .answer import ToolCall
 
+_Patterns = tuple[tuple[Family, tuple[str, ...]], ...]
 #: Patterns of names and descriptions of tools, by family, with `*` for any text.
-_FAMILY_PATTERNS: dict[Family, tuple[str, ...]] = {
-    "calculate": ("*calc*", "*comput*", "*math*", "*equation*", "*arithmetic*", "*convert*"),
-    "search": (
+_DEFAULT: _Patterns = (
+    ("calculate", ("*calc*", "*comput*", "*math*", "*equation*", "*arithmetic*", "*convert*")),
+    ("search", (
         "*search*", "*retriev*", "*lookup*", "*look_up*", "*look up*", "*query*", "*find*",
         "*fetch*", "get*", "list*", "*wiki*", "*news*", "*browse*", "*weather*",
-    ),
-}  # fmt: skip
-_Patterns = tuple[tuple[Family, tuple[str, ...]], ...]
+    )),
+)  # fmt: skip
 #: A name or description is matched up to this length.
 _MAX_CHARACTERS = 2_000
 #: A tool that is called by a name longer than this is reported by the beginning of it.
@@ -90,9 +90,6 @@ def family_by_patterns(name: str, description: str, options: ToolsOptions) -> Fa
         or _matched(description[:_MAX_CHARACTERS], patterns)
         or "other"
     )
-
-
-_DEFAULT = tuple(_FAMILY_PATTERNS.items())
 
 
 @lru_cache(maxsize=1024)  # the answers of a run call the same tools

@@ -3,14 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rewardfleet.episodes.batch import NUMBERS
 from rewardfleet.wire.score import figures_of
 
 from .texts import number, quoted
-
-#: Fields that rewards are computed from.
-_NUMBERS = (
-    "success", "steps", "max_steps", "episode_reward", "reward_model_score", "temperature",
-)  # fmt: skip
 
 
 def story_of_episode(request: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator[str]:
@@ -18,7 +14,7 @@ def story_of_episode(request: Mapping[str, Any], score: Mapping[str, Any]) -> It
     kind, group = request.get("kind", "success"), request.get("group")
     in_group = "" if group is None else f", in the group {quoted(str(group))}"
     yield f"Episode {quoted(str(request.get('uid', score.get('uid', ''))))}: kind {kind}{in_group}"
-    given = {name: request[name] for name in _NUMBERS if request.get(name) is not None}
+    given = {name: request[name] for name in NUMBERS if request.get(name) is not None}
     if steps := request.get("step_rewards"):
         given["sum of step_rewards"] = number(sum(steps))
     if request.get("visual_success") is not None:

@@ -13,12 +13,7 @@ from rewardfleet.services import SERVICES
 from . import replay
 from .scoring import START, Connection, Fields, Scoring, default_url
 
-
-@click.group(
-    cls=CommandGroup, name="score", help="Score clips, programs, answers or episodes of data sets."
-)
-def command() -> None:
-    """Group the commands, one for each service."""
+command = CommandGroup("score", help="Score clips, programs, answers or episodes of data sets.")
 
 
 def _column(name: str, what: str) -> Callable[[Any], Any]:

@@ -122,7 +122,9 @@ class Scoring:
             0; 1 if an item has no score, 3 if it is a single clip; 2 if none could be scored; 130
             if it was interrupted.
         """
-        paths, task = _inputs_of(inputs, self.fields.task)
+        paths, task = [Path(each) for each in inputs], self.fields.task
+        if len(paths) == 2 and task is None and paths[0].is_file() and not paths[1].exists():
+            paths, task = paths[:1], inputs[1]  # CLIP TASK
         self._check_output(paths)
         sources = open_sources(paths)
         builder = RequestBuilder(
@@ -155,7 +157,6 @@ class Scoring:
             return self._score(run, builder, read, sources, expected)
 
     def _selected(self, sources: Sequence[Source], count: int) -> Iterator[Row]:
-        """Return the rows that are scored."""
         rows = itertools.chain.from_iterable(source.rows() for source in sources)
         if self.sample is not None and self.sample < count:
             chosen = set(random.Random(0).sample(range(count), self.sample))  # noqa: S311 - not a secret
@@ -262,14 +263,6 @@ def progress_bar(expected: int) -> Iterator[Callable[[Progress], None]]:
             shown = now.rows
 
         yield show
-
-
-def _inputs_of(inputs: Sequence[str], task: str | None) -> tuple[list[Path], str | None]:
-    """Return the paths of the input, and the task: of `CLIP TASK`, the second one."""
-    paths = [Path(each) for each in inputs]
-    if len(paths) == 2 and task is None and paths[0].is_file() and not paths[1].exists():
-        return paths[:1], inputs[1]
-    return paths, task
 
 
 def _show(builder: RequestBuilder, items: Iterator[Item], count: int) -> int:
