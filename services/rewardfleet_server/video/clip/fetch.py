@@ -4,6 +4,7 @@ import asyncio
 import ipaddress
 import socket
 import ssl
+import tempfile
 from collections.abc import Callable, Sequence
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -18,7 +19,7 @@ from rewardfleet.wire.errors import (
     NotFound,
     TooLarge,
 )
-from rewardfleet_server.system.anonymous_file import AnonymousFile, temporary_file
+from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 #: An IP address.
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -154,7 +155,7 @@ class Fetcher:
             raise NotFound("video_url: there is no such video")
         if response.status_code != 200:
             raise BackendFailed(f"video_url: the host answered HTTP {response.status_code}")
-        with temporary_file() as file:
+        with tempfile.TemporaryFile() as file:
             size = 0
             async for chunk in response.aiter_raw():
                 size += len(chunk)
