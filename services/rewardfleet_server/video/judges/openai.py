@@ -162,19 +162,18 @@ def _images(clip: Clip) -> list[dict[str, object]]:
     for frame in clip.frames:
         bgr = cv2.cvtColor(frame, cv2.COLOR_RGB2BGR)
         _, jpeg = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
-        url = _data_url("image/jpeg", jpeg.tobytes())
-        parts.append({"type": "image_url", "image_url": {"url": url}})
+        parts.append(_part("image_url", "image/jpeg", jpeg.tobytes()))
     return parts
 
 
 def _video_parts(clip: Clip) -> list[dict[str, object]]:
     with as_mp4(clip) as path:
-        url = _data_url("video/mp4", path.read_bytes())
-    return [{"type": "video_url", "video_url": {"url": url}}]
+        return [_part("video_url", "video/mp4", path.read_bytes())]
 
 
-def _data_url(media_type: str, content: bytes) -> str:
-    return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
+def _part(kind: str, media_type: str, content: bytes) -> dict[str, object]:
+    url = f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
+    return {"type": kind, kind: {"url": url}}
 
 
 def _text(choice: Choice, mode: ScoreMode) -> Judgment:

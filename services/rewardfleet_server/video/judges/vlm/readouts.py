@@ -1,15 +1,10 @@
 """Readouts: what a model generates, and how its completions become a score.
 
-Those below are of any model; published models have their own, see `families/`.
+Those below are of any model, see `READOUTS` in `families/qwen.py`; published models have their own.
 
-    text         free text, read by `score_parser.py`
-    constrained  like text, but the model can only generate a whole number from 0 to 100
-    probability  P(yes) / (P(yes) + P(no)) at the first token of the answer
-    rubric       the expectation of the grades 1 to 5 at the first token, scaled to [0, 1]
-
-The last two take the exact log-probabilities of their labels; they need one token and no sampling.
-They normalize over their labels, because the probability of a single label is often as small as
-e^-26, and a score made of it would round to 0 (measured by Large-Reward-Models).
+`probability` and `rubric` take the exact log-probabilities of their labels; they need one token and
+no sampling. They normalize over their labels, because the probability of a single label is often as
+small as e^-26, and a score made of it would round to 0 (measured by Large-Reward-Models).
 """
 
 import math
