@@ -1,4 +1,4 @@
-"""Metrics of the video service's own: the processes of judges that users provide."""
+"""Metrics of the video service's own: processes of judges that users provide, and drift."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,15 +8,22 @@ from prometheus_client.registry import Collector
 
 from .judges import Judge
 from .judges.custom import CustomJudge
+from .judges.drift import DriftWatch
 
 
 class JudgeMetrics(Collector):
-    """Restarts and abandoned calls of judges in processes of their own."""
+    """Restarts and abandoned calls of judges in processes of their own; drift by task.
 
-    def __init__(self, judges: Mapping[str, Judge]) -> None:
+    Args:
+        judges: By name.
+        watches: Of those that have a calibration.
+    """
+
+    def __init__(self, judges: Mapping[str, Judge], watches: Mapping[str, DriftWatch]) -> None:
         self._judges = {
             name: judge for name, judge in judges.items() if isinstance(judge, CustomJudge)
         }
+        self._watches = watches
 
     def collect(self) -> Iterable[Metric]:
         restarts = CounterMetricFamily(
@@ -29,8 +36,31 @@ class JudgeMetrics(Collector):
             "Calls that your own judge works on and no caller waits for any more.",
             labels=("backend",),
         )
+        results = CounterMetricFamily(
+            "rewardfleet_task_results",
+            "Scores that were computed by a judge with a calibration, by task and status: ok or "
+            "abstained.",
+            labels=("backend", "task", "status"),
+        )
+        evidence = GaugeMetricFamily(
+            "rewardfleet_drift_evidence",
+            "Evidence that the scores of a task differ from those of the calibration. At 1, an "
+            "alarm is raised and the evidence is reset to 0.",
+            labels=("backend", "task"),
+        )
+        alarms = CounterMetricFamily(
+            "rewardfleet_drift_alarms",
+            "Times that the evidence reached 1. Without drift, this is once in 30 days at most, on "
+            "average, over all tasks of a replica.",
+            labels=("backend", "task"),
+        )
         for name, judge in self._judges.items():
             restarts.add_metric((name,), judge.restarts)
             abandoned.add_metric((name,), judge.abandoned)
-        yield restarts
-        yield abandoned
+        for backend, watch in self._watches.items():
+            for task in watch.tasks.values():
+                evidence.add_metric((backend, task.label), task.evidence)
+                alarms.add_metric((backend, task.label), task.alarms)
+                for status, count in task.results.items():
+                    results.add_metric((backend, task.label, status), count)
+        yield from (restarts, abandoned, results, evidence, alarms)
