@@ -1,6 +1,7 @@
 """Fetch `video_url`: over https, only from hosts of `video_url_host`, at public addresses."""
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 import ssl
@@ -108,13 +109,10 @@ class Fetcher:
     async def _follow_redirects(self, url: str) -> AnonymousFile:
         for _ in range(_MAX_REDIRECTS + 1):
             request = await self._request(self._checked(url))
-            response = await self._http.send(request, stream=True)
-            try:
+            async with contextlib.aclosing(await self._http.send(request, stream=True)) as response:
                 if not response.has_redirect_location:
                     return await self._download(response)
                 url = urljoin(url, response.headers["location"])
-            finally:
-                await response.aclose()
         raise BackendFailed(f"video_url is redirected more than {_MAX_REDIRECTS} times")
 
     def _checked(self, url: str) -> SplitResult:
