@@ -18,10 +18,8 @@ _NUMBERS = {int, float, bool, type(None)}
 
 @dataclass
 class _Flight(Generic[T]):
-    """A running computation, the item that started it, and the number of its waiters."""
-
     task: asyncio.Task[T]
-    leader: ItemSpan | None
+    leader: ItemSpan | None  #: the item that started it
     waiters: int = 0
 
 

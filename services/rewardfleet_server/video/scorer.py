@@ -243,7 +243,6 @@ class VideoScorer:
         return ImagesSource(request.frames_base64 or [], request.fps)
 
     async def _cost(self, source: Source, digest: str, part: TimeRange | None) -> Cost:
-        """Return what decoding takes."""
         if source.has_quick_cost:
             return source.cost(part)
         key = digest, part
