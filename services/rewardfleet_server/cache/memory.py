@@ -4,20 +4,17 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
+@dataclass(eq=False)
 class MemoryCache:
-    """A cache in memory that evicts the least recently used entries first.
+    """A cache in memory that evicts the least recently used entries first."""
 
-    Args:
-        max_bytes: Limit on the bytes of keys and values together; 0 stores nothing.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        # By key: the value, and the monotonic time at which it expires.
-        self._entries: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
+    _max_bytes: int  #: limit on the bytes of keys and values together; 0 stores nothing
+    _bytes: int = field(default=0, init=False)
+    #: By key: the value, and the monotonic time at which it expires.
+    _entries: OrderedDict[str, tuple[bytes, float]] = field(default_factory=OrderedDict, init=False)
 
     async def get_many(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         found = {}
