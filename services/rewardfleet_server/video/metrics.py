@@ -1,6 +1,7 @@
 """Metrics of the video service's own: processes of judges that users provide, and drift."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -11,19 +12,12 @@ from .judges.custom import CustomJudge
 from .judges.drift import DriftWatch
 
 
+@dataclass(eq=False)
 class JudgeMetrics(Collector):
-    """Restarts and abandoned calls of judges in processes of their own; drift by task.
+    """Restarts and abandoned calls of judges in processes of their own; drift by task."""
 
-    Args:
-        judges: By name.
-        watches: Of those that have a calibration.
-    """
-
-    def __init__(self, judges: Mapping[str, Judge], watches: Mapping[str, DriftWatch]) -> None:
-        self._judges = {
-            name: judge for name, judge in judges.items() if isinstance(judge, CustomJudge)
-        }
-        self._watches = watches
+    _judges: Mapping[str, Judge]  #: by name
+    _watches: Mapping[str, DriftWatch]  #: of those that have a calibration
 
     def collect(self) -> Iterable[Metric]:
         restarts = CounterMetricFamily(
@@ -55,8 +49,9 @@ class JudgeMetrics(Collector):
             labels=("backend", "task"),
         )
         for name, judge in self._judges.items():
-            restarts.add_metric((name,), judge.restarts)
-            abandoned.add_metric((name,), judge.abandoned)
+            if isinstance(judge, CustomJudge):
+                restarts.add_metric((name,), judge.restarts)
+                abandoned.add_metric((name,), judge.abandoned)
         for backend, watch in self._watches.items():
             for task in watch.tasks.values():
                 evidence.add_metric((backend, task.label), task.evidence)
