@@ -76,7 +76,7 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
             *TrainerApi(engine, VideoRequest).routes(),
             *rlinf.routes(engine),
         ],
-        collectors=(JudgeMetrics(judges, scorer.drift_watches), rlinf.replaced),
+        collectors=(JudgeMetrics(judges, scorer.calibrations), rlinf.replaced),
         probe=scorer.probe,
         outage=lambda: next((judge.outage for judge in judges.values() if judge.outage), None),
         health=lambda: VideoHealth(

@@ -8,8 +8,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from .judges import Judge
+from .judges.calibration import JudgeCalibration
 from .judges.custom import CustomJudge
-from .judges.drift import DriftWatch
 
 
 @dataclass(eq=False)
@@ -17,7 +17,7 @@ class JudgeMetrics(Collector):
     """Restarts and abandoned calls of judges in processes of their own; drift by task."""
 
     _judges: Mapping[str, Judge]  #: by name
-    _watches: Mapping[str, DriftWatch]  #: of those that have a calibration
+    _calibrations: Mapping[str, JudgeCalibration]  #: of those that have one
 
     def collect(self) -> Iterable[Metric]:
         restarts = CounterMetricFamily(
@@ -52,8 +52,8 @@ class JudgeMetrics(Collector):
             if isinstance(judge, CustomJudge):
                 restarts.add_metric((name,), judge.restarts)
                 abandoned.add_metric((name,), judge.abandoned)
-        for backend, watch in self._watches.items():
-            for task in watch.tasks.values():
+        for backend, calibration in self._calibrations.items():
+            for task in calibration.drift.tasks.values() if calibration.drift else ():
                 evidence.add_metric((backend, task.label), task.evidence)
                 alarms.add_metric((backend, task.label), task.alarms)
                 for status, count in task.results.items():
