@@ -17,6 +17,7 @@ class MemoryCache:
     _entries: OrderedDict[str, tuple[bytes, float]] = field(default_factory=OrderedDict, init=False)
 
     async def get_many(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        """Return the values that are stored under any of `keys`, by key, with one access."""
         found = {}
         for key in keys:
             value, expires_at = self._entries.get(key, (None, 0.0))
@@ -26,6 +27,12 @@ class MemoryCache:
         return found
 
     async def put(self, key: str, value: bytes, ttl_s: float | None = None) -> None:
+        """Store `value` under `key`, evicting older entries if there is no room.
+
+        Args:
+            key: At most a few hundred bytes.
+            ttl_s: Time to live in seconds; None for no limit.
+        """
         await self.delete(key)
         self._entries[key] = value, math.inf if ttl_s is None else time.monotonic() + ttl_s
         self._bytes += len(key) + len(value)
@@ -34,6 +41,7 @@ class MemoryCache:
             self._bytes -= len(evicted_key) + len(evicted)
 
     async def delete(self, key: str) -> None:
+        """Delete what is stored under `key`, if anything is."""
         value, _ = self._entries.pop(key, (None, 0.0))
         if value is not None:
             self._bytes -= len(key) + len(value)
