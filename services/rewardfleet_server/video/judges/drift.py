@@ -98,10 +98,8 @@ class DriftWatch:
             self._throttle("%s", self._warning(watch, most))
 
     def _warning(self, watch: "_TaskWatch", most: int) -> str:
-        bins = np.flatnonzero(watch.sets[most])
         is_inside = watch.sets[most, -1] == 0
-        if not is_inside:
-            bins = np.flatnonzero(watch.sets[most] == 0)
+        bins = np.flatnonzero(watch.sets[most] == float(is_inside))
         where = "abstentions"
         if len(bins) < len(self._edges) - 1:
             low, high = self._edges[bins[0]], self._edges[bins[-1] + 1]
