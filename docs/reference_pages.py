@@ -196,7 +196,7 @@ def metrics_page() -> str:
         _table(("metric", "type", "labels", ""), rows),
     ]
     with tempfile.TemporaryDirectory() as folder:
-        of_log = [*ServiceLog("docs", ScoreLog(folder), sample=1.0).collect()]
+        of_log = [*ServiceLog("docs", ScoreLog(folder), 1.0).collect()]
     parts += [
         "With [`--score-log`](../score-log.md), also these, by `service`, and by `reason`.",
         _families(of_log),

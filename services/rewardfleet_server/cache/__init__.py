@@ -4,9 +4,8 @@ A cache may drop any entry at any time. It never fails: a broken store is a cach
 """
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from rewardfleet.wire.optional_imports import require
 from rewardfleet.wire.urls import redact
@@ -14,6 +13,7 @@ from rewardfleet_server.settings import CacheSettings, ServerSettings, is_url
 
 from .entry import EntryFormat, read_signing_key
 from .memory import MemoryCache
+from .stored import StoredCache
 
 _MIB = 2**20
 #: MiB of a cache file in use, which is about a million verdicts; the oldest are evicted first.
@@ -21,25 +21,8 @@ _MIB = 2**20
 _FILE_MB = 1024
 
 
-class Cache(Protocol):
-    """A store of finished scores, as bytes by key."""
-
-    async def get_many(self, keys: Sequence[str]) -> Mapping[str, bytes]:
-        """Return the values that are stored under any of `keys`, by key, with one access."""
-
-    async def put(self, key: str, value: bytes, ttl_s: float | None = None) -> None:
-        """Store `value` under `key`, evicting older entries if there is no room.
-
-        Args:
-            key: At most a few hundred bytes.
-            ttl_s: Time to live in seconds; None for no limit.
-        """
-
-    async def delete(self, key: str) -> None:
-        """Delete what is stored under `key`, if anything is."""
-
-    async def aclose(self) -> None:
-        """Release files, connections and threads."""
+#: A store of finished scores, as bytes by key.
+Cache = MemoryCache | StoredCache
 
 
 def open_cache(settings: ServerSettings, on_damage: Callable[[], None]) -> Cache:

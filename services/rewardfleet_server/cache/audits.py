@@ -5,6 +5,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from rewardfleet.wire.score import Score
@@ -24,20 +25,16 @@ _AUDIT_SHARE = 0.02
 _MAX_AUDIT_PAUSE = 60.0
 
 
+@dataclass(eq=False)
 class Audits(Generic[ScoreT]):
-    """The audits of one service.
+    """The audits of one service."""
 
-    Args:
-        rate: Share of the cache hits that are audited, in [0, 1], unless that takes too much time.
-        scores: The cache. A score that differs from its recomputation is deleted from it.
-    """
-
-    def __init__(self, rate: float, scores: CachedScores[ScoreT], telemetry: Telemetry) -> None:
-        self._rate = rate
-        self._scores = scores
-        self._telemetry = telemetry
-        self._running: set[asyncio.Task[None]] = set()
-        self._next = 0.0  # not before this time of `time.monotonic`
+    #: Share of the cache hits that are audited, in [0, 1], unless that takes too much time.
+    _rate: float
+    _scores: CachedScores[ScoreT]  #: a score that differs from its recomputation is deleted here
+    _telemetry: Telemetry
+    _running: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _next: float = field(default=0.0, init=False)  #: not before this time of `time.monotonic`
 
     def is_due(self, free_permits: int) -> bool:
         """Return whether to audit a hit now: never at the expense of requests."""

@@ -5,7 +5,7 @@ import gc
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from rewardfleet_server.observe.tracing import SAMPLE, ItemSpan
@@ -18,10 +18,8 @@ _NUMBERS = {int, float, bool, type(None)}
 
 @dataclass
 class _Flight(Generic[T]):
-    """A running computation, the item that started it, and the number of its waiters."""
-
     task: asyncio.Task[T]
-    leader: ItemSpan | None
+    leader: ItemSpan | None  #: the item that started it
     waiters: int = 0
 
 
@@ -64,22 +62,19 @@ class SingleFlight(Generic[T]):
             del self._flights[key]
 
 
+@dataclass(eq=False)
 class Memo(Generic[T]):
     """Values by key, of which the least recently used ones leave first.
 
     Those who ask for a value at the same time share its computation; see `SingleFlight`. A failure
     is not kept.
-
-    Args:
-        max_bytes: Limit on the bytes of keys and values together.
-        size: Returns the bytes of a value.
     """
 
-    def __init__(self, max_bytes: int, size: Callable[[T], int]) -> None:
-        self._max_bytes, self._size = max_bytes, size
-        self._kept: OrderedDict[str, tuple[T, int]] = OrderedDict()
-        self._running: SingleFlight[T] = SingleFlight()
-        self.bytes = 0  #: of the keys and values that are kept
+    _max_bytes: int  #: limit on the bytes of keys and values together
+    _size: Callable[[T], int]  #: returns the bytes of a value
+    _kept: OrderedDict[str, tuple[T, int]] = field(default_factory=OrderedDict, init=False)
+    _running: SingleFlight[T] = field(default_factory=SingleFlight, init=False)
+    bytes: int = field(default=0, init=False)  #: of the keys and values that are kept
 
     async def get(self, key: str, compute: Callable[[], Coroutine[None, None, T]]) -> T:
         """Return the value of a key, which is computed unless it is kept.

@@ -32,6 +32,12 @@ CREATE TABLE IF NOT EXISTS entries (
     expires_at REAL NOT NULL
 )
 """
+#: The bytes of the pages in use. Other processes may have added and evicted entries.
+_USED_BYTES = """
+SELECT (page_count - freelist_count) * page_size
+FROM pragma_page_count, pragma_freelist_count, pragma_page_size
+"""
+_EVICT_OLDEST = "DELETE FROM entries WHERE id IN (SELECT id FROM entries ORDER BY id LIMIT 64)"
 
 
 class SqliteCache(StoredCache):
@@ -89,8 +95,9 @@ class SqliteCache(StoredCache):
                     return
                 row = (key, entry, expires_at)
                 db.execute("INSERT OR REPLACE INTO entries VALUES (NULL, ?, ?, ?)", row)
-                while _used_bytes(db) > self._max_bytes and _evict_oldest(db):
-                    pass
+                while db.execute(_USED_BYTES).fetchone()[0] > self._max_bytes:
+                    if not db.execute(_EVICT_OLDEST).rowcount:
+                        break
 
         await self._guarded(write)
 
@@ -125,18 +132,3 @@ class SqliteCache(StoredCache):
         await self._memory.aclose()
         if self._file is not None:
             self._file.close()
-
-
-def _used_bytes(db: sqlite3.Connection) -> int:
-    """Return the bytes of the pages in use. Other processes may have added and evicted entries."""
-    query = (
-        "SELECT (page_count - freelist_count) * page_size "
-        "FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
-    )
-    return int(db.execute(query).fetchone()[0])
-
-
-def _evict_oldest(db: sqlite3.Connection) -> int:
-    """Delete the oldest entries; return how many."""
-    query = "DELETE FROM entries WHERE id IN (SELECT id FROM entries ORDER BY id LIMIT 64)"
-    return db.execute(query).rowcount

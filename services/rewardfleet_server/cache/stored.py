@@ -9,7 +9,7 @@ from .memory import MemoryCache
 
 
 class StoredCache(ABC):
-    """A cache whose entries are in a store.
+    """A cache whose entries are in a store; see `MemoryCache` for its methods.
 
     Args:
         memory: Front cache, which answers repeated lookups without the store.
@@ -50,3 +50,7 @@ class StoredCache(ABC):
     async def delete(self, key: str) -> None:
         await self._memory.delete(key)
         await self._write(key, None, 0)
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Release files, connections and threads."""

@@ -101,14 +101,13 @@ class CodeScorer:
         overdue = None if self.isolation == "fusion" else _overdue
         if submission.critique_invalid or submission.no_program:  # scored without running it
             return ScoringPlan(self._name, compute, overdue=overdue)
-        full_timeout_s = 2 * self._max_seconds
+        policy = None
         if chance := await self._parser.chance(submission.program):
             compute = partial(_uncached, compute, chance)
-            return ScoringPlan(self._name, compute, full_timeout_s=full_timeout_s, overdue=overdue)
-        policy = await self._cache_policy(request, prepared, digest, submission)
-        return ScoringPlan(
-            self._name, compute, policy, full_timeout_s=full_timeout_s, overdue=overdue
-        )
+        else:
+            policy = await self._cache_policy(request, prepared, digest, submission)
+        timeout_s = 2 * self._max_seconds
+        return ScoringPlan(self._name, compute, policy, full_timeout_s=timeout_s, overdue=overdue)
 
     async def _cache_policy(
         self, request: CodeRequest, prepared: Prepared, digest: str, submission: Submission

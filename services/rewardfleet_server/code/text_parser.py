@@ -192,7 +192,6 @@ class _Lane:
                 future.set_exception(error)
 
     def _run(self, task: str, text: str, cpu_s: float) -> str:
-        source, result = MemoryFile(), MemoryFile()
-        source.write(text.encode(errors="surrogatepass"))
+        source, result = MemoryFile(text.encode(errors="surrogatepass")), MemoryFile()
         self._process.run(task, source, result, seconds=_HANG_S, cpu_s=cpu_s)
         return result.read().decode(errors="surrogatepass")

@@ -29,17 +29,15 @@ def diagnoses() -> Iterator[Diagnosis]:
     yield from servers
     for name, settings in settings_of.items():
         yield from SERVICES[name].checks(settings)
-        yield _check_port(name, settings)
+        try:
+            bind(settings.host, settings.port).close()
+        except ValueError as error:
+            fix = (
+                f"rewardfleet serve {name} --port 0; `rewardfleet status URL` says what runs there"
+            )
+            yield Diagnosis("note", f"{name}: {error}", fix)
+        else:
+            yield Diagnosis("ok", f"{name}: {settings.host}:{settings.port} is free")
     for warning in unknown_variable_warnings(each.settings.load() for each in SERVICES.values()):
         variable = next(word for word in warning.split() if word.startswith(ENV_PREFIX))
         yield Diagnosis("note", warning, f"unset {variable}")
-
-
-def _check_port(name: str, settings: ServerSettings) -> Diagnosis:
-    """Check whether the address can be bound."""
-    try:
-        bind(settings.host, settings.port).close()
-    except ValueError as error:
-        fix = f"rewardfleet serve {name} --port 0; `rewardfleet status URL` says what runs there"
-        return Diagnosis("note", f"{name}: {error}", fix)
-    return Diagnosis("ok", f"{name}: {settings.host}:{settings.port} is free")

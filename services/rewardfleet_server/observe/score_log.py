@@ -39,24 +39,18 @@ class BatchHeader:
     options: BaseModel | None = None
 
 
+@dataclass(eq=False)
 class ServiceLog(Collector):
-    """The score log of a service, and its metrics: how many records are in it, and are not.
+    """The score log of a service, and its metrics: how many records are in it, and are not."""
 
-    Args:
-        service: Its name.
-        log: Where it is written.
-        sample: The share of requests of which it keeps scores that take microseconds.
-        label_fraction: The share of computed scores that it marks for people to label.
-    """
+    _service: str  #: its name
+    _log: ScoreLog  #: where it is written
+    _sample: float  #: the share of requests of which it keeps scores that take microseconds
+    _label_fraction: float = 0.0  #: the share of computed scores that it marks for people to label
 
-    def __init__(
-        self, service: str, log: ScoreLog, sample: float, label_fraction: float = 0.0
-    ) -> None:
-        self._service = service
-        self._log = log
-        self._sample = sample
-        self._label_fraction = label_fraction
-        self.close = log.close
+    def close(self) -> None:
+        """Close the log."""
+        self._log.close()
 
     def add(
         self,

@@ -25,11 +25,6 @@ class AnonymousFile:
 
 def spool_bytes(content: bytes) -> AnonymousFile:
     """Write bytes to an anonymous file. Blocks."""
-    with temporary_file() as file:
+    with tempfile.TemporaryFile() as file:
         file.write(content)
         return AnonymousFile(file)
-
-
-def temporary_file() -> IO[bytes]:
-    """Open a new temporary file without a name."""
-    return tempfile.TemporaryFile(prefix="rewardfleet-")

@@ -57,19 +57,17 @@ def check_redis_servers(
         if is_url(url := getattr(each, name, None))
     }
     for name, url in urls:
-        yield _check_redis(name, url, unreachable)
-
-
-def _check_redis(setting: str, url: str, unreachable: Literal["failed", "note"]) -> Diagnosis:
-    what = f"{_REDIS_PURPOSES[setting]}: {redact(url)}"
-    package = check_extra("redis", what, "redis", required=True)
-    if package.status != "ok":
-        return package
-    try:
-        reason = unreachable_reason(url, _TIMEOUT_SECONDS)
-    except ValueError:  # whose message may contain a part of the password
-        reason = "not a URL such as redis://127.0.0.1:6379/0"
-    if reason is None:
-        return Diagnosis("ok", f"{what} answers")
-    fix = f"start a Redis server there, or correct {ENV_PREFIX}{setting.upper()}"
-    return Diagnosis(unreachable, f"{what}: {reason}", fix)
+        what = f"{_REDIS_PURPOSES[name]}: {redact(url)}"
+        package = check_extra("redis", what, "redis", required=True)
+        if package.status != "ok":
+            yield package
+            continue
+        try:
+            reason = unreachable_reason(url, _TIMEOUT_SECONDS)
+        except ValueError:  # whose message may contain a part of the password
+            reason = "not a URL such as redis://127.0.0.1:6379/0"
+        if reason is None:
+            yield Diagnosis("ok", f"{what} answers")
+        else:
+            fix = f"start a Redis server there, or correct {ENV_PREFIX}{name.upper()}"
+            yield Diagnosis(unreachable, f"{what}: {reason}", fix)

@@ -143,7 +143,6 @@ class SqliteFile:
 
 
 def _paths(path: Path) -> list[str]:
-    """Return the paths of a file and of its companions."""
     return [f"{path}{suffix}" for suffix in ("", *_COMPANIONS)]
 
 

@@ -11,7 +11,6 @@ from rewardfleet_server.http.trainers import TrainerApi
 from .chat_api import ChatApi
 from .judges import Judge
 from .judges.calibration import JudgeCalibration
-from .judges.drift import DriftMetrics
 from .judges.loading import load_judges
 from .metrics import JudgeMetrics
 from .refusals import Refusals
@@ -77,7 +76,7 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
             *TrainerApi(engine, VideoRequest).routes(),
             *rlinf.routes(engine),
         ],
-        collectors=(JudgeMetrics(judges), rlinf.replaced, DriftMetrics(scorer.drift_watches)),
+        collectors=(JudgeMetrics(judges, scorer.calibrations), rlinf.replaced),
         probe=scorer.probe,
         outage=lambda: next((judge.outage for judge in judges.values() if judge.outage), None),
         health=lambda: VideoHealth(

@@ -24,7 +24,11 @@ def checks(settings: VideoSettings) -> Iterator[Diagnosis]:
         else:
             yield Diagnosis("ok", f"video: decoding with {package}")
     yield Diagnosis("ok", "video: judges reference and openai")
-    engines = _engines(settings)
+    try:
+        built_ins = [name for name in settings.backends if built_in(name)]
+    except ImportError:  # of a package that decodes frames, which is reported above
+        built_ins = []
+    engines = {settings.judge_settings(name).runs_on for name in built_ins}
     for engine, modules in ENGINES.items():
         what = f"video: judges on {engine}"
         yield check_extra(engine, what, *modules, required=engine in engines)
@@ -35,12 +39,3 @@ def checks(settings: VideoSettings) -> Iterator[Diagnosis]:
         yield Diagnosis("note", "video: GPUs are unknown, as torch is not installed")
     else:
         yield Diagnosis("note", "video: no GPU; the judge transformers also runs on a CPU")
-
-
-def _engines(settings: VideoSettings) -> set[str | None]:
-    """Return the engines of the judges to load."""
-    try:
-        built_ins = [name for name in settings.backends if built_in(name)]
-    except ImportError:  # of a package that decodes frames, which is reported above
-        return set()
-    return {settings.judge_settings(name).runs_on for name in built_ins}

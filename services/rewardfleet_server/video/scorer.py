@@ -46,7 +46,6 @@ from .clip.sources import (
 from .clip.video_reader import TimeRange
 from .judges import FileJudge, Judge, Judgment
 from .judges.calibration import JudgeCalibration
-from .judges.drift import DriftWatch
 from .judges.settings import ALIASES
 from .refusals import Refusals
 from .settings import VideoSettings
@@ -115,7 +114,7 @@ class VideoScorer:
             name: {"service": f"rewardfleet {__version__}", **judge.provenance, **selection}
             for name, judge in judges.items()
         }
-        self._calibrations: dict[str, JudgeCalibration] = {}
+        self.calibrations: dict[str, JudgeCalibration] = {}  #: by the judge's name
         if calibration is not None:
             self._calibrate(calibration)
         self._fingerprints = {
@@ -159,7 +158,7 @@ class VideoScorer:
         cause = f"backend_kwargs of {name}"
         try:
             judge.check_options(request.backend_kwargs)
-            if (calibration := self._calibrations.get(name)) is not None:
+            if (calibration := self.calibrations.get(name)) is not None:
                 cause = f"calibration of {name}"
                 calibration.check_request(request)
         except InvalidRequest as error:
@@ -199,12 +198,6 @@ class VideoScorer:
         """The names of the loaded judges, the default one first."""
         return [*self._judges]
 
-    @property
-    def drift_watches(self) -> dict[str, DriftWatch]:
-        """What tests the scores of judges for drift, by the judge's name."""
-        watches = {name: each.drift for name, each in self._calibrations.items()}
-        return {name: each for name, each in watches.items() if each is not None}
-
     def provenance(self, backend: str) -> dict[str, JsonValue]:
         """Return the provenance that all judgments of `backend` share."""
         return dict(self._provenance[backend])
@@ -222,7 +215,7 @@ class VideoScorer:
                 f"loaded: {loaded}"
             )
         calibration.check_judge(self._provenance[name])
-        self._calibrations[name] = calibration
+        self.calibrations[name] = calibration
         self._provenance[name]["calibration"] = calibration.provenance
 
     async def _source(self, request: VideoRequest, upload: AnonymousFile | None) -> Source:
@@ -243,7 +236,6 @@ class VideoScorer:
         return ImagesSource(request.frames_base64 or [], request.fps)
 
     async def _cost(self, source: Source, digest: str, part: TimeRange | None) -> Cost:
-        """Return what decoding takes."""
         if source.has_quick_cost:
             return source.cost(part)
         key = digest, part
@@ -265,7 +257,7 @@ class VideoScorer:
         seen: Seen,
     ) -> VideoScore:
         judge, timing, stop = self._judges[name], Timing(), threading.Event()
-        calibration = self._calibrations.get(name)
+        calibration = self.calibrations.get(name)
         spec = DecodeSpec(
             request.nframes, request.max_pixels, self._select, _part_of(request), cost.memory, stop
         )

@@ -161,11 +161,7 @@ class VideoSettings(CacheSettings):
         if not self.backend and not self.custom_backend_factory and len(selected) > 1:
             choices = " and ".join(f"{flag} selects {name}" for flag, name in selected.items())
             raise ValueError(f"{choices}: name the judges to load, each by --backend")
-        return self
-
-    @model_validator(mode="after")
-    def _judges_read_all(self) -> Self:
-        """Refuse a setting that no judge to load reads, and a value that one does not accept."""
+        # A setting that no judge to load reads is refused, as is a value that one does not accept.
         values = self._values_of_judges()
         for name in values:
             if values[name] and built_in(name):

@@ -31,8 +31,7 @@ def solution_of(row: Row) -> str | None:
     names = [name for name in _SINGLE if name != "completion" or row.get("entry_point")]
     for place in (row, row.get("extra_info")):
         if isinstance(place, dict):
-            texts = (place.get(name) for name in names)
-            for text in texts:
+            for text in map(place.get, names):
                 if isinstance(text, str) and text.strip():
                     return extract_program(text, {str(row.get("entry_point") or "")})
     return None

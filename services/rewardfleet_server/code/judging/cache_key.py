@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -25,23 +26,19 @@ _SHORT_TTL_S = 600.0
 _LOAD_DEPENDENT = {Outcome.TIME_LIMIT, Outcome.MEMORY_LIMIT, Outcome.SKIPPED}
 
 
+@dataclass(eq=False)
 class CacheKeys:
-    """Computes the cache keys of one service.
+    """Computes the cache keys of one service."""
 
-    Args:
-        parser: Normalizes programs.
-        provenance: Returns the sandbox's provenance and the ceilings of limits. Called for each
-            key, as some sandboxes learn their provenance late.
-    """
+    _parser: TextParser  #: normalizes programs
+    #: Returns the sandbox's provenance and the ceilings of limits. Called for each key, as some
+    #: sandboxes learn their provenance late.
+    _provenance: Callable[[], Mapping[str, JsonValue]]
+    _encoded: tuple[Mapping[str, JsonValue], str] = field(default=({}, ""), init=False)
+    _forms: OrderedDict[bytes, str] = field(default_factory=OrderedDict, init=False)
 
-    def __init__(
-        self, parser: TextParser, provenance: Callable[[], Mapping[str, JsonValue]]
-    ) -> None:
-        self._parser = parser
-        self._provenance = provenance
+    def __post_init__(self) -> None:
         self._harness = harness_version()
-        self._encoded: tuple[Mapping[str, JsonValue], str] = ({}, "")
-        self._forms: OrderedDict[bytes, str] = OrderedDict()
 
     async def of(self, program: str, request: CodeRequest, tests: str, uses: Uses | None) -> str:
         """Return the key of a program's verdicts on the tests of a request.

@@ -35,11 +35,6 @@ class Tolerance:
     #: None: `absolute` is relative to an expected number above 1.
     relative: float | None = None
 
-    @property
-    def is_zero(self) -> bool:
-        """Whether only equal numbers are accepted."""
-        return not (self.absolute or self.relative)
-
     def accepts(self, number: complex, expected: float) -> bool:
         """Return whether a number is close enough to a finite expected one.
 
@@ -102,13 +97,14 @@ class Equality:
         number = self._number(given)
         if number is None or number == expected:
             return number is not None
-        if not isinstance(expected, float) or self.tolerance.is_zero:
+        tolerance = self.tolerance
+        if not (isinstance(expected, float) and (tolerance.absolute or tolerance.relative)):
             return False
         try:
             got = number if isinstance(number, complex) else float(number)
         except OverflowError:
             return False
-        return self.tolerance.accepts(got, expected)
+        return tolerance.accepts(got, expected)
 
     def _sequences_equal(self, given: Any, expected: Sequence[Any]) -> bool:
         items = given if isinstance(given, list) and isinstance(expected, list) else None

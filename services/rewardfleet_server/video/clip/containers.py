@@ -122,15 +122,11 @@ def _check_mp4(file: _File) -> None:
         )
 
 
-class Mp4Header(NamedTuple):
-    """What a complete mp4 file states beside what FFmpeg reads."""
+def read_mp4_header(path: str) -> tuple[float, int]:
+    """Return the seconds of a complete mp4 file (0: unknown), and the bytes of its samples.
 
-    seconds: float  #: how long it is; 0 if unknown
-    fragment_bytes: int  #: of the samples if it has fragments, else 0
-
-
-def read_mp4_header(path: str) -> Mp4Header:
-    """Read the header of a complete mp4 file; `check_container` has the errors."""
+    The latter are 0 if it has no fragments. `check_container` has the errors.
+    """
     with open(path, "rb") as content:
         file = _File(content.fileno(), "the video")
         boxes = list(_boxes(file))
@@ -146,7 +142,7 @@ def read_mp4_header(path: str) -> Mp4Header:
     seconds = 0.0 if is_unknown else ticks / max(int.from_bytes(scale, "big"), 1)
     is_fragmented = any(box.name == b"moof" for box in boxes)
     media = (box.end - box.content for box in boxes if box.name == b"mdat")
-    return Mp4Header(seconds, sum(media) if is_fragmented else 0)
+    return seconds, sum(media) if is_fragmented else 0
 
 
 def _boxes(file: _File) -> Iterator[_Part]:

@@ -5,7 +5,7 @@ import bisect
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rewardfleet.wire.errors import TooLarge
 from rewardfleet_server.observe.telemetry import REQUEST
@@ -37,6 +37,7 @@ class _Reservation:
     decodes: bool = True
 
 
+@dataclass(eq=False)
 class DecodingLimit:
     """Limits the clips that are decoded at a time, and the memory of all that are decoded.
 
@@ -44,17 +45,13 @@ class DecodingLimit:
     large ones have a number of decoders each. Large ones get three quarters of the memory. While
     one of them waits for memory, small ones get the remaining quarter only, so it does not wait for
     those that come later.
-
-    Args:
-        decoders: Small requests, and large ones, that are decoded at a time.
     """
 
     CAPACITY = 4 * 2**30
 
-    def __init__(self, decoders: int) -> None:
-        self._decoders = decoders
-        self._held: set[_Reservation] = set()
-        self._waiting: list[_Reservation] = []
+    _decoders: int  #: small requests, and large ones, that are decoded at a time
+    _held: set[_Reservation] = field(default_factory=set, init=False)
+    _waiting: list[_Reservation] = field(default_factory=list, init=False)
 
     @asynccontextmanager
     async def reserve(

@@ -1,9 +1,11 @@
 """Fetch `video_url`: over https, only from hosts of `video_url_host`, at public addresses."""
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 import ssl
+import tempfile
 from collections.abc import Callable, Sequence
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -18,7 +20,7 @@ from rewardfleet.wire.errors import (
     NotFound,
     TooLarge,
 )
-from rewardfleet_server.system.anonymous_file import AnonymousFile, temporary_file
+from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 #: An IP address.
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -107,13 +109,10 @@ class Fetcher:
     async def _follow_redirects(self, url: str) -> AnonymousFile:
         for _ in range(_MAX_REDIRECTS + 1):
             request = await self._request(self._checked(url))
-            response = await self._http.send(request, stream=True)
-            try:
+            async with contextlib.aclosing(await self._http.send(request, stream=True)) as response:
                 if not response.has_redirect_location:
                     return await self._download(response)
                 url = urljoin(url, response.headers["location"])
-            finally:
-                await response.aclose()
         raise BackendFailed(f"video_url is redirected more than {_MAX_REDIRECTS} times")
 
     def _checked(self, url: str) -> SplitResult:
@@ -154,7 +153,7 @@ class Fetcher:
             raise NotFound("video_url: there is no such video")
         if response.status_code != 200:
             raise BackendFailed(f"video_url: the host answered HTTP {response.status_code}")
-        with temporary_file() as file:
+        with tempfile.TemporaryFile() as file:
             size = 0
             async for chunk in response.aiter_raw():
                 size += len(chunk)

@@ -218,8 +218,7 @@ def _local_devices() -> frozenset[int]:
 
 
 def _identity(status: os.stat_result) -> _Identity:
-    times = status.st_mtime_ns, status.st_ctime_ns
-    return (status.st_dev, status.st_ino, status.st_size, *times)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 @dataclass(frozen=True)

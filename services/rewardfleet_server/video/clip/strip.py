@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rewardfleet.score_log.strip import MAX_FRAMES, MAX_SIDE, strip_of
@@ -17,16 +18,12 @@ _SECONDS = 20.0
 _MAX_KEPT = 64
 
 
+@dataclass(eq=False)
 class FileStrips:
-    """Strips of files. Some are kept, as a page asks for the same one again.
+    """Strips of files. Some are kept, as a page asks for the same one again."""
 
-    Args:
-        files: What may be read.
-    """
-
-    def __init__(self, files: VideoFiles) -> None:
-        self._files = files
-        self._kept: dict[tuple[Any, ...], bytes] = {}
+    _files: VideoFiles  #: what may be read
+    _kept: dict[tuple[Any, ...], bytes] = field(default_factory=dict, init=False)
 
     def strip_of(self, request: Mapping[str, Any]) -> bytes | None:
         """Return frames of a clip; None if it cannot be read here.

@@ -273,9 +273,9 @@ def _check_packets(found: _Packets, container: InputContainer, stream: VideoStre
     stated = (container.duration or 0) / av.time_base
     is_complete = listed <= found.read
     if container.format.name == _MP4_FORMAT:
-        header = read_mp4_header(path)
-        stated = max(stated, header.seconds)  # FFmpeg takes the length of the edit list
-        is_complete &= header.fragment_bytes <= found.size
+        seconds, fragment_bytes = read_mp4_header(path)
+        stated = max(stated, seconds)  # FFmpeg takes the length of the edit list
+        is_complete &= fragment_bytes <= found.size
         if stream.frames > listed or found.read > len(found.times):
             _check_without_edits(path)
     elif container.format.name != _AVI_FORMAT:

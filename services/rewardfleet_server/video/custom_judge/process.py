@@ -385,7 +385,6 @@ def _reap(process: subprocess.Popen[bytes], lock: threading.Lock, exited: Future
 
 
 def _copy_output(label: str, output: IO[bytes]) -> None:
-    """Log each line that a judge prints."""
     with output:
         while line := output.readline(_MAX_LINE):
             # Of a progress bar, which returns to the start of its line, the last state.

@@ -33,20 +33,14 @@ class Token(BaseModel):
 
 
 class _Position(BaseModel):
-    """A position of a completion, with the most likely tokens there."""
-
     top_logprobs: list[Token] = Field(min_length=1)
 
 
 class _Logprobs(BaseModel):
-    """The log-probabilities at the positions of a completion."""
-
     content: list[_Position] = Field(min_length=1)
 
 
 class _Message(BaseModel):
-    """The turn of the model, with its text, if it has any."""
-
     content: str | None = None
 
 

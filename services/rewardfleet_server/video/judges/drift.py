@@ -32,14 +32,11 @@ for successes, or that calls all clips failures. Only labels tell (`label_fracti
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from rewardfleet.wire.calibration import Distribution, LabelCounts, task_key
 from rewardfleet.wire.score import Status
@@ -101,10 +98,8 @@ class DriftWatch:
             self._throttle("%s", self._warning(watch, most))
 
     def _warning(self, watch: "_TaskWatch", most: int) -> str:
-        bins = np.flatnonzero(watch.sets[most])
         is_inside = watch.sets[most, -1] == 0
-        if not is_inside:
-            bins = np.flatnonzero(watch.sets[most] == 0)
+        bins = np.flatnonzero(watch.sets[most] == float(is_inside))
         where = "abstentions"
         if len(bins) < len(self._edges) - 1:
             low, high = self._edges[bins[0]], self._edges[bins[-1] + 1]
@@ -164,42 +159,6 @@ class _TaskWatch:
         self.evidence = 0.0
         self._by_set[:] = 0
         return most
-
-
-class DriftMetrics(Collector):
-    """Results and drift by task, of judges with a calibration."""
-
-    def __init__(self, watches: Mapping[str, DriftWatch]) -> None:
-        self._watches = watches
-
-    def collect(self) -> Iterable[Metric]:
-        results = CounterMetricFamily(
-            "rewardfleet_task_results",
-            "Scores that were computed by a judge with a calibration, by task and status: ok or "
-            "abstained.",
-            labels=("backend", "task", "status"),
-        )
-        evidence = GaugeMetricFamily(
-            "rewardfleet_drift_evidence",
-            "Evidence that the scores of a task differ from those of the calibration. At 1, an "
-            "alarm is raised and the evidence is reset to 0.",
-            labels=("backend", "task"),
-        )
-        alarms = CounterMetricFamily(
-            "rewardfleet_drift_alarms",
-            "Times that the evidence reached 1. Without drift, this is once in 30 days at most, on "
-            "average, over all tasks of a replica.",
-            labels=("backend", "task"),
-        )
-        for backend, watch in self._watches.items():
-            for task in watch.tasks.values():
-                evidence.add_metric((backend, task.label), task.evidence)
-                alarms.add_metric((backend, task.label), task.alarms)
-                for status, count in task.results.items():
-                    results.add_metric((backend, task.label, status), count)
-        yield results
-        yield evidence
-        yield alarms
 
 
 def _sets(bins: int) -> Floats:

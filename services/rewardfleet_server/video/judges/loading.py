@@ -1,7 +1,5 @@
 """Find and load the judges that the settings name."""
 
-from collections.abc import Iterable
-
 from rewardfleet_server.video.settings import VideoSettings, gpu_count, select_gpus
 
 from . import DeferredJudge, Judge, custom
@@ -18,7 +16,14 @@ def load_judges(settings: VideoSettings) -> dict[str, Judge]:
     """
     select_gpus(settings)
     found = {name: find_judge(name, settings) for name in settings.backends}
-    _check_gpu_memory(found.values())
+    # All models together must fit on the GPUs, if there are any.
+    shares: dict[str, float] = {}
+    for judge in found.values():
+        if isinstance(judge, DeferredJudge):
+            shares |= judge.gpu_memory
+    if sum(shares.values()) > 1 and gpu_count():
+        named = " and ".join(f"{setting} {share:g}" for setting, share in shares.items())
+        raise ValueError(f"{len(shares)} models share the GPUs: {named} are more than 1 together")
     return {
         name: judge.load() if isinstance(judge, DeferredJudge) else judge
         for name, judge in found.items()
@@ -43,14 +48,3 @@ def find_judge(name: str, settings: VideoSettings) -> Judge | DeferredJudge:
             "or your own with --custom-backend-factory"
         )
     return custom.build(name, settings)
-
-
-def _check_gpu_memory(judges: Iterable[Judge | DeferredJudge]) -> None:
-    """Check that all models together fit on the GPUs, if there are any."""
-    shares: dict[str, float] = {}
-    for judge in judges:
-        if isinstance(judge, DeferredJudge):
-            shares |= judge.gpu_memory
-    if sum(shares.values()) > 1 and gpu_count():
-        named = " and ".join(f"{setting} {share:g}" for setting, share in shares.items())
-        raise ValueError(f"{len(shares)} models share the GPUs: {named} are more than 1 together")

@@ -1,13 +1,7 @@
 """The judge `openai`: a model behind any OpenAI-compatible endpoint (vLLM, SGLang, Ollama, …).
 
-Readouts:
-  text         the model answers with a number or a verdict, which `score_parser.py` reads.
-  probability  the model answers yes or no; the score is P(yes) / (P(yes) + P(no)) from the
-               log-probabilities of the first token. Spellings that differ in case, spaces and
-               punctuation are summed. The endpoint returns only the most likely tokens: a label
-               that is not among them has a probability between 0 and the remainder, so the score
-               lies in an interval. The score is the middle of the interval; if the interval is
-               too wide, the judge abstains.
+The endpoint returns only the most likely tokens, so the score of the readout `probability` lies in
+an interval, see `yes_interval`. The score is its middle; if it is too wide, the judge abstains.
 """
 
 import asyncio
@@ -162,19 +156,18 @@ def _images(clip: Clip) -> list[dict[str, object]]:
     for frame in clip.frames:
         bgr = cv2.cvtColor(frame, cv2.COLOR_RGB2BGR)
         _, jpeg = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
-        url = _data_url("image/jpeg", jpeg.tobytes())
-        parts.append({"type": "image_url", "image_url": {"url": url}})
+        parts.append(_part("image_url", "image/jpeg", jpeg.tobytes()))
     return parts
 
 
 def _video_parts(clip: Clip) -> list[dict[str, object]]:
     with as_mp4(clip) as path:
-        url = _data_url("video/mp4", path.read_bytes())
-    return [{"type": "video_url", "video_url": {"url": url}}]
+        return [_part("video_url", "video/mp4", path.read_bytes())]
 
 
-def _data_url(media_type: str, content: bytes) -> str:
-    return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
+def _part(kind: str, media_type: str, content: bytes) -> dict[str, object]:
+    url = f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
+    return {"type": kind, kind: {"url": url}}
 
 
 def _text(choice: Choice, mode: ScoreMode) -> Judgment:
@@ -205,8 +198,8 @@ def _probability(choice: Choice) -> Judgment:
 def yes_interval(tokens: Sequence[Token]) -> tuple[float, float]:
     """Return the smallest and the largest P(yes) / (P(yes) + P(no)) that the tokens allow.
 
-    A label among the tokens has the summed probability of its spellings. Any other label has at
-    most the probability that the tokens leave over.
+    A label among the tokens has the summed probability of its spellings, which differ in case,
+    spaces and punctuation. Any other label has at most the probability that the tokens leave over.
     """
     yes = no = 0.0
     probabilities = [math.exp(min(token.logprob, 0.0)) for token in tokens]

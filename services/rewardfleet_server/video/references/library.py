@@ -123,18 +123,14 @@ def add_reference(
     part = folder / f".{name}.part"
     part.write_bytes(content)
     part.replace(folder / name)
-    _append(folder / MANIFEST, entry)
-    return entry
-
-
-def _append(manifest: Path, entry: ManifestEntry) -> None:
-    with manifest.open("a+b") as file:
+    with (folder / MANIFEST).open("a+b") as file:
         file.seek(0)
         text = file.read()
         newline = b"" if not text or text.endswith(b"\n") else b"\n"
         file.write(newline + entry.model_dump_json(exclude_none=True).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
+    return entry
 
 
 def _entries(folder: Path) -> list[tuple[str, ManifestEntry]]:

@@ -237,9 +237,7 @@ class _Task:
     progress: NDArray[np.float64]  #: NaN if unknown
     finished: NDArray[np.bool_]
     scene: Thumbnails  #: frames of the task's references from start to end
-    successes: int
-    failures: int
-    other_tasks: int
+    counts: str  #: how many rollouts these are, for people
 
     @classmethod
     def of(cls, words: str, references: Sequence[Reference]) -> "_Task":
@@ -259,9 +257,8 @@ class _Task:
             progress=progress,
             finished=progress == 1.0,
             scene=_thumbnails(reference.pixels[::_SCENE_STEP] for reference in own),
-            successes=len(successes),
-            failures=len(failures),
-            other_tasks=len(other_ends),
+            counts=f"{len(successes)} successes and {len(failures)} failures of this task and "
+            f"{len(other_ends)} successes of other tasks",
         )
 
     def compare(self, frames: Sequence[Frame]) -> Judgment:
@@ -332,8 +329,7 @@ class _Task:
         shown = [f"{each.file} ({each.frame}) at {each.distance:.1f}" for each in nearest]
         finished, other = [*shown, "none in the library"][:2]
         return (
-            f"Compared how the clip ends with {self.successes} successes and {self.failures} "
-            f"failures of this task and {self.other_tasks} successes of other tasks. "
+            f"Compared how the clip ends with {self.counts}. "
             f"Nearest finished frame: {finished} gray levels. "
             f"Nearest other frame: {other}. "
             f"Not explained by any finished frame: {unexplained:.1f}."

@@ -1,21 +1,15 @@
 """Readouts: what a model generates, and how its completions become a score.
 
-Those below are of any model; published models have their own, see `families/`.
+Those below are of any model, see `READOUTS` in `families/qwen.py`; published models have their own.
 
-    text         free text, read by `score_parser.py`
-    constrained  like text, but the model can only generate a whole number from 0 to 100
-    probability  P(yes) / (P(yes) + P(no)) at the first token of the answer
-    rubric       the expectation of the grades 1 to 5 at the first token, scaled to [0, 1]
-
-The last two take the exact log-probabilities of their labels; they need one token and no sampling.
-They normalize over their labels, because the probability of a single label is often as small as
-e^-26, and a score made of it would round to 0 (measured by Large-Reward-Models).
+`probability` and `rubric` take the exact log-probabilities of their labels; they need one token and
+no sampling. They normalize over their labels, because the probability of a single label is often as
+small as e^-26, and a score made of it would round to 0 (measured by Large-Reward-Models).
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -32,49 +26,33 @@ from .checkpoint import Checkpoint
 _NUMBER_TOKENS = 8
 
 
-class Readout(Protocol):
-    """One way to get a score from a model."""
-
-    @property
-    def name(self) -> str:
-        """With the version, for provenance."""
-
-    @property
-    def prompt(self) -> Prompt:
-        """The prompt used if neither settings nor request give one."""
-
-    def generation_params(self, sampling: GenerationParams, n: int) -> GenerationParams:
-        """Return what to generate; a readout without sampling ignores both arguments."""
-
-    def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
-        """Make one judgment of all completions.
-
-        Args:
-            completions: One or more, each with the requested log-probabilities.
-            mode: What a number without a unit means.
-        """
-
-
 @dataclass(frozen=True)
 class TextReadout:
     """Reads a score from text."""
 
-    prompt: Prompt
+    prompt: Prompt  #: used if neither settings nor request give one
     numbers_only: bool = False  #: restrict the text to a whole number from 0 to 100
     strict_tags: bool = False  #: abstain unless `<answer>` follows a closed `<think>`
     detail: str | None = None  #: name of a detail that repeats the score, or None
 
     @property
     def name(self) -> str:
+        """With the version, for provenance."""
         return f"{'constrained' if self.numbers_only else 'text'} v{PARSER_VERSION}"
 
     def generation_params(self, sampling: GenerationParams, n: int) -> GenerationParams:
+        """Return what to generate."""
         if self.numbers_only:
             return replace(sampling, max_tokens=_NUMBER_TOKENS, n=n, numbers_only=True)
         return replace(sampling, n=n)
 
     def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
-        """Return the mean of the scores that can be read; abstain if fewer than half can."""
+        """Return the mean of the scores that can be read; abstain if fewer than half can.
+
+        Args:
+            completions: One or more.
+            mode: What a number without a unit means.
+        """
         readings = [self._read(completion, mode) for completion in completions]
         scores = [score for score, _ in readings if score is not None]
         output = "\n---\n".join(text for _, text in readings)
@@ -101,8 +79,8 @@ class TextReadout:
 class LabelReadout:
     """Reads a score from the probabilities of labels at the first token."""
 
-    name: str
-    prompt: Prompt
+    name: str  #: with the version, for provenance
+    prompt: Prompt  #: used if neither settings nor request give one
     #: The token ids of each label, by the label's value in [0, 1].
     labels: Mapping[float, tuple[int, ...]]
     #: Name of a detail with the log-probability of the label 1.0, or None.
@@ -131,6 +109,10 @@ class LabelReadout:
         if self.detail and math.isfinite(logprobs[1.0]):
             details[self.detail] = logprobs[1.0]
         return Judgment(min(max(score, 0.0), 1.0), completion.text, details)
+
+
+#: One way to get a score from a model.
+Readout = TextReadout | LabelReadout
 
 
 def cause_of_abstention(completions: Sequence[Completion]) -> VideoCause | None:

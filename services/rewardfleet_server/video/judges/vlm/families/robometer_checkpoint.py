@@ -223,26 +223,21 @@ def _local_folder(path: str) -> Path:
 
 def _read_shapes(path: str, folder: Path) -> tuple[str, dict[str, tuple[int, ...]]]:
     """Return the file that names all weights, and the shape of each weight by its name."""
-    if (folder / _INDEX).exists():
-        listed = _INDEX
-        try:
-            files = sorted(set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"--model-path {path}: {_INDEX} is damaged: {error!r}") from error
-    else:
-        listed = "model.safetensors"
-        files = [listed]
+    name = listed = _INDEX if (folder / _INDEX).exists() else "model.safetensors"
+    files = [listed]
     shapes: dict[str, tuple[int, ...]] = {}
-    for name in files:
-        try:
+    try:
+        if listed == _INDEX:
+            files = sorted(set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values()))
+        for name in files:
             shapes |= _header(folder / Path(name).name)
-        except FileNotFoundError:
-            raise ValueError(
-                f"--model-path {path}: there is no {name}; robometer reads safetensors, no other "
-                "files of weights"
-            ) from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"--model-path {path}: {name} is damaged: {error!r}") from error
+    except FileNotFoundError:
+        raise ValueError(
+            f"--model-path {path}: there is no {name}; robometer reads safetensors, no other "
+            "files of weights"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"--model-path {path}: {name} is damaged: {error!r}") from error
     return listed, shapes
 
 
