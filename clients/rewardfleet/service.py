@@ -245,8 +245,9 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         if self._log is not None:
             self._log.add(items, answers)
         refused = [answer for answer in answers if isinstance(answer, RewardFleetError)]
-        if len(refused) == len(answers):
-            raise refused[0]
+        wrong = [each for each in refused if each.blames_url]
+        if wrong or len(refused) == len(answers):
+            raise (wrong or refused)[0]
         return [self._scored(answer) for answer in answers]
 
     async def rewards(self, requests: Sequence[RequestT]) -> list[float]:

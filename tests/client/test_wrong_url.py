@@ -2,7 +2,9 @@
 
 import asyncio
 import math
+import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import trustme
 
 import rewardfleet
-from rewardfleet import InvalidRequest, RewardFleet, RewardFleetError, video_request
+from rewardfleet import InvalidRequest, RewardFleet, RewardFleetError, code_request, video_request
 from rewardfleet.commands.main import main
 from rewardfleet.wire.headers import SERVICE_HEADER
 from rewardfleet_server.testing import FakeJudge, serving
@@ -20,7 +22,7 @@ from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import LONG_CLIP, table
 from ..gateways import fleet_of
-from .conftest import Reply, answering, healthy, score_number, until
+from .conftest import Reply, answering, handling, healthy, score_number, until
 
 TASK = "put the bowl on the plate"
 TESTS = {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1"}]}
@@ -180,3 +182,37 @@ async def test_a_refused_connection_raises_if_the_url_has_never_worked(replica, 
             else:
                 with pytest.raises(rewardfleet.Unavailable, match="cannot be reached"):
                     await call()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        b"SSH-2.0-OpenSSH_9\r\n",
+        b"HTTP/1.1 429 X\r\nContent-Length: 0\r\nRetry-After: 9\r\n\r\n",
+        b"HTTP/1.1 503 X\r\nContent-Length: 0\r\nRetry-After: 1\r\n\r\n",
+        b"HTTP/1.1 200 X\r\nContent-Length: 0\r\nContent-Encoding: gzip\r\n\r\n",
+    ],
+)
+async def test_what_has_never_answered_is_no_missing_reward(answer: bytes | None):
+    """Whether it is silent, another protocol, or a proxy without the service."""
+    ended = threading.Event()
+
+    def handle(connection: socket.socket) -> None:
+        if answer is None:
+            ended.wait(60)
+        else:
+            connection.sendall(answer)
+
+    with handling(handle) as url:
+        async with RewardFleet(code=url, timeout_s=2, on_failure=math.nan) as fleet:
+            with pytest.raises(RewardFleetError):
+                await fleet.code.reward("print(1)", TESTS)
+        ended.set()
+
+
+async def test_a_wrong_url_among_others_raises_for_the_whole_batch(code_url: str):
+    async with RewardFleet(code=[f"{code_url}/x", code_url], on_failure=math.nan) as fleet:
+        with pytest.raises(InvalidRequest, match=f"which is at {code_url}"):
+            await fleet.code.rewards([code_request("print(1)", TESTS)] * 8)

@@ -107,7 +107,8 @@ def _rollout_loop() -> type:
                 responses = await super()._generate_and_reward(context, req, domain)
             except RewardFleetError as error:
                 self._failures += 1
-                if isinstance(error, CALLER_ERRORS) or self._failures >= _MAX_FAILURES:
+                is_wrong = isinstance(error, CALLER_ERRORS) or error.blames_url
+                if is_wrong or self._failures >= _MAX_FAILURES:
                     raise
                 log.warning("prompt %s is dropped, no reward: %s", context.prompt_id, error)
                 return None

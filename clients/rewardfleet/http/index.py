@@ -17,6 +17,8 @@ from rewardfleet.wire.urls import is_base_url, redact
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Transport = httpx.AsyncBaseTransport | None
 
+#: The most bytes of an answer, e.g. of the metrics of a service.
+_MAX_BYTES = 8 * 2**20
 #: Seconds that a request may take; a gateway asks its replicas meanwhile.
 _TIMEOUT_SECONDS = 5.0
 #: How many characters of a text from a service are shown.
@@ -159,21 +161,27 @@ async def get(http: httpx.AsyncClient, url: str) -> Reply:
     """Return what a URL answers in time."""
     try:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            response = await http.get(url)
+            async with http.stream("GET", url) as response:
+                content = b""
+                async for part in response.aiter_raw(2**16):
+                    content += part
+                    if len(content) > _MAX_BYTES:
+                        return Reply(0, b"", f"an answer of more than {_MAX_BYTES} bytes")
     except TimeoutError:
         return Reply(0, b"", f"no answer within {_TIMEOUT_SECONDS:g} s")
     except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as error:
         reason = certificate_problem(error) or str(error) or type(error).__name__
         return Reply(0, b"", printable(reason))
     reason = f"HTTP {response.status_code}, not an answer of rewardfleet"
-    reply = Reply(response.status_code, response.content, reason)
+    reply = Reply(response.status_code, content, reason)
     problem = reply.parse(Problem)
     return reply if problem is None else reply._replace(reason=printable(problem.detail))
 
 
 def http_client(api_key: str, via: Transport = None) -> httpx.AsyncClient:
     """Return a client for `get`, which sends the API key if it is not empty."""
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    own = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    headers = {"accept-encoding": "identity", **own}
     return httpx.AsyncClient(
         headers=headers,
         timeout=None,  # noqa: S113 - `get` limits complete requests

@@ -221,6 +221,8 @@ class Replicas:
         if self._alarm is not None:
             self._alarm.cancel()
         for replica in self._replicas:
+            if replica.search is not None:
+                replica.search.cancel()
             await replica.http.aclose()
 
     def _dispatch(self) -> None:

@@ -77,6 +77,7 @@ class _HttpCall(PendingCall):
     encoded: tuple[str, list[Buffer]] | None = None
     retries: int = 0  #: how many times it has backed off
     faults: int = 0  #: how many of these were not after an outage
+    is_corrected: bool = False  #: whether a URL that it was sent to was wrong
     #: The replicas that failed it since the last back-off.
     failed_urls: set[str] = field(default_factory=set)
 
@@ -212,9 +213,10 @@ class ServiceTransport:
                         return await self._exchange(replicas, replica, call, response_type)
                     except RewardFleetError as error:
                         failure, url, call.url = error, call.url, ""
-                        if error.blames_url:
+                        if error.blames_url and not call.is_corrected:
                             may_move = replicas.has_alternative(call.failed_urls)
                             if await self._is_corrected(replica, url, error, may_move):
+                                call.is_corrected = True
                                 continue
                     finally:
                         replicas.release(replica, call.item_count)
@@ -223,12 +225,12 @@ class ServiceTransport:
             urls = ", ".join(self._urls)
             what = f"no answer from {call.url}" if call.url else f"no capacity at {urls}"
             before = f"; before that: {failure}" if failure else ""
-            detail = f"{what} within {self.timeout_s:g} s{before}"
-            if failure is None or not failure.is_outage:
-                raise DeadlineExceeded(detail) from failure
-            outage = Unavailable(detail)
-            outage.blames_url = not self._worked
-            raise outage from failure
+            is_outage = failure is not None and failure.is_outage
+            late = (Unavailable if is_outage else DeadlineExceeded)(
+                f"{what} within {self.timeout_s:g} s{before}"
+            )
+            late.blames_url = not self._worked
+            raise late from failure
 
     async def _is_corrected(
         self, replica: Replica, url: str, failure: RewardFleetError, may_move: bool
@@ -274,6 +276,8 @@ class ServiceTransport:
         if may_move and not is_repeated and replicas.has_alternative(call.failed_urls):
             return 0.0
         is_over = failure.blames_url or is_late or (failure.retry_after or 0.0) >= left
+        # A first call may also fail for what never gets better, e.g. a port of another protocol.
+        failure.blames_url |= (failure.retryable or is_late) and not self._worked
         if is_over or not (failure.retryable or failure.is_outage):
             raise failure
         if isinstance(failure, Overloaded):  # the replica is paused: `acquire` waits for it
@@ -281,7 +285,6 @@ class ServiceTransport:
         call.retries += 1
         call.faults += not failure.is_outage
         if left < _LEAST_SECONDS or call.faults > _RETRIES:
-            failure.blames_url = failure.is_outage and not self._worked
             raise failure
         call.failed_urls.clear()
         return min(rest_seconds(failure) + retry_wait(call.retries), left / 2)

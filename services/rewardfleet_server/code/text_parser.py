@@ -13,7 +13,7 @@ from queue import PriorityQueue
 from typing import Literal, TypeVar, cast
 
 from rewardfleet.wire.code import CritiqueJudgment
-from rewardfleet.wire.errors import Unavailable
+from rewardfleet.wire.errors import BackendFailed
 from rewardfleet_server.system.child_process import MemoryFile, TaskLost, TaskProcess, TaskTooLarge
 
 from .normal_form import LARGEST
@@ -57,7 +57,7 @@ class TextParser:
         """Return the program in a text; see `extract_program`.
 
         Raises:
-            Unavailable: The process that parses it failed.
+            BackendFailed: The process that parses it failed.
         """
         ms = len(text) / _PROGRAM_SPEED
         return await self._parsed("program", f"{' '.join(called)}\n{text}", ms)
@@ -66,7 +66,7 @@ class TextParser:
         """Return the judgment of a critique; see `overall_judgment`.
 
         Raises:
-            Unavailable: The process that parses it failed.
+            BackendFailed: The process that parses it failed.
         """
         found = await self._parsed("judgment", critique, len(critique) / _JUDGMENT_SPEED)
         return cast(CritiqueJudgment | None, found or None)
@@ -136,9 +136,9 @@ class TextParser:
         try:
             return await self._lane(ms).run(task, text, ms)
         except TaskTooLarge:
-            raise Unavailable("a text takes too long to parse", retry_after=1) from None
+            raise BackendFailed("a text takes too long to parse", retry_after=1) from None
         except TaskLost as error:
-            raise Unavailable(str(error), retry_after=1) from error
+            raise BackendFailed(str(error), retry_after=1) from error
 
     def _lane(self, ms: float) -> "_Lane":
         return self._quick if ms <= _QUICK_MS else self._slow

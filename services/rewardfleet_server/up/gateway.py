@@ -67,6 +67,7 @@ PAGES = ("", "healthz", "readyz", "inflight", "metrics")
 _MAX_LOST = 2
 #: The most bytes of a replica's samples in flight, and the time to wait for them.
 _MAX_IN_FLIGHT_BYTES, _IN_FLIGHT_TIME = 2 * 2**20, aiohttp.ClientTimeout(total=2)
+_TOO_LARGE = "a replica failed, and the body is too large to be stored; send it again"
 #: Why a replica does not report its samples in flight without a key, or with another one.
 _NO_KEY = "it requires an API key"
 _WRONG_KEY = "it does not accept the API key"
@@ -202,21 +203,25 @@ class Gateway:
         key = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
         answers: list[InFlight] = []
         failures: dict[str, str] = {}
+        accepting: set[str] = set()  # services that accept the key
 
-        async def ask(url: str) -> None:
+        async def ask(name: str, url: str) -> None:
             try:
                 answers.append(await self._in_flight_at(url, key))
+                accepting.add(name)
             except UpstreamFailed as error:
                 failures[url] = str(error)
 
         asked = [service] if service else list(self._fleet)
-        await asyncio.gather(*(ask(each.url) for name in asked for each in self._fleet[name]))
+        await asyncio.gather(*(ask(name, each.url) for name in asked for each in self._fleet[name]))
         refusal = _WRONG_KEY if key else _NO_KEY
         if failures and set(failures.values()) == {refusal}:
             raise Unauthorized(f"{refusal}: `Authorization: Bearer <key>`")
-        # If no replica has accepted the key, it shows what was sent with the same one.
-        shown = None if answers else key.encode("latin-1")
-        answers += [self._lines[name].in_flight(shown) for name in asked]
+        # Of a service that has not accepted the key, it shows what was sent with the same one.
+        own = key.encode("latin-1")
+        answers += [
+            self._lines[name].in_flight(None if name in accepting else own) for name in asked
+        ]
         return merged(answers, failures).model_dump()
 
     async def _in_flight_at(self, url: str, key: str) -> InFlight:
@@ -288,8 +293,7 @@ class Gateway:
                 continue
             if not request.body.can_be_sent:
                 # 0 s: another replica is free. A 429 would make the client pause for all.
-                reason = "a replica failed, and the body is too large to be stored; send it again"
-                raise Unavailable(reason, retry_after=0)
+                raise Unavailable(_TOO_LARGE, retry_after=0)
             tried.add(replica)
             try:
                 refusal = await self._send_to(replica, request, send)
@@ -300,9 +304,10 @@ class Gateway:
                 replica.is_ready = False
                 replica.last_failure = f"a request failed: {error}"
                 if lost == _MAX_LOST:
-                    raise BackendFailed(
-                        f"{lost} replicas of {service} did not survive it"
-                    ) from None
+                    reason = f"{lost} replicas of {service} did not survive it"
+                    raise BackendFailed(reason) from None
+                if error.was_reached and not request.body.can_be_sent:
+                    raise BackendFailed(_TOO_LARGE, retry_after=0) from None
                 request.is_patient |= not request.is_page
                 # Of what else has ended, e.g. all replicas of a machine, is known then.
                 await asyncio.sleep(timeouts.LOOK_SECONDS if error.was_reached else 0)
@@ -312,7 +317,8 @@ class Gateway:
             refusals.append(refusal)
             if refusal.status == Overloaded.status or request.waits is not None:
                 most = timeouts.MAX_COOLDOWN_SECONDS if refusal.status == Overloaded.status else 1.0
-                replica.cooling_until = time.monotonic() + min(refusal.retry_after, most)
+                seconds = max(refusal.retry_after, timeouts.LOOK_SECONDS)
+                replica.cooling_until = time.monotonic() + min(seconds, most)
         if request.body.is_gone:
             raise CallerDisconnected
         if refusals and request.waits is None:

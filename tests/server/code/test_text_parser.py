@@ -13,7 +13,7 @@ import pytest
 
 from rewardfleet.text.judgment import overall_judgment
 from rewardfleet.text.program import extract_program
-from rewardfleet.wire.errors import Unavailable
+from rewardfleet.wire.errors import BackendFailed
 from rewardfleet_server.code import text_parser
 from rewardfleet_server.code.normal_form import LARGEST, names_of_tests
 from rewardfleet_server.code.normal_form.introspection import Uses
@@ -101,7 +101,7 @@ def test_a_process_that_fails_is_replaced_and_no_text_is_judged_by_it(
                     os.kill(process, signal.SIGKILL)
             await asyncio.sleep(0.01)
         failure, form = await lost
-        assert isinstance(failure, Unavailable)
+        assert isinstance(failure, BackendFailed)
         assert form[0] in {form_digest(program, None), form_digest(program, NO_TESTS)}
 
     asyncio.run(fail())
