@@ -223,8 +223,7 @@ def serve(entry: ServiceEntry, settings: ServerSettings) -> int:
     configure_logging(settings.log_level)
     for warning in unknown_variable_warnings(each.settings.load() for each in SERVICES.values()):
         log.warning(warning)
-    listener = bind(settings.host, settings.port)
-    with listener:
+    with bind(settings.host, settings.port) as listener:
         server = Server(entry.app(settings), settings, listener)
         server.run()
     return server.status

@@ -387,8 +387,7 @@ class Limits(Request):
         description="MiB of memory in addition to the interpreter's own. At most `max_memory_mb`.",
     )
     output_kb: Annotated[int, Field(ge=1)] = Field(
-        16_384,
-        description="KiB of standard output, and as many of standard error. At most 65,536.",
+        16_384, description="KiB of standard output, and as many of standard error. At most 65,536."
     )
 
 
@@ -491,8 +490,7 @@ class Verdict(Response):
     wall_ms: float = Field(0.0, description="Milliseconds of wall time of the run.")
     stdout: str = Field("", description="The first 1000 bytes of standard output.")
     stderr: str = Field(
-        "",
-        description="Standard error; of more than 1000 bytes, the first 500 and the last 500.",
+        "", description="Standard error; of more than 1000 bytes, the first 500 and the last 500."
     )
 
 

@@ -260,8 +260,7 @@ class BudgetOptions(Request):
     )
     pid: PidGains = Field(PidGains(), description="Gains, for `controller: pid`.")
     every: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
-        1,
-        description="Steps whose mean cost makes one update of the multiplier.",
+        1, description="Steps whose mean cost makes one update of the multiplier."
     )
     parts: Annotated[int, Field(ge=1, le=65_536)] | None = Field(
         None,

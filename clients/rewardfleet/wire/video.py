@@ -139,8 +139,7 @@ class VideoRequest(Request):
         "another, or of the pixels of `frames`, in hex. Content that has another one is refused.",
     )
     nframes: FrameCount = Field(
-        16,
-        description="Number of frames that the judge sees, spread evenly over the clip.",
+        16, description="Number of frames that the judge sees, spread evenly over the clip."
     )
     max_pixels: MaxPixels = Field(
         200_704,
