@@ -161,10 +161,8 @@ class EpisodeRewardManager:
             lengths = np.asarray(fields["episode_lengths"], float)
             # The length of a row that gets no reward is not used.
             return by_length(rewards, np.where(last >= 0, lengths, 1))
-        names = fields.get("traj_uid", np.arange(len(rewards)))
-        _, first, episode = np.unique(
-            np.asarray(names, str), return_index=True, return_inverse=True
-        )
+        names = np.asarray(fields.get("traj_uid", np.arange(len(rewards))), str)
+        _, first, episode = np.unique(names, return_index=True, return_inverse=True)
         values = rewards[first]
         if self.normalization_type == "running":
             self._running = self._running.updated(values)

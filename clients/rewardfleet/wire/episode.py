@@ -86,11 +86,8 @@ def _of_kind(kind: RewardKind) -> Iterator[JsonSchema]:
         given: JsonSchema = {name: {"not": {"type": "null"}} for name in names}
         if kind == "visual":  # others ignore this field
             given["visual_success"] = {"anyOf": [{"type": "object"}, {"type": "number", **_SHARE}]}
-        is_default = kind == "success"
-        yield {
-            "properties": {"kind": {"const": kind}, **given},
-            "required": [*([] if is_default else ["kind"]), *names],
-        }
+        required = names if kind == "success" else ("kind", *names)  # the default
+        yield {"properties": {"kind": {"const": kind}, **given}, "required": [*required]}
 
 
 class EpisodeRequest(Request):
