@@ -321,9 +321,8 @@ def keep_selected(data: Any, multiple_of: int = 1) -> Any:
         "finish_step": np.where(added, np.maximum(steps, 1), steps),
     }
     for name, values in columns.items():
-        selected.batch[name] = torch.as_tensor(
-            values, dtype=selected.batch[name].dtype, device=selected.batch[name].device
-        )
+        old = selected.batch[name]
+        selected.batch[name] = torch.as_tensor(values, dtype=old.dtype, device=old.device)
     if added.any():
         uids = np.array([str(uid) for uid in selected.non_tensor_batch["uid"]], dtype=object)
         uids[added] = [f"{uids[row]}, not kept {row}" for row in np.flatnonzero(added)]

@@ -224,8 +224,7 @@ def filter_group_data(  # noqa: PLR0917 - the trainer's signature
     scored = grouping.where(~np.isnan(rewards))
     dropped = (scored.sizes == 1) & (grouping.sizes > 1)
     if not last_try:
-        default = FilterOptions().tolerance
-        tolerance = config.algorithm.filter_groups.get("tolerance", default)
+        tolerance = config.algorithm.filter_groups.get("tolerance", FilterOptions().tolerance)
         dropped |= all_equal(rewards, grouping, tolerance)
     keep = np.flatnonzero(scored.broadcast(dropped.astype(float)) == 0)
     kept = {

@@ -49,11 +49,9 @@ class Turn(NamedTuple):
     @property
     def answer(self) -> str:
         """The text without thoughts."""
-        parts, position = [], 0
-        for thought in self.thoughts:
-            parts.append(self.text[position : thought.start])
-            position = thought.end
-        return "".join([*parts, self.text[position:]])
+        begins = (0, *(thought.end for thought in self.thoughts))
+        ends = (*(thought.start for thought in self.thoughts), len(self.text))
+        return "".join(self.text[begin:end] for begin, end in zip(begins, ends, strict=True))
 
 
 @dataclass(frozen=True)
