@@ -81,8 +81,7 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
             async with asyncio.timeout_at(deadline):
                 request = await asyncio.to_thread(video_request, task_text, clip, **options)
         except TimeoutError:
-            message = "the deadline passed before the request was encoded"
-            raise DeadlineExceeded(message) from None
+            raise DeadlineExceeded("the deadline passed before the request was encoded") from None
         del clip  # the request has its frames, encoded
         return await self._score_one(request, deadline)
 

@@ -271,7 +271,10 @@ class Admission:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         own = _Item(share, share.turn, is_large, granted)
         try:
-            await self._wait_for_turn(own, timing)
+            bisect.insort(self._queue, own, key=lambda each: each.turn)
+            with stage(timing, "queue"):
+                self._grant()
+                await granted
             started = time.monotonic()
             sample = SAMPLE.get()
             if sample is not None:
@@ -296,13 +299,6 @@ class Admission:
         large = sum(each.is_large for each in self._queue) if is_large else 0
         if is_large and large >= self._max_large_queued:
             raise self._overloaded(f"{large} large items are queued for the backend")
-
-    async def _wait_for_turn(self, own: _Item, timing: Timing) -> None:
-        bisect.insort(self._queue, own, key=lambda each: each.turn)
-        with stage(timing, "queue"):
-            self._grant()
-            if not own.granted.done():
-                await own.granted
 
     def _leave_queue(self, own: _Item) -> None:
         """Give the permit of an item back, or its place in the queue."""

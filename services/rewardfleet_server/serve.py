@@ -135,11 +135,7 @@ def _exit_in(seconds: float) -> None:
 
 
 def _exit_now() -> None:
-    names = ", ".join(
-        each.name
-        for each in threading.enumerate()
-        if each is not threading.current_thread() and not each.daemon
-    )
+    names = ", ".join(each.name for each in threading.enumerate() if not each.daemon)
     message = "the process exits although threads are at work: %s"
     # In a thread, as nothing may delay the exit: not even a log that nobody reads.
     logger = threading.Thread(target=log.warning, args=(message, names), daemon=True)
@@ -223,8 +219,7 @@ def serve(entry: ServiceEntry, settings: ServerSettings) -> int:
     configure_logging(settings.log_level)
     for warning in unknown_variable_warnings(each.settings.load() for each in SERVICES.values()):
         log.warning(warning)
-    listener = bind(settings.host, settings.port)
-    with listener:
+    with bind(settings.host, settings.port) as listener:
         server = Server(entry.app(settings), settings, listener)
         server.run()
     return server.status

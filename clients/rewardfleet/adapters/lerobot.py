@@ -134,7 +134,7 @@ def _tasks(given: Any, default: str | None, count: int) -> list[str]:
     tasks = default if given is None else given
     if tasks is None:
         raise InvalidRequest("the batch has no task; set `task_key` or `default_task`")
-    each = [tasks] * count if isinstance(tasks, str) else list(tasks)
+    each = [tasks] if isinstance(tasks, str) else list(tasks)
     if len(each) == 1:
         each *= count
     if len(each) != count:

@@ -146,14 +146,13 @@ class Records:
         if (group_size is None) == (SERVICES[service].scores == "episode"):
             raise ValueError(f"group_size: give it for episodes, and only for them; {_WHOLE}")
         self._group_size = group_size
-        builder = RequestBuilder(service, Columns(**(columns or {})), task, by_path, fields or {})
+        of_command = Columns(**(columns or {}))
+        self._builder = RequestBuilder(service, of_command, task, by_path, fields or {})
         urls: Any = {service: url}
-        self._builder = builder
         fleet = RewardFleet(**urls, **options)
-        self._run = Run(fleet, builder)
+        self._run = Run(fleet, self._builder)
         self._columns = columns_of(SERVICES[service].client.score_type)
-        for name in ("row", "place"):
-            del self._columns[name]
+        del self._columns["row"], self._columns["place"]
         self._loop = EventLoopThread(fleet.aclose)
 
     def __call__(self, batch: Any) -> Any:

@@ -81,14 +81,10 @@ class RobRewardManager:
         self._kind = self._options.kind or self._default_kind
         self._target_success = config.get("target_success_rate")
         self._target_diversity = config.get("target_diversity")
-        clustering = {
-            "vote": self._options.vote,
-            "target_diversity": self._target_diversity is not None,
-        }
-        if self._options.clusters is None and (needs := [k for k, v in clustering.items() if v]):
-            raise InvalidRequest(
-                f"{needs[0]}: needs episode_reward.clusters, e.g. {{over: actions}}"
-            )
+        has_target, vote = self._target_diversity is not None, self._options.vote
+        if self._options.clusters is None and (vote or has_target):
+            name = "vote" if vote else "target_diversity"
+            raise InvalidRequest(f"{name}: needs episode_reward.clusters, e.g. {{over: actions}}")
         self._signals: list[tuple[float, int]] = []
 
     def verify(self, data: Any) -> tuple[list[float], dict[str, float], dict[str, float],
@@ -213,10 +209,9 @@ class RobRewardManager:
         ):
             width = int(self.config.actor_rollout_ref.model.action_token_len)
             actions = normalized_actions(to_array(data.batch["responses"]), width)
-            taken = to_array(data.batch["finish_step"]).tolist()
             fields["actions"] = [
                 each[: int(count)] if count else None
-                for each, count in zip(actions, taken, strict=True)
+                for each, count in zip(actions, steps.tolist(), strict=True)
             ]
         fields["steps"] = steps.tolist()
         fields["masked"] = (steps == 0).tolist()
@@ -326,9 +321,8 @@ def keep_selected(data: Any, multiple_of: int = 1) -> Any:
         "finish_step": np.where(added, np.maximum(steps, 1), steps),
     }
     for name, values in columns.items():
-        selected.batch[name] = torch.as_tensor(
-            values, dtype=selected.batch[name].dtype, device=selected.batch[name].device
-        )
+        old = selected.batch[name]
+        selected.batch[name] = torch.as_tensor(values, dtype=old.dtype, device=old.device)
     if added.any():
         uids = np.array([str(uid) for uid in selected.non_tensor_batch["uid"]], dtype=object)
         uids[added] = [f"{uids[row]}, not kept {row}" for row in np.flatnonzero(added)]
@@ -372,8 +366,8 @@ def sample_temperatures(meta_info: MutableMapping[str, Any], batch_size: int) ->
     if batch_size % n_samples:
         raise ValueError(f"{batch_size} rows are not a multiple of n_samples ({n_samples})")
     base, width = meta_info["base_temperature"], meta_info["temperature_range"]
-    temperatures = spread_temperatures(n_samples, base, width)
-    return [float(temperature) for temperature in temperatures] * (batch_size // n_samples)
+    temperatures: list[float] = spread_temperatures(n_samples, base, width).tolist()
+    return temperatures * (batch_size // n_samples)
 
 
 def at_temperatures(logits: Any, temperatures: float | Sequence[float]) -> Any:

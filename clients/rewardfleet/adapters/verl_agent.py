@@ -161,10 +161,8 @@ class EpisodeRewardManager:
             lengths = np.asarray(fields["episode_lengths"], float)
             # The length of a row that gets no reward is not used.
             return by_length(rewards, np.where(last >= 0, lengths, 1))
-        names = fields.get("traj_uid", np.arange(len(rewards)))
-        _, first, episode = np.unique(
-            np.asarray(names, str), return_index=True, return_inverse=True
-        )
+        names = np.asarray(fields.get("traj_uid", np.arange(len(rewards))), str)
+        _, first, episode = np.unique(names, return_index=True, return_inverse=True)
         values = rewards[first]
         if self.normalization_type == "running":
             self._running = self._running.updated(values)
@@ -226,8 +224,7 @@ def filter_group_data(  # noqa: PLR0917 - the trainer's signature
     scored = grouping.where(~np.isnan(rewards))
     dropped = (scored.sizes == 1) & (grouping.sizes > 1)
     if not last_try:
-        default = FilterOptions().tolerance
-        tolerance = config.algorithm.filter_groups.get("tolerance", default)
+        tolerance = config.algorithm.filter_groups.get("tolerance", FilterOptions().tolerance)
         dropped |= all_equal(rewards, grouping, tolerance)
     keep = np.flatnonzero(scored.broadcast(dropped.astype(float)) == 0)
     kept = {

@@ -115,7 +115,6 @@ def _text(value: Any) -> str:
 
 
 def _last_turn(messages: list[Any]) -> str:
-    """Return the text of the last turn of the assistant."""
     turns = groupby(messages, lambda item: field_of(item, "role") in _POLICY)
     contents = [[field_of(each, "content") for each in turn] for mine, turn in turns if mine]
     # A turn without content only calls tools, which is no answer.

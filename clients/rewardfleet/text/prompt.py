@@ -39,18 +39,13 @@ def _after_prompt(query: str, prompt: str) -> str | None:
 
 def _overlap(query: str, prompt: str) -> int:
     """Return how many characters the longest beginning of the query has that ends the prompt."""
-    head = query[: len(prompt)]
-    borders, matched = [0] * len(head), 0  # the table of Knuth, Morris and Pratt: linear time
-    for position in range(1, len(head)):
-        while matched and head[position] != head[matched]:
+    text = [*query[: len(prompt)], None, *prompt]  # None: no beginning is longer than the query
+    borders, matched = [0] * len(text), 0  # the table of Knuth, Morris and Pratt: linear time
+    for position in range(1, len(text)):
+        while matched and text[position] != text[matched]:
             matched = borders[matched - 1]
-        matched += head[position] == head[matched]
+        matched += text[position] == text[matched]
         borders[position] = matched
-    matched = 0
-    for character in prompt:
-        while matched and (matched == len(head) or character != head[matched]):
-            matched = borders[matched - 1]
-        matched += bool(head) and character == head[matched]
     return matched
 
 

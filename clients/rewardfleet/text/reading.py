@@ -49,11 +49,9 @@ class Turn(NamedTuple):
     @property
     def answer(self) -> str:
         """The text without thoughts."""
-        parts, position = [], 0
-        for thought in self.thoughts:
-            parts.append(self.text[position : thought.start])
-            position = thought.end
-        return "".join([*parts, self.text[position:]])
+        begins = (0, *(thought.end for thought in self.thoughts))
+        ends = (*(thought.start for thought in self.thoughts), len(self.text))
+        return "".join(self.text[begin:end] for begin, end in zip(begins, ends, strict=True))
 
 
 @dataclass(frozen=True)
@@ -217,16 +215,12 @@ def _has(text: str, hints: Iterable[tuple[str, re.Pattern[str]]]) -> bool:
     return False
 
 
+@dataclass
 class _Source:
-    """Tells which marks are in a block, a string or a comment of a text.
+    """Tells which marks are in a block, a string or a comment of a text."""
 
-    Args:
-        has_comments: Whether comments are sought.
-    """
-
-    def __init__(self, text: str, *, has_comments: bool) -> None:
-        self._text = text
-        self.has_comments = has_comments
+    _text: str
+    has_comments: bool  #: whether comments are sought
 
     @cached_property
     def _places(self) -> list[list[int]]:

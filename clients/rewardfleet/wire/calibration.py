@@ -120,9 +120,8 @@ class Distribution(_Part):
     def _has_a_count_for_each_bin(self) -> Self:
         if not all(a < b for a, b in pairwise(self.edges)):
             raise ValueError("edges: give increasing numbers")
-        of_all = [each for one in (self.overall, *self.tasks.values())
-                  for each in (one.failures, one.successes)]  # fmt: skip
-        if any(len(each) != len(self.edges) + 2 for each in of_all):
+        counts, size = (self.overall, *self.tasks.values()), len(self.edges) + 2
+        if any({len(each.failures), len(each.successes)} != {size} for each in counts):
             raise ValueError("give a count for each bin, and one of abstentions")
         return self
 

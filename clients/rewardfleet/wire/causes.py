@@ -5,7 +5,7 @@ docs/reference/causes.md is generated from these lists.
 """
 
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 #: A video's score below it means that the judge finds that the task was not done.
 SUCCESS_THRESHOLD = 0.5
@@ -27,6 +27,14 @@ class Cause(StrEnum):
         member.meaning = meaning
         member.remedy = remedy
         return member
+
+
+def cause_field(why: str) -> Any:
+    """Return the field of a score with its cause, which newer services may have more of."""
+    from pydantic import Field  # noqa: PLC0415 - what only reads the names starts faster without it
+
+    description = f"{why} Of an error, its kind. Newer services may have further ones."
+    return Field(None, union_mode="left_to_right", description=description)
 
 
 #: The cause of what is null, in the lists of the services that score what a policy wrote.

@@ -146,15 +146,14 @@ class ChatRequest(ForeignRequest):
         if len(turns) != 1:
             raise ValueError(f"messages: send exactly one turn of the user (got {len(turns)})")
         kinds = [part.type for part in turns[0].content]
-        if kinds.count("text") != 1:
+        texts, frames = kinds.count("text"), kinds.count("image_url")
+        if texts != 1:
             raise ValueError(
-                f"messages: send exactly one text part, which names the task (got "
-                f"{kinds.count('text')})"
+                f"messages: send exactly one text part, which names the task (got {texts})"
             )
-        if not 1 <= kinds.count("image_url") <= MAX_FRAMES_SENT:
+        if not 1 <= frames <= MAX_FRAMES_SENT:
             raise ValueError(
-                f"messages: send 1 to {MAX_FRAMES_SENT} frames as image_url parts (got "
-                f"{kinds.count('image_url')})"
+                f"messages: send 1 to {MAX_FRAMES_SENT} frames as image_url parts (got {frames})"
             )
         return self
 

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from .causes import CodeCause
+from .causes import CodeCause, cause_field
 from .errors import ErrorKind, InvalidRequest
 from .policy_text import PolicyAnswer, PolicyText
 from .score import (
@@ -357,9 +357,8 @@ def fields_of_tests(ground_truth: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _is_of_request(tests: Any) -> bool:
-    if isinstance(tests, BaseModel):
-        return True
-    return isinstance(tests, Mapping) and tests.get("kind") in _KINDS
+    is_of_kind = isinstance(tests, Mapping) and tests.get("kind") in _KINDS
+    return is_of_kind or isinstance(tests, BaseModel)
 
 
 def _plain(tests: Any) -> Any:
@@ -388,8 +387,7 @@ class Limits(Request):
         description="MiB of memory in addition to the interpreter's own. At most `max_memory_mb`.",
     )
     output_kb: Annotated[int, Field(ge=1)] = Field(
-        16_384,
-        description="KiB of standard output, and as many of standard error. At most 65,536.",
+        16_384, description="KiB of standard output, and as many of standard error. At most 65,536."
     )
 
 
@@ -492,8 +490,7 @@ class Verdict(Response):
     wall_ms: float = Field(0.0, description="Milliseconds of wall time of the run.")
     stdout: str = Field("", description="The first 1000 bytes of standard output.")
     stderr: str = Field(
-        "",
-        description="Standard error; of more than 1000 bytes, the first 500 and the last 500.",
+        "", description="Standard error; of more than 1000 bytes, the first 500 and the last 500."
     )
 
 
@@ -516,11 +513,8 @@ class CodeScore(Score):
     score: FiniteFloat | None = Field(
         ge=0, le=1, description="In [0, 1], or null if there is none."
     )
-    cause: CodeCause | ErrorKind | str | None = Field(
-        None,
-        union_mode="left_to_right",
-        description="Why the score is below 1, or missing; or that the program could decide on a "
-        "pass. Of an error, its kind. Newer services may have further ones.",
+    cause: CodeCause | ErrorKind | str | None = cause_field(
+        "Why the score is below 1, or missing; or that the program could decide on a pass."
     )
     pass_rate: FiniteFloat | None = Field(
         None, ge=0, le=1, description="The share of tests passed, in [0, 1]."

@@ -53,12 +53,8 @@ def fields_of(
     if isinstance(limits, BaseModel) and limits.model_fields_set:
         # A limit that is given counts more than that of a row, also if it is the default.
         fields["limits"] = limits.model_dump(mode="json", exclude_unset=True)
-    if (digest := fields.get("sha256")) is not None:
+    if digest := fields.get("sha256") or sha256 or content_sha256(request):
         fields["sha256"] = digest.lower()
-    elif sha256 is not None:
-        fields["sha256"] = sha256
-    elif (content := content_sha256(request)) is not None:
-        fields["sha256"] = content
     return fields
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, model_validator
 
-from .causes import EpisodeCause
+from .causes import EpisodeCause, cause_field
 from .errors import ErrorKind
 from .run_state import ATTEMPT
 from .score import JsonSchema, Name, Request, Response, Score, Step, Timing, of_types
@@ -86,11 +86,8 @@ def _of_kind(kind: RewardKind) -> Iterator[JsonSchema]:
         given: JsonSchema = {name: {"not": {"type": "null"}} for name in names}
         if kind == "visual":  # others ignore this field
             given["visual_success"] = {"anyOf": [{"type": "object"}, {"type": "number", **_SHARE}]}
-        is_default = kind == "success"
-        yield {
-            "properties": {"kind": {"const": kind}, **given},
-            "required": [*([] if is_default else ["kind"]), *names],
-        }
+        required = names if kind == "success" else ("kind", *names)  # the default
+        yield {"properties": {"kind": {"const": kind}, **given}, "required": [*required]}
 
 
 class EpisodeRequest(Request):
@@ -283,11 +280,8 @@ class EpisodeBatchRequest(EpisodeBatchHeader):
 class EpisodeScore(Score):
     """The score of one episode, and how to train on it."""
 
-    cause: EpisodeCause | ErrorKind | str | None = Field(
-        None,
-        union_mode="left_to_right",
-        description="Why the score is below 1, or missing. Of an error, its kind. Newer services "
-        "may have further ones.",
+    cause: EpisodeCause | ErrorKind | str | None = cause_field(
+        "Why the score is below 1, or missing."
     )
     uid: str = Field("", description="The `uid` of the request.")
     keep: bool = Field(True, description="Train on this episode.")

@@ -94,10 +94,7 @@ class SubmitConfig(ForeignRequest):
     model_config = ConfigDict(
         json_schema_extra={
             "if": {"properties": {"dataset_type": {"pattern": "^CommonOJ"}}},
-            "then": {
-                "properties": {"language": {"const": "python"}},
-                "required": ["language"],
-            },
+            "then": {"properties": {"language": {"const": "python"}}, "required": ["language"]},
         }
     )
 

@@ -46,11 +46,9 @@ UID_LABEL: Any = Field(
 
 def of_types(**types: str) -> JsonSchema:
     """Return the schema of objects whose fields have these types; `null` ones may be missing."""
+    properties: JsonValue = {name: {"type": each} for name, each in types.items()}
     required: JsonValue = [name for name, each in types.items() if each != "null"]
-    return {
-        "properties": {name: {"type": each} for name, each in types.items()},
-        "required": required,
-    }
+    return {"properties": properties, "required": required}
 
 
 def having(name: str, value: str | bool) -> JsonSchema:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat, JsonValue, model_validator
 
-from .causes import ToolsCause
+from .causes import ToolsCause, cause_field
 from .errors import ErrorKind
 from .policy_text import PolicyAnswer
 from .run_state import ATTEMPT
@@ -127,10 +127,7 @@ class ToolsOptions(Request):
     @property
     def scheduled_by(self) -> str | None:
         """The option that needs a `step`, or None."""
-        for name in _SCHEDULED:
-            if getattr(self, name):
-                return name
-        return None
+        return next((name for name in _SCHEDULED if getattr(self, name)), None)
 
 
 class ToolDescription(Request):
@@ -210,11 +207,8 @@ class ToolsScore(Score):
     budget).
     """
 
-    cause: ToolsCause | ErrorKind | str | None = Field(
-        None,
-        union_mode="left_to_right",
-        description="Why the score is below what the options allow, or missing. Of an error, its "
-        "kind. Newer services may have further ones.",
+    cause: ToolsCause | ErrorKind | str | None = cause_field(
+        "Why the score is below what the options allow, or missing."
     )
     used_any_tool: bool = Field(False, description="Whether the answer calls a tool.")
     used_search: bool = Field(False, description="Whether it calls a search tool.")
@@ -266,8 +260,7 @@ class BudgetOptions(Request):
     )
     pid: PidGains = Field(PidGains(), description="Gains, for `controller: pid`.")
     every: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
-        1,
-        description="Steps whose mean cost makes one update of the multiplier.",
+        1, description="Steps whose mean cost makes one update of the multiplier."
     )
     parts: Annotated[int, Field(ge=1, le=65_536)] | None = Field(
         None,

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationInfo, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from .causes import VideoCause
+from .causes import VideoCause, cause_field
 from .errors import ErrorKind
 from .frames import FRAMES_TYPE, MAX_FRAMES_SENT, Buffer, Frames
 from .score import (
@@ -139,8 +139,7 @@ class VideoRequest(Request):
         "another, or of the pixels of `frames`, in hex. Content that has another one is refused.",
     )
     nframes: FrameCount = Field(
-        16,
-        description="Number of frames that the judge sees, spread evenly over the clip.",
+        16, description="Number of frames that the judge sees, spread evenly over the clip."
     )
     max_pixels: MaxPixels = Field(
         200_704,
@@ -211,11 +210,8 @@ class VideoScore(Score):
     score: FiniteFloat | None = Field(
         ge=0, le=1, description="In [0, 1], or null if there is none."
     )
-    cause: VideoCause | ErrorKind | str | None = Field(
-        None,
-        union_mode="left_to_right",
-        description="Why the score is below 1, or missing. Of an error, its kind. Newer services "
-        "may have further ones.",
+    cause: VideoCause | ErrorKind | str | None = cause_field(
+        "Why the score is below 1, or missing."
     )
     model_output: str = Field("", description="The judge's text output.")
     curve: Curve | None = Field(

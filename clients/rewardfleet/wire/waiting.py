@@ -26,7 +26,7 @@ class Waits:
 RESERVED_SECONDS = 20.0
 
 #: NeMo Gym's paths have it in front of them if its `observability_enabled` is set.
-_GYM_PREFIX = re.compile(r"/ng-rollout/[^/]+(?=/)")
+_GYM_PREFIX = re.compile(r"\A/ng-rollout/[^/]+(?=/)")
 
 #: By path.
 _WAITS: Mapping[str, Waits] = {
@@ -55,8 +55,7 @@ _WAITS: Mapping[str, Waits] = {
 
 def without_gym_prefix(path: str) -> str:
     """Return the path of the route that NeMo Gym asks for."""
-    prefix = _GYM_PREFIX.match(path)
-    return path if prefix is None else path[prefix.end() :]
+    return _GYM_PREFIX.sub("", path)
 
 
 def waits_at(path: str) -> Waits | None:

@@ -6,6 +6,7 @@ A batch flows in one direction: decode → validate → compute rewards → aggr
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -91,24 +92,14 @@ class TemperatureMetrics:
                 gauge.labels(each.temperature).set(getattr(each, name))
 
 
+@dataclass(frozen=True)
 class EpisodeApi:
-    """The routes besides `POST /score`.
+    """The routes besides `POST /score`."""
 
-    Args:
-        thread: Computes batches. A single thread: the computation holds the GIL.
-    """
-
-    def __init__(
-        self,
-        engine: Engine[EpisodeRequest, EpisodeScore],
-        store: RunState,
-        metrics: TemperatureMetrics,
-        thread: ThreadPoolExecutor,
-    ) -> None:
-        self._engine = engine
-        self._store = store
-        self._metrics = metrics
-        self._thread = thread
+    _engine: Engine[EpisodeRequest, EpisodeScore]
+    _store: RunState
+    _metrics: TemperatureMetrics
+    _thread: ThreadPoolExecutor  #: computes batches; a single thread: the computation holds the GIL
 
     def routes(self) -> Sequence[Route[Any]]:
         """Return the routes."""

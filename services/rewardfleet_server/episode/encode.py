@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import repeat
 from typing import Any
 
@@ -54,9 +54,7 @@ def encode_batch(
     response: dict[str, Any] = {
         "results": results(result, request_id),
         "groups": group_stats(result),
-        "temperatures": [
-            dict(zip(vars(each), _without_nan(vars(each).values()), strict=True)) for each in bins
-        ],
+        "temperatures": [_without_nan(vars(each)) for each in bins],
         "provenance": {BACKEND: PROVENANCE},
         "timing_ms": timing.model_dump(),
     }
@@ -132,16 +130,17 @@ def group_stats(result: BatchResult) -> list[dict[str, Any]]:
         "group": groups.names,
         "size": groups.sizes.tolist(),
         "mean": groups.mean.tolist(),
-        "std": _without_nan(groups.std.tolist()),
-        "success_rate": _without_nan(groups.success_rate.tolist()),
+        "std": groups.std.tolist(),
+        "success_rate": groups.success_rate.tolist(),
         "all_equal": groups.all_equal.tolist(),
     }
     if clusters is not None:
         columns["clusters"] = clusters.counts.tolist()
-        columns["majority_ratio"] = _without_nan(clusters.majority_ratio.tolist())
-        columns["diversity"] = _without_nan(clusters.diversity.tolist())
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        columns["majority_ratio"] = clusters.majority_ratio.tolist()
+        columns["diversity"] = clusters.diversity.tolist()
+    rows = zip(*columns.values(), strict=True)
+    return [_without_nan(dict(zip(columns, row, strict=True))) for row in rows]
 
 
-def _without_nan(values: Iterable[Any]) -> list[Any]:
-    return [None if value != value else value for value in values]  # noqa: PLR0124 - NaN
+def _without_nan(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if value != value else value for name, value in fields.items()}  # noqa: PLR0124 - NaN

@@ -98,6 +98,5 @@ def _check(key: GroupKey, model: type[ModelT], stored: JsonValue) -> ModelT:
 
 
 def _retry_after_s(group: Group) -> float:
-    """Return the seconds until the next request."""
     pause_s = min(max(group.left_s / 20, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
     return round(min(pause_s, group.left_s), 3)

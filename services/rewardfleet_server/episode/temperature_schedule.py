@@ -40,9 +40,8 @@ async def sample_temperatures(
             adapted = (state or initial).after(_signal(adaptation))
             return adapted, adapted
 
-        scope = Scope(adaptation.run, "temperatures", _SHAPE)
         schedule = await store.apply_once(
-            scope,
+            Scope(adaptation.run, "temperatures", _SHAPE),
             adaptation.step,
             "schedule",
             transition,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from pydantic import JsonValue
 
@@ -21,20 +22,17 @@ from .budgets import Budgets, Price
 _SHORT_ANSWER = 64 * 1024
 
 
+@dataclass(frozen=True, eq=False)
 class ToolsScorer:
     """Scores answers, alone or in a batch.
 
     Nothing is cached: computing is cheaper, and lambda changes.
-
-    Args:
-        families: The families of tools by name, after those of a request.
     """
 
-    backend = "tools"  #: the `backend` of every score
+    _families: Mapping[str, Family]  #: of tools by name, after those of a request
+    _budgets: Budgets
 
-    def __init__(self, families: Mapping[str, Family], budgets: Budgets) -> None:
-        self._families = families
-        self._budgets = budgets
+    backend = "tools"  #: the `backend` of every score
 
     async def plan(
         self,

@@ -211,13 +211,10 @@ class RewardModelForCritic(CritiqueReward):
         fleet: RewardFleet,
         rules: Rules = "service",
     ) -> None:
-        rows = [
-            {
-                **row,
-                "mode": "pass_rate" if run_all_cases and not _is_one_program(row) else "all_pass",
-            }
-            for row in read_rows(file)
-        ]
+        mode = "pass_rate" if run_all_cases else "all_pass"
+        rows = (
+            {**row, "mode": "all_pass" if _is_one_program(row) else mode} for row in read_rows(file)
+        )
         super().__init__(fleet, rows, tokenizer, num_examine=num_examine, rules=rules)
 
 

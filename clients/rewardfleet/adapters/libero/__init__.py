@@ -9,12 +9,7 @@ from rewardfleet.adapters._rows import module_of_trainer
 
 from .config import SUITES, RewardModelConfig
 from .frames import Orientation
-from .rewards import (
-    EpisodeReward,
-    LiberoRewards,
-    MissingRewardError,
-    episode_metrics,
-)
+from .rewards import EpisodeReward, LiberoRewards, MissingRewardError, episode_metrics
 
 if TYPE_CHECKING:
     from .wrapper import LiberoRewardWrapper

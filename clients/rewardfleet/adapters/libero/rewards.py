@@ -16,12 +16,7 @@ from rewardfleet.adapters.patience import Patience
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.service import CALLER_ERRORS
-from rewardfleet.wire.errors import (
-    Abstained,
-    InternalError,
-    RewardFleetError,
-    Unavailable,
-)
+from rewardfleet.wire.errors import Abstained, InternalError, RewardFleetError, Unavailable
 from rewardfleet.wire.score import Status, abstained
 from rewardfleet.wire.video import VideoScore
 
@@ -110,7 +105,6 @@ class _EnvironmentState:
         recorder, self.recorder = self.recorder, None
         if recorder is None:
             self.episode += 1
-        if recorder is None:
             raise ValueError("finished, but not reset since its last episode ended")
         return recorder
 
