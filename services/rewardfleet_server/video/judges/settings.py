@@ -53,6 +53,11 @@ class JudgeSettings(BaseModel):
         """The engine that runs its model in this process, or None."""
         return None
 
+    @property
+    def gpus(self) -> int:
+        """How many GPUs its model takes."""
+        return 0
+
 
 def own(default: Any, help_text: str, **constraints: Any) -> Any:
     """Declare a setting of a judge, with what it is and why one would change it."""

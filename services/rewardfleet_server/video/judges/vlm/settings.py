@@ -38,7 +38,6 @@ class VllmSettings(ModelSettings):
 
     @property
     def gpus(self) -> int:
-        """How many GPUs the model takes."""
         return self.tensor_parallel_size * self.data_parallel_size if self.runs_on == "vllm" else 0
 
 
