@@ -10,7 +10,7 @@ from pydantic import BaseModel, JsonValue, RootModel, ValidationError
 
 from rewardfleet.services import SERVICES
 from rewardfleet.tls import certificate_problem, tls_context
-from rewardfleet.wire.errors import Problem
+from rewardfleet.wire.errors import InvalidRequest, Problem
 from rewardfleet.wire.headers import GATEWAY
 from rewardfleet.wire.urls import is_base_url, redact
 
@@ -94,29 +94,28 @@ async def find_services(http: httpx.AsyncClient, url: str) -> Found:
 
 
 async def locate(service: str, url: str, api_key: str = "", via: Transport = None) -> str | None:
-    """Return the base URL of a service, given its own or that of its fleet.
+    """Return the base URL of a service; None if it is not there.
 
-    Both may have parts at their end that do not belong there.
+    Args:
+        url: Its URL, that of its fleet, or, if it runs alone, the one it would have in a fleet.
+
+    Raises:
+        InvalidRequest: It is above the given URL, which has parts that do not belong there.
     """
     scheme, _, rest = url.partition("://")
     parts = rest.split("/")
     async with http_client(api_key, via) as http:
         for end in range(len(parts), 0, -1):
             found = await find_services(http, f"{scheme}://{'/'.join(parts[:end])}")
-            if service in found.services:
-                return found.services[service]
+            if (at := found.services.get(service)) is not None:
+                if url in {at, at.removesuffix(f"/{service}"), f"{at}/{service}"}:
+                    return at
+                error = InvalidRequest(
+                    f"{redact(url)} is not the {service} service, which is at {redact(at)}"
+                )
+                error.blames_url = True
+                raise error
     return None
-
-
-def misplaced(service: str, given: str, found: str) -> str | None:
-    """Return why a URL is not accepted for the service at `found`; None if it is.
-
-    Accepted are the URL of the service, that of its fleet, and, if it runs alone, the one that it
-    would have in a fleet.
-    """
-    if given in {found, found.removesuffix(f"/{service}"), f"{found}/{service}"}:
-        return None
-    return f"{redact(given)} is not the {service} service, which is at {redact(found)}"
 
 
 async def services_at(url: str, api_key: str = "", *, sought: str = "service") -> dict[str, str]:
@@ -141,6 +140,7 @@ async def find_service(service: str, urls: Sequence[str], api_key: str) -> list[
 
     Raises:
         ValueError: It is not there.
+        InvalidRequest: See `locate`.
     """
     found = []
     for url in map(base_url, urls):
@@ -151,8 +151,6 @@ async def find_service(service: str, urls: Sequence[str], api_key: str) -> list[
                 f"{redact(url)} is the {' and '.join(services)} service, not the {service} "
                 "service; check the URL"
             )
-        if reason := misplaced(service, url, at):
-            raise ValueError(reason)
         found.append(at)
     return found
 

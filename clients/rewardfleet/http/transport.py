@@ -1,6 +1,7 @@
 """One service over HTTP: requests out, models or typed errors back, before a deadline."""
 
 import asyncio
+import copy
 import math
 import os
 import re
@@ -225,10 +226,8 @@ class ServiceTransport:
             urls = ", ".join(self._urls)
             what = f"no answer from {call.url}" if call.url else f"no capacity at {urls}"
             before = f"; before that: {failure}" if failure else ""
-            is_outage = failure is not None and failure.is_outage
-            late = (Unavailable if is_outage else DeadlineExceeded)(
-                f"{what} within {self.timeout_s:g} s{before}"
-            )
+            kind = type(failure) if failure and failure.is_outage else DeadlineExceeded
+            late = kind(f"{what} within {self.timeout_s:g} s{before}")
             late.blames_url = not self._worked
             raise late from failure
 
@@ -238,11 +237,11 @@ class ServiceTransport:
         """Return whether a replica has another URL than the one that seems wrong.
 
         Raises:
-            InvalidRequest: The service is at another URL, which is not accepted for the given one.
+            InvalidRequest: See `locate`.
         """
-        from .index import locate, misplaced  # noqa: PLC0415 - imports the services
+        from .index import locate  # noqa: PLC0415 - imports the services
 
-        if url in self._worked:  # another server answers in its place, for as long as it restarts
+        if url in self._worked:  # e.g. a proxy's error page while the service restarts
             failure.blames_url, failure.is_outage = False, True
             return False
         if isinstance(failure, Unavailable | Unauthorized) or (failure.is_foreign and may_move):
@@ -250,13 +249,12 @@ class ServiceTransport:
         if replica.search is None or replica.search.done():  # concurrent calls share it
             search = locate(self.service, url, self._api_key or "", self._connect(url, 8))
             replica.search = asyncio.create_task(search)
-        found = await asyncio.shield(replica.search)
+        try:
+            found = await asyncio.shield(replica.search)
+        except InvalidRequest as error:
+            raise copy.copy(error) from failure
         if found is None or found == url:
             return False
-        if reason := misplaced(self.service, url, found):
-            error = InvalidRequest(reason)
-            error.blames_url = True
-            raise error from failure
         self._urls = [found if each == url else each for each in self._urls]
         if replica.url == url:
             replica.move(found)

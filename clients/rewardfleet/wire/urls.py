@@ -29,8 +29,8 @@ def is_base_url(url: str) -> bool:
     """Return whether a text is an HTTP URL without a query or a fragment."""
     try:
         parts = urlsplit(url)
-        has_host = bool(parts.hostname) and parts.port != 0
-    except ValueError:  # an invalid port, or a bracket without its pair
+        has_host = bool((parts.hostname or "").encode("idna")) and parts.port != 0
+    except ValueError:  # an invalid port or name, or a bracket without its pair
         return False
     is_plain = url.isprintable() and not (parts.query or parts.fragment)
     return parts.scheme in {"http", "https"} and has_host and is_plain

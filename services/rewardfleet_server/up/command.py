@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+import re
 import socket
 from collections.abc import Mapping, Sequence
-from urllib.parse import urlsplit
 
 import click
 
+from rewardfleet.wire.urls import is_base_url
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
 from rewardfleet_server.observe.logs import configure_logging
@@ -22,6 +23,7 @@ from .replicas import Replica
 
 log = logging.getLogger(__name__)
 
+_BASE_URL = re.compile(r"http://[^/?#@\s]+/?")
 #: Replicas for which open files are kept free.
 _REPLICAS = 64
 
@@ -76,24 +78,12 @@ def read_services(given: Sequence[str]) -> dict[str, list[str]]:
                 f"--service {each}: give NAME=http://HOST:PORT; a name has letters, digits and _, "
                 f"and is not {', '.join(PAGES[1:])}"
             )
-        if not _is_base_url(url):
+        if not (_BASE_URL.fullmatch(url) and is_base_url(url)):
             raise ValueError(f"--service {each}: give NAME=http://HOST:PORT")
         services.setdefault(name, []).append(url)
     if not services:
         raise ValueError("give --service NAME=http://HOST:PORT, once or more")
     return services
-
-
-def _is_base_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        (parts.hostname or "").encode("idna")  # as a lookup does
-        port = parts.port
-    except ValueError:  # e.g. a port above 65535, or an empty part of the name
-        return False
-    return text in {f"http://{parts.netloc}", f"http://{parts.netloc}/"} and (
-        bool(parts.hostname) and port != 0 and "@" not in text and not any(map(str.isspace, text))
-    )
 
 
 async def _run(
