@@ -291,11 +291,12 @@ def test_workers_get_a_function_that_was_used_and_leave_nothing_out_of_the_log(
 
 
 INTERRUPTED = """
-import asyncio, sys
+import asyncio, signal, sys
 import uvloop
 from rewardfleet import RewardFleet, blocking
 from rewardfleet.adapters import trl, verl
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
 url, clip, log = sys.argv[1:]
 clip = open(clip, "rb").read()
 options = {"binary_reward": False, "timeout_s": 3600}
