@@ -18,7 +18,7 @@ from .tls import connections, tls_context
 from .tools import ToolsClient
 from .video import VideoClient
 from .wire.score import MAX_NAME
-from .wire.urls import is_base_url
+from .wire.urls import is_base_url, redact
 
 if TYPE_CHECKING:
     from .sample_tables import SampleTables
@@ -201,7 +201,7 @@ def _base_urls(argument: str, given: str | Sequence[str], example: str) -> list[
     urls = [given] if isinstance(given, str) else list(given)
     for url in urls:
         if not is_base_url(url):
-            raise ValueError(f"{argument}: give a URL such as {example}, not {url!r}")
+            raise ValueError(f"{argument}: give a URL such as {example}, not {redact(url)!r}")
     if not urls:
         raise ValueError(f"{argument}: give one URL or more")
     return list(dict.fromkeys(url.rstrip("/") for url in urls))

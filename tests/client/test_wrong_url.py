@@ -5,6 +5,7 @@ import math
 import socket
 import ssl
 import threading
+import traceback
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -216,3 +217,35 @@ async def test_a_wrong_url_among_others_raises_for_the_whole_batch(code_url: str
     async with RewardFleet(code=[f"{code_url}/x", code_url], on_failure=math.nan) as fleet:
         with pytest.raises(InvalidRequest, match=f"which is at {code_url}"):
             await fleet.code.rewards([code_request("print(1)", TESTS)] * 8)
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+async def test_no_message_has_the_password_of_a_url(code_url: str, calls: int, caplog):
+    host = code_url.partition("://")[2]
+    caplog.set_level(0)
+    for given in (
+        f"http://any:secret@{host}/x",
+        f"https://any:secret@{host}",
+        "http://u:secret@n.invalid",
+    ):
+        async with RewardFleet(code=given, timeout_s=5) as fleet:
+            with pytest.raises(RewardFleetError) as failure:
+                await fleet.code.rewards([code_request("print(1)", TESTS)] * calls)
+        assert "secret" not in "".join(traceback.format_exception(failure.value))
+    with pytest.raises(ValueError, match="give a URL") as refused:
+        RewardFleet("http://any:secret@host/?a=b")
+    assert "secret" not in str(refused.value) + caplog.text
+
+
+async def test_a_url_that_never_worked_does_not_end_a_run_of_another(replica):
+    """Such as that of a host that is gone: it is the only one left while the other restarts."""
+    good = await replica()
+    port = int(good.url.rpartition(":")[2])
+    async with RewardFleet(video=["http://none.invalid", good.url], timeout_s=60) as fleet:
+        assert [await score_number(fleet, number) for number in range(4)] == [0, 1, 2, 3]
+        await good.stop()
+        call = asyncio.create_task(score_number(fleet, 5))
+        watches = fleet.video._transport._pending._watches.values()
+        await until(lambda: all(each.attempts > 6 for watch in watches for each in watch.calls))
+        await good.start(port)
+        assert await call == 5

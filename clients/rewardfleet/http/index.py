@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import httpx
@@ -11,7 +11,7 @@ from pydantic import BaseModel, JsonValue, RootModel, ValidationError
 from rewardfleet.services import SERVICES
 from rewardfleet.tls import certificate_problem, tls_context
 from rewardfleet.wire.errors import InvalidRequest, Problem
-from rewardfleet.wire.headers import GATEWAY
+from rewardfleet.wire.headers import GATEWAY, bearer
 from rewardfleet.wire.urls import is_base_url, redact
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -93,7 +93,9 @@ async def find_services(http: httpx.AsyncClient, url: str) -> Found:
     return Found(None, {name: f"{url}/{name}" for name, each in named if each.status != 404})
 
 
-async def locate(service: str, url: str, api_key: str = "", via: Transport = None) -> str | None:
+async def locate(
+    service: str, url: str, headers: Mapping[str, str], via: Transport = None
+) -> str | None:
     """Return the base URL of a service; None if it is not there.
 
     Args:
@@ -104,7 +106,8 @@ async def locate(service: str, url: str, api_key: str = "", via: Transport = Non
     """
     scheme, _, rest = url.partition("://")
     parts = rest.split("/")
-    async with http_client(api_key, via) as http:
+    async with http_client(via=via) as http:
+        http.headers.update(headers)
         for end in range(len(parts), 0, -1):
             found = await find_services(http, f"{scheme}://{'/'.join(parts[:end])}")
             if (at := found.services.get(service)) is not None:
@@ -144,7 +147,7 @@ async def find_service(service: str, urls: Sequence[str], api_key: str) -> list[
     """
     found = []
     for url in map(base_url, urls):
-        at = await locate(service, url, api_key)
+        at = await locate(service, url, bearer(api_key))
         if at is None:
             services = await services_at(url, api_key, sought=f"service {service}")
             raise ValueError(
@@ -159,7 +162,9 @@ async def get(http: httpx.AsyncClient, url: str) -> Reply:
     """Return what a URL answers in time."""
     try:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            async with http.stream("GET", url) as response:
+            at = httpx.URL(url)  # httpx logs it
+            auth = httpx.BasicAuth(at.username, at.password) if at.userinfo else None
+            async with http.stream("GET", at.copy_with(userinfo=b""), auth=auth) as response:
                 content = b""
                 async for part in response.aiter_raw(2**16):
                     content += part
@@ -176,12 +181,10 @@ async def get(http: httpx.AsyncClient, url: str) -> Reply:
     return reply if problem is None else reply._replace(reason=printable(problem.detail))
 
 
-def http_client(api_key: str, via: Transport = None) -> httpx.AsyncClient:
+def http_client(api_key: str = "", via: Transport = None) -> httpx.AsyncClient:
     """Return a client for `get`, which sends the API key if it is not empty."""
-    own = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    headers = {"accept-encoding": "identity", **own}
     return httpx.AsyncClient(
-        headers=headers,
+        headers={"accept-encoding": "identity", **bearer(api_key)},
         timeout=None,  # noqa: S113 - `get` limits complete requests
         transport=via,
         verify=tls_context(),

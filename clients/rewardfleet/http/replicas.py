@@ -53,7 +53,7 @@ def rest_seconds(error: RewardFleetError) -> float:
 class Replica:
     """One base URL, its connections, and its state. Times are those of the loop's clock."""
 
-    url: str
+    url: str  #: without a password
     #: Without a client of httpx, whose redirects, cookies and event hooks nothing here needs: they
     #: take 7% of the CPU time of a call.
     http: httpx.AsyncHTTPTransport
@@ -139,12 +139,17 @@ class Replicas:
         own = {"user-agent": f"python-httpx/{httpx.__version__}", "accept-encoding": "identity"}
         most = max_concurrency
         self._replicas = [
-            Replica(url, connect(url, most), {**headers, **own, **_authorization(url)}, most)
-            for url in urls
+            Replica(plain, connect(plain, most), {**headers, **own, **authorization}, most)
+            for plain, authorization in map(_without_user, urls)
         ]
         self._waiting: deque[_Waiter] = deque()
         self._alarm: asyncio.TimerHandle | None = None
         self._requests = 0
+
+    @property
+    def urls(self) -> list[str]:
+        """The base URLs, without passwords."""
+        return [each.url for each in self._replicas]
 
     async def acquire(self, item_count: int, *, avoid: Collection[str], at_front: bool) -> Replica:
         """Wait for capacity at a replica and take it; `release` gives it back.
@@ -268,10 +273,11 @@ class Replicas:
         self._alarm = self._loop.call_at(min(ends), self._dispatch) if ends else None
 
 
-def _authorization(url: str) -> dict[str, str]:
-    """Return the header for the user and the password in a URL, if it has them."""
+def _without_user(url: str) -> tuple[str, dict[str, str]]:
+    """Return a URL as messages may have it, and the header for its user and password, if any."""
     parsed = httpx.URL(url)
     if not parsed.userinfo:
-        return {}
+        return url, {}
     user = f"{parsed.username}:{parsed.password}".encode()
-    return {"authorization": f"Basic {base64.b64encode(user).decode()}"}
+    header = {"authorization": f"Basic {base64.b64encode(user).decode()}"}
+    return str(parsed.copy_with(userinfo=b"")), header

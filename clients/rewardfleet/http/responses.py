@@ -25,6 +25,7 @@ from rewardfleet.wire.errors import (
     Unauthorized,
 )
 from rewardfleet.wire.headers import GATEWAY, REQUEST_ID_HEADER, SERVICE_HEADER
+from rewardfleet.wire.urls import redact
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -116,8 +117,11 @@ def _wrong_url(response: httpx.Response, url: str, wanted: str) -> str | None:
 
 def _error_of(response: httpx.Response, url: str) -> RewardFleetError:
     with contextlib.suppress(ValidationError):
-        error = RewardFleetError.from_problem(Problem.model_validate_json(response.content))
-        error.blames_url = isinstance(error, Unauthorized)
+        problem = Problem.model_validate_json(response.content)
+        is_key = problem.status == Unauthorized.status
+        problem.detail = f"{url}: {problem.detail}" if is_key else problem.detail
+        error = RewardFleetError.from_problem(problem)
+        error.blames_url = is_key
         return error
     # Of other status codes, only those of a request that is refused are the same the next time.
     default = InvalidRequest if 400 <= response.status_code < 500 else BackendFailed
@@ -126,6 +130,8 @@ def _error_of(response: httpx.Response, url: str) -> RewardFleetError:
         error_type = BackendFailed  # of a proxy whose replica died, as Ray Serve answers then
     is_wrong_url = issubclass(error_type, InvalidRequest | MethodNotAllowed | NotFound)
     hint = "; is this the URL of a rewardfleet service?" if is_wrong_url else ""
+    if location := response.headers.get("location"):
+        hint = f"; it leads to {redact(location[:200])}"
     error = error_type(
         f"{url} answered HTTP {response.status_code} without a rewardfleet error "
         f"(got {response.text[:200]!r}){hint}",

@@ -33,6 +33,7 @@ from rewardfleet.wire.headers import (
     RUN_STATE_HEADER,
     SERVICE_HEADER,
     TIMEOUT_HEADER,
+    bearer,
 )
 from rewardfleet.wire.score import MAX_BATCH_ITEMS
 
@@ -111,8 +112,7 @@ class ServiceTransport:
         self._pending = pending
         self._urls = urls
         self._worked: set[str] = set()  #: URLs at which the service has answered
-        self._api_key = api_key
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = bearer(api_key)
         self.timeout_s = timeout_s  #: seconds for a call
         self._max_concurrency = max_concurrency
         self._compress_frames = compress_frames
@@ -223,7 +223,7 @@ class ServiceTransport:
                         replicas.release(replica, call.item_count)
                     await asyncio.sleep(self._pause(replicas, call, failure, is_repeated))
         except TimeoutError:
-            urls = ", ".join(self._urls)
+            urls = ", ".join(replicas.urls)
             what = f"no answer from {call.url}" if call.url else f"no capacity at {urls}"
             before = f"; before that: {failure}" if failure else ""
             kind = type(failure) if failure and failure.is_outage else DeadlineExceeded
@@ -241,13 +241,16 @@ class ServiceTransport:
         """
         from .index import locate  # noqa: PLC0415 - imports the services
 
-        if url in self._worked:  # e.g. a proxy's error page while the service restarts
+        is_unreached = failure.is_foreign or isinstance(failure, Unavailable)
+        # E.g. a proxy's error page while the service restarts. If another URL has worked, this one
+        # is no reason to end a run.
+        if url in self._worked or (self._worked and is_unreached):
             failure.blames_url, failure.is_outage = False, True
             return False
         if isinstance(failure, Unavailable | Unauthorized) or (failure.is_foreign and may_move):
             return False
         if replica.search is None or replica.search.done():  # concurrent calls share it
-            search = locate(self.service, url, self._api_key or "", self._connect(url, 8))
+            search = locate(self.service, url, replica.headers, self._connect(url, 8))
             replica.search = asyncio.create_task(search)
         try:
             found = await asyncio.shield(replica.search)
@@ -255,7 +258,6 @@ class ServiceTransport:
             raise copy.copy(error) from failure
         if found is None or found == url:
             return False
-        self._urls = [found if each == url else each for each in self._urls]
         if replica.url == url:
             replica.move(found)
         return True

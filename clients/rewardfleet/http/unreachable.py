@@ -29,7 +29,7 @@ async def unreachable(url: str, error: Exception, *, has_worked: bool) -> Unavai
         hint = f"; {problem}"
     elif type(of_tls) is ssl.SSLError:  # not one of a connection that ends during the handshake
         hint = f"; if it speaks plain HTTP, give http{url[scheme_end:]}"
-    elif is_cut and url.startswith("http:") and not has_worked and await _speaks_tls(url):
+    elif is_cut and url.lower().startswith("http:") and not has_worked and await _speaks_tls(url):
         hint = f"; it speaks TLS: give https{url[scheme_end:]}"
     failure = Unavailable(f"{url} cannot be reached: {type(error).__name__}: {error}{hint}")
     # A name server that does not answer now is no reason to doubt the name.

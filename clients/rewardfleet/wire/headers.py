@@ -27,3 +27,8 @@ HELD_HEADER = "x-request-held"
 FORWARDED_HOST_HEADER = "x-forwarded-host"
 #: In a request that a proxy passes on: the prefix that it has removed from the path, e.g. `/video`.
 PREFIX_HEADER = "x-forwarded-prefix"
+
+
+def bearer(api_key: str | None) -> dict[str, str]:
+    """Return the header with an API key; none without one."""
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
