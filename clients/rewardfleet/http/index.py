@@ -141,21 +141,21 @@ async def services_at(url: str, api_key: str = "", *, sought: str = "service") -
 async def find_service(service: str, urls: Sequence[str], api_key: str) -> list[str]:
     """Return the base URLs of a service, given its own ones or those of fleets.
 
+    One that does not answer now stays as it is.
+
     Raises:
-        ValueError: It is not there.
+        ValueError: None of them has it.
         InvalidRequest: See `locate`.
     """
-    found = []
-    for url in map(base_url, urls):
-        at = await locate(service, url, bearer(api_key))
-        if at is None:
-            services = await services_at(url, api_key, sought=f"service {service}")
-            raise ValueError(
-                f"{redact(url)} is the {' and '.join(services)} service, not the {service} "
-                "service; check the URL"
-            )
-        found.append(at)
-    return found
+    given = [base_url(url) for url in urls]
+    found = [await locate(service, url, bearer(api_key)) for url in given]
+    if not any(found):
+        services = await services_at(given[0], api_key, sought=f"service {service}")
+        raise ValueError(
+            f"{redact(given[0])} is the {' and '.join(services)} service, not the {service} "
+            "service; check the URL"
+        )
+    return [at or url for at, url in zip(found, given, strict=True)]
 
 
 async def get(http: httpx.AsyncClient, url: str) -> Reply:
