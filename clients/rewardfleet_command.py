@@ -12,17 +12,12 @@ import sys
 INTERRUPTED = 128 + signal.SIGINT
 
 
-def end_at_interrupt() -> None:
-    """Let Ctrl-C end this process at once, until a command handles it: see `main`."""
-    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-
-
 def main() -> int:
     """Run the command; return its exit status.
 
     Commands that have something to end before handle SIGINT themselves.
     """
-    end_at_interrupt()
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))  # until a command handles it
     from rewardfleet.commands.main import main as run  # noqa: PLC0415 - see above
 
     return run()

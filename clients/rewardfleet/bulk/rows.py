@@ -5,7 +5,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -254,7 +253,7 @@ def _is_text(fields: Mapping[str, str]) -> bool:
 
 
 def _parquet(path: Path) -> Iterator[Row]:
-    with closing(pyarrow().parquet.ParquetFile(path)) as file:
+    with pyarrow().parquet.ParquetFile(path) as file:
         batches = file.iter_batches(batch_size=_ROWS_AT_A_TIME)
         yield from table_rows(path, file.schema_arrow, batches)
 

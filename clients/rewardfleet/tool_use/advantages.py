@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rewardfleet.episodes import Grouping, normalize
-from rewardfleet.episodes.arrays import Bools, Floats, check
+from rewardfleet.episodes.arrays import Floats, check
 
 #: How task reward and cost become one advantage; see `advantages`.
 Method = Literal["separate", "gated", "mean", "std"]
@@ -93,16 +93,11 @@ def advantages(
     _check_length("correct", is_correct, task_rewards)
     if is_correct.dtype != np.bool_:
         raise ValueError(f"correct: booleans (got {is_correct.dtype})")
-    return _gated(z_task, costs, grouping.where(scored), multiplier, is_correct & scored)
-
-
-def _gated(
-    z_task: Floats, cost: Floats, grouping: Grouping, multiplier: float, correct: Bools
-) -> Floats:
-    correct_ones = grouping.where(correct)
+    grouping = grouping.where(scored)
+    correct_ones = grouping.where(is_correct & scored)
     number = correct_ones.broadcast(correct_ones.sizes.astype(float))  # NaN for wrong answers
     compared = number > 1
-    z_cost = normalize(cost, correct_ones.where(compared), by_std=True, mask=compared)
+    z_cost = normalize(costs, correct_ones.where(compared), by_std=True, mask=compared)
     shift = multiplier / (1 + multiplier) * np.where(compared, z_cost, 0.0)
     is_mixed = grouping.broadcast((correct_ones.sizes < grouping.sizes).astype(float)) > 0
     limit = np.where(is_mixed, _MAX_COST_SHARE * np.maximum(z_task, 0.0), np.inf)

@@ -1,8 +1,7 @@
 """Scoring of a program: run it on its tests, and return the verdicts."""
 
 import asyncio
-import hashlib
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from typing import Any
 
@@ -11,6 +10,7 @@ from pydantic import JsonValue
 from rewardfleet import __version__
 from rewardfleet.wire.causes import CodeCause
 from rewardfleet.wire.code import CodeRequest, CodeScore, DatasetTests, Limits, Outcome, Verdict
+from rewardfleet.wire.digest import digest_of
 from rewardfleet.wire.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from rewardfleet.wire.score import Status
 from rewardfleet_server.cache.single_flight import Memo
@@ -21,7 +21,7 @@ from rewardfleet_server.system.anonymous_file import AnonymousFile
 from .checkers.runner import Checker, Checkers
 from .judging.cache_key import NOT_CACHED, CacheKeys, lookup_keys, store_policy
 from .judging.cause import cause_of
-from .judging.verdict import SANDBOX_DIED, encoded
+from .judging.verdict import SANDBOX_DIED
 from .running.packages import missing_module
 from .running.submission import Submission, SubmissionRun, why_no_program
 from .sandboxes import Job, ProgramRun, RunLimits, Sandbox, run_once
@@ -92,7 +92,7 @@ class CodeScorer:
         Raises:
             InvalidRequest: A limit exceeds its ceiling.
         """
-        digest = hashlib.sha256(encoded(request.tests.model_dump_json())).hexdigest()
+        digest = digest_of(request.tests.model_dump_json())
         preparing = partial(asyncio.to_thread, prepare, request.tests, digest)
         prepared = partial(self._tests.get, digest, preparing)
         submission = await Submission.of(request, self._parser, partial(_called, prepared))
@@ -103,7 +103,7 @@ class CodeScorer:
             return ScoringPlan(self._name, compute, overdue=overdue)
         policy = None
         if chance := await self._parser.chance(submission.program):
-            compute = partial(_uncached, compute, chance)
+            compute = partial(compute, chance=chance)
         else:
             policy = await self._cache_policy(request, prepared, digest, submission)
         timeout_s = 2 * self._max_seconds
@@ -119,11 +119,10 @@ class CodeScorer:
         key = await self._keys.of(program, request, digest, uses)
         compiler = await self._checkers.version(request.tests)
         if compiler is not None:
-            key = hashlib.sha256(f"{key} {compiler}".encode()).hexdigest()
+            key = digest_of(f"{key} {compiler}")
         with_original = submission.needs_original_run
         if with_original:  # whether the judgment is right depends on the original program as well
-            parts = f"{key} {submission.judgment} {submission.original_program}"
-            key = hashlib.sha256(parts.encode(errors="surrogatepass")).hexdigest()
+            key = digest_of(f"{key} {submission.judgment} {submission.original_program}")
         return CachePolicy(
             lookup_keys(key, request.mode),
             store_policy=partial(store_policy, key, request.mode, with_original=with_original),
@@ -178,6 +177,8 @@ class CodeScorer:
         submission: Submission,
         limits: RunLimits,
         call_timeout_s: float | None,
+        *,
+        chance: str = "",
     ) -> CodeScore:
         tests = await prepared()
         limits = self._limits_of_row(request.limits, tests.cpu_s, limits)
@@ -220,8 +221,9 @@ class CodeScorer:
         for index, reason in left_out.items():
             score.verdicts.insert(index, Verdict(verdict=Outcome.LEFT_OUT))
             score.left_out.append(f"test {index + 1}: {reason}")
-        if tests.chance:
-            score.provenance[NOT_CACHED] = f"the tests use {tests.chance}"
+        if chance or tests.chance:  # the verdicts may be others the next time
+            source = f"program uses {chance}" if chance else f"tests use {tests.chance}"
+            score.provenance[NOT_CACHED] = f"the {source}"
         score.code = submission.program
         score.cause = cause_of(score, submission)
         if submission.judgment is not None:
@@ -400,15 +402,6 @@ def _too_little_time(seconds: float, budget: float) -> DeadlineExceeded:
     )
     error.retryable = True
     return error
-
-
-async def _uncached(
-    compute: Callable[[float | None], Awaitable[CodeScore]], chance: str, timeout_s: float | None
-) -> CodeScore:
-    """Score a program whose verdicts may be others the next time."""
-    score = await compute(timeout_s)
-    score.provenance[NOT_CACHED] = f"the program uses {chance}"
-    return score
 
 
 async def _called(prepared: Prepared) -> Collection[str]:

@@ -81,8 +81,9 @@ async def add_member(
         attempt=request.attempt,
     )
     if group.missing is None:
-        missing, pause_s = group.size - group.arrived, _retry_after_s(group)
-        return {"released": False, "missing": missing, "retry_after_s": pause_s}, None
+        pause_s = min(max(group.left_s / 20, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS, group.left_s)
+        missing = group.size - group.arrived
+        return {"released": False, "missing": missing, "retry_after_s": round(pause_s, 3)}, None
     _check(key, EpisodeScore, result)
     if group.stats is not None:
         _check(key, GroupStats, group.stats)
@@ -95,8 +96,3 @@ def _check(key: GroupKey, model: type[ModelT], stored: JsonValue) -> ModelT:
         return model.model_validate(stored)
     except ValidationError as error:
         raise Damaged(key.scope) from error
-
-
-def _retry_after_s(group: Group) -> float:
-    pause_s = min(max(group.left_s / 20, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
-    return round(min(pause_s, group.left_s), 3)

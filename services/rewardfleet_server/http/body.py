@@ -103,7 +103,6 @@ class BodyReader:
         request: Request,
         headers: Mapping[str, str],
         route: Route[DecodedT],
-        deadline: float | None,
         on_size: Callable[[int], None],
     ) -> DecodedT:
         """Read and decode a body.
@@ -112,7 +111,6 @@ class BodyReader:
             request: Its body has not been read.
             headers: Its headers, with names in lower case.
             route: How to decode it.
-            deadline: Time of the event loop's clock by which it must be decoded.
             on_size: Called with the number of its bytes so far, whenever some have arrived.
 
         Raises:
@@ -120,17 +118,7 @@ class BodyReader:
             TooLarge: It is larger than announced or allowed.
             Overloaded: `on_size` raises it.
             DeadlineExceeded: It stopped arriving, or arrives too slowly.
-            DeadlinePassed: The deadline has passed.
         """
-        return await finish_by(deadline, self._read(request, headers, route, on_size))
-
-    async def _read(
-        self,
-        request: Request,
-        headers: Mapping[str, str],
-        route: Route[DecodedT],
-        on_size: Callable[[int], None],
-    ) -> DecodedT:
         given = media_type(headers)
         arriving = _arriving(request.receive, self._max_bytes, on_size)
         if given == FORM_TYPE and route.decode_form is not None:

@@ -30,6 +30,7 @@ from rewardfleet_server.admission import Admission
 from rewardfleet_server.engine import as_failure
 from rewardfleet_server.observe.telemetry import REQUEST, RequestContext, Telemetry, new_request_id
 from rewardfleet_server.observe.tracing import open_tracer
+from rewardfleet_server.system.started import finish_by
 
 from .auth import ApiKeys
 from .body import BodyReader
@@ -159,8 +160,8 @@ class Dispatcher:
                 resize(size)
 
             try:
-                decoded = has_body and await self._bodies.read(
-                    request, headers, route, deadline, sized
+                decoded = has_body and await finish_by(
+                    deadline, self._bodies.read(request, headers, route, sized)
                 )
             except InvalidRequest as error:
                 if route.scores:
@@ -187,7 +188,7 @@ class Dispatcher:
         deadline = asyncio.get_running_loop().time() + _REFUSAL_SECONDS
         try:
             async with asyncio.timeout_at(deadline), self._refusals:
-                decoded = await self._bodies.read(request, headers, route, deadline, limit)
+                decoded = await self._bodies.read(request, headers, route, limit)
         except TimeoutError:
             raise error from None
         return encode(route.refuse(decoded, error))

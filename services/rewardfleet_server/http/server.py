@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import select
 import signal
 import socket
 import struct
@@ -16,6 +15,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from rewardfleet_command import INTERRUPTED
+from rewardfleet_server.system.listener import has_input
 
 from .connections import OrderlyConnections
 from .openenv import MAX_MESSAGE_BYTES, OpenEnvSocket
@@ -122,7 +122,7 @@ class GracefulServer(uvicorn.Server):
         started = loop.time()
         await asyncio.sleep(_HANDSHAKE_SECONDS)
         # The event loop accepts and ends connections, and does not say when.
-        while _has_backlog(sockets or []) and loop.time() < started + _BACKLOG_SECONDS:  # noqa: ASYNC110
+        while has_input(*sockets or ()) and loop.time() < started + _BACKLOG_SECONDS:  # noqa: ASYNC110
             await asyncio.sleep(_TURN_SECONDS)
         self._connections.is_ending = True
         until = loop.time() + _LAST_SECONDS
@@ -153,10 +153,3 @@ def refuse_new(listener: socket.socket) -> bool:
     except OSError:
         return False
     return True
-
-
-def _has_backlog(listeners: list[socket.socket]) -> bool:
-    poll = select.poll()
-    for each in listeners:
-        poll.register(each, select.POLLIN)
-    return bool(poll.poll(0))

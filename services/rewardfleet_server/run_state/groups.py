@@ -148,7 +148,8 @@ async def add_to_group(
     sent = digest([new.size, new.options, value])
 
     def work(tx: Transaction) -> tuple[Group, JsonValue, T | None]:
-        group = _find(tx, key) or _opened(tx, key, new)
+        text = tx.get(members, WHOLE)
+        group = _opened(tx, key, new) if text is None else load(key.scope, text, _GROUP)
         stored = tx.get(members, field)
         known = stored and same(key.scope, stored, sent, f"uid {uid[:60]!r}")
         if group.missing is not None:
@@ -262,11 +263,6 @@ def _abandon(
         tx.drop(key.members)
         _store(tx, key, _ABANDONED)
     return kept
-
-
-def _find(tx: Transaction, key: GroupKey) -> Group | None:
-    text = tx.get(key.members, WHOLE)
-    return None if text is None else load(key.scope, text, _GROUP)
 
 
 def _store(tx: Transaction, key: GroupKey, group: Group) -> None:

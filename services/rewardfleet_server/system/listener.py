@@ -1,5 +1,6 @@
-"""The address of a server."""
+"""The address of a server, and what waits at a socket."""
 
+import select
 import socket
 
 #: In the message of a server whose port another process has.
@@ -31,6 +32,14 @@ def bind(host: str, port: int) -> socket.socket:
             "for a free one"
         ) from error
     return listener
+
+
+def has_input(*channels: socket.socket) -> bool:
+    """Return whether a connection, a message or the end of the other side waits at a socket."""
+    poll = select.poll()
+    for each in channels:
+        poll.register(each, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def url_of(listener: socket.socket) -> str:

@@ -307,7 +307,19 @@ class VideoScorer:
             stop.set()  # if the request was cancelled, its decoding ends
         if calibration is not None:
             judgment = calibration.calibrated(judgment, request.task_text)
-        return _score_of(name, judgment, timing, provenance)
+        return VideoScore(
+            score=judgment.score,
+            status=Status.ABSTAINED if judgment.score is None else Status.OK,
+            components={} if judgment.score is None else {"score": judgment.score},
+            details=dict(judgment.details),
+            backend=name,
+            cause=_cause_of(judgment),
+            timing_ms=timing,
+            provenance={**provenance, **judgment.provenance},
+            model_output=judgment.text,
+            curve=judgment.curve,
+            references=list(judgment.references),
+        )
 
 
 #: Made once: `json.dumps` makes one for each call that has options.
@@ -364,24 +376,6 @@ async def _checked(name: str, judging: Awaitable[Judgment]) -> Judgment:
             "[0, 1] or None, a text, and finite details"
         )
     return judgment
-
-
-def _score_of(
-    name: str, judgment: Judgment, timing: Timing, provenance: dict[str, JsonValue]
-) -> VideoScore:
-    return VideoScore(
-        score=judgment.score,
-        status=Status.ABSTAINED if judgment.score is None else Status.OK,
-        components={} if judgment.score is None else {"score": judgment.score},
-        details=dict(judgment.details),
-        backend=name,
-        cause=_cause_of(judgment),
-        timing_ms=timing,
-        provenance={**provenance, **judgment.provenance},
-        model_output=judgment.text,
-        curve=judgment.curve,
-        references=list(judgment.references),
-    )
 
 
 def _cause_of(judgment: Judgment) -> VideoCause | None:

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast, get_args
 
+from rewardfleet.wire.digest import digest_of
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cache.single_flight import SingleFlight
 from rewardfleet_server.code.sandboxes.jail.guest import loader
@@ -112,9 +113,7 @@ class Compiler:
             raise InvalidRequest(
                 "a checker program in C++ requires a compiler where the service runs, e.g. g++"
             )
-        version = await self.version()
-        content = f"{version} {source}".encode(errors="surrogatepass")
-        key = hashlib.sha256(content).hexdigest()
+        key = digest_of(f"{await self.version()} {source}")
         if key in self._errors:
             raise InvalidRequest(self._errors[key])
         return await self._running.do(key, lambda: self._cached(key, source))

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from rewardfleet.wire.code import CodeRequest, CodeScore, Outcome
+from rewardfleet.wire.digest import digest_of
 from rewardfleet_server.code.checkers.decision import CHECKER_FAILED
 from rewardfleet_server.code.normal_form.introspection import Uses
 from rewardfleet_server.code.text_parser import TextParser
@@ -62,7 +63,7 @@ class CacheKeys:
             base = json.dumps([provenance, self._harness], sort_keys=True)
             self._encoded = provenance, base
         parts = f"{self._encoded[1]}\n{form}\n{tests}\n{limits}\n{given}\n{request.language}"
-        return hashlib.sha256(parts.encode(errors="surrogatepass")).hexdigest()
+        return digest_of(parts)
 
 
 def lookup_keys(key: str, mode: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -151,7 +151,7 @@ class _Collector:
     def __init__(self) -> None:
         self.uses = Uses()
         self.checked: set[int] = set()  # the ids of nodes that are used in a way that is allowed
-        self.caught: list[tuple[str, ast.expr | None]] = []
+        self.caught: list[tuple[str, Sequence[ast.expr | None]]] = []
         self.loaded: set[str] = set()
         self.delegates = False
 
@@ -162,9 +162,8 @@ class _Collector:
             collector = _COLLECTORS.get(node.__class__)
             if collector is not None:
                 collector(self, node)
-        for name, kind in self.caught:
+        for name, kinds in self.caught:
             if name in self.loaded:
-                kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
                 self.uses.caught.update(
                     each.id if isinstance(each, ast.Name) else "" for each in kinds
                 )
@@ -219,7 +218,7 @@ class _Collector:
         self.uses.known.update(names & allowed.ORDINARY_ERRORS)
         if node.name is not None:
             self.bind(node.name)
-            self.caught.append((node.name, node.type))
+            self.caught.append((node.name, kinds))
 
     def visit_comprehension(self, node: ast.comprehension) -> None:
         if node.is_async:
@@ -309,12 +308,11 @@ class _Collector:
         if name == "__init__":
             self.init(base)
         use = name if isinstance(node.ctx, ast.Load) else name + "="
-        if id(node) in self.checked:
-            if isinstance(base, ast.Name):
-                self.checked.add(id(base))
-            return
         if isinstance(base, ast.Name):
             self.checked.add(id(base))
+        if id(node) in self.checked:
+            return
+        if isinstance(base, ast.Name):
             if base.id in allowed.CALLED_ONLY:
                 raise ReflectsSource
             self.uses.attributes.add(f"{base.id}.{use}")

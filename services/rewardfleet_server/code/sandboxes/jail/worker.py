@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult
+from rewardfleet_server.system.listener import has_input
 
 from . import guest
 from .guest.descriptors import KILLED
@@ -98,7 +98,7 @@ class Worker:
             PythonUnusable: The reason is the interpreter, or a module to preload.
         """
         if self._channel is not None:
-            if not _is_closed(self._channel):
+            if not has_input(self._channel):  # an idle supervisor sends nothing
                 return
             self.close()  # it died while idle, so no program is to blame
         if self.handshake:
@@ -393,13 +393,6 @@ class Worker:
             _send(channel, {"core": True})
         if self._stopped.is_set():
             self._send_stop()
-
-
-def _is_closed(channel: socket.socket) -> bool:
-    """Return whether the other end is closed. An idle supervisor sends nothing."""
-    poll = select.poll()
-    poll.register(channel, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _result(report: Mapping[str, Any], files: RunFiles) -> RunResult:

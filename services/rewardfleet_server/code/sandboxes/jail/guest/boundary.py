@@ -574,10 +574,6 @@ class TestSide(Side):
         self.lengths.clear()
         self.refused = False
 
-    def wait_for_program(self) -> list[str]:
-        """Return the names that the program defined, once it has run."""
-        return [str(name) for name in self.receive().get("names", ())]
-
     def look_up(self, name: str) -> Any:
         """Return a variable of the program. What it imported under its own name is imported."""
         reply = self.exchange({"name": name})

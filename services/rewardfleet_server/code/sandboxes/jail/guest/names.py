@@ -107,7 +107,8 @@ class Names:
         constants = {n for n in self._objects - self.called if n.isupper() and len(n) > 1}
         self.used -= self._bound
         self.called &= self.used
-        self.classes = {name for name in self.used - constants if _is_class_name(name)}
+        others = self.used - constants - {SOLUTION}
+        self.classes = {name for name in others if name.lstrip("_")[:1].isupper()}
         self.modules = (MODULES.keys() & self.used) - self._objects
         owners = self._imported | self.modules | {"self", "cls"}
         self.has_objects = any(
@@ -162,10 +163,6 @@ def _predicates(node: ast.AST) -> Iterator[str]:
     for each in ast.iter_child_nodes(node) if asks or name in {"assertTrue", "assertFalse"} else ():
         if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.args:
             yield each.func.attr
-
-
-def _is_class_name(name: str) -> bool:
-    return name.lstrip("_")[:1].isupper() and name != SOLUTION
 
 
 def imports_of(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:

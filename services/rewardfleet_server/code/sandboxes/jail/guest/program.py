@@ -166,8 +166,10 @@ class Program:
         try:
             if self.script.setup:
                 exec(compile(self.script.setup, "setup.py", "exec"), namespace)
-                for check in self.script.checks:
-                    mark_as_given(namespace, check.get("call", ""))
+                for check in self.script.checks:  # which calls what the program defines
+                    name = check.get("call", "")
+                    if callable(namespace.get(name)):
+                        namespace[name] = Given(namespace[name])
             if side is not None:
                 side.remember_setup()
             exec(code, namespace)
@@ -290,12 +292,6 @@ def prepare() -> Program:
 
 class Given(functools.partial[Any]):
     """A function of the setup: the program may use it, but has not defined it."""
-
-
-def mark_as_given(namespace: dict[str, Any], name: str) -> None:
-    """Distinguish what the setup brought from what the program defines, which a check calls."""
-    if callable(namespace.get(name)):
-        namespace[name] = Given(namespace[name])
 
 
 def find(namespace: dict[str, Any], name: str) -> Any:

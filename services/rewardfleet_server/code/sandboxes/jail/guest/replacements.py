@@ -105,16 +105,13 @@ def replaced(values: Iterable[tuple[str, str, Any]]) -> Iterator[None]:
     owners = [(_owner(path), name, value) for path, name, value in values]
     with contextlib.ExitStack() as undo:
         for owner, name, value in owners:
-            undo.callback(_restore, owner, name, _value(owner, name))
+            before = _value(owner, name)
+            if before is _MISSING:
+                undo.callback(delattr, owner, name)
+            else:
+                undo.callback(setattr, owner, name, before)
             setattr(owner, name, value)
         yield
-
-
-def _restore(owner: Any, name: str, value: Any) -> None:
-    if value is _MISSING:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, value)
 
 
 def _owner(path: str) -> Any:

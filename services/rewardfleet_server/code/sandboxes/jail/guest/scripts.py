@@ -16,6 +16,7 @@ import importlib
 import inspect
 import itertools
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -98,10 +99,11 @@ class TestScript:
         compare_sizes(names)
         asks = bool(kinds & {ast.Is, ast.IsNot} or names & {*_ASKING, "__class__"})
         asks &= not own & _ASKING.keys()  # they are its own
-        if _is_one_assert(tree):  # as most tests are
-            exec(compiled(tree, filename, counts=False, asks=asks), self._namespace)
-            self.checks += 1
-            return
+        match tree.body:
+            case [ast.Assert(test=test)] if not isinstance(test, ast.Constant):  # as most tests are
+                exec(compiled(tree, filename, counts=False, asks=asks), self._namespace)
+                self.checks += 1
+                return
         if names & {"unittest", "TestCase", "pytest"}:
             _disarm_runners()
         if "asyncio" in names:
@@ -138,7 +140,8 @@ class TestScript:
         error = sys.exception()
         if error is not None and error.__traceback__ is not None:
             is_in_check = error.__traceback__.tb_lineno in lines
-            is_of_test = _last_file(error) not in _OF_PROGRAM
+            *_, (last, _) = traceback.walk_tb(error.__traceback__)
+            is_of_test = last.f_code.co_filename not in _OF_PROGRAM
             is_missing = isinstance(error, NameError) and is_of_test  # there may be no program
             is_other = is_in_check and is_any and not is_missing
             if is_in_check or is_of_test if isinstance(error, AssertionError) else is_other:
@@ -214,12 +217,6 @@ class TestScript:
         kind.tearDownClass()
         kind.doClassCleanups()
 
-    def _found_entry(self) -> Any:
-        found = eval(self._entry_point, self._namespace)
-        if is_proxy(found):  # it may be called like a method of a built-in type
-            object.__setattr__(found, "_p_name", "")
-        return found
-
     def _call(self, function: Any, name: str, marks: Iterable[Any] = ()) -> None:
         """Call a test function once for each of its parameters."""
         marks = [*marks, *getattr(function, "pytestmark", ())]
@@ -228,8 +225,12 @@ class TestScript:
             return
         for arguments in _parameters(marks):
             missing = [each for each in required if each not in arguments]
-            if self._entry_point and _takes_entry(name, missing):
-                arguments[missing.pop()] = self._found_entry()
+            takes_entry = name == "check" or missing == [_CANDIDATE]
+            if self._entry_point and takes_entry and len(missing) == 1:
+                found = eval(self._entry_point, self._namespace)
+                if is_proxy(found):  # it may be called like a method of a built-in type
+                    object.__setattr__(found, "_p_name", "")
+                arguments[missing.pop()] = found
             if missing and name == "check":  # nothing says what it is for
                 return
             fixtures = missing or [a for m in marks if m.name == "usefixtures" for a in m.args]
@@ -252,20 +253,6 @@ def _skipping() -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, skips()):
             raise
-
-
-def _last_file(error: BaseException) -> str:
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return "" if traceback is None else traceback.tb_frame.f_code.co_filename
-
-
-def _is_one_assert(tree: ast.Module) -> bool:
-    match tree.body:
-        case [ast.Assert(test=test)]:
-            return not isinstance(test, ast.Constant)
-    return False
 
 
 def _defined(tree: ast.Module) -> Iterator[str]:
@@ -299,10 +286,6 @@ def _required(function: Any) -> list[str]:
         for each in inspect.signature(function).parameters.values()
         if each.default is each.empty and each.kind in {*positional, inspect.Parameter.KEYWORD_ONLY}
     ]
-
-
-def _takes_entry(name: str, missing: list[str]) -> bool:
-    return len(missing) == 1 and (name == "check" or missing[0] == _CANDIDATE)
 
 
 def _is_left_out(mark: Any) -> bool:

@@ -152,7 +152,7 @@ class Tester:
         for name, value in self.namespace.items():
             if isinstance(value, type) and value.__module__ == "program":
                 self.side.share_class(name, value)
-        self.names = set(self.side.wait_for_program())
+        self.names = {str(name) for name in self.side.receive().get("names", ())}
         self.namespace.program_has_run = True
         for check in self.script.checks:
             self.side.begin_test()
