@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
 .PHONY: help release install install-server jail servers packages demo test test-fast test-full test-interpreters check check-all mutations docs screenshots fuzz-normal-form
-.PHONY: bench bench-client bench-code bench-episode bench-tools bench-bulk bench-builds bench-gateway bench-growth bench-outages bench-score-log bench-tail example-episode example-router example-learning serve lock
+.PHONY: bench bench-answers bench-client bench-code bench-episode bench-tools bench-bulk bench-builds bench-gateway bench-growth bench-outages bench-score-log bench-tail example-episode example-router example-learning serve lock
 .PHONY: up down secrets browser test-browser test-deploy test-k8s test-chaos chaos
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 .PHONY: install-ray test-ray bench-ray install-viewers test-viewers bench-sample-tables
@@ -117,6 +117,9 @@ fuzz-normal-form: install  ## look for programs that share a cache key and behav
 
 bench: install  ## speed of the video service, as ratios
 	$(BIN)/python tests/bench/video.py
+
+bench-answers: install  ## wrong verdicts and speed of the answers service, next to functions of others; after install-clients, all of them
+	$(BIN)/python tests/bench/answers.py
 
 bench-client: install  ## 16,000 concurrent calls over a failing fleet, next to bare httpx
 	$(BIN)/python tests/bench/client.py

@@ -90,7 +90,7 @@ def _service(service: str, args: Mapping[str, Any]) -> tuple[ServerSettings, ser
     settings = _settings(service, given, most)
     if scaling:
         policy = {"policy_function": _POLICY}
-        target = {"target_ongoing_requests": _items_at_work(service, settings)}
+        target = {"target_ongoing_requests": _items_at_work(settings)}
         options["autoscaling_config"] = {**_AUTOSCALING, **target, "policy": policy, **scaling}
     else:
         options["num_replicas"] = most
@@ -137,7 +137,7 @@ def _settings(service: str, given: dict[str, Any], most: int) -> ServerSettings:
             f"[{service}] --run-state {store}: Ray may start a replica on another machine, which "
             "does not have the file; give redis://HOST:6379/0"
         )
-    if service == "code" and "workers" not in settings.model_fields_set:
+    if "workers" in settings_type.model_fields.keys() - settings.model_fields_set:
         # The default is all cores of this machine; a replica has those that Ray reserves.
         settings = settings.model_copy(update={"workers": 1})
     return settings
@@ -145,17 +145,16 @@ def _settings(service: str, given: dict[str, Any], most: int) -> ServerSettings:
 
 def _resources(service: str, settings: Any) -> dict[str, float]:
     """Return what Ray reserves for a replica."""
-    if service == "code":
-        return {"num_cpus": settings.workers}
     if service != "video":
-        return {"num_cpus": 1}
+        return {"num_cpus": getattr(settings, "workers", 1)}
     gpus = [settings.judge_settings(name).gpus for name in settings.backends if built_in(name)]
     return {"num_cpus": 1, "num_gpus": max(gpus, default=0)}
 
 
-def _items_at_work(service: str, settings: Any) -> int:
+def _items_at_work(settings: Any) -> int:
     """Return how many items keep a replica busy."""
-    return settings.workers * 4 if service == "code" else settings.max_in_flight
+    workers: int | None = getattr(settings, "workers", None)
+    return workers * 4 if workers else settings.max_in_flight
 
 
 class _Replica:

@@ -26,17 +26,29 @@ _CONTAINER = """\
   <<: *service
   command: [serve, {name}]
   environment:
-    <<: [*environment, *state]
-    REWARDFLEET_REPLICAS: ${{{upper}_REPLICAS:-1}}
+    <<: {variables}
   deploy:
-    replicas: ${{{upper}_REPLICAS:-1}}
+    replicas: ${{{env}_REPLICAS:-1}}
     resources:
-      limits: {{cpus: "${{{upper}_CPUS:-1}}", memory: "${{{upper}_MEMORY:-2g}}", pids: 256}}
+      limits: {{cpus: "${{{env}_CPUS:-{cores}}}", memory: "${{{env}_MEMORY:-{gib}g}}", pids: 256}}
 
 """
 
+
+def _has_run_state(name: str) -> bool:
+    return "run_state" in SERVICES[name].settings.load().model_fields
+
+
+def _container(name: str) -> str:
+    env, cores = name.upper(), SERVICES[name].cores
+    variables = "*environment"
+    if _has_run_state(name):
+        variables = f"[*environment, *state]\n    REWARDFLEET_REPLICAS: ${{{env}_REPLICAS:-1}}"
+    return _CONTAINER.format(name=name, env=env, variables=variables, cores=cores, gib=2 * cores)
+
+
 _REGIONS = {
-    "containers": "".join(_CONTAINER.format(name=each, upper=each.upper()) for each in _ALIKE),
+    "containers": "".join(map(_container, _ALIKE)),
     "gateway": "".join(f"- --service={name}=http://{name}:8080\n" for name in SERVICES),
     "scraped-names": f"- names: [{', '.join(SERVICES)}]\n",
     "resources": "".join(f"- {name}.yaml\n" for name in SERVICES),
@@ -79,11 +91,11 @@ spec:
             - configMapRef: {{name: settings}}
             - configMapRef: {{name: settings-{name}}}
           env:
-            - name: REWARDFLEET_RUN_STATE
+            - name: REWARDFLEET_{store}
               valueFrom: {{secretKeyRef: {{name: redis, key: url}}}}
           resources:
-            requests: {{cpu: 500m, memory: 512Mi}}
-            limits: {{cpu: "1", memory: 2Gi}}
+            requests: {{cpu: {cpu}m, memory: {mebibytes}Mi}}
+            limits: {{cpu: "{cores}", memory: {gibibytes}Gi}}
 ---
 apiVersion: v1
 kind: Service
@@ -105,10 +117,21 @@ spec:
 """
 
 #: The environment of a service's pods besides that of all services.
-_POD_SETTINGS = f"""\
-{_NOTE}# As many as the replicas of the Deployment. They share run state in Redis.
+_POD_SETTINGS = """\
+# As many as the replicas of the Deployment. They share run state in Redis.
 REWARDFLEET_REPLICAS=2
 """
+_CORES = """\
+# As many as the cores of the container.
+REWARDFLEET_WORKERS={}
+"""
+
+
+def _pods(name: str) -> str:
+    cores = SERVICES[name].cores
+    store = "RUN_STATE" if _has_run_state(name) else "CACHE"
+    sizes = {"cpu": 500 * cores, "mebibytes": 512 * cores, "gibibytes": 2 * cores}
+    return _NOTE + _PODS.format(name=name, store=store, cores=cores, **sizes)
 
 
 def with_regions(file: str) -> str:
@@ -131,6 +154,10 @@ WITH_REGIONS = (
 )
 #: The files of each service that are generated completely, and their texts.
 OF_SERVICES = {
-    **{f"k8s/base/{name}.yaml": _NOTE + _PODS.format(name=name) for name in _ALIKE},
-    **{f"k8s/base/settings/{name}.env": _POD_SETTINGS for name in _ALIKE},
+    **{f"k8s/base/{name}.yaml": _pods(name) for name in _ALIKE},
+    **{
+        f"k8s/base/settings/{name}.env": _NOTE
+        + (_POD_SETTINGS if _has_run_state(name) else _CORES.format(SERVICES[name].cores))
+        for name in _ALIKE
+    },
 }

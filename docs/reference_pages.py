@@ -204,7 +204,8 @@ def metrics_page() -> str:
     for name, service in services().items():
         families = [family for each in service.collectors for family in each.collect()]
         if families:
-            parts += [f"## Service `{name}`", f"Label {SERVICES[name].metric_labels}."]
+            labels = SERVICES[name].metric_labels
+            parts += [f"## Service `{name}`", *([f"Label {labels}."] if labels else [])]
             parts.append(_families(families))
     return _page(parts)
 

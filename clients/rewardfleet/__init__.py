@@ -7,12 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .answers import AnswersClient, answers_request
     from .client import RewardFleet
     from .code import CodeClient, code_request
     from .episode import EpisodeClient, episode_request
     from .sample_tables import SampleTables
     from .tools import ToolsClient, tools_request
     from .video import ClipLike, VideoClient, video_request
+    from .wire.answers import AnswersRequest, AnswersScore
     from .wire.code import (
         AssertTests,
         CodeRequest,
@@ -52,12 +54,23 @@ __version__ = "0.1.0"
 
 #: Where the names are sought, in this order: what takes longest to import comes last.
 _MODULES = (
-    *("wire.errors", "wire.score", "wire.code", "wire.episode", "wire.tools", "wire.video"),
-    *("code", "episode", "tools", "video", "client", "sample_tables"),
+    *(
+        "wire.errors",
+        "wire.score",
+        "wire.code",
+        "wire.episode",
+        "wire.tools",
+        "wire.answers",
+        "wire.video",
+    ),
+    *("answers", "code", "episode", "tools", "video", "client", "sample_tables"),
 )
 
 __all__ = [
     "Abstained",
+    "AnswersClient",
+    "AnswersRequest",
+    "AnswersScore",
     "AssertTests",
     "BackendFailed",
     "Budget",
@@ -105,6 +118,7 @@ __all__ = [
     "VideoHealth",
     "VideoRequest",
     "VideoScore",
+    "answers_request",
     "code_request",
     "episode_request",
     "tools_request",

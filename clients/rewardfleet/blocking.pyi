@@ -3,12 +3,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack
 
+from .answers import AnswersOptions, ReferenceLike
 from .code import CodeOptions, TestsLike
 from .episode import OptionsLike
 from .sample_tables import SampleTables
 from .service import OnFailure
 from .tools import BudgetUpdateFields, ToolsFields
 from .video import ClipLike, VideoOptions
+from .wire.answers import AnswersRequest, AnswersScore
 from .wire.code import CodeRequest, CodeScore
 from .wire.episode import (
     EpisodeBatchResponse,
@@ -99,6 +101,22 @@ class _ToolsClient:
         **fields: Unpack[BudgetUpdateFields],
     ) -> BudgetUpdate: ...
 
+class _AnswersClient:
+    def reward(
+        self,
+        response: str | None,
+        reference: ReferenceLike = None,
+        **options: Unpack[AnswersOptions],
+    ) -> float: ...
+    def rewards(self, requests: Sequence[AnswersRequest]) -> list[float]: ...
+    def score(
+        self,
+        response: str | None,
+        reference: ReferenceLike = None,
+        **options: Unpack[AnswersOptions],
+    ) -> AnswersScore: ...
+    def score_batch(self, requests: Sequence[AnswersRequest]) -> list[AnswersScore]: ...
+
 class RewardFleet:
     def __init__(
         self,
@@ -108,6 +126,7 @@ class RewardFleet:
         code: str | Sequence[str] | None = None,
         episode: str | Sequence[str] | None = None,
         tools: str | Sequence[str] | None = None,
+        answers: str | Sequence[str] | None = None,
         timeout_s: float = 120.0,
         api_key: str | None = None,
         max_concurrency: int = 128,
@@ -132,6 +151,8 @@ class RewardFleet:
     def episode(self) -> _EpisodeClient: ...
     @property
     def tools(self) -> _ToolsClient: ...
+    @property
+    def answers(self) -> _AnswersClient: ...
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...

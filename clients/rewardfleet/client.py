@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
+from .answers import AnswersClient
 from .code import CodeClient
 from .episode import EpisodeClient
 from .http.pending import PendingCalls
@@ -34,7 +35,8 @@ class RewardFleet:
         reward = await fleet.video.reward("put the bowl on the plate", frames)
     ```
 
-    Each service is below the URL of the fleet: `/video`, `/code`, `/episode`, `/tools`. Nothing is
+    Each service is below the URL of the fleet: `/video`, `/code`, `/episode`, `/tools`, `/answers`.
+    Nothing is
     sent before the first call. A call to a service that the fleet does not have raises
     `InvalidRequest`.
 
@@ -67,8 +69,8 @@ class RewardFleet:
             `SSL_CERT_FILE` and `SSL_CERT_DIR`, and of certifi.
         cert: A PEM file with the certificate of the client and its key, which is not encrypted.
         trust_env: Whether `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` are obeyed.
-        urls: The base URL of a service (`video`, `code`, `episode`, `tools`), or those of its
-            replicas. It replaces the one below `url`.
+        urls: The base URL of a service (`video`, `code`, `episode`, `tools`, `answers`), or
+            those of its replicas. It replaces the one below `url`.
 
     Raises:
         ValueError: A value is out of range, a URL or a file is not valid, or no URL is given.
@@ -81,6 +83,7 @@ class RewardFleet:
     code: CodeClient
     episode: EpisodeClient
     tools: ToolsClient
+    answers: AnswersClient
 
     def __init__(
         self,

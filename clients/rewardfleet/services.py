@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from .lazy import Lazy
-from .wire.causes import Cause, CodeCause, EpisodeCause, ToolsCause, VideoCause
+from .wire.causes import AnswersCause, Cause, CodeCause, EpisodeCause, ToolsCause, VideoCause
 from .wire.score import Request
 
 if TYPE_CHECKING:
@@ -91,6 +91,16 @@ SERVICES: dict[str, Service] = {
         example="an answer with the right call",
         truth="ground_truth", takes_rows=True, fields=Lazy("rewardfleet.rows:tools_fields"),
         reported=("format", "correctness", "length", "tool_cost", "details/cost"),
+    ),
+    "answers": Service(
+        Lazy("rewardfleet.answers:AnswersClient"), AnswersCause, port=18084, scores="text",
+        group="reference", request=Lazy("rewardfleet.answers:answers_request"),
+        inputs="tables of responses and references",
+        story=Lazy("rewardfleet.commands.explain.answers:story_of_answer"),
+        item=Lazy("rewardfleet.commands.load.requests:number"),
+        example="a number, in a box",
+        truth="reference", takes_rows=True, fields=Lazy("rewardfleet.answers:answers_fields"),
+        reported=("correct",),
     ),
 }
 # fmt: on

@@ -21,8 +21,9 @@ class ServiceEntry:
     checks: "Callable[[Any], Iterable[Diagnosis]]" = lambda _: ()
     metric_labels: str = ""  #: what the labels of its own metrics are, for the documentation
     #: Whether its container, its pods and its application of Ray Serve are written by hand, as it
-    #: needs more than run state. Those of others are generated, see docs/deployment_files.py.
+    #: needs more than run state or a cache. Others are generated, see docs/deployment_files.py.
     has_own_deployment: bool = False
+    cores: int = 1  #: how many its container may use, and twice as many GiB of memory as that
 
 
 #: The services by name, as `rewardfleet serve NAME` takes it.
@@ -54,5 +55,11 @@ SERVICES: dict[str, ServiceEntry] = {
         Lazy("rewardfleet_server.tools.settings:ToolsSettings"),
         Lazy("rewardfleet_server.tools.app:create_app"),
         metric_labels="`run`: one of the 32 runs whose budgets this process changed last",
+    ),
+    "answers": ServiceEntry(
+        "Score answers to questions of mathematics and others with short answers.",
+        Lazy("rewardfleet_server.answers.settings:AnswersSettings"),
+        Lazy("rewardfleet_server.answers.app:create_app"),
+        cores=2,
     ),
 }

@@ -1,4 +1,4 @@
-"""A fifth service, added as docs/architecture.md says, to a copy of the packages: all commands."""
+"""A sixth service, added as docs/architecture.md says, to a copy of the packages: all commands."""
 
 import json
 import os
@@ -24,12 +24,12 @@ ROOT = Path(__file__).parents[2]
 ENTRIES = {
     "clients/rewardfleet/services.py": """
     "words": Service(
-        Lazy("rewardfleet.words:WordsClient"), WordsCause, port=18084, scores="text",
-        group="reference", request=Lazy("rewardfleet.words:words_request"),
+        Lazy("rewardfleet.words:WordsClient"), WordsCause, port=18085, scores="text",
+        group="wanted", request=Lazy("rewardfleet.words:words_request"),
         inputs="tables of responses and references",
         story=Lazy("rewardfleet.words:story_of_words"),
         item=Lazy("rewardfleet.words:item"), example="a response with all words",
-        truth="reference", fields=Lazy("rewardfleet.words:words_fields"), reported=("share",),
+        truth="wanted", fields=Lazy("rewardfleet.words:words_fields"), reported=("share",),
     ),
 """,
     "services/rewardfleet_server/registry.py": """
@@ -43,8 +43,8 @@ ENTRIES = {
 LAST_IMPORT = "from .wire.score import Request\n"
 IMPORT = "from .wire.words import WordsCause\n"
 ROWS = [
-    {"response": "a b", "reference": "a b", "uid": "r0"},
-    {"response": "b", "reference": "a b", "uid": "r1"},
+    {"response": "a b", "wanted": "a b", "uid": "r0"},
+    {"response": "b", "wanted": "a b", "uid": "r1"},
 ]
 OUTPUT = ("--format", "jsonl", "--id-column", "uid")
 #: What adapters do with the service, and what they return of the first of the rows.
@@ -52,7 +52,7 @@ ADAPTERS = """
 import asyncio, pickle, sys
 from rewardfleet import blocking
 from rewardfleet.adapters import trl, verl
-url, columns = sys.argv[1], {"reference": ["a b", "a b"]}
+url, columns = sys.argv[1], {"wanted": ["a b", "a b"]}
 reward = pickle.loads(pickle.dumps(trl.reward_function("words", url)))
 print(reward.func.__name__, asyncio.run(reward(["a b", "b"], **columns)))
 scores = verl.compute_scores(["", ""], ["a b", "b"], ["a b", "a b"], url=url, service="words")

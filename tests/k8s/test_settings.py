@@ -67,7 +67,7 @@ def test_the_api_keys_are_where_the_setting_says(overlay: Manifests):
         assert [each["path"] for each in volume["secret"]["items"]] == [path.name]
 
 
-@pytest.mark.parametrize("name", [n for n, e in SERVICES.items() if not e.has_own_deployment])
+@pytest.mark.parametrize("name", ["episode", "tools"])
 def test_replicas_share_run_state(overlay: Manifests, settings: dict[str, Any], name: str):
     assert settings[name].replicas == overlay.workload(name)["spec"]["replicas"] > 1
     assert settings[name].run_state

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import httpx
 
-from rewardfleet import RewardFleet, episode_request
+from rewardfleet import RewardFleet, answers_request, episode_request
 from rewardfleet.wire.code import CodeRequest
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.video import VideoRequest
@@ -29,7 +29,7 @@ async def run_load(url: str) -> None:
         RewardFleet(url, on_failure=0.0, timeout_s=10) as fleet,
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
     ):
-        services = (_video, _code, _episode, _tools)
+        services = (_video, _code, _episode, _tools, _answers)
         await asyncio.gather(*(_repeat(each, fleet, http) for each in services))
 
 
@@ -95,3 +95,20 @@ async def _tools(fleet: RewardFleet, http: httpx.AsyncClient, number: int) -> No
     await fleet.tools.score(_ANSWER, _ANSWER, run="run-9")
     await fleet.tools.update_budget("run-9", step=number, costs=[1.0], mean_task_reward=0.5)
     await http.post("/tools/score", json={})
+
+
+async def _answers(fleet: RewardFleet, http: httpx.AsyncClient, number: int) -> None:
+    near = 1.414 + number / 10**7  # only one checker knows of the tolerance
+    await fleet.answers.score_batch([
+        answers_request(r"\boxed{x+1}", "1+x"),  # soon cached
+        answers_request(r"\boxed{\sqrt{2}}", near, tolerance=0.01),
+        answers_request("2", 3),
+        answers_request(None, 3),
+    ])  # fmt: skip
+    slow = {"response": f"{'a' * 40}{number}", "reference": "(a+)+b", "form": "regex"}
+    async with RewardFleet(str(http.base_url), on_failure=0.0, timeout_s=0.5) as impatient:
+        await impatient.answers.reward(**slow)  # replaced
+        await impatient.answers.reward("1", 1)  # reports it
+    if number % 20 == 0:
+        await http.post("/answers/score", json=slow)  # exceeds its limit
+    await http.post("/answers/score", json={})

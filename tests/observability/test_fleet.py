@@ -38,6 +38,7 @@ CALIBRATED = ("rewardfleet_drift_alarms_total", "rewardfleet_drift_evidence",
 NOT_PROVOKED = (
     "rewardfleet_cache_audits_total",
     "rewardfleet_program_kills_total",
+    "rewardfleet_check_kills_total",
     "rewardfleet_memory_waits_total",
     "rewardfleet_waiting_requests",
 )

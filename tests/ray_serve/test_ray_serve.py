@@ -203,7 +203,7 @@ def test_the_pages_of_the_fleet_and_of_a_service(cluster: Cluster):
     with cluster.http() as http:
         index = http.get("/")
         assert index.headers["x-rewardfleet-service"] == index.json()["service"] == "gateway"
-        assert list(index.json()["services"]) == ["video", "code", "episode", "tools"]
+        assert list(index.json()["services"]) == ["video", "code", "episode", "tools", "answers"]
         wait_until(lambda: http.get("/readyz").status_code == 200, 180)
         assert http.get("/code/").json()["service"] == "code"
         assert '"/code/openapi.json"' in http.get("/code/docs").text.replace("'", '"')
@@ -218,7 +218,7 @@ def test_the_pages_of_the_fleet_and_of_a_service(cluster: Cluster):
     environment = {**os.environ, "REWARDFLEET_API_KEY": KEY}
     command = (sys.executable, "-m", "rewardfleet_server", "status", cluster.url)
     table = output_of(*command, env=environment)
-    for name in ("gateway", "video", "code", "episode", "tools"):
+    for name in ("gateway", "video", "code", "episode", "tools", "answers"):
         assert re.search(rf"(?m)^{name}.* ready ", table), table
 
 

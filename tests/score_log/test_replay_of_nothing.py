@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, JsonValue
 
-from rewardfleet import RewardFleet, code_request, episode_request, tools_request, video_request
+from rewardfleet import (
+    RewardFleet,
+    answers_request,
+    code_request,
+    episode_request,
+    tools_request,
+    video_request,
+)
 from rewardfleet.commands.main import main
 from rewardfleet.score_log.reading import Filters, open_log
 from rewardfleet.score_log.record import COLUMNS
@@ -23,6 +30,8 @@ from rewardfleet.wire.episode import EpisodeOptions
 from rewardfleet.wire.frames import Frames
 from rewardfleet.wire.score import Request
 from rewardfleet.wire.tools import ToolsOptions
+from rewardfleet_server.answers.app import create_app as create_answers
+from rewardfleet_server.answers.settings import AnswersSettings
 from rewardfleet_server.code.app import create_app as create_code
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.episode.app import create_app as create_episode
@@ -51,6 +60,7 @@ REQUESTS: dict[str, Sequence[Request]] = {
     "code": [code_request("print()", TESTS), code_request("", TESTS, limits={"cpu_s": 10.0})],
     "episode": [episode_request("a", success=True)],
     "tools": [tools_request(TRUTH, TRUTH), tools_request(TRUTH, TRUTH, step=1, options=SCHEDULED)],
+    "answers": [answers_request("1", 1), answers_request("1", schema={"type": "integer"})],
 }
 
 
@@ -136,7 +146,7 @@ async def score_programs(fleet: RewardFleet, rng: Rng) -> None:
         await fleet.code.score("print(input())", tests, step=step, **given)
 
 
-async def score_answers(fleet: RewardFleet, rng: Rng) -> None:
+async def score_tool_calls(fleet: RewardFleet, rng: Rng) -> None:
     await fleet.tools.put_budget("run", budget=0.3, initial_lambda=1.0)
     answers = [TRUTH, TRUTH.replace("q", "r"), TRUTH.replace("x", "x " * 400), "wrong"]
     patterns = [{"search": ["*"], "calculate": ["s*"]}, {"calculate": ["s*"], "search": ["*"]}]
@@ -156,6 +166,18 @@ async def score_answers(fleet: RewardFleet, rng: Rng) -> None:
         answer = answers[rng.integers(len(answers))]
         requests.append(tools_request(answer, TRUTH, step=step % 160, options=options, **given))
     await fleet.tools.score_batch(requests)
+
+
+async def score_answers(fleet: RewardFleet, rng: Rng) -> None:
+    requests = []
+    for step in range(60):
+        given = drawn_of(
+            rng, response=["So \\boxed{0.5}", "1/2 or 0.5", "yes", "2"],
+            reference=["\\frac12", 0.5], tolerance=[None, 0.1], form=["auto", "expression"],
+            extract=["auto", "last_line"],
+        )  # fmt: skip
+        requests.append(answers_request(**given, step=step))
+    await fleet.answers.score_batch(requests)
 
 
 async def score_episodes(fleet: RewardFleet, rng: Rng) -> None:
@@ -193,7 +215,11 @@ SCORED: dict[str, tuple[Callable[[RewardFleet, Rng], Awaitable[None]], Callable[
     ),
     "code": (score_programs, lambda **given: create_code(CodeSettings(**given), FakeSandbox())),
     "episode": (score_episodes, lambda **given: create_episode(EpisodeSettings(**given))),
-    "tools": (score_answers, lambda **given: create_tools(ToolsSettings(**given))),
+    "tools": (score_tool_calls, lambda **given: create_tools(ToolsSettings(**given))),
+    "answers": (
+        score_answers,
+        lambda **given: create_answers(AnswersSettings(workers=1, **given)),
+    ),
 }
 
 

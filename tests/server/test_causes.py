@@ -19,6 +19,7 @@ from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import image_base64, served, served_with, table
 from ..observability.conftest import ALERTS
+from .answers.conftest import served_answers
 from .code.conftest import Service, served_code, stdio
 from .episode.conftest import post_batch, served_episodes
 from .tools.conftest import TRUTH, answer, call, served_tools
@@ -212,6 +213,40 @@ def test_any_answer_has_a_cause_unless_its_score_is_that_of_the_truth(
     assert best.get("cause") in {None, "short_thinking"}
 
 
+# Final answers
+
+
+ANSWERS = table("causes_of_final_answers")
+
+
+@pytest.fixture(scope="module")
+def answers() -> Iterator[httpx.Client]:
+    with served_answers(accept="both") as client:
+        yield client
+
+
+@pytest.mark.parametrize(("response", "fields", "cause"), ANSWERS)
+def test_causes_of_final_answers(answers: httpx.Client, response: str, fields: dict, cause: str):
+    body = {"response": response, **fields}
+    assert cause_of(answers.post("/score", json=body)) == cause
+    (item,) = answers.post("/score/batch", json={"items": [body]}).json()["results"]
+    assert item.get("cause") == cause
+
+
+FORMS = st.sampled_from(["auto", "number", "expression", "choice", "text", "exact", "yes_no"])
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=50)
+@given(text=st.text(max_size=60) | st.sampled_from(["5", "yes", "A", "\\boxed{5}"]), form=FORMS)
+def test_any_final_answer_has_a_cause_unless_it_is_right(
+    answers: httpx.Client, text: str, form: str
+):
+    reference = {"choice": "A", "yes_no": "yes"}.get(form, "5")
+    body = {"response": text, "reference": reference, "form": form}
+    found = answers.post("/score", json=body).json()
+    assert (found["score"] == 1) == (found["cause"] is None)
+
+
 # Episodes
 
 WON = {"success": True, "steps": 100, "max_steps": 500}
@@ -279,7 +314,7 @@ def test_the_tables_have_every_cause():
     """Those that have a test of their own are named here."""
     own = {"sandbox_died", "no_reference", "unknown_scene", "answer_cut", "no_answer"}
     groups = {"low_objectives", "no_variance", "normalized", "alone"}
-    text = json.dumps([row[-1] for table in (CODE, TOOLS, EPISODES) for row in table])
+    text = json.dumps([row[-1] for table in (CODE, TOOLS, ANSWERS, EPISODES) for row in table])
     judgments = {"judge_says_no", "not_finished", "no_verdict", "too_few_frames"}
     tested = {*re.findall(r"\w+", text)} | own | groups | judgments
     for causes in (each.causes for each in SERVICES.values()):

@@ -25,10 +25,10 @@ def reward_function(
     """Return a function of queries, prompts and labels, which OpenRLHF calls in threads.
 
     A response is what follows the prompt in its query, without special tokens at its end. Its label
-    has the tests (code) or the ground truth (tools).
+    has the tests (code), the ground truth (tools) or the reference (answers).
 
     Args:
-        service, url, options: See `rewardfleet.adapters`; only "code" and "tools".
+        service, url, options: See `rewardfleet.adapters`; not "video".
         on_failure: As in `RewardFleet`. OpenRLHF logs an exception and goes on without this reward,
             which ends the step. With dynamic filtering, NaN drops the group and draws another one.
     """

@@ -115,7 +115,7 @@ class Records:
     as a batch does not know them: join by `id`, or by the column that `id_column` names, as `uid`.
 
     Args:
-        service: The service that scores: "video", "code", "tools" or "episode".
+        service: The service that scores: "video", "code", "tools", "answers" or "episode".
         url: Of the service; several are its replicas.
         columns: The columns to read, as in the command: `completion_column`, `tests_column`,
             `clip_column`, `task_column`, `id_column`.

@@ -17,7 +17,7 @@ def reward_function(
     on_failure: OnFailure = "raise",
     **options: Any,
 ) -> Callable[..., Awaitable[float]]:
-    """Return a reward function, named `code_reward`, `tools_reward` or `video_reward`.
+    """Return a reward function, named after the service, e.g. `code_reward`.
 
     Args:
         service, url, column, options: See `rewardfleet.adapters`. The column is one of the row, of

@@ -38,14 +38,15 @@ async def compute_score_async(
     on_failure: OnFailure = "raise",
     **options: Any,
 ) -> dict[str, Any]:
-    """Score one sample: a program, a critique, an answer that calls tools, or a clip.
+    """Score one sample: a program, a critique, an answer, or a clip.
 
     Args:
         data_source: Ignored.
         solution_str: The response: a text with a program; or, if `extra_info` has `revision`, the
             critique from which that program was revised. The video service ignores it.
         ground_truth: For code, the tests, or their JSON as text (a parquet file keeps text as it
-            is, but changes nested columns); for tools, the ground truth; for video, the task.
+            is, but changes nested columns); for tools, the ground truth; for
+            answers, the reference; for video, the task.
         extra_info: Further fields of the request, read where they are not None. For code
             `revision`, `critique`, `original_program`, `original_passed`, `mode` and `limits`; for
             video `clip` (see `rewardfleet.video_request`), `fps`, `nframes`, `backend`, ….

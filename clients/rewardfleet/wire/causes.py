@@ -248,6 +248,53 @@ class ToolsCause(Cause):
     )
 
 
+class AnswersCause(Cause):
+    """Causes of the answers service."""
+
+    NO_ANSWER = _NO_ANSWER
+    NO_FINAL_ANSWER = (
+        "no_final_answer",
+        "The text has no answer that the rule `extract` finds, e.g. as it ends within a thought.",
+        (
+            "The policy must state its answer as the rule says. Look at the end of the text: "
+            "a text that is cut off needs a larger token limit."
+        ),
+    )
+    SEVERAL_ANSWERS = (
+        "several_answers",
+        "The text has several final answers that differ, so none of them counts.",
+        "The policy must commit to one answer.",
+    )
+    UNREADABLE = (
+        "unreadable",
+        "The answer cannot be read in the form of the reference.",
+        "The policy must write an answer of that form; or another `form`.",
+    )
+    TOO_COMPLEX = (
+        "too_complex",
+        (
+            "The answer is longer than 10,000 characters, or to compare it takes too much time "
+            "or memory."
+        ),
+        "The policy must simplify its answer.",
+    )
+    WRONG_UNIT = (
+        "wrong_unit",
+        "The unit of the answer is unknown, or is of another kind than that of the reference.",
+        "The policy must give the unit of the reference, or one that it can be converted from.",
+    )
+    CHECKERS_DISAGREE = (
+        "checkers_disagree",
+        "One checker finds the answer right, and the other one wrong.",
+        "Read `details`. If the answer is right, `--set accept=any` pays it.",
+    )
+    WRONG_ANSWER = (
+        "wrong_answer",
+        "The answer differs from the reference.",
+        "The right answer.",
+    )
+
+
 class EpisodeCause(Cause):
     """Causes of the episode service.
 

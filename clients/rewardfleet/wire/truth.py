@@ -8,13 +8,15 @@ from typing import Any
 
 #: Columns with a ground truth in rows of trainers; the first that a row has counts.
 TRUTH_COLUMNS = (
-    "tests", "ground_truth", "expected_action", "label", "reference_answer", "verification_info",
-    "unit_tests", "answer",
+    "tests", "ground_truth", "expected_action", "expected_answer", "label", "reference_answer",
+    "verification_info", "unit_tests", "answer",
 )  # fmt: skip
 #: Columns that contain a row with such columns.
 NESTED_COLUMNS = ("verifier_metadata", "reward_model", "reward_spec", "metadata")
 #: Those of all these that hold something else in rows of data sets.
-AMBIGUOUS_COLUMNS = frozenset({"label", "reference_answer", "answer", "metadata"})
+AMBIGUOUS_COLUMNS = frozenset(
+    {"expected_answer", "label", "reference_answer", "answer", "metadata"}
+)
 
 #: How JSON begins. To find that out by the parser's error takes ten times as long.
 _JSON = re.compile(r'\s*[\[{"\-\dtfnNI]')

@@ -20,6 +20,7 @@ from rewardfleet.wire.errors import ErrorKind
 from rewardfleet_server.testing import FakeJudge
 
 from ...conftest import image_base64, served, table
+from ...server.answers.conftest import served_answers
 from ...server.code.conftest import asserts, served_code, stdio
 from ...server.episode.conftest import served_episodes
 from ...server.tools.conftest import TRUTH, served_tools
@@ -36,6 +37,7 @@ def urls() -> Iterator[dict[str, str]]:
             "code": stack.enter_context(served_code(cache_mb=16)).client,
             "tools": stack.enter_context(served_tools()),
             "episode": stack.enter_context(served_episodes()),
+            "answers": stack.enter_context(served_answers()),
         }
         yield {name: str(client.base_url) for name, client in clients.items()}
 

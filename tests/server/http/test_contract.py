@@ -12,7 +12,10 @@ import jsonschema
 import pytest
 
 from rewardfleet import MethodNotAllowed, RewardFleetError
+from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import ErrorKind, Problem
+from rewardfleet_server.answers.app import create_app as create_answers
+from rewardfleet_server.answers.settings import AnswersSettings
 from rewardfleet_server.code.app import create_app as create_code
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.episode.app import create_app as create_episode
@@ -41,6 +44,7 @@ def serving_all(folder: Path, **settings: Any) -> Iterator[dict[str, httpx.Clien
         "code": create_code(CodeSettings(**settings), FakeSandbox()),
         "episode": create_episode(EpisodeSettings(run_state=folder / "e.db", **settings)),
         "tools": create_tools(ToolsSettings(run_state=folder / "t.db", **settings)),
+        "answers": create_answers(AnswersSettings(workers=1, **settings)),
     }
     with ExitStack() as stack:
         yield {name: stack.enter_context(client_of(app)) for name, app in apps.items()}
@@ -191,7 +195,7 @@ def test_the_schema_and_the_service_agree(services: dict[str, httpx.Client], rul
 
 
 def test_failures_are_documented_as_problems(services: dict[str, httpx.Client]):
-    for name in ("video", "code", "episode", "tools"):
+    for name in SERVICES:
         document = services[name].get("/openapi.json").json()
         assert "Problem" in document["components"]["schemas"]
         for path, operations in document["paths"].items():

@@ -17,6 +17,9 @@ import httpx
 import pytest
 
 from rewardfleet import BackendFailed, InternalError, RewardFleet, Unavailable
+from rewardfleet.services import SERVICES
+from rewardfleet_server.answers.app import create_app as create_answers_app
+from rewardfleet_server.answers.settings import AnswersSettings
 from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.episode.app import create_app as create_episode_app
@@ -150,6 +153,7 @@ def fleet(judge: FakeJudge) -> Iterator[httpx.Client]:
         "code": create_code_app(CodeSettings(), FakeSandbox()),
         "episode": create_episode_app(EpisodeSettings()),
         "tools": create_tools_app(ToolsSettings(max_body_mb=2)),
+        "answers": create_answers_app(AnswersSettings(workers=1)),
     }
     with ExitStack() as stack:
         replicas = {
@@ -193,7 +197,7 @@ def test_every_service_answers_below_its_prefix(fleet: httpx.Client):
     assert batch.status_code == 200, batch.text
     run = fleet.post("/code/run_code", json={"code": "print(1)", "language": "python"})
     assert run.json()["status"] == "Success"
-    for name in ("video", "code", "episode", "tools"):
+    for name in SERVICES:
         assert fleet.get(f"/{name}").json()["service"] == name
         assert fleet.get(f"/{name}/healthz").status_code == 200
         assert fleet.head(f"/{name}/healthz").status_code == 200
@@ -254,7 +258,7 @@ def test_an_unknown_service_is_a_problem_that_names_the_services(fleet: httpx.Cl
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["kind"] == "not_found"
     assert answer.headers["x-rewardfleet-service"] == "gateway"
-    for name in ("video", "code", "episode", "tools"):
+    for name in SERVICES:
         assert f"/{name}" in answer.json()["detail"]
 
 

@@ -36,8 +36,9 @@ def file(tmp_path: Path) -> Path:
 
 def test_by_default_all_services_start_with_stores_on_disk():
     planned = {each.name: each for each in plan(read_config(None, {"data_dir": Path("/data")}))}
-    assert list(planned) == ["video-0", "code-0", "episode-0", "tools-0"]
-    assert [each.settings.port for each in planned.values()] == [18080, 18081, 18082, 18083]
+    assert list(planned) == ["video-0", "code-0", "episode-0", "tools-0", "answers-0"]
+    ports = [each.settings.port for each in planned.values()]
+    assert ports == [18080, 18081, 18082, 18083, 18084]
     assert planned["code-0"].settings.cache == "/data/code-cache.sqlite"
     assert planned["tools-0"].settings.run_state == "/data/run-state.sqlite"
     assert planned["episode-0"].settings.run_state == "/data/run-state.sqlite"

@@ -72,7 +72,13 @@ def _read(source: Path) -> tuple[str, Request, Any]:
         name: {each for each, field in model.model_fields.items() if field.is_required()}
         for name, model in models.items()
     }
-    service = max(required, key=lambda name: len(required[name] & given.keys()))
+    service = max(
+        models,
+        key=lambda name: (
+            required[name] <= given.keys(),
+            len(models[name].model_fields.keys() & given.keys()),
+        ),
+    )
     if not required[service] & given.keys():
         known = "; ".join(f"{', '.join(sorted(each))} ({name})" for name, each in required.items())
         raise ValueError(f"{source}: give one request, an object with the fields {known}")

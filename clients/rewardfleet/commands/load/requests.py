@@ -82,6 +82,11 @@ def answer(number: int) -> tuple[dict[str, Any], float | None]:
     return {"response": text, "ground_truth": text}, 4.0
 
 
+def number(number: int) -> tuple[dict[str, Any], float | None]:
+    """Return a number, in a box."""
+    return {"response": f"So it is \\boxed{{{number}}}.", "reference": number}, 1.0
+
+
 def read_requests(path: Path) -> list[LoadRequest]:
     """Return the requests of a file, one per line.
 

@@ -13,16 +13,16 @@ class WordsClient(BatchClient[WordsRequest, WordsScore]):
     score_type = WordsScore
     has_run_label = True
 
-    async def score(self, response: str, reference: str, **labels: Any) -> WordsScore:
-        return await self._score_one(words_request(response, reference, **labels))
+    async def score(self, response: str, wanted: str, **labels: Any) -> WordsScore:
+        return await self._score_one(words_request(response, wanted, **labels))
 
 
-def words_request(response: str, reference: str, **labels: Any) -> WordsRequest:
-    return validate(WordsRequest, {"response": response, "reference": reference, **labels})
+def words_request(response: str, wanted: str, **labels: Any) -> WordsRequest:
+    return validate(WordsRequest, {"response": response, "wanted": wanted, **labels})
 
 
 def words_fields(completion: Any, truth: Any, _: Mapping[str, Any]) -> dict[str, Any]:
-    return {"response": completion, "reference": truth}
+    return {"response": completion, "wanted": truth}
 
 
 def story_of_words(_: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator[str]:
@@ -30,4 +30,4 @@ def story_of_words(_: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator[s
 
 
 def item(number: int) -> tuple[dict[str, Any], float]:
-    return {"response": f"it is {number}", "reference": f"{number} it"}, 1.0
+    return {"response": f"it is {number}", "wanted": f"{number} it"}, 1.0

@@ -12,7 +12,7 @@ class WordsCause(Cause):
 
 class WordsRequest(Request):
     response: str
-    reference: str = Field(min_length=1)
+    wanted: str = Field(min_length=1)
     run: str | None = RUN_LABEL
     step: Step | None = STEP_LABEL
     uid: str | None = UID_LABEL

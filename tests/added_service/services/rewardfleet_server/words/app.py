@@ -13,7 +13,7 @@ from .settings import WordsSettings
 class WordsScorer:
     async def plan(self, request: WordsRequest, upload: object = None) -> ScoringPlan[WordsScore]:
         async def compute(_: float | None) -> WordsScore:
-            words = request.reference.split()
+            words = request.wanted.split()
             missing = [each for each in words if each not in request.response.split()]
             share = 1 - len(missing) / len(words)
             cause = WordsCause.MISSING_WORD if missing else None

@@ -1,0 +1,89 @@
+"""The client of the answers service, and what its declaration names."""
+
+from collections.abc import Mapping
+from typing import Any, TypedDict, Unpack
+
+from .service import BatchClient
+from .wire.answers import AnswersRequest, AnswersScore, Form, Rule, fields_of_truth
+from .wire.policy_text import text_of
+from .wire.validation import validate
+
+#: A text, a number, or JSON; or a list of equally right ones.
+ReferenceLike = Any
+
+
+class AnswersOptions(TypedDict, total=False):
+    """The options of `answers_request`."""
+
+    form: Form
+    extract: Rule
+    tolerance: float | None
+    units: str | None
+    schema: Mapping[str, Any] | bool | None
+    run: str | None
+    step: int | None
+    uid: str | None
+
+
+class AnswersClient(BatchClient[AnswersRequest, AnswersScore]):
+    """The client of the answers service. `RewardFleet` creates it."""
+
+    request_type = AnswersRequest
+    score_type = AnswersScore
+    has_run_label = True
+
+    async def score(
+        self,
+        response: str | None,
+        reference: ReferenceLike = None,
+        **options: Unpack[AnswersOptions],
+    ) -> AnswersScore:
+        """Score one answer. The arguments are those of `answers_request`.
+
+        Raises:
+            RewardFleetError: There is no score; see `rewardfleet.wire.errors`.
+        """
+        return await self._score_one(answers_request(response, reference, **options))
+
+    async def reward(
+        self,
+        response: str | None,
+        reference: ReferenceLike = None,
+        **options: Unpack[AnswersOptions],
+    ) -> float:
+        """Score one answer and return the score as its reward, 0 or 1.
+
+        The arguments are those of `answers_request`.
+
+        Raises:
+            RewardFleetError: There is no reward, and `on_failure` is "raise".
+        """
+        return await self.policy.reward_of(self.score(response, reference, **options))
+
+
+def answers_request(
+    response: str | None, reference: ReferenceLike = None, **options: Unpack[AnswersOptions]
+) -> AnswersRequest:
+    """Build a request from what a policy wrote and the right answer.
+
+    Args:
+        response: Any text. None abstains: `no_answer`.
+        reference: A text, a number, or JSON; or a list of equally right ones.
+        options: `form`, `extract`, `tolerance`, `units`, `schema`; see `AnswersRequest`.
+
+    Raises:
+        InvalidRequest: The request is invalid; the message is the service's.
+    """
+    fields = {"response": response, "reference": reference, **options}
+    return validate(AnswersRequest, fields)
+
+
+def answers_fields(completion: Any, truth: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request from what a policy wrote, the truth, and its row.
+
+    The truth is read by `fields_of_truth`.
+
+    Raises:
+        InvalidRequest: The completion has no text that can be read, or the truth no reference.
+    """
+    return {**fields_of_truth(truth, row), "response": text_of(completion)}

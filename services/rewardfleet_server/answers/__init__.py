@@ -1,0 +1,1 @@
+"""The answers service: mathematics and short answers, compared with references."""

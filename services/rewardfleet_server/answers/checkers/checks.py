@@ -1,0 +1,302 @@
+"""One check in a worker process: from a job to a reply, both JSON."""
+
+import json
+import random
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pint
+from sympy.core import random as sympy_random
+
+from rewardfleet_server.answers.words import normalized
+
+from . import numeric, symbolic
+
+#: A verdict of a checker.
+EQUAL, DIFFERENT, UNREADABLE = "equal", "different", "unreadable"
+_SEED = 7
+#: How much two converted quantities may differ, as a share: conversions are binary.
+_CONVERTED = 1e-9
+_UNITS = {
+    "¢": "cents",
+    "$": "USD",
+    "€": "EUR",
+    "£": "GBP",
+    "\\mu": "µ",
+    "\\Omega": "ohm",
+    "\\cdot": "*",
+    "%": "percent",
+}
+_MARKUP = re.compile(r"[\s{}$]|\\left|\\right|\\[,;! ]")
+#: Units of money, which pint does not know: a hundred cents are a dollar.
+_MONEY = (
+    "USD = [money] = dollar = dollars = bucks",
+    "cent_USD = 0.01 * USD = cent = cents",
+    "EUR = [euro] = euro",
+    "GBP = [pound_sterling]",
+)
+
+
+class Invalid(Exception):
+    """What the caller wrote cannot be used."""
+
+
+def check(
+    job: dict[str, Any], report: Callable[[dict[str, str]], None] = lambda _: None
+) -> dict[str, Any]:
+    """Return what came of a check.
+
+    Args:
+        job: `form`, `reference`, `answers` (and `joined`), `accept`, and options. Without answers,
+            the reference is compared with itself.
+        report: Called with the verdict of the quicker checker, before the other one begins.
+
+    Returns:
+        `outcome`: `right`, or the name of a cause, or `invalid` with `why`; and by checker, its
+        verdict.
+    """
+    random.seed(_SEED)  # the same each time
+    sympy_random.seed(_SEED)
+    try:
+        if job["form"] in _COMPARE and (job["form"] != "number" or "quantities" in job):
+            return _COMPARE[job["form"]](job)
+        return _formulas(job, report)
+    except Invalid as error:
+        return {"outcome": "invalid", "why": str(error)[:300]}
+
+
+def _reply(verdicts: list[str], name: str) -> dict[str, Any]:
+    outcome = "right" if {*verdicts} == {EQUAL} else "wrong_answer"
+    if len({*verdicts}) > 1:
+        outcome = "several_answers"
+    elif verdicts[0] == UNREADABLE:
+        outcome = "unreadable"
+    return {"outcome": outcome, "checkers": {name: verdicts[0]}}
+
+
+# Formulas
+
+
+def _formulas(job: dict[str, Any], report: Callable[[dict[str, str]], None]) -> dict[str, Any]:
+    answers = job.get("answers") or [job["reference"]]
+    if len(answers) > 1:
+        report = lambda _: None  # noqa: E731 - not of one answer among several
+    if not job.get("answers") and not job.get("auto") and not _is_readable(job["reference"]):
+        raise Invalid(f"cannot be read as {job['form']}: {job['reference'][:100]!r}")
+    found = [_verdicts(job, each, report) for each in answers]
+    if len(found) > 1 and job.get("joined"):
+        as_list = _verdicts(job, job["joined"], report)
+        found = [as_list] if as_list["outcome"] == "right" else found
+    if found[0]["outcome"] == "unreadable" and not _is_readable(job["reference"]):
+        if job.get("auto"):
+            return _texts(job)
+        raise Invalid(f"cannot be read as {job['form']}: {job['reference'][:100]!r}")
+    outcomes = {each["outcome"] for each in found}
+    return found[0] if len(outcomes) == 1 else {**found[0], "outcome": "several_answers"}
+
+
+def _verdicts(
+    job: dict[str, Any], answer: str, report: Callable[[dict[str, str]], None]
+) -> dict[str, Any]:
+    """Return what both checkers find, and what follows from it."""
+    form, reference, tolerance = job["form"], job["reference"], job.get("tolerance")
+    checkers = {"numeric": _verdict(lambda: numeric.compare(answer, reference, form, tolerance))}
+    report(checkers)
+    checkers["math_verify"] = _verdict(lambda: symbolic.compare(answer, reference, form, tolerance))
+    found = {each for each in checkers.values() if each != UNREADABLE}
+    if not found:
+        same = _MARKUP.sub("", answer) == _MARKUP.sub("", reference)
+        outcome = "right" if same else "unreadable"
+    elif len(found) == 1:
+        outcome = "right" if found == {EQUAL} else "wrong_answer"
+    else:
+        outcome = "right" if job.get("accept") == "any" else "checkers_disagree"
+    return {"outcome": outcome, "checkers": checkers, "disagree": len(found) > 1}
+
+
+def _verdict(compare: Callable[[], bool]) -> str:
+    try:
+        return EQUAL if compare() else DIFFERENT
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - a checker that fails has no verdict
+        return UNREADABLE
+
+
+def _is_readable(text: str) -> bool:
+    readers: tuple[Callable[[], object], ...] = (
+        lambda: symbolic.read(text),
+        lambda: numeric.parse(text),
+    )
+    for read in readers:
+        try:
+            read()
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001, S112 - see `_verdict`
+            continue
+        return True
+    return False
+
+
+# Quantities
+
+
+@cache
+def _registry() -> pint.UnitRegistry[Any]:
+    registry: pint.UnitRegistry[Any] = pint.UnitRegistry(cache_folder=None)
+    for definition in _MONEY:
+        registry.define(definition)
+    return registry
+
+
+def _quantities(job: dict[str, Any]) -> dict[str, Any]:
+    *answers, reference = job["quantities"]
+    unit = _unit(reference[1]) if reference[1] else None
+    wanted = _unit(job["units"]) if "units" in job else None
+    if "units" in job and wanted is None:
+        raise Invalid(f"units: pint knows no unit {job['units']!r}")
+    if unit is not None and wanted is not None and unit.dimensionality != wanted.dimensionality:
+        raise Invalid(
+            f"units: {job['units']} contradicts the unit of the reference, {reference[1]}"
+        )
+    right = _Quantity(reference[0], unit or wanted)
+    verdicts = [right.verdict(value, unit, job.get("tolerance")) for value, unit in answers]
+    if verdicts == ["wrong_unit"]:
+        return {"outcome": "wrong_unit", "checkers": {"pint": DIFFERENT}}
+    return _reply(verdicts, "pint")
+
+
+class _Quantity:
+    def __init__(self, value: str, unit: Any) -> None:
+        self.value, self.unit = Fraction(value), unit
+
+    def verdict(self, value: str, written: str, tolerance: float | None) -> str:
+        unit = _unit(written) if written else None
+        number = Fraction(value)
+        if unit is None and written and self.unit is not None:
+            return "wrong_unit"
+        if unit is None or self.unit is None:  # words such as `apples`, or no unit
+            return self.near(
+                float(number), float(self.value), tolerance, exact=number == self.value
+            )
+        if unit.dimensionality != self.unit.dimensionality:
+            return "wrong_unit"
+        if unit == self.unit:
+            return self.near(
+                float(number), float(self.value), tolerance, exact=number == self.value
+            )
+        registry = _registry()
+        converted = registry.Quantity(float(number), unit).to(self.unit).magnitude
+        return self.near(converted, float(self.value), tolerance or _CONVERTED, exact=False)
+
+    @staticmethod
+    def near(value: float, right: float, tolerance: float | None, *, exact: bool) -> str:
+        if tolerance is None:
+            return EQUAL if exact else DIFFERENT
+        return EQUAL if abs(value - right) <= tolerance * (abs(right) or 1) else DIFFERENT
+
+
+def _unit(written: str) -> Any:
+    """Return a unit; None if pint knows none of that name."""
+    text = re.sub(
+        r"(?i)(?:degrees?|°)\s*(celsius|fahrenheit|c|f)\b", lambda m: f"°{m[1][0].upper()}", written
+    )
+    for name, unit in _UNITS.items():
+        text = text.replace(name, unit)
+    text = re.sub(r"\bper\b", "/", text.replace("° C", "°C").replace("° F", "°F")).replace("\\", "")
+    text = re.sub(r"\bsq(?:uare)?\.?\s+(\w+)", r"\1^2", re.sub(r"\bcubic\s+(\w+)", r"\1^3", text))
+    text = re.sub(r"(?<=[A-Za-zµ])(-?\d)", r"^\1", text)
+    try:
+        return _registry().parse_units(text.strip())
+    except Exception:  # noqa: BLE001 - its parsers raise many kinds
+        return None
+
+
+# Texts and JSON
+
+
+def _texts(job: dict[str, Any]) -> dict[str, Any]:
+    tidy = normalized if job["form"] == "text" else str
+    answers = job.get("answers") or [job["reference"]]
+    verdicts = [EQUAL if tidy(each) == tidy(job["reference"]) else DIFFERENT for each in answers]
+    return _reply(verdicts, "text")
+
+
+def _regex(job: dict[str, Any]) -> dict[str, Any]:
+    try:
+        pattern = re.compile(job["reference"])
+    except (re.error, RecursionError, OverflowError) as error:
+        raise Invalid(f"no regular expression: {error}") from None
+    answers = job.get("answers") or []
+    verdicts = [EQUAL if pattern.fullmatch(each) else DIFFERENT for each in answers]
+    return _reply(verdicts or [EQUAL], "regex")
+
+
+def _json(job: dict[str, Any]) -> dict[str, Any]:
+    schema = job.get("json_schema")
+    validator = None
+    if schema is not None:
+        kind: Any = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+        try:
+            kind.check_schema(schema)
+        except jsonschema.SchemaError as error:
+            raise Invalid(f"schema: no JSON Schema: {error.message}") from None
+        validator = kind(schema)
+    right = json.loads(job["reference"]) if "reference" in job else None
+    if validator is not None and "reference" in job and not _is_valid(validator, right):
+        raise Invalid("the reference contradicts the schema: it is not valid by it")
+    verdicts = [_json_verdict(job, each, right, validator) for each in job.get("answers") or []]
+    return _reply(verdicts or [EQUAL], "json")
+
+
+def _json_verdict(job: dict[str, Any], answer: str, right: Any, validator: Any) -> str:
+    try:
+        value = json.loads(answer, object_pairs_hook=_unique, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return UNREADABLE
+    is_right = "reference" not in job or _same(value, right)
+    return EQUAL if is_right and (validator is None or _is_valid(validator, value)) else DIFFERENT
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return dict(pairs)
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _is_valid(validator: Any, value: Any) -> bool:
+    try:
+        return bool(validator.is_valid(value))
+    except (jsonschema.exceptions.RefResolutionError, OSError) as error:
+        raise Invalid(f"schema: a reference that cannot be resolved: {error}") from None
+    except Exception as error:
+        if "Unresolvable" in type(error).__name__ or "WrappedReferencing" in type(error).__name__:
+            raise Invalid(f"schema: a reference that cannot be resolved: {error}") from None
+        raise
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Return whether two JSON values are equal; true is not 1."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return isinstance(a, bool) == isinstance(b, bool) and a == b
+
+
+_COMPARE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "number": _quantities,
+    "text": _texts,
+    "exact": _texts,
+    "regex": _regex,
+    "json": _json,
+}

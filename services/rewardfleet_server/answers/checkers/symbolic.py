@@ -1,0 +1,107 @@
+"""The checker math-verify, with guards against what it is known for.
+
+Of math-verify 0.9: it is not symmetric, it finds the first of several formulas in a text, it has no
+verdict on what it cannot parse, and it rounds: small numbers equal zero.
+"""
+
+import re
+from typing import Any
+
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+from sympy import Expr, srepr
+
+_LATEX = (LatexExtractionConfig(boxed_match_priority=-1),)
+_PLAIN = (ExprExtractionConfig(),)
+#: Decimals and significant digits that must agree.
+_DECIMALS, _DIGITS = 12, 15
+#: How much equal numbers may differ, as a share, for errors of rounding.
+_SHARE = 1e-9
+#: Names that LaTeX has with a backslash.
+_NAME = re.compile(r"(?<![\\A-Za-z])(sqrt|sin|cos|tan|ln|log|exp|pi|infty)(?![A-Za-z])")
+#: Of which math-verify reads a part: ratios, other bases, derivatives, sequences, words, commands.
+_MISREAD = re.compile(
+    r"\d\s*(?:_|:\s*\d)|['\"$≈]|\\approx|[A-Za-z]\(\s*-?\d+\s*\)\s*=|\(\s*or\b|\.\.|\d\(|\.\d{11}|10\s*\^\s*\{?-\s*\d{2}|^[^A-Za-z\\]*=|\\(?:mathbf|[lr]angle|partial|nabla|equiv|p?mod|n?mid|[lc]?dots|dot|to|"
+    r"max|min|begin\{cases\}|Rightarrow|not)(?![a-z])|^\W*\\?(?:neq?|[lg]eq?)\b|^\s*[<>≤≥≠]|"
+    r"\\text\s*\{[^{}]*[a-z]{4}|(?<![A-Za-z\\{])(?!or\b|and\b)[A-Za-z]{3,}(?![A-Za-z(])|d[a-z]\}"
+)
+#: What is equal to the right side of an equation.
+_VALUE_OF = re.compile(
+    r"\s*\$?[A-Za-z](?:_\{?\w+\}?)?\s*(?:\([a-z]\))?\s*=|[^A-Za-z=]*=[^A-Za-z=]*$"
+)
+
+
+class Unreadable(Exception):
+    """A text is no formula that math-verify can read."""
+
+
+def read(text: str) -> list[Any]:
+    """Return what math-verify reads a formula as.
+
+    Raises:
+        Unreadable: It reads nothing.
+    """
+    if not text.isascii() or _MISREAD.search(text):
+        raise Unreadable("math-verify reads a part of it")
+    text = re.sub(r"\\?sqrt\(([^()]*)\)", r"\\sqrt{\1}", text)
+    text = _NAME.sub(r"\\\1", text.replace("**", "^").replace("\\mathrm{e}", "e"))
+    # Without its own time limit, which is a signal.
+    options: dict[str, Any] = {"parsing_timeout": None, "fallback_mode": "no_fallback"}
+    found: list[Any] = parse(f"${text}$", _LATEX, **options) or parse(text, _PLAIN, **options)
+    if not found:
+        raise Unreadable("math-verify reads no formula")
+    letters = {*re.findall(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+|\b(?:or|and)\b", " ", text))}
+    if letters - {*re.findall(r"[A-Za-z]", f"{found[0]} {srepr(found[0])}")} or (
+        letters & {*"ABCDFGHJKLMNPQRSTUVWXYZ"} - {*re.findall(r"\b[A-Z]", str(found[0]))}
+    ):
+        raise Unreadable("math-verify reads a part of it")
+    return found
+
+
+def compare(answer: str, reference: str, form: str = "", tolerance: float | None = None) -> bool:
+    """Return whether an answer equals the reference.
+
+    Raises:
+        Unreadable: One of them cannot be read.
+    """
+    if form == "list" or tolerance is not None:  # it compares neither
+        raise Unreadable("a list, or a tolerance")
+    right, given = read(reference), read(answer)
+    answer, reference = (re.sub(r"_\s*\{[^{}]*\}", "", each) for each in (answer, reference))
+    counts = [[each.count(mark) for mark in ("=", "\\{")] for each in (answer, reference)]
+    if counts[0] != counts[1] and (max(counts[0] + counts[1]) > 1 or counts[0][1] != counts[1][1]):
+        raise Unreadable("names or sets within sets")
+    if ("," in answer) != ("," in reference) and r"\pm" not in answer + reference:
+        raise Unreadable("a list and an item")
+    if ("=" in answer) != ("=" in reference):  # math-verify compares the right side
+        equation = answer if "=" in answer else reference
+        if not _VALUE_OF.match(equation):
+            raise Unreadable("an equation and a value")
+    if {_brackets(answer), _brackets(reference)} == {"{", "("}:
+        return False
+    options: dict[str, Any] = {
+        "float_rounding": _DECIMALS,
+        "numeric_precision": _DIGITS,
+        "timeout_seconds": None,
+    }
+    is_equal = verify(right, given, **options)
+    return is_equal and not (right[0] != given[0] and _differ(right[0], given[0]))
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Return whether two numbers differ, however small they are."""
+    if not all(isinstance(each, Expr) and each.is_number for each in (a, b)):
+        return False
+    x, y = (complex(each.doit().evalf(30)) for each in (a, b))
+    return abs(x - y) > _SHARE * max(abs(x), abs(y)) and not (a - b).equals(0)
+
+
+def _brackets(text: str) -> str:
+    """Return whether a text is in braces, or in other brackets, or in none."""
+    bare = text.replace("\\left", "").strip(" $")
+    return (
+        "{"
+        if bare.startswith(("\\{", "{"))
+        else "("
+        if bare[:1] in {"(", "["} and "," in bare
+        else ""
+    )
