@@ -134,7 +134,7 @@ class AnswersScorer:
         details: dict[str, float | str] = {
             "form": job["form"],
             "rule": check.extracted.rule,
-            "answer": " | ".join(check.extracted.answers)[:1000],
+            "answer": " | ".join(job["answers"])[:1000],
             "reference": str(job.get("reference", ""))[:1000],
             **reply.get("checkers", {}),
         }
