@@ -98,14 +98,14 @@ async def _tools(fleet: RewardFleet, http: httpx.AsyncClient, number: int) -> No
 
 
 async def _answers(fleet: RewardFleet, http: httpx.AsyncClient, number: int) -> None:
-    near = 1.414 + number / 10**7  # only one checker knows of the tolerance
     await fleet.answers.score_batch([
         answers_request(r"\boxed{x+1}", "1+x"),  # soon cached
-        answers_request(r"\boxed{\sqrt{2}}", near, tolerance=0.01),
+        # Only one checker knows Euler's identity.
+        answers_request(rf"\boxed{{e^{{i\pi}} + {number}}}", f"{number - 1}", form="expression"),
         answers_request("2", 3),
         answers_request(None, 3),
     ])  # fmt: skip
-    slow = {"response": f"{'a' * 40}{number}", "reference": "(a+)+b", "form": "regex"}
+    slow = {"response": rf"\boxed{{\sum_{{k=1}}^{{50000}} k! + {number}}}", "reference": "5"}
     async with RewardFleet(str(http.base_url), on_failure=0.0, timeout_s=0.5) as impatient:
         await impatient.answers.reward(**slow)  # replaced
         await impatient.answers.reward("1", 1)  # reports it
