@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 #: CPU time after which a check is a long one, and how many of these there may be for each core.
 _QUICK_S, _LONG_PER_CORE = 0.1, 2
 #: Niceness of long checks; of others, it is 0.
-_NICE = 10
+_NICE = 5
 #: Checks of one worker: caches of its libraries grow.
 _MAX_CHECKS = 500
 #: Seconds in which the server process must have imported the libraries, and bytes of a reply.
