@@ -14,14 +14,7 @@ from rewardfleet.wire.answers import AnswersRequest, Form
 from rewardfleet.wire.causes import AnswersCause
 from rewardfleet.wire.errors import InvalidRequest
 
-from .extraction import (
-    MAX_ANSWER,
-    Extracted,
-    cleaned,
-    core,
-    extract,
-    marked_answer,
-)
+from .extraction import MAX_ANSWER, Extracted, cleaned, core, extract, marked_answer
 from .numbers import Number, equal, number_in, read_number
 from .words import normalized, read_choice, read_date, read_list, read_yes_no, readings
 
@@ -36,7 +29,8 @@ _CHOICE = re.compile(r"\(?([A-J])\)?\.?|[A-J](?:\s*,\s*[A-J])+")
 _DATE_OR_SUBSTANCE = re.compile(r"\d{1,2}/\d{1,2}/\d{4}|(?=.*\d)(?=.*[A-Z])(?:[A-Z][a-z]?\d*){2,}")
 _MATRIX = re.compile(r"\\begin\s*\{[pbvBV]?(?:small)?matrix|\\begin\s*\{array")
 _INTERVAL = re.compile(
-    r",[^,()\[\]]*\\?(?:infty|oo|∞)\s*[)\]]|[\[(]\s*[^,()\[\]]*\\?(?:infty|oo|∞)|\[[^,\[\]]+,[^,\[\]]+\)|\([^,()]+,[^,()]+\]|\\cup|∪"
+    r",[^,()\[\]]*\\?(?:infty|oo|∞)\s*[)\]]|[\[(]\s*[^,()\[\]]*\\?(?:infty|oo|∞)|"
+    r"\[[^,\[\]]+,[^,\[\]]+\)|\([^,()]+,[^,()]+\]|\\cup|∪"
 )
 _WORD = re.compile(r"[^\W\d_]{2,}")
 #: Words in formulas.

@@ -6,6 +6,7 @@ import json
 import logging
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
 from pydantic import JsonValue
 
@@ -14,6 +15,7 @@ from rewardfleet.wire.answers import AnswersRequest, AnswersScore
 from rewardfleet.wire.causes import AnswersCause
 from rewardfleet.wire.errors import BackendFailed, InvalidRequest, Unavailable
 from rewardfleet.wire.score import Status
+from rewardfleet_server.cache.entry import source_version
 from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.scorer import CachePolicy, ScoringPlan
 from rewardfleet_server.system.anonymous_file import AnonymousFile
@@ -46,6 +48,7 @@ class AnswersScorer:
         self._workers = workers
         self._accept = settings.accept
         self._versions: dict[str, JsonValue] = {each: version(each) for each in _LIBRARIES}
+        self._source = source_version(Path(__file__).parent)
         #: Formulas that one checker found right, and the other one wrong, for the metrics.
         self.disagreements = 0
 
@@ -68,7 +71,7 @@ class AnswersScorer:
             return ScoringPlan(self.backend, partial(self._score, found))
         jobs = [{**each.job, "accept": self._accept} for each in checks]
         outcomes = [each.details for each in found if isinstance(each, Outcome)]
-        parts = json.dumps([jobs, outcomes, self._versions], sort_keys=True)
+        parts = json.dumps([jobs, outcomes, self._versions, self._source], sort_keys=True)
         key = hashlib.sha256(parts.encode(errors="surrogatepass")).hexdigest()
         rule = checks[0].extracted.rule if checks[0].extracted else None
         rules = {} if rule is None else {"rule": rule}

@@ -108,3 +108,12 @@ def read_signing_key(path: Path, api_key_file: Path | None) -> bytes:
     if len(signing_key) < _SHORT_KEY:
         log.warning("%s: the key is short and may be guessed; use `openssl rand -hex 32`", source)
     return signing_key
+
+
+def source_version(folder: Path) -> str:
+    """Return a digest of the source code in a folder, on which stored scores depend."""
+    digest = hashlib.sha256()
+    for file in sorted(each for kind in ("py", "h", "ini") for each in folder.rglob(f"*.{kind}")):
+        digest.update(f"{file.relative_to(folder)}\n".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,1 +1,1 @@
-"""What compares answers in the worker processes; none of it imports the service."""
+"""What compares answers in the worker processes."""

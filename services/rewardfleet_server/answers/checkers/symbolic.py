@@ -20,7 +20,10 @@ _SHARE = 1e-9
 _NAME = re.compile(r"(?<![\\A-Za-z])(sqrt|sin|cos|tan|ln|log|exp|pi|infty)(?![A-Za-z])")
 #: Of which math-verify reads a part: ratios, other bases, derivatives, sequences, words, commands.
 _MISREAD = re.compile(
-    r"\d\s*(?:_|:\s*\d)|['\"$≈]|\\approx|[A-Za-z]\(\s*-?\d+\s*\)\s*=|\(\s*or\b|\.\.|\d\(|\.\d{11}|10\s*\^\s*\{?-\s*\d{2}|^[^A-Za-z\\]*=|\\(?:mathbf|[lr]angle|partial|nabla|equiv|p?mod|n?mid|[lc]?dots|dot|to|"
+    r"\d\s*(?:_|:\s*\d)|['\"$≈]|\\approx|"
+    r"[A-Za-z]\(\s*-?\d+\s*\)\s*=|\(\s*or\b|\.\.|\d\(|\.\d{11}|"
+    r"10\s*\^\s*\{?-\s*\d{2}|^[^A-Za-z\\]*=|"
+    r"\\(?:mathbf|[lr]angle|partial|nabla|equiv|p?mod|n?mid|[lc]?dots|dot|to|"
     r"max|min|begin\{cases\}|Rightarrow|not)(?![a-z])|^\W*\\?(?:neq?|[lg]eq?)\b|^\s*[<>≤≥≠]|"
     r"\\text\s*\{[^{}]*[a-z]{4}|(?<![A-Za-z\\{])(?!or\b|and\b)[A-Za-z]{3,}(?![A-Za-z(])|d[a-z]\}"
 )

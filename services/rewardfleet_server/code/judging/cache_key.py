@@ -11,6 +11,7 @@ from pydantic import JsonValue
 
 from rewardfleet.wire.code import CodeRequest, CodeScore, Outcome
 from rewardfleet.wire.digest import digest_of
+from rewardfleet_server.cache.entry import source_version
 from rewardfleet_server.code.checkers.decision import CHECKER_FAILED
 from rewardfleet_server.code.normal_form.introspection import Uses
 from rewardfleet_server.code.text_parser import TextParser
@@ -39,7 +40,7 @@ class CacheKeys:
     _forms: OrderedDict[bytes, str] = field(default_factory=OrderedDict, init=False)
 
     def __post_init__(self) -> None:
-        self._harness = harness_version()
+        self._harness = source_version(Path(__file__).parents[1])
 
     async def of(self, program: str, request: CodeRequest, tests: str, uses: Uses | None) -> str:
         """Return the key of a program's verdicts on the tests of a request.
@@ -100,14 +101,3 @@ def store_policy(
     if NOT_CACHED in score.provenance:
         return key, 0.0
     return f"{key}:{'all' if complete else 'first'}", _SHORT_TTL_S if is_brief else None
-
-
-def harness_version() -> str:
-    """Return a digest of the code that makes verdicts: every file of the service package."""
-    digest = hashlib.sha256()
-    folder = Path(__file__).parents[1]
-    found = [each for kind in ("py", "h", "ini") for each in folder.rglob(f"*.{kind}")]
-    for file in sorted(found):
-        digest.update(f"{file.relative_to(folder)}\n".encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
