@@ -17,7 +17,7 @@ DENIES = _words(
     "other_than anything but unless maybe possibly perhaps probably might could alternatively "
     "actually wait guess eliminated possible unknown unclear unsure whether if otherwise instead "
     "rather previously at_least at_most or either rule_out reject all_of half_of square_root "
-    "root_of",
+    "root_of derivative_of integral_of mod modulo else impossible",
     r"|n['’]t\b|[≠<>≤≥]|\\(?:neq?|[lg]eq?|pm)(?![a-z])|\?",
 )
 #: What makes another number or formula of one.
