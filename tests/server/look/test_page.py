@@ -125,6 +125,7 @@ def test_an_episode_shows_its_group_and_what_was_kept_and_why(serve_page):
     assert page.cells[7:13] == ["a plum1", "no", "9", "0", "-0.3", ""]
     assert page.cells[13] == "no: `select: efficient` keeps 1 members of a group"
     assert "1 of 2 episodes are kept" in page.text and "Advantage" in page.text
+    assert "mean 0.5, standard deviation 0.7071" in page.text
 
 
 @pytest.fixture(scope="module")
