@@ -4,18 +4,11 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from rewardfleet.service import OnFailure
-
 from ._rows import RowReward, marks_of
 
 
 def reward_function(
-    service: str,
-    url: str | Sequence[str],
-    *,
-    column: str | None = None,
-    on_failure: OnFailure = "raise",
-    **options: Any,
+    service: str, url: str | Sequence[str], **options: Any
 ) -> Callable[..., Awaitable[float]]:
     """Return a coroutine function with the arguments of AReaL's reward functions.
 
@@ -23,13 +16,11 @@ def reward_function(
     and gives a reward of 0 to a sample that has waited 15 s for one of them, four times.
 
     Args:
-        service, url, column, options: See `rewardfleet.adapters`.
-        on_failure: As in `RewardFleet`, but not NaN, which would spread over the group. AReaL
-            rejects the rollout for which an error is raised, with its group.
+        service, url, options: See `rewardfleet.adapters`. `on_failure` must not be NaN, which would
+            spread over the group. AReaL rejects the rollout for which an error is raised, with its
+            group.
     """
-    scorer = RowReward(
-        service, url, column=column, trainer="AReaL", on_failure=on_failure, **options
-    )
+    scorer = RowReward(service, url, trainer="AReaL", **options)
 
     async def reward(
         prompt: str,  # noqa: ARG001 - AReaL's signature

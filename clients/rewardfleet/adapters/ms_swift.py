@@ -4,29 +4,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.service import OnFailure
 
 from ._rows import RowReward
 
 
-def orm(
-    service: str,
-    url: str | Sequence[str],
-    *,
-    column: str | None = None,
-    columns: Sequence[str] = (),
-    on_failure: OnFailure = "raise",
-    **options: Any,
-) -> type:
+def orm(service: str, url: str | Sequence[str], **options: Any) -> type:
     """Return a class for ms-swift's `orms`, which it logs as `CodeReward`, `ToolsReward`, ….
 
     Args:
-        service, url, column, columns, options: See `rewardfleet.adapters`.
-        on_failure: As in `RewardFleet`, but not NaN, which ms-swift counts as 0.
+        service, url, options: See `rewardfleet.adapters`. `on_failure` must not be NaN, which
+            ms-swift counts as 0.
     """
-    given = {"column": column, "columns": columns, "on_failure": on_failure, **options}
-    scorer = RowReward(service, url, trainer="ms-swift", **given)
-    return scorer.subclass_of(_Orm)
+    return RowReward(service, url, trainer="ms-swift", **options).subclass_of(_Orm)
 
 
 class _Orm:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.service import OnFailure
 from rewardfleet.text.prompt import response_of
 from rewardfleet.wire.errors import InvalidRequest
 
@@ -16,11 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def reward_function(
-    service: str,
-    url: str | Sequence[str],
-    *,
-    on_failure: OnFailure = "raise",
-    **options: Any,
+    service: str, url: str | Sequence[str], **options: Any
 ) -> Callable[[Sequence[str], Sequence[str], Sequence[Any]], dict[str, Any]]:
     """Return a function of queries, prompts and labels, which OpenRLHF calls in threads.
 
@@ -28,11 +23,11 @@ def reward_function(
     has the tests (code), the ground truth (tools) or the reference (answers).
 
     Args:
-        service, url, options: See `rewardfleet.adapters`; not "video".
-        on_failure: As in `RewardFleet`. OpenRLHF logs an exception and goes on without this reward,
-            which ends the step. With dynamic filtering, NaN drops the group and draws another one.
+        service, url, options: See `rewardfleet.adapters`; not "video". OpenRLHF logs an exception
+            and goes on without this reward, which ends the step. With dynamic filtering, NaN as
+            `on_failure` drops the group and draws another one.
     """
-    scorer = RowReward(service, url, on_failure=on_failure, **options)
+    scorer = RowReward(service, url, **options)
     loop = EventLoopThread(scorer.aclose)
 
     async def reward(query: str, prompt: str, label: Any) -> tuple[float, dict[str, float]]:

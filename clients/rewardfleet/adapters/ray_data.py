@@ -34,7 +34,7 @@ class Scorer:
     Each actor has its own connections and sends one request per batch of rows.
 
     Args:
-        service, url, column, columns, options: See `rewardfleet.adapters`.
+        service, url, options: See `rewardfleet.adapters`.
         text: The column with the responses: texts, lists of messages, …. Not read for video.
         reward: The name of the new column with rewards; the errors, as texts or None, are in a
             column of that name and `_error`.
@@ -48,14 +48,11 @@ class Scorer:
         url: str | Sequence[str],
         *,
         text: str = "response",
-        column: str | None = None,
-        columns: Sequence[str] = (),
         reward: str = "reward",
         on_failure: OnFailure = math.nan,
         **options: Any,
     ) -> None:
-        given = {"column": column, "columns": columns, "on_failure": on_failure, **options}
-        self._scorer = RowReward(service, url, **given)
+        self._scorer = RowReward(service, url, on_failure=on_failure, **options)
         self._loop = EventLoopThread(self._scorer.aclose)
         self._texts = [] if SERVICES[service].scores == "clip" else [text]
         self._reward = reward

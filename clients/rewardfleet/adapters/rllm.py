@@ -5,7 +5,6 @@ from typing import Any
 
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.rows import SampleRow
-from rewardfleet.service import OnFailure
 from rewardfleet.wire.policy_text import text_of
 
 from ._rows import RowReward, marks_of, module_of_trainer
@@ -14,27 +13,18 @@ _INSTALL = "pip install 'rllm @ git+https://github.com/rllm-org/rllm'"
 
 
 def evaluator(
-    service: str,
-    url: str | Sequence[str],
-    *,
-    column: str | None = None,
-    correct_from: float = 1.0,
-    on_failure: OnFailure = "raise",
-    **options: Any,
+    service: str, url: str | Sequence[str], *, correct_from: float = 1.0, **options: Any
 ) -> "RewardFleetEvaluator":
     """Return an evaluator for `AgentTrainer` and `rllm eval`, and for a workflow's reward function.
 
     Args:
-        service, url, column, options: See `rewardfleet.adapters`; a row is the task's metadata.
+        service, url, options: See `rewardfleet.adapters`; a row is the task's metadata. NaN as
+            `on_failure` is refused: it would spread over the group. With an error, rLLM repeats the
+            rollout; then it ends the run, or leaves the rollout out of its group if
+            `rllm.workflow.raise_on_error` is false.
         correct_from: The least reward of an answer that counts as correct.
-        on_failure: As in `RewardFleet`, but not NaN, which would spread over the group. With an
-            error, rLLM repeats the rollout; then it ends the run, or leaves the rollout out of its
-            group if `rllm.workflow.raise_on_error` is false.
     """
-    scorer = RowReward(
-        service, url, column=column, trainer="rLLM", on_failure=on_failure, **options
-    )
-    return RewardFleetEvaluator(scorer, correct_from)
+    return RewardFleetEvaluator(RowReward(service, url, trainer="rLLM", **options), correct_from)
 
 
 class RewardFleetEvaluator:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from rewardfleet.service import CALLER_ERRORS, OnFailure
+from rewardfleet.service import CALLER_ERRORS
 from rewardfleet.wire.errors import RewardFleetError
 
 from ._rows import RowReward, module_of_trainer
@@ -17,28 +17,18 @@ _INSTALL = "see https://github.com/alibaba/ROLL"
 _MAX_FAILURES = 256
 
 
-def reward_worker(
-    service: str,
-    url: str | Sequence[str],
-    *,
-    column: str | None = None,
-    columns: Sequence[str] = (),
-    on_failure: OnFailure = "raise",
-    **options: Any,
-) -> type:
+def reward_worker(service: str, url: str | Sequence[str], **options: Any) -> type:
     """Return a class for `worker_cls` of a domain in `rewards`.
 
     Args:
-        service, url, column, columns, options: See `rewardfleet.adapters`.
-        on_failure: As in `RewardFleet`, but not NaN, which would spread over the group. With an
-            error, `RolloutLoop` drops the prompt and draws another one.
+        service, url, options: See `rewardfleet.adapters`. `on_failure` must not be NaN, which would
+            spread over the group. With an error, `RolloutLoop` drops the prompt and draws another
+            one.
 
     Raises:
         ImportError: ROLL is not installed.
     """
-    given = {"column": column, "columns": columns, "on_failure": on_failure, **options}
-    scorer = RowReward(service, url, trainer="ROLL", **given)
-    return scorer.subclass_of(_worker())
+    return RowReward(service, url, trainer="ROLL", **options).subclass_of(_worker())
 
 
 @functools.cache

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.service import OnFailure
 from rewardfleet.services import SERVICES
 
 from ._rows import NAN_WOULD, QUARTILES, RowReward, is_before
@@ -17,30 +16,22 @@ RewardFunction = Callable[..., Awaitable[list[float]]] | Callable[..., list[floa
 
 
 def reward_function(
-    service: str,
-    url: str | Sequence[str],
-    *,
-    column: str | None = None,
-    columns: Sequence[str] = (),
-    is_async: bool = True,
-    on_failure: OnFailure | None = None,
-    **options: Any,
+    service: str, url: str | Sequence[str], *, is_async: bool = True, **options: Any
 ) -> RewardFunction:
     """Return a reward function, which TRL logs as `code_reward`, `tools_reward` or `video_reward`.
 
     It can be pickled, as `AsyncGRPOTrainer` requires.
 
     Args:
-        service, url, column, columns, options: See `rewardfleet.adapters`.
+        service, url, options: See `rewardfleet.adapters`. `on_failure` is by default NaN where the
+            trainer that calls leaves it out: `GRPOTrainer`, `RLOOTrainer`, `GMPOTrainer` and
+            `AsyncGRPOTrainer` of TRL 1.6 or newer, themselves and with no other reward function.
+            Else "raise": also for a subclass, or a call from a thread. NaN is a `ValueError` of the
+            first call where TRL would count it.
         is_async: Whether the function is a coroutine function. If False, it blocks, for trainers
             that do not await: `OnlineDPOTrainer`, `SDPOTrainer`, `A2POTrainer`, forks, old ones.
-        on_failure: As in `RewardFleet`. By default NaN where the trainer that calls leaves it out:
-            `GRPOTrainer`, `RLOOTrainer`, `GMPOTrainer` and `AsyncGRPOTrainer` of TRL 1.6 or newer,
-            themselves and with no other reward function. Else "raise": also for a subclass, or a
-            call from a thread. NaN is a `ValueError` of the first call where TRL would count it.
     """
-    given = {"column": column, "columns": columns, "on_failure": on_failure, **options}
-    scorer = RowReward(service, url, **given)
+    scorer = RowReward(service, url, **options)
     function = functools.partial(_FUNCTIONS[service], scorer=scorer)
     reward: Any = _CoroutineFunction(function) if is_async else _BlockingFunction(function, scorer)
     reward.__name__ = _FUNCTIONS[service].__name__  # old versions read it, a partial has none

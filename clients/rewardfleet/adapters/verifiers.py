@@ -4,29 +4,21 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from rewardfleet.service import OnFailure
-
 from ._rows import MissingReward, RowReward, marks_of
 
 
 def reward_function(
-    service: str,
-    url: str | Sequence[str],
-    *,
-    column: str = "answer",
-    on_failure: OnFailure = "raise",
-    **options: Any,
+    service: str, url: str | Sequence[str], *, column: str = "answer", **options: Any
 ) -> Callable[..., Awaitable[float]]:
     """Return a reward function, named after the service, e.g. `code_reward`.
 
     Args:
         service, url, column, options: See `rewardfleet.adapters`. The column is one of the row, of
-            its `info`, or of the task.
-        on_failure: As in `RewardFleet`. A task of verifiers 0.4 gets the error, and
+            its `info`, or of the task. A task of verifiers 0.4 gets the error of a failure, and
             prime-rl leaves the rollout out of its group. A `Rubric` turns each `Exception` into 0,
             so a failure raises `MissingReward` there, which ends the run.
     """
-    scorer = RowReward(service, url, column=column, on_failure=on_failure, **options)
+    scorer = RowReward(service, url, column=column, **options)
 
     # Neither kind passes all of these: verifiers reads the names in the signature.
     async def reward(
