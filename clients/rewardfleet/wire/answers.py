@@ -114,8 +114,7 @@ class AnswersRequest(Request):
     )
     form: Form = Field("auto", description="What the reference is. auto: as it looks like.")
     extract: Rule = Field(
-        "auto",
-        description="Which part of the text is the answer. auto: the first rule that applies.",
+        "auto", description="Which part of a text is the answer. auto: the first rule that applies."
     )
     tolerance: FiniteFloat | None = Field(
         None, ge=0, lt=1, description="Numbers are equal if they differ by at most this share of "

@@ -86,9 +86,7 @@ class Binding(_Part):
     """What scores must come from for the calibration to hold."""
 
     backend: str
-    provenance: dict[str, JsonValue] = Field(
-        description="The judge's: checkpoint, prompt, readout, sampling."
-    )
+    provenance: dict[str, JsonValue] = Field(description="Checkpoint, prompt, readout, sampling.")
     nframes: FrameCount
     max_pixels: MaxPixels
     backend_kwargs: dict[str, JsonValue]

@@ -136,9 +136,7 @@ class ChatRequest(ForeignRequest):
         json_schema_extra={"not": {"const": True}},
         description="Not supported: false or omitted.",
     )
-    n: Annotated[int, Field(ge=1, le=1)] | None = Field(
-        None, description="Only 1 or omitted: there is one choice."
-    )
+    n: int | None = Field(None, ge=1, le=1, description="Only 1 or omitted: there is one choice.")
 
     @model_validator(mode="after")
     def _one_turn_of_the_user(self) -> Self:
@@ -195,9 +193,7 @@ class ChatCompletion(Response):
     """The answer in OpenAI's format, and the scores that it was made from."""
 
     id: str = Field(description="`chatcmpl-` and the request id.")
-    object: Literal["chat.completion"] = Field(
-        "chat.completion", description="Always `chat.completion`."
-    )
+    object: Literal["chat.completion"] = Field("chat.completion", description="Always this.")
     created: int = Field(description="Seconds since 1970.")
     model: str = Field(description="The judge that answered.")
     choices: list[ChatChoice] = Field(description="One.")

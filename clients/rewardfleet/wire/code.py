@@ -169,9 +169,7 @@ class StdioTests(Request, json_schema_extra=_ONE_CHECKER):
     setup: _Setup = ""
     cases: list[StdioCase] = Field(min_length=1, max_length=MAX_TESTS, description="The tests.")
     checker: _CheckerName = Field("tokens", description=_CHECKERS)
-    tolerance: _Tolerance = Field(
-        1e-6, description=f"Tolerance of the checker `float`: {_TOLERANCE}"
-    )
+    tolerance: _Tolerance = Field(1e-6, description=f"Of the checker `float`: {_TOLERANCE}")
     relative_tolerance: _Tolerance | None = Field(None, description=_RELATIVE)
     ignore_case: bool = Field(False, description="Whether `YES` and `Yes` are equal.")
     checker_program: CheckerProgram | None = Field(None, description=_CHECKER_PROGRAM)
@@ -183,9 +181,7 @@ class FunctionalCase(Request):
     """One test: the arguments of a call, and what it must return."""
 
     args: list[FiniteJson] = Field(description="Positional arguments.")
-    expected: FiniteJson = Field(
-        description="The value that the call must return. A tuple equals a list."
-    )
+    expected: FiniteJson = Field(description="What the call must return. A tuple equals a list.")
 
 
 class FunctionalTests(Request):
@@ -200,11 +196,9 @@ class FunctionalTests(Request):
     )
     setup: _Setup = ""
     prompt: _RowPrompt = ""
-    cases: list[FunctionalCase] = Field(
-        min_length=1, max_length=MAX_TESTS, description="The tests."
-    )
+    cases: list[FunctionalCase] = Field(min_length=1, max_length=MAX_TESTS, description="Tests.")
     tolerance: _Tolerance = Field(
-        0.0, description=f"Tolerance of expected numbers with a decimal point: {_TOLERANCE}"
+        0.0, description=f"Of expected numbers with a decimal point: {_TOLERANCE}"
     )
     relative_tolerance: _Tolerance | None = Field(None, description=_RELATIVE)
     bool_is_int: bool = Field(False, description=_BOOL_IS_INT)
@@ -227,9 +221,7 @@ class AssertTests(Request):
         "as one test. Functions and classes of tests are called as pytest and unittest do, and "
         "`check` is called with `entry_point`.",
     )
-    tolerance: _Tolerance = Field(
-        0.0, description=f"Tolerance of expected floating-point literals: {_TOLERANCE}"
-    )
+    tolerance: _Tolerance = Field(0.0, description=f"Of expected float literals: {_TOLERANCE}")
     relative_tolerance: _Tolerance | None = Field(None, description=_RELATIVE)
     bool_is_int: bool = Field(False, description=_BOOL_IS_INT)
     single_run: bool = Field(
@@ -272,9 +264,7 @@ class DatasetTests(Request, json_schema_extra=_ONE_CHECKER):
         description="How outputs are compared, as in `stdio`. Null, here and below: by the rule "
         "of the dataset; see docs/code-service.md.",
     )
-    tolerance: _Tolerance | None = Field(
-        None, description="As in the kind of tests that it becomes."
-    )
+    tolerance: _Tolerance | None = Field(None, description="As in the kind that it becomes.")
     relative_tolerance: _Tolerance | None = Field(None, description=_RELATIVE)
     ignore_case: bool | None = Field(None, description="Whether `YES` and `Yes` are equal.")
     bool_is_int: bool | None = Field(None, description=_BOOL_IS_INT)
@@ -374,20 +364,18 @@ class Limits(Request):
     cpu_s: float = Field(
         10.0,
         gt=0,
-        description="Seconds of CPU time: the limit that determines verdicts. At most `max_cpu_s`.",
+        description="Seconds of CPU time, which determines verdicts. At most `max_cpu_s`.",
     )
     wall_s: float = Field(
         30.0,
         gt=0,
-        description="Seconds of wall time: a backstop for programs that sleep. At most "
-        "`max_wall_s`.",
+        description="Seconds of wall time, for programs that sleep. At most `max_wall_s`.",
     )
-    memory_mb: Annotated[int, Field(ge=16)] = Field(
-        1024,
-        description="MiB of memory in addition to the interpreter's own. At most `max_memory_mb`.",
+    memory_mb: int = Field(
+        1024, ge=16, description="MiB besides the interpreter's own. At most `max_memory_mb`."
     )
-    output_kb: Annotated[int, Field(ge=1)] = Field(
-        16_384, description="KiB of standard output, and as many of standard error. At most 65,536."
+    output_kb: int = Field(
+        16_384, ge=1, description="KiB of standard output, and of standard error. At most 65,536."
     )
 
 
@@ -413,9 +401,7 @@ class CodeRequest(Request):
         "same tests to determine whether the judgment is right (`details.judgment_correct`).",
     )
     original_passed: bool | None = Field(
-        None,
-        description="Whether the original program passes all tests, if that is known. It is then "
-        "not run.",
+        None, description="Whether the original program passes all tests. If known, it is not run."
     )
     mode: Literal["pass_rate", "all_pass"] = Field(
         "pass_rate",
@@ -489,9 +475,7 @@ class Verdict(Response):
     cpu_ms: float = Field(0.0, description="Milliseconds of CPU time of the run.")
     wall_ms: float = Field(0.0, description="Milliseconds of wall time of the run.")
     stdout: str = Field("", description="The first 1000 bytes of standard output.")
-    stderr: str = Field(
-        "", description="Standard error; of more than 1000 bytes, the first 500 and the last 500."
-    )
+    stderr: str = Field("", description="Standard error: at most its first and its last 500 bytes.")
 
 
 class CodeTiming(Timing):
@@ -510,14 +494,12 @@ class CodeTiming(Timing):
 class CodeScore(Score):
     """A `Score` with one verdict per test."""
 
-    score: FiniteFloat | None = Field(
-        ge=0, le=1, description="In [0, 1], or null if there is none."
-    )
+    score: FiniteFloat | None = Field(ge=0, le=1, description="In [0, 1]; null if there is none.")
     cause: CodeCause | ErrorKind | str | None = cause_field(
         "Why the score is below 1, or missing; or that the program could decide on a pass."
     )
     pass_rate: FiniteFloat | None = Field(
-        None, ge=0, le=1, description="The share of tests passed, in [0, 1]."
+        None, ge=0, le=1, description="The share of tests passed."
     )
     verdicts: list[Verdict] = Field(default_factory=list, description="One per test, in order.")
     code: str = Field("", description="The program that was extracted from `revision`.")
@@ -526,15 +508,10 @@ class CodeScore(Score):
         description="Whether the critique contains exactly one overall judgment; null if the "
         "request has no critique.",
     )
-    judgment: CritiqueJudgment | None = Field(
-        None, description="The overall judgment of the critique."
-    )
+    judgment: CritiqueJudgment | None = Field(None, description="The critique's overall judgment.")
     isolation: str = Field("", description="How the program was isolated; see `GET /readyz`.")
     suspicions: list[str] = Field(default_factory=list, description="Signs of tampering.")
     left_out: list[str] = Field(
-        default_factory=list,
-        description="Tests that do not count, because they pass without a program.",
+        default_factory=list, description="Tests that do not count: they pass without a program."
     )
-    timing_ms: CodeTiming = Field(
-        default_factory=CodeTiming, description="Milliseconds of each stage."
-    )
+    timing_ms: CodeTiming = Field(default_factory=CodeTiming, description="Milliseconds by stage.")

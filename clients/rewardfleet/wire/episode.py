@@ -121,22 +121,13 @@ class EpisodeRequest(Request):
     episode_reward: Number | None = Field(None, description="Return from the environment.")
     step_rewards: Vector | None = Field(None, description="[T]: one per step.")
     step_token_ends: StepTokens | None = Field(
-        None,
-        description="[T]: index of the last token of each step, counted from 0, strictly rising.",
+        None, description="[T]: index of the last token of each step, from 0, strictly rising."
     )
-    reward_model_score: Number | None = Field(
-        None, description="Score of a reward model, computed by the caller."
-    )
-    temperature: Count | None = Field(
-        None, description="Sampling temperature of the episode, 0 or above."
-    )
+    reward_model_score: Number | None = Field(None, description="Of the caller's reward model.")
+    temperature: Count | None = Field(None, description="Sampling temperature, 0 or above.")
     actions: Matrix | None = Field(None, description="[T, A]: one action per step, A numbers each.")
-    path: Matrix | None = Field(
-        None, description="[T, D]: positions of the end effector, in meters."
-    )
-    progress: Vector | None = Field(
-        None, description="[T]: progress on the task before each step, e.g. 0 to 1."
-    )
+    path: Matrix | None = Field(None, description="[T, D]: where the end effector is, in meters.")
+    progress: Vector | None = Field(None, description="[T]: progress before a step, e.g. 0 to 1.")
     visual_success: FiniteFloat | Score | None = Field(
         None, description="A number in [0, 1], or the response of the video service."
     )
@@ -145,16 +136,14 @@ class EpisodeRequest(Request):
 class FilterOptions(Request):
     """Rules for which episodes to train on. An episode that fails one has `keep: false`."""
 
-    test_time_rl: bool = Field(
-        False, description="Keep groups with equal rewards, unless `drop_all_equal` is set."
-    )
+    test_time_rl: bool = Field(False, description="Keep groups with equal rewards by default.")
     drop_all_equal: bool | None = Field(
         None,
         description="Dynamic sampling: drop groups whose rewards are all equal, and groups of one. "
         "Default: true, or false with `test_time_rl`.",
     )
-    tolerance: Annotated[FiniteFloat, Field(ge=0)] = Field(
-        1e-3, description="Rewards that differ by at most this are equal."
+    tolerance: FiniteFloat = Field(
+        1e-3, ge=0, description="Rewards that differ by at most this are equal."
     )
     accuracy_bounds: tuple[Fraction, Fraction] | None = Field(
         None, description="Drop groups whose success rate is outside [low, high]."
@@ -164,9 +153,7 @@ class FilterOptions(Request):
         description="Keep `select_count` members of each group: the successes with the fewest "
         "steps, or the trajectories furthest apart.",
     )
-    select_count: Annotated[int, Field(ge=1)] = Field(
-        4, description="Members of each group that `select` keeps."
-    )
+    select_count: int = Field(4, ge=1, description="Members of each group that `select` keeps.")
     final_attempt: bool = Field(False, description="Last round of resampling: keep everything.")
 
     @model_validator(mode="after")
@@ -181,16 +168,16 @@ class ClusterOptions(Request):
     """How similar trajectories of a group are found, for a majority vote."""
 
     over: Literal["actions", "path"] = Field(
-        "actions",
-        description="What is compared. path: where missing, the one commanded by actions.",
+        "actions", description="What is compared. path: if missing, the one commanded by actions."
     )
     distance: Literal["resampled", "dtw"] = Field(
         "resampled",
         description="resampled: point by point, after resampling to 32 points. "
         "dtw: dynamic time warping.",
     )
-    threshold: Annotated[FiniteFloat, Field(ge=0)] = Field(
+    threshold: FiniteFloat = Field(
         0.1,
+        ge=0,
         description="Root mean square distance, in units of the data, up to which two trajectories "
         "are similar.",
     )
@@ -227,9 +214,7 @@ class EpisodeOptions(Request):
     normalize: Literal["none", "length", "group_mean", "group_std", "leave_one_out", "running"] = (
         Field("none", description="Normalization of the rewards; see docs/episodes.md.")
     )
-    filter: FilterOptions = Field(
-        FilterOptions(), description="Rules for which episodes to train on."
-    )
+    filter: FilterOptions = Field(FilterOptions(), description="Which episodes to train on.")
     clusters: ClusterOptions | None = Field(
         None, description="Cluster the trajectories of each group; null: do not."
     )
@@ -254,12 +239,8 @@ class EpisodeBatchHeader(Request):
     )
 
     options: EpisodeOptions = Field(EpisodeOptions(), description="Options of the batch.")
-    run: Name | None = Field(
-        None, description="Name of the training run; required by `normalize: running`."
-    )
-    step: Step | None = Field(
-        None, description="Step of the training run; required by `normalize: running`."
-    )
+    run: Name | None = Field(None, description="Training run; required by `normalize: running`.")
+    step: Step | None = Field(None, description="Its step; required by `normalize: running`.")
     attempt: str | None = ATTEMPT
 
     @model_validator(mode="after")
@@ -280,9 +261,7 @@ class EpisodeBatchRequest(EpisodeBatchHeader):
 class EpisodeScore(Score):
     """The score of one episode, and how to train on it."""
 
-    cause: EpisodeCause | ErrorKind | str | None = cause_field(
-        "Why the score is below 1, or missing."
-    )
+    cause: EpisodeCause | ErrorKind | str | None = cause_field("Why the score is < 1, or missing.")
     uid: str = Field("", description="The `uid` of the request.")
     keep: bool = Field(True, description="Train on this episode.")
     drop_reason: DropReason | str | None = Field(
@@ -292,7 +271,7 @@ class EpisodeScore(Score):
     )
     cluster: int | None = Field(None, description="Number of its cluster within its group.")
     pseudo_label: Literal[0, 1] | None = Field(
-        None, description="1 in the largest cluster of its group, else 0."
+        None, description="1 in the largest cluster, else 0."
     )
     step_rewards: list[FiniteFloat] | None = Field(
         None,
@@ -311,9 +290,7 @@ class GroupStats(Response):
     size: int = Field(description="Number of members with a score.")
     mean: float = Field(description="Mean reward.")
     std: float | None = Field(None, description="Sample standard deviation; null for one member.")
-    success_rate: float | None = Field(
-        None, description="In [0, 1]; null if a member has no `success`."
-    )
+    success_rate: float | None = Field(None, description="In [0, 1]; null if one has no `success`.")
     all_equal: bool = Field(description="All rewards are equal, within `filter.tolerance`.")
     clusters: int | None = Field(None, description="Number of clusters.")
     majority_ratio: float | None = Field(None, description="Fraction in the largest cluster.")
@@ -325,16 +302,10 @@ class TemperatureStats(Response):
 
     temperature: str = Field(description="To the nearest 0.1; `2.0` is 2 and above.")
     episodes: int = Field(description="Number of episodes.")
-    success_rate: float | None = Field(
-        description="In [0, 1]; null if an episode has no `success`."
-    )
-    steps: float | None = Field(
-        description="Mean number of steps; null if an episode has no `steps`."
-    )
+    success_rate: float | None = Field(description="In [0, 1]; null if one has no `success`.")
+    steps: float | None = Field(description="Mean number; null if an episode has no `steps`.")
     reward_mean: float = Field(description="Mean reward, before normalization.")
-    reward_variance: float = Field(
-        description="Population variance of the rewards, before normalization."
-    )
+    reward_variance: float = Field(description="Population variance, before normalization.")
 
 
 class RunningStats(Response):
@@ -361,9 +332,7 @@ class EpisodeBatchResponse(Response):
     provenance: dict[str, dict[str, JsonValue]] = Field(
         default_factory=dict, description="The version of the service, for all results."
     )
-    timing_ms: Timing = Field(
-        default_factory=Timing, description="Milliseconds of each stage, for the batch."
-    )
+    timing_ms: Timing = Field(default_factory=Timing, description="Milliseconds by stage.")
 
 
 class GroupMemberRequest(Request):
@@ -384,17 +353,15 @@ class GroupMemberRequest(Request):
     run: Name = Field(description="Name of the training run.")
     step: Step = Field(description="Step of the training run.")
     attempt: str | None = ATTEMPT
-    group_size: Annotated[int, Field(ge=1, le=1024)] = Field(
-        description="Number of members of a complete group."
-    )
-    wait_s: Annotated[FiniteFloat, Field(gt=0, le=3600)] = Field(
+    group_size: int = Field(ge=1, le=1024, description="Number of members of a complete group.")
+    wait_s: FiniteFloat = Field(
         60.0,
+        gt=0,
+        le=3600,
         description="Seconds from the first member of the group until the group is released, "
         "complete or not.",
     )
-    options: EpisodeOptions = Field(
-        EpisodeOptions(), description="Options of the group, the same for all members."
-    )
+    options: EpisodeOptions = Field(EpisodeOptions(), description="The same for all members.")
     item: EpisodeRequest = Field(description="The episode, with its `group`.")
 
     @model_validator(mode="after")
@@ -417,9 +384,7 @@ class GroupMemberResponse(Response):
     result: EpisodeScore | None = Field(
         None, description="The score of the episode; null until the group is released."
     )
-    group: GroupStats | None = Field(
-        None, description="Statistics of the group; null until it is released."
-    )
+    group: GroupStats | None = Field(None, description="Its statistics; null until it is released.")
 
 
 class TemperatureAdaptation(Request):
@@ -437,19 +402,20 @@ class TemperatureAdaptation(Request):
     run: Name = Field(description="Name of the training run.")
     step: Step = Field(description="Step of the training run.")
     attempt: str | None = ATTEMPT
-    success_rate: Fraction | None = Field(
-        None, description="Measured in this step; give it or `diversity`."
-    )
+    success_rate: Fraction | None = Field(None, description="Of this step; give it or `diversity`.")
     target_success_rate: Fraction = Field(
         0.5, description="Above it, temperatures rise; below it, they fall."
     )
-    diversity: Annotated[FiniteFloat, Field(ge=0)] | None = Field(
+    diversity: FiniteFloat | None = Field(
         None,
+        ge=0,
         description="Mean distance between two trajectories, measured in this step; give it or "
         "`success_rate`.",
     )
-    target_diversity: Annotated[FiniteFloat, Field(gt=0)] | None = Field(
-        None, description="Below it, temperatures rise; above it, they fall. `diversity` needs it."
+    target_diversity: FiniteFloat | None = Field(
+        None,
+        gt=0,
+        description="Temperatures rise below it, and fall above it. `diversity` needs it.",
     )
 
     @model_validator(mode="after")
@@ -464,12 +430,10 @@ class TemperatureAdaptation(Request):
 class TemperaturesRequest(Request):
     """A request for the temperatures of the samples of one prompt."""
 
-    n: Annotated[int, Field(ge=1, le=1024)] = Field(description="Number of samples.")
-    base_temperature: Annotated[FiniteFloat, Field(gt=0, le=2)] = Field(
-        0.6, description="The lowest temperature."
-    )
-    temperature_range: Annotated[FiniteFloat, Field(ge=0, le=2)] = Field(
-        0.3, description="The highest temperature minus the lowest."
+    n: int = Field(ge=1, le=1024, description="Number of samples.")
+    base_temperature: FiniteFloat = Field(0.6, gt=0, le=2, description="The lowest temperature.")
+    temperature_range: FiniteFloat = Field(
+        0.3, ge=0, le=2, description="The highest temperature minus the lowest."
     )
     adapt: TemperatureAdaptation | None = Field(
         None,
@@ -483,6 +447,4 @@ class TemperaturesResponse(Response):
 
     temperatures: list[float] = Field(description="[n], rising evenly.")
     base_temperature: float = Field(description="The lowest temperature, after adaptation.")
-    temperature_range: float = Field(
-        description="The highest temperature minus the lowest, after adaptation."
-    )
+    temperature_range: float = Field(description="The highest minus the lowest, after adaptation.")

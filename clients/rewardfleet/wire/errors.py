@@ -44,12 +44,8 @@ class Problem(BaseModel, extra="ignore"):
         "further ones.",
     )
     retryable: bool = Field(description="Whether the same request may succeed later.")
-    retry_after: float | None = Field(
-        None, description="Seconds to wait before trying again; null if unknown."
-    )
-    request_id: str | None = Field(
-        None, description="The request id, as it appears in the service's log."
-    )
+    retry_after: float | None = Field(None, description="Seconds until a retry; null if unknown.")
+    request_id: str | None = Field(None, description="The request id, as in the service's log.")
 
 
 #: The class of each kind. Each class enters itself.

@@ -37,12 +37,8 @@ class RunCodeRequest(ForeignRequest):
 
     code: PolicyText = Field(description="The program.")
     language: Literal["python"] = Field(description="The language of the program.")
-    stdin: str | None = Field(
-        None, description="Text on the program's standard input; null: nothing."
-    )
-    run_timeout: float = Field(
-        10.0, gt=0, description="Seconds of CPU time, and twice as many of wall time."
-    )
+    stdin: str | None = Field(None, description="Text on its standard input; null: nothing.")
+    run_timeout: float = Field(10.0, gt=0, description="Seconds of CPU time; of wall time, twice.")
     compile_timeout: float = Field(10.0, description="Ignored: Python is not compiled.")
     memory_limit_MB: int = Field(  # noqa: N815 - SandboxFusion's name
         -1,
@@ -66,8 +62,7 @@ class CommandRunResult(BaseModel):
     execution_time: float | None = Field(None, description="Seconds of wall time.")
     cpu_time: float | None = Field(None, description="Seconds of CPU time.")
     return_code: int | None = Field(
-        None,
-        description="As in Python's `subprocess`: negative for a signal; null if the time was up.",
+        None, description="As in Python's `subprocess`: negative for a signal; null if time was up."
     )
     stdout: str | None = Field(None, description="Standard output.")
     stderr: str | None = Field(None, description="Standard error.")
@@ -80,9 +75,7 @@ class RunCodeResponse(BaseModel):
         description="Success: exit status 0. This service sends no `SandboxError`."
     )
     message: str = Field("", description="Always empty.")
-    compile_result: CommandRunResult | None = Field(
-        None, description="Always null: Python is not compiled."
-    )
+    compile_result: CommandRunResult | None = Field(None, description="Always null.")
     run_result: CommandRunResult | None = Field(None, description="How the program ended.")
     executor_pod_name: str | None = Field(None, description="Always null.")
     files: dict[str, str] = Field({}, description="Always empty.")
@@ -158,12 +151,8 @@ class EvalTestCase(BaseModel):
     """The result of one test. `exec_info` has the beginning of the program's output."""
 
     passed: bool = Field(description="Whether the verdict is `accepted`.")
-    exec_info: RunCodeResponse = Field(
-        description="The run, with the first 1000 bytes of its outputs."
-    )
-    test_info: dict[str, JsonValue] | None = Field(
-        None, description="The test; null for LiveCodeBench."
-    )
+    exec_info: RunCodeResponse = Field(description="The run, with 1000 bytes of its outputs.")
+    test_info: dict[str, JsonValue] | None = Field(None, description="Null for LiveCodeBench.")
 
 
 class EvalResult(BaseModel):

@@ -12,10 +12,8 @@ class InFlightSample(BaseModel):
     """A sample in flight, or several that are scored as a whole. It contains no payload."""
 
     service: str = Field(description="The service, e.g. `video`.")
-    replica: str = Field(
-        description="The host of the replica; of a gateway's answer, its URL, or `gateway`."
-    )
-    request_id: str = Field(description="The request id, as it appears in the service's log.")
+    replica: str = Field(description="Its host; of a gateway's answer, its URL, or `gateway`.")
+    request_id: str = Field(description="The request id, as in the service's log.")
     path: str = Field(description="The route, e.g. `/score/batch`.")
     stage: str = Field(
         description="`line` (waits for its turn), `body` (it is being received), `prepare` "

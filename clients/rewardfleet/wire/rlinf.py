@@ -14,9 +14,7 @@ class RlinfRequest(ForeignRequest):
     video_path: VideoPath = Field(description="A video file on the server.")
     nframes: FrameCount = Field(16, description="Number of frames that the judge sees.")
     max_pixels: MaxPixels = Field(200_704, description="The most pixels per frame.")
-    backend: str | None = Field(
-        None, max_length=200, description="Name of the judge; null for the default."
-    )
+    backend: str | None = Field(None, max_length=200, description="The judge; null: the default.")
     backend_kwargs: dict[str, FiniteJson] = Field(
         default_factory=dict, description="Options of the judge, e.g. `score_mode`."
     )
@@ -30,9 +28,5 @@ class RlinfScore(Response):
     )
     model_output: str = Field(description="The judge's text output.")
     backend: str = Field(description="The judge that answered.")
-    abstained: bool = Field(
-        description="Whether the judge abstained, so that `score` is no judgment."
-    )
-    cause: VideoCause | None = Field(
-        None, description="Why the judge's score is below 1, or why it abstained."
-    )
+    abstained: bool = Field(description="Whether the judge abstained: `score` is no judgment.")
+    cause: VideoCause | None = Field(None, description="Why it abstained, or gives less than 1.")

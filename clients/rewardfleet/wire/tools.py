@@ -75,9 +75,7 @@ class ToolsOptions(Request):
         description="strict: without the faults of the published reward. toolrl: the reward of "
         "ToolRL as published.",
     )
-    with_length: bool = Field(
-        False, description="Add the reward of the length of `<think>`, in [0, 1]."
-    )
+    with_length: bool = Field(False, description="Reward the length of `<think>`, in [0, 1].")
     schedule_length: bool = Field(
         False, description="The length for a full reward rises with `step`."
     )
@@ -91,14 +89,12 @@ class ToolsOptions(Request):
         False, description="toolrl: a call counts if it is exact, without parts of parameters."
     )
     correct_max1: bool = Field(False, description="toolrl: the correctness is in [-1, 1].")
-    max1_step30_max3: bool = Field(
-        False, description="toolrl: a third of the correctness before step 30."
-    )
+    max1_step30_max3: bool = Field(False, description="toolrl: correctness / 3 before step 30.")
     schedule_reward: bool = Field(
         False, description="toolrl: the ranges of format and correctness change with `step`."
     )
     families: dict[ToolName, Family] = Field(
-        {}, max_length=10_000, description="Families of tools by name."
+        {}, max_length=10_000, description="Of tools, by name."
     )
     family_patterns: dict[Family, Globs] | None = Field(
         None,
@@ -134,9 +130,7 @@ class ToolDescription(Request):
     """A tool that was available."""
 
     name: ToolName = Field(description="As it is called.")
-    description: str = Field(
-        "", max_length=20_000, description="What it does; its family may depend on it."
-    )
+    description: str = Field("", max_length=20_000, description="What it does.")
 
 
 class ToolsRequest(Request):
@@ -162,9 +156,7 @@ class ToolsRequest(Request):
         description="A correct answer with the same tags, as in ToolRL's datasets; or its calls, "
         "as OpenAI, TRL, BFCL and NeMo Gym have them, also as JSON in a text."
     )
-    step: Step | None = Field(
-        None, description="Step of the training run, for schedules and the price of a budget."
-    )
+    step: Step | None = Field(None, description="Step of the run, for schedules and prices.")
     run: Name | None = Field(
         None,
         description="Training run whose budget counts: the score is task - lambda * cost. With "
@@ -225,20 +217,16 @@ class ToolsScore(Score):
 class PidGains(Request):
     """The gains of a PID controller; `eta` is that of its integral."""
 
-    kp: Annotated[FiniteFloat, Field(ge=0, le=1e3)] = Field(
-        2.0, description="Of the smoothed difference of mean cost and budget."
+    kp: FiniteFloat = Field(
+        2.0, ge=0, le=1e3, description="Of the smoothed difference of mean cost and budget."
     )
-    kd: Annotated[FiniteFloat, Field(ge=0, le=1e3)] = Field(
-        0.0, description="Of the rise of the smoothed cost."
-    )
+    kd: FiniteFloat = Field(0.0, ge=0, le=1e3, description="Of the rise of the smoothed cost.")
     error_smoothing: Smoothing = Field(
-        0.9, description="Weight of the old value in the moving average of the difference."
+        0.9, description="Weight of the old value, for the difference."
     )
-    cost_smoothing: Smoothing = Field(
-        0.0, description="Weight of the old value in the moving average of the cost."
-    )
-    derivative_delay: Annotated[int, Field(ge=1, le=1_000)] = Field(
-        1, description="Updates over which the rise of the cost is measured."
+    cost_smoothing: Smoothing = Field(0.0, description="Weight of the old value, for the cost.")
+    derivative_delay: int = Field(
+        1, ge=1, le=1_000, description="Updates over which the rise of the cost is measured."
     )
 
 
@@ -246,24 +234,25 @@ class BudgetOptions(Request):
     """The budget of a training run, and how its multiplier is controlled."""
 
     budget: Cost = Field(0.3, description="Mean cost per answer to stay within.")
-    eta: Annotated[FiniteFloat, Field(gt=0, le=1e3)] = Field(
-        0.05, description="Step size of the multiplier."
-    )
+    eta: FiniteFloat = Field(0.05, gt=0, le=1e3, description="Step size of the multiplier.")
     initial_lambda: Cost = Field(0.0, description="The multiplier before the first update.")
-    max_lambda: Annotated[FiniteFloat, Field(gt=0, le=1e6)] = Field(
-        10.0, description="The largest multiplier."
-    )
+    max_lambda: FiniteFloat = Field(10.0, gt=0, le=1e6, description="The largest multiplier.")
     controller: Literal["dual_ascent", "pid"] = Field(
         "dual_ascent",
         description="dual_ascent: lambda + eta * (mean cost - budget), at least 0. pid: with a "
         "proportional and a derivative term.",
     )
     pid: PidGains = Field(PidGains(), description="Gains, for `controller: pid`.")
-    every: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
-        1, description="Steps whose mean cost makes one update of the multiplier."
+    every: int = Field(
+        1,
+        ge=1,
+        le=1_000_000,
+        description="Steps whose mean cost makes one update of the multiplier.",
     )
-    parts: Annotated[int, Field(ge=1, le=65_536)] | None = Field(
+    parts: int | None = Field(
         None,
+        ge=1,
+        le=65_536,
         description="Parts in which the costs of a step arrive: the step is closed with the last "
         "one. Null: it is closed when a part of a later step arrives.",
     )
@@ -310,9 +299,7 @@ class BudgetCheckpoint(Response):
     multiplier: MultiplierCheckpoint = Field(description="The controller.")
     step: Step | None = Field(None, description="The last closed step.")
     updates: _Count = Field(0, description="Updates of the multiplier.")
-    window: StepSum = Field(
-        default_factory=StepSum, description="Closed steps since the last update."
-    )
+    window: StepSum = Field(default_factory=StepSum, description="Steps since the last update.")
     mean_cost: FiniteFloat | None = Field(None, description="Of the last update.")
     mean_task_reward: FiniteFloat | None = Field(None, description="Of the last update.")
 
@@ -325,9 +312,7 @@ class BudgetRequest(BudgetOptions):
     """
 
     checkpoint: BudgetCheckpoint | None = Field(
-        None,
-        description="Resume from the `checkpoint` of an earlier answer; later steps are counted "
-        "again.",
+        None, description="To resume from the one of an earlier answer; later steps count again."
     )
     attempt: str | None = ATTEMPT
 
@@ -364,11 +349,9 @@ class BudgetUpdateRequest(Request):
         None, min_length=1, max_length=MAX_COSTS, description="The cost of each answer."
     )
     mean_cost: Cost | None = Field(None, description="Their mean, instead; needs `count`.")
-    count: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = Field(
-        None, description="Number of answers."
-    )
-    mean_task_reward: Annotated[FiniteFloat, Field(ge=-1e9, le=1e9)] | None = Field(
-        None, description="Mean task reward of these answers, for monitoring."
+    count: int | None = Field(None, ge=1, le=1_000_000_000, description="Number of answers.")
+    mean_task_reward: FiniteFloat | None = Field(
+        None, ge=-1e9, le=1e9, description="Mean task reward of these answers, for monitoring."
     )
 
     @model_validator(mode="after")

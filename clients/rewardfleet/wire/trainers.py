@@ -187,17 +187,14 @@ class OpenEnvStep(ForeignRequest):
         description="The fields of an item of `/score`; or `response`, `completion`, `code` or "
         "`message` with the policy's text, and a ground truth."
     )
-    timeout_s: float | None = Field(
-        None, gt=0, description="Seconds until the deadline; at most `deadline_s`."
-    )
+    timeout_s: float | None = Field(None, gt=0, description="Deadline in s, at most `deadline_s`.")
 
 
 class OpenEnvResult(Response):
     """The state after a reset or a step."""
 
     observation: dict[str, JsonValue] = Field(
-        description="Empty after a reset. Else `status`, `components`, `details` and `cause` of "
-        "the score."
+        description="After a step `status`, `components`, `details` and `cause` of the score."
     )
     reward: FiniteFloat | None = Field(
         None, description="The score; null after a reset, and if the judge abstained."

@@ -116,19 +116,25 @@ class VideoRequest(Request):
     frames: SkipJsonSchema[Frames | None] = Field(
         None, description=f"The shape of raw frames, in a body of the type `{FRAMES_TYPE}`."
     )
-    fps: Annotated[FiniteFloat, Field(gt=0, le=1000)] | None = Field(
+    fps: FiniteFloat | None = Field(
         None,
+        gt=0,
+        le=1000,
         description="Frames per second of `frames_base64` or `frames`. Video files contain their "
         "own rate.",
     )
-    start_s: Annotated[FiniteFloat, Field(ge=0, le=MAX_SECONDS)] | None = Field(
+    start_s: FiniteFloat | None = Field(
         None,
+        ge=0,
+        le=MAX_SECONDS,
         description="The part of a video file that is judged begins with the frame that is shown "
         "at this time, in seconds. Only this part is decoded, from the keyframe before it on. "
         "Null: with the first frame.",
     )
-    end_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_SECONDS)] | None = Field(
+    end_s: FiniteFloat | None = Field(
         None,
+        gt=0,
+        le=MAX_SECONDS,
         description="The part ends before the frame that is shown at this time, in seconds. Null: "
         "with the last frame.",
     )
@@ -138,13 +144,9 @@ class VideoRequest(Request):
         description="SHA-256 of the video file, of the images of `frames_base64` one after "
         "another, or of the pixels of `frames`, in hex. Content that has another one is refused.",
     )
-    nframes: FrameCount = Field(
-        16, description="Number of frames that the judge sees, spread evenly over the clip."
-    )
+    nframes: FrameCount = Field(16, description="Frames that the judge sees, evenly spread.")
     max_pixels: MaxPixels = Field(
-        200_704,
-        description="The most pixels (height times width) per frame; larger frames are scaled "
-        "down.",
+        200_704, description="Larger frames are scaled down to these pixels (height times width)."
     )
     backend: str | None = Field(
         None, max_length=200, description="Name of the judge; null for the service's default."
@@ -207,12 +209,8 @@ class NearestReference(Response):
 class VideoScore(Score):
     """A `Score` in [0, 1] with the judge's output."""
 
-    score: FiniteFloat | None = Field(
-        ge=0, le=1, description="In [0, 1], or null if there is none."
-    )
-    cause: VideoCause | ErrorKind | str | None = cause_field(
-        "Why the score is below 1, or missing."
-    )
+    score: FiniteFloat | None = Field(ge=0, le=1, description="In [0, 1]; null if there is none.")
+    cause: VideoCause | ErrorKind | str | None = cause_field("Why the score is < 1, or missing.")
     model_output: str = Field("", description="The judge's text output.")
     curve: Curve | None = Field(
         None,
