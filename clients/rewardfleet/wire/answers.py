@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
-    ConfigDict,
     Field,
     FiniteFloat,
     StrictBool,
@@ -56,33 +55,6 @@ def _text(response: Any) -> Any:
     return text_of(response) if isinstance(response, list | dict) else response
 
 
-def _one_reference(fields: Any) -> Any:
-    """Return the fields of a request with the reference under one name."""
-    if not isinstance(fields, Mapping):
-        return fields
-    given = [name for name in REFERENCE_NAMES if fields.get(name) is not None]
-    if not given:
-        return fields
-    first = fields[given[0]]
-    values = first if isinstance(first, list) else [first]
-    is_known = all(
-        isinstance(each, bool | int | dict)
-        or (isinstance(each, float) and math.isfinite(each))
-        or (isinstance(each, str) and each.strip() and len(each) <= MAX_REFERENCE)
-        for each in values
-    )
-    if not is_known or not 1 <= len(values) <= MAX_REFERENCES:
-        raise ValueError(
-            f"reference: give a text of 1 to {MAX_REFERENCE:,} characters, a number, true or "
-            f"false, an object, or a list of 1 to {MAX_REFERENCES} equally right ones "
-            f"(got {repr(first)[:60]})"
-        )
-    if any(fields[name] != first for name in given):
-        raise ValueError(f"{' and '.join(given)} contradict: give one `reference`")
-    rest = {name: value for name, value in fields.items() if name not in REFERENCE_NAMES}
-    return {**rest, "reference": first}
-
-
 def _with_aliases(schema: dict[str, Any]) -> None:
     """Add the other names of the reference to the schema of requests."""
     properties = schema["properties"]
@@ -90,15 +62,14 @@ def _with_aliases(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [{"required": [name]} for name in (*REFERENCE_NAMES, "schema")]
 
 
-class AnswersRequest(Request):
+class AnswersRequest(
+    Request,
+    validate_by_name=True,
+    validate_by_alias=True,
+    serialize_by_alias=True,
+    json_schema_extra=_with_aliases,
+):
     """What a policy answered, and the right answer."""
-
-    model_config = ConfigDict(
-        validate_by_name=True,
-        validate_by_alias=True,
-        serialize_by_alias=True,
-        json_schema_extra=_with_aliases,
-    )
 
     response: Annotated[PolicyAnswer, BeforeValidator(_text, json_schema_input_type=_Response)] = (
         Field(
@@ -135,7 +106,30 @@ class AnswersRequest(Request):
     @model_validator(mode="before")
     @classmethod
     def _has_one_reference(cls, fields: Any) -> Any:
-        return _one_reference(fields)
+        """Return the fields of a request with the reference under one name."""
+        if not isinstance(fields, Mapping):
+            return fields
+        given = [name for name in REFERENCE_NAMES if fields.get(name) is not None]
+        if not given:
+            return fields
+        first = fields[given[0]]
+        values = first if isinstance(first, list) else [first]
+        is_known = all(
+            isinstance(each, bool | int | dict)
+            or (isinstance(each, float) and math.isfinite(each))
+            or (isinstance(each, str) and each.strip() and len(each) <= MAX_REFERENCE)
+            for each in values
+        )
+        if not is_known or not 1 <= len(values) <= MAX_REFERENCES:
+            raise ValueError(
+                f"reference: give a text of 1 to {MAX_REFERENCE:,} characters, a number, true or "
+                f"false, an object, or a list of 1 to {MAX_REFERENCES} equally right ones "
+                f"(got {repr(first)[:60]})"
+            )
+        if any(fields[name] != first for name in given):
+            raise ValueError(f"{' and '.join(given)} contradict: give one `reference`")
+        rest = {name: value for name, value in fields.items() if name not in REFERENCE_NAMES}
+        return {**rest, "reference": first}
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

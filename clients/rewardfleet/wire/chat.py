@@ -7,7 +7,7 @@ refused.
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from .errors import Problem
 from .frames import MAX_FRAMES_SENT
@@ -22,6 +22,8 @@ _ERROR_TYPES = {
     424: "server_error",
     429: "rate_limit_error",
 }
+
+_NO_USAGE = dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), 0)
 
 #: Data URLs, whose base64 is padded.
 _DATA_URL = (
@@ -44,7 +46,6 @@ def _contains(name: str, value: str) -> JsonSchema:
     return {"contains": having(name, value), "minContains": 1}
 
 
-_IS_USER = having("role", "user")
 _NAMES_A_TASK: JsonSchema = {
     "properties": {"text": {"type": "string", "pattern": r"\S"}},
     "required": ["text"],
@@ -61,20 +62,15 @@ class ImageUrl(ForeignRequest):
     )
 
 
-class ContentPart(ForeignRequest):
-    """A part of a turn: the text, or one frame."""
+def _of_type(name: str) -> JsonSchema:
+    fields: JsonSchema = {"type": {"const": name}, name: {"not": {"type": "null"}}}
+    return {"properties": fields, "required": ["type", name]}
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [
-                {
-                    "properties": {"type": {"const": name}, name: {"not": {"type": "null"}}},
-                    "required": ["type", name],
-                }
-                for name in ("text", "image_url")
-            ]
-        }
-    )
+
+class ContentPart(
+    ForeignRequest, json_schema_extra={"oneOf": [_of_type("text"), _of_type("image_url")]}
+):
+    """A part of a turn: the text, or one frame."""
 
     type: Literal["text", "image_url"] = Field(description="Which of the fields it has.")
     text: str | None = Field(None, description="The text.")
@@ -87,26 +83,19 @@ class ContentPart(ForeignRequest):
         return self
 
 
-class ChatMessage(ForeignRequest):
-    """A turn. The service reads that of the user and ignores system prompts: judges have theirs."""
+_ONE_TEXT_AND_FRAMES: JsonSchema = {
+    "type": "array",
+    "allOf": [
+        {**_contains("type", "text"), "maxContains": 1},
+        {"contains": _NAMES_A_TASK},
+        {**_contains("type", "image_url"), "maxContains": MAX_FRAMES_SENT},
+    ],
+}
+_ASKS: JsonSchema = {"properties": {"content": _ONE_TEXT_AND_FRAMES}}
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "if": _IS_USER,
-            "then": {
-                "properties": {
-                    "content": {
-                        "type": "array",
-                        "allOf": [
-                            {**_contains("type", "text"), "maxContains": 1},
-                            {"contains": _NAMES_A_TASK},
-                            {**_contains("type", "image_url"), "maxContains": MAX_FRAMES_SENT},
-                        ],
-                    }
-                }
-            },
-        }
-    )
+
+class ChatMessage(ForeignRequest, json_schema_extra={"if": having("role", "user"), "then": _ASKS}):
+    """A turn. The service reads that of the user and ignores system prompts: judges have theirs."""
 
     role: Literal["system", "developer", "user"] = Field(description="Whose turn it is.")
     content: Annotated[
@@ -181,14 +170,6 @@ class ChatChoice(Response):
     logprobs: None = Field(None, description="Always null.")
 
 
-class ChatUsage(Response):
-    """Tokens are not counted."""
-
-    prompt_tokens: int = Field(0, description="Always 0.")
-    completion_tokens: int = Field(0, description="Always 0.")
-    total_tokens: int = Field(0, description="Always 0.")
-
-
 class ChatCompletion(Response):
     """The answer in OpenAI's format, and the scores that it was made from."""
 
@@ -197,7 +178,7 @@ class ChatCompletion(Response):
     created: int = Field(description="Seconds since 1970.")
     model: str = Field(description="The judge that answered.")
     choices: list[ChatChoice] = Field(description="One.")
-    usage: ChatUsage = Field(default_factory=ChatUsage, description="Zeros.")
+    usage: dict[str, int] = Field(_NO_USAGE, description="Zeros: tokens are not counted.")
     task_text: str = Field(description="The task that was read from the text.")
     scores: list[VideoScore] = Field(
         description="The response of `/score`; for a trend, of the first and of the last frame."

@@ -10,12 +10,12 @@ import itertools
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, FiniteFloat, JsonValue, model_validator
+from pydantic import Field, FiniteFloat, JsonValue, model_validator
 
 from .causes import EpisodeCause, cause_field
 from .errors import ErrorKind
 from .run_state import ATTEMPT
-from .score import JsonSchema, Name, Request, Response, Score, Step, Timing, of_types
+from .score import JsonSchema, Name, Request, Response, Score, Step, Timing, having, of_types
 
 #: Limit on the episodes of one batch.
 MAX_EPISODES = 4096
@@ -90,20 +90,14 @@ def _of_kind(kind: RewardKind) -> Iterator[JsonSchema]:
         yield {"properties": {"kind": {"const": kind}, **given}, "required": [*required]}
 
 
-class EpisodeRequest(Request):
+_KINDS = [each for kind in REQUIRED_FIELDS for each in _of_kind(kind)]
+
+
+class EpisodeRequest(Request, json_schema_extra={"anyOf": [*_KINDS, having("masked", True)]}):
     """One episode: its `uid`, and the fields that its `kind` needs.
 
     T is the number of steps.
     """
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                *(each for kind in REQUIRED_FIELDS for each in _of_kind(kind)),
-                {"properties": {"masked": {"const": True}}, "required": ["masked"]},
-            ]
-        }
-    )
 
     uid: Name = Field(description="Name of the episode, unique in its batch.")
     kind: RewardKind = Field("success", description="Formula of the reward; see docs/episodes.md.")
@@ -188,14 +182,14 @@ def _without(name: str, option: str, value: str) -> JsonSchema:
     return {"properties": {name: {"properties": {option: {"not": {"const": value}}}}}}
 
 
-class EpisodeOptions(Request):
-    """Options of a batch."""
+_NOT_DIVERSE = _without("filter", "select", "diverse")
+_NOT_RUNNING = _without("options", "normalize", "running")
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [of_types(clusters="object"), _without("filter", "select", "diverse")]
-        }
-    )
+
+class EpisodeOptions(
+    Request, json_schema_extra={"anyOf": [of_types(clusters="object"), _NOT_DIVERSE]}
+):
+    """Options of a batch."""
 
     efficiency: Literal["reciprocal", "linear", "exponential", "group_best"] = Field(
         "reciprocal", description="Formula of the efficiency; see docs/episodes.md."
@@ -226,17 +220,10 @@ class EpisodeOptions(Request):
         return self
 
 
-class EpisodeBatchHeader(Request):
+class EpisodeBatchHeader(
+    Request, json_schema_extra={"anyOf": [of_types(run="string", step="integer"), _NOT_RUNNING]}
+):
     """The fields of a batch besides its items."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                of_types(run="string", step="integer"),
-                _without("options", "normalize", "running"),
-            ]
-        }
-    )
 
     options: EpisodeOptions = Field(EpisodeOptions(), description="Options of the batch.")
     run: Name | None = Field(None, description="Training run; required by `normalize: running`.")
@@ -335,20 +322,14 @@ class EpisodeBatchResponse(Response):
     timing_ms: Timing = Field(default_factory=Timing, description="Milliseconds by stage.")
 
 
-class GroupMemberRequest(Request):
+_IN_A_GROUP: JsonSchema = {"properties": {"item": of_types(group="string")}}
+
+
+class GroupMemberRequest(Request, json_schema_extra={"allOf": [_IN_A_GROUP, _NOT_RUNNING]}):
     """One episode of a group that is collected member by member.
 
     Send it again until its group is released.
     """
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "allOf": [
-                {"properties": {"item": of_types(group="string")}},
-                _without("options", "normalize", "running"),
-            ]
-        }
-    )
 
     run: Name = Field(description="Name of the training run.")
     step: Step = Field(description="Step of the training run.")
@@ -387,17 +368,12 @@ class GroupMemberResponse(Response):
     group: GroupStats | None = Field(None, description="Its statistics; null until it is released.")
 
 
-class TemperatureAdaptation(Request):
-    """The outcome of one step of a run, which moves the temperatures of the run once."""
+_BY_SUCCESS = of_types(success_rate="number", diversity="null")
+_BY_DIVERSITY = of_types(success_rate="null", diversity="number", target_diversity="number")
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [
-                of_types(success_rate="number", diversity="null"),
-                of_types(success_rate="null", diversity="number", target_diversity="number"),
-            ]
-        }
-    )
+
+class TemperatureAdaptation(Request, json_schema_extra={"oneOf": [_BY_SUCCESS, _BY_DIVERSITY]}):
+    """The outcome of one step of a run, which moves the temperatures of the run once."""
 
     run: Name = Field(description="Name of the training run.")
     step: Step = Field(description="Step of the training run.")

@@ -9,7 +9,6 @@ from typing import Annotated, Literal, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     JsonValue,
     WithJsonSchema,
@@ -17,7 +16,7 @@ from pydantic import (
 )
 
 from .policy_text import PolicyAnswer, PolicyText
-from .score import ForeignRequest
+from .score import ForeignRequest, JsonSchema, having
 
 
 def _reject_files(value: object) -> object:
@@ -81,15 +80,13 @@ class RunCodeResponse(BaseModel):
     files: dict[str, str] = Field({}, description="Always empty.")
 
 
-class SubmitConfig(ForeignRequest):
-    """How a submission is judged. The suffix `Dataset` of `dataset_type` may be omitted."""
+_IS_COMMON_OJ: JsonSchema = {"properties": {"dataset_type": {"pattern": "^CommonOJ"}}}
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "if": {"properties": {"dataset_type": {"pattern": "^CommonOJ"}}},
-            "then": {"properties": {"language": {"const": "python"}}, "required": ["language"]},
-        }
-    )
+
+class SubmitConfig(
+    ForeignRequest, json_schema_extra={"if": _IS_COMMON_OJ, "then": having("language", "python")}
+):
+    """How a submission is judged. The suffix `Dataset` of `dataset_type` may be omitted."""
 
     dataset_type: Literal[
         "CommonOJDataset", "CommonOJ", "LiveCodeBenchDataset", "LiveCodeBench"

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Generic, Self, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     FiniteFloat,
     JsonValue,
@@ -115,29 +114,17 @@ class Timing(Response):
     total: float = Field(0.0, description="From the request's headers to this answer.")
 
 
-def _with_status(status: str, score: str, error: str) -> JsonSchema:
-    """Return the schema of a score with a status, by the types of two fields."""
-    fields: JsonSchema = {
-        "status": {"const": status},
-        "score": {"type": score},
-        "error": {"type": error},
-    }
-    needed = ["status", "score", *(["error"] if error == "object" else [])]
-    return {"properties": fields, "required": list(needed)}
+_STATUSES: JsonSchema = {
+    "oneOf": [
+        {"allOf": [having("status", "ok"), of_types(score="number", error="null")]},
+        {"allOf": [having("status", "abstained"), of_types(score="null", error="null")]},
+        {"allOf": [having("status", "error"), of_types(score="null", error="object")]},
+    ]
+}
 
 
-class Score(Response):
+class Score(Response, json_schema_extra=_STATUSES):
     """One answer. `score` is null unless `status` is `ok`: a missing reward is never 0.0."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [
-                _with_status("ok", "number", "null"),
-                _with_status("abstained", "null", "null"),
-                _with_status("error", "null", "object"),
-            ]
-        }
-    )
 
     score: FiniteFloat | None = Field(description="The reward, or null if there is none.")
     status: Status = Field(

@@ -2,13 +2,24 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat, JsonValue, model_validator
+from pydantic import BeforeValidator, Field, FiniteFloat, JsonValue, model_validator
 
 from .causes import ToolsCause, cause_field
 from .errors import ErrorKind
 from .policy_text import PolicyAnswer
 from .run_state import ATTEMPT
-from .score import LABELS, UID_LABEL, Name, Request, Response, Score, Step, having, of_types
+from .score import (
+    LABELS,
+    UID_LABEL,
+    JsonSchema,
+    Name,
+    Request,
+    Response,
+    Score,
+    Step,
+    having,
+    of_types,
+)
 from .tool_truths import truth_text
 
 #: Maximum number of characters of a ground truth.
@@ -55,20 +66,16 @@ _OF_TOOLRL = (
     "refined_reward", "coarse_reward", "intermediate_reward", "correct_max1", "max1_step30_max3",
     "schedule_reward",
 )  # fmt: skip
+_NONE_OF_TOOLRL: JsonSchema = {"properties": {each: {"const": False} for each in _OF_TOOLRL}}
 _SCHEDULED = ("schedule_length", "max1_step30_max3", "schedule_reward")
+_SCHEDULES: JsonSchema = {"anyOf": [having(each, True) for each in _SCHEDULED]}
+_IS_SCHEDULED: JsonSchema = {"properties": {"options": _SCHEDULES}, "required": ["options"]}
 
 
-class ToolsOptions(Request):
+class ToolsOptions(
+    Request, json_schema_extra={"anyOf": [having("variant", "toolrl"), _NONE_OF_TOOLRL]}
+):
     """How an answer is scored."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                having("variant", "toolrl"),
-                {"properties": {option: {"const": False} for option in _OF_TOOLRL}},
-            ]
-        }
-    )
 
     variant: Literal["strict", "toolrl"] = Field(
         "strict",
@@ -133,20 +140,10 @@ class ToolDescription(Request):
     description: str = Field("", max_length=20_000, description="What it does.")
 
 
-class ToolsRequest(Request):
+class ToolsRequest(
+    Request, json_schema_extra={"if": _IS_SCHEDULED, "then": of_types(step="integer")}
+):
     """An answer, and the correct answer it is compared with."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "if": {
-                "anyOf": [
-                    {"properties": {"options": having(option, True)}, "required": ["options"]}
-                    for option in _SCHEDULED
-                ]
-            },
-            "then": of_types(step="integer"),
-        }
-    )
 
     response: PolicyAnswer = Field(
         description="The answer of the policy: `<think>`, `<tool_call>`, `<response>`. Any text is "
@@ -327,17 +324,12 @@ class BudgetRequest(BudgetOptions):
         return self
 
 
-class BudgetUpdateRequest(Request):
-    """`POST /budgets/{run}/update`: the costs of a step, or of a part of it."""
+_COSTS = of_types(costs="array", mean_cost="null", count="null")
+_MEAN_COST = of_types(costs="null", mean_cost="number", count="integer")
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [
-                of_types(costs="array", mean_cost="null", count="null"),
-                of_types(costs="null", mean_cost="number", count="integer"),
-            ]
-        }
-    )
+
+class BudgetUpdateRequest(Request, json_schema_extra={"oneOf": [_COSTS, _MEAN_COST]}):
+    """`POST /budgets/{run}/update`: the costs of a step, or of a part of it."""
 
     step: Step = Field(description="Step of the training run.")
     part: Name = Field(
@@ -363,12 +355,10 @@ class BudgetUpdateRequest(Request):
         return self
 
 
-class _BudgetMeans(Response):
-    # `lambda` is a keyword of Python.
-    model_config = ConfigDict(
-        validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
-    )
-
+# `lambda` is a keyword of Python.
+class _BudgetMeans(
+    Response, validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
+):
     run: str = Field(description="The training run.")
     lambda_: float = Field(alias="lambda", description="The multiplier.")
     mean_cost: float | None = Field(None, description="Of the last update of the multiplier.")

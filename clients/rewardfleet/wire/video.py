@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Self
 
-from pydantic import ConfigDict, Field, FiniteFloat, ValidationInfo, model_validator
+from pydantic import Field, FiniteFloat, ValidationInfo, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from .causes import VideoCause, cause_field
@@ -81,10 +81,8 @@ def _only(name: str) -> JsonSchema:
     return {"properties": {name: {"not": {"type": "null"}}, **others}, "required": [name]}
 
 
-class VideoRequest(Request):
+class VideoRequest(Request, json_schema_extra={"oneOf": [*map(_only, JSON_INPUTS)]}):
     """One rollout to judge. Provide exactly one of the fields in `INPUTS`."""
-
-    model_config = ConfigDict(json_schema_extra={"oneOf": [_only(name) for name in JSON_INPUTS]})
 
     task_text: TaskText = Field(description="The task: what the robot was to do.")
     video_path: VideoPath | None = Field(

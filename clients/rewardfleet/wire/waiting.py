@@ -32,24 +32,16 @@ _GYM_PREFIX = re.compile(r"\A/ng-rollout/[^/]+(?=/)")
 _WAITS: Mapping[str, Waits] = {
     # verl and SkyRL-Agent wait for 30 s, and repeat a 504 only.
     "/run_code": Waits(25.0, 28.0, DeadlineExceeded),
-    "/submit": Waits(),
-    # OpenRLHF waits for 180 s.
-    "/get_reward": Waits(),
     # slime waits for 120 s, which includes the time in a queue of its own.
     "/slime": Waits(60.0, 100.0),
-    # NeMo Gym has no timeout, and never repeats a status.
-    "/seed_session": Waits(),
-    "/verify": Waits(),
-    "/aggregate_metrics": Waits(),
-    "/reverify_mode": Waits(),
-    # RLinf repeats nothing.
-    "/v1/chat/completions": Waits(),
     # RLinf-RLAIF waits for 120 s, and repeats nothing.
-    "/rlinf/score": Waits(90.0, 115.0),
-    "/rlinf": Waits(90.0, 115.0),
+    **dict.fromkeys(("/rlinf/score", "/rlinf"), Waits(90.0, 115.0)),
     # OpenEnv waits for 60 s, and repeats nothing.
-    "/reset": Waits(40.0, 55.0),
-    "/step": Waits(40.0, 55.0),
+    **dict.fromkeys(("/reset", "/step"), Waits(40.0, 55.0)),
+    # OpenRLHF waits for 180 s, RLinf repeats nothing.
+    **dict.fromkeys(("/submit", "/get_reward", "/v1/chat/completions"), Waits()),
+    # NeMo Gym has no timeout, and never repeats a status.
+    **dict.fromkeys(("/seed_session", "/verify", "/aggregate_metrics", "/reverify_mode"), Waits()),
 }
 
 
