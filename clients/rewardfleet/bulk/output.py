@@ -178,11 +178,6 @@ class Output:
         lines = Lines(self._journal_path)
         lines.file.seek(0)
         for line in lines.file:
-            if line.startswith(b"["):
-                raise ValueError(
-                    f"{self._journal_path} is of an earlier version: finish with it, or give "
-                    "another -o"
-                )
             if line.endswith(b"\n"):
                 row = from_json(line)["row"]
                 self._has_replaced |= row < self._next
