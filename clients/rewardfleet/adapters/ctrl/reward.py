@@ -238,8 +238,10 @@ def build_revision_messages(problem: str, code: str, critique: str) -> list[dict
         critique: The critique of the answer. Text before a </think> is left out; if there is a
             <format>…</format>, only its content is used.
     """
-    answer = as_block(code)
-    review = visible_critique(critique)
+    answer = code if "```" in code else f"```python\n{code.strip()}\n```"
+    visible = critique.rpartition("</think>")[2]
+    formatted = _FORMAT.search(visible)
+    review = (formatted[1] if formatted else visible).strip()
     task = f"A review of your program:\n\n{review}\n\nWrite the program again, with this in mind."
     form = "Give all of it in one block fenced by ```."
     return [
@@ -247,11 +249,6 @@ def build_revision_messages(problem: str, code: str, critique: str) -> list[dict
         {"role": "assistant", "content": answer},
         {"role": "user", "content": f"{task} {form}"},
     ]
-
-
-def as_block(answer: str) -> str:
-    """Return an answer with its program in a fenced block."""
-    return answer if "```" in answer else f"```python\n{answer.strip()}\n```"
 
 
 def first_block(text: str) -> str:
@@ -264,10 +261,3 @@ def first_block(text: str) -> str:
         rest = rest[6:]
     block, end, _ = rest.lstrip().partition("```")
     return block.rstrip() if end else block.removesuffix("\n")
-
-
-def visible_critique(text: str) -> str:
-    """Return a critique without what was thought before, and without <format> around it."""
-    visible = text.rpartition("</think>")[2]
-    formatted = _FORMAT.search(visible)
-    return (formatted[1] if formatted else visible).strip()
