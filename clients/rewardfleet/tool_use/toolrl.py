@@ -18,13 +18,10 @@ _REWARD_STEPS, _LENGTH_STEPS = 150, 105
 #: The step at which `max1_step30_max3` changes.
 _STEP_OF_MAX3 = 30
 
-_FORMATS = {
-    ("response",): re.compile(r"<think>.*?</think>\n<response>.*?</response>", re.DOTALL),
-    ("tool_call",): re.compile(r"<think>.*?</think>\n<tool_call>\n.*?\n</tool_call>", re.DOTALL),
-    ("response", "tool_call"): re.compile(
-        r"<think>.*?</think>\n<tool_call>\n.*?\n</tool_call>\n<response>.*?</response>", re.DOTALL
-    ),
-    (): re.compile(r"<think>.*?</think>", re.DOTALL),
+#: What follows the thoughts, in this order.
+_FORMS = {
+    "tool_call": r"\n<tool_call>\n.*?\n</tool_call>",
+    "response": r"\n<response>.*?</response>",
 }
 
 
@@ -35,10 +32,11 @@ def toolrl_format(text: str, truth: GroundTruth, options: ToolsOptions, step: in
     and `max1_step30_max3` halves it from step 30 on.
     """
     low, high = format_range(options, step)
-    tags = tuple(sorted({"response", "tool_call"} & set(truth.blocks)))
+    tags = [tag for tag in _FORMS if tag in truth.blocks]
     # Counted first: then the expression takes linear time.
     is_expected = all(text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1 for tag in tags)
-    return high if is_expected and _FORMATS[tags].fullmatch(text) else low
+    form = r"<think>.*?</think>" + "".join(_FORMS[tag] for tag in tags)
+    return high if is_expected and re.fullmatch(form, text, re.DOTALL) else low
 
 
 def format_range(options: ToolsOptions, step: int) -> tuple[float, float]:
