@@ -50,7 +50,7 @@ class Source:
 
     path: Path
     _read: Callable[[Path], Iterator[Row]]
-    _count: Callable[[Path], int]
+    _count: Callable[[Path], int] | None = None  #: a faster way than reading the rows
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows; a file that is damaged ends with a row that says so."""
@@ -69,7 +69,7 @@ class Source:
             ValueError: It is damaged.
         """
         try:
-            return self._count(self.path)
+            return self._count(self.path) if self._count else sum(1 for _ in self._read(self.path))
         except ValueError as error:
             raise ValueError(f"{self.path}: {error}") from None
 
@@ -149,7 +149,7 @@ def _folder(path: Path) -> list[Source]:
 
 def _file(path: Path) -> Source:
     if path.suffix.lower() in _CLIPS:
-        return Source(path, _clip, lambda _: 1)
+        return Source(path, _clip)
     if path.suffix not in _READERS:
         clips = ", ".join(sorted(_CLIPS))
         raise ValueError(f"{path}: give a table ({_TABLES}), a clip ({clips}), or a folder")
@@ -286,14 +286,10 @@ def _count_lines(path: Path) -> int:
         return sum(1 for line in _lines(file) if line.strip())
 
 
-def _count_rows(read: Callable[[Path], Iterator[Row]]) -> Callable[[Path], int]:
-    return lambda path: sum(1 for _ in read(path))
-
-
-_READERS: dict[str, tuple[Callable[[Path], Iterator[Row]], Callable[[Path], int]]] = {
+_READERS: dict[str, tuple[Callable[[Path], Iterator[Row]], Callable[[Path], int] | None]] = {
     ".jsonl": (_json_lines, _count_lines),
     ".ndjson": (_json_lines, _count_lines),
-    ".csv": (_csv, _count_rows(_csv)),
+    ".csv": (_csv, None),
     ".parquet": (_parquet, lambda path: int(pyarrow().parquet.read_metadata(path).num_rows)),
-    ".arrow": (_arrow, _count_rows(_arrow)),
+    ".arrow": (_arrow, None),
 }
