@@ -8,7 +8,7 @@ import gc
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,9 @@ class Progress:
     rows: int = 0  #: of the input
     items: int = 0
     missing: int = 0  #: items without a score
+    failed: int = 0  #: those of them that failed
     mean: float | None = None  #: of the scores; None if there are none
-
-
-@dataclass
-class Totals:
-    """The end of a job."""
-
-    lines: list[str] = field(default_factory=list)  #: the summary
-    items: int = 0
-    missing: int = 0
-    failed: int = 0
+    lines: list[str] = field(default_factory=list)  #: at the end, the summary
 
 
 @dataclass
@@ -89,10 +81,11 @@ class Store:
     def progress(self) -> Progress:
         """What is kept so far."""
         found = self._summary
-        return Progress(self._rows, found.items, found.missing, found.mean)
+        failed = found.statuses["error"]
+        return Progress(self._rows, found.items, found.missing, failed, found.mean)
 
-    def finish(self, *, is_complete: bool, lerobot: str | None = None) -> Totals:
-        """Return the totals, once all items that could be scored are.
+    def finish(self, *, is_complete: bool, lerobot: str | None = None) -> Progress:
+        """Return the totals, with the summary, once all items that could be scored are.
 
         Args:
             is_complete: Whether there are no further items, so that the last part can be written.
@@ -111,8 +104,7 @@ class Store:
             self._summary = Summary()
             for record in self._output.records():
                 self._summary.add(record)
-        found = self._summary
-        return Totals(found.lines(), found.items, found.missing, found.statuses["error"])
+        return replace(self.progress, lines=self._summary.lines())
 
     def _count(self, record: dict[str, Any]) -> None:
         self._summary.add(record)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .groups import groups_of
-from .keeper import Kept, Progress, Store, Totals
+from .keeper import Kept, Progress, Store
 from .output import Printer
 from .records import encode_scores
 from .requests import Item
@@ -44,7 +44,7 @@ class StdoutStore:
         self._store.add(encode_scores(scored))
         self._on_progress(self._store.progress)
 
-    async def finish(self, *, is_complete: bool, lerobot: Path | None = None) -> Totals:  # noqa: ARG002 - for folders
+    async def finish(self, *, is_complete: bool, lerobot: Path | None = None) -> Progress:  # noqa: ARG002 - for folders
         """Return the totals."""
         return self._store.finish(is_complete=is_complete)
 
@@ -69,7 +69,7 @@ class FolderStore:
         """
         await self._send(encode_scores(scored))
 
-    async def finish(self, *, is_complete: bool, lerobot: Path | None = None) -> Totals:
+    async def finish(self, *, is_complete: bool, lerobot: Path | None = None) -> Progress:
         """Wait until all scores are kept, and return the totals; see `Store.finish`.
 
         Raises:
@@ -95,11 +95,11 @@ class FolderStore:
         if not self._totals.cancel() and not self._totals.cancelled():
             self._totals.exception()  # it was raised already, or another one was before it
 
-    async def _read(self) -> Totals:
+    async def _read(self) -> Progress:
         while True:
             kind, value = await _answer(self._process)
             if kind == "totals":
-                return Totals(**value)
+                return Progress(**value)
             self._on_progress(Progress(**value))
 
 
@@ -165,7 +165,7 @@ async def score_items(
     run: Run,
     opening: AbstractAsyncContextManager[FolderStore | StdoutStore],
     lerobot: Path | None = None,
-) -> tuple[bool, Totals]:
+) -> tuple[bool, Progress]:
     """Score what is not kept yet, and what is of a group with that.
 
     Args:
