@@ -41,7 +41,7 @@ ClipLike: TypeAlias = (
 
 
 #: What is sent unless it is given, so that the score does not depend on the service's defaults.
-_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     name: VideoRequest.model_fields[name].get_default(call_default_factory=True)
     for name in ("nframes", "max_pixels", "backend_kwargs")
 }
@@ -124,7 +124,7 @@ def video_request(task_text: str, clip: ClipLike, **options: Unpack[VideoOptions
     Raises:
         InvalidRequest: A value is out of range, or the array has another shape or dtype.
     """
-    given: dict[str, Any] = {"task_text": task_text, **_DEFAULTS, **options}
+    given: dict[str, Any] = {"task_text": task_text, **DEFAULTS, **options}
     nframes, fps = given["nframes"], options.get("fps")
     if isinstance(clip, bytes):
         given["video_base64"] = clip

@@ -23,15 +23,13 @@ from rewardfleet.episodes import (
     visual,
 )
 from rewardfleet.episodes.batch import visual_score
-from rewardfleet.wire.episode import FilterOptions
+from rewardfleet.wire.episode import FilterOptions, Normalization
 from rewardfleet.wire.truth import given, plain
 
 from ._rows import quartiles_of
 
 log = logging.getLogger(__name__)
 
-#: Normalizations of `rewardfleet.episodes`; see docs/episodes.md.
-NormalizationType = Literal["none", "length", "group_mean", "group_std", "leave_one_out", "running"]
 #: The reward of an episode: its return; times a score of its video; or with rewards of its steps.
 RewardForm = Literal["return", "visual", "hybrid"]
 
@@ -62,13 +60,13 @@ class EpisodeRewardManager:
         num_examine: int,
         normalize_by_length: bool = False,
         *,
-        normalization_type: NormalizationType = "none",
+        normalization_type: Normalization = "none",
         kind: RewardForm = "return",
     ) -> None:
         self.tokenizer = tokenizer
         self.num_examine = num_examine
-        if normalization_type not in get_args(NormalizationType):
-            known = ", ".join(get_args(NormalizationType))
+        if normalization_type not in get_args(Normalization):
+            known = ", ".join(get_args(Normalization))
             raise ValueError(f"normalization_type: {known}, not {normalization_type!r}")
         if kind not in get_args(RewardForm):
             raise ValueError(f"kind: {', '.join(get_args(RewardForm))}, not {kind!r}")

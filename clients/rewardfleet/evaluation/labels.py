@@ -11,15 +11,11 @@ from rewardfleet.bulk.lerobot import successes_of
 from rewardfleet.bulk.records import Record
 from rewardfleet.bulk.requests import Columns, clip_name, task_of
 from rewardfleet.bulk.rows import Row, Source
-from rewardfleet.wire.calibration import BOUND_FIELDS, bound_fields, bound_provenance
+from rewardfleet.video import DEFAULTS
+from rewardfleet.wire.calibration import bound_fields, bound_provenance
 from rewardfleet.wire.score import figures_of
-from rewardfleet.wire.video import VideoRequest
 
 _WORDS = {"true": True, "false": False, "1": True, "0": False}
-_DEFAULTS = {
-    name: VideoRequest.model_fields[name].get_default(call_default_factory=True)
-    for name in BOUND_FIELDS
-}
 
 
 @dataclass(frozen=True)
@@ -164,7 +160,7 @@ def _clip(
     clips = fields.get("clips")
     only = next(iter(clips)) if isinstance(clips, Mapping) and len(clips) == 1 else None
     camera = fields.get("camera") or options.get("camera") or only
-    request = {name: fields.get(name) or each for name, each in _DEFAULTS.items()}
+    request = {name: fields.get(name) or each for name, each in DEFAULTS.items()}
     request |= options.get("changes", {})
     if not isinstance(request["backend_kwargs"], Mapping):
         request["backend_kwargs"] = {}

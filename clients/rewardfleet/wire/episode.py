@@ -34,6 +34,8 @@ RewardKind = Literal[
 ]
 #: Objectives of the kind `objectives`; a larger value is better.
 Objective = Literal["success", "efficiency", "smoothness", "low_energy", "short_path", "progress"]
+#: Normalizations of rewards; see docs/episodes.md.
+Normalization = Literal["none", "length", "group_mean", "group_std", "leave_one_out", "running"]
 #: Filter rules; see `FilterOptions`.
 DropReason = Literal["all_equal", "accuracy", "alone", "not_selected"]
 #: A number in [0, 1].
@@ -205,9 +207,7 @@ class EpisodeOptions(
         description="sum: weighted sum. gated: weighted sum times success. normalized: each "
         "objective is normalized within its group, then summed.",
     )
-    normalize: Literal["none", "length", "group_mean", "group_std", "leave_one_out", "running"] = (
-        Field("none", description="Normalization of the rewards; see docs/episodes.md.")
-    )
+    normalize: Normalization = Field("none", description="Of rewards; see docs/episodes.md.")
     filter: FilterOptions = Field(FilterOptions(), description="Which episodes to train on.")
     clusters: ClusterOptions | None = Field(
         None, description="Cluster the trajectories of each group; null: do not."
@@ -248,7 +248,7 @@ class EpisodeBatchRequest(EpisodeBatchHeader):
 class EpisodeScore(Score):
     """The score of one episode, and how to train on it."""
 
-    cause: EpisodeCause | ErrorKind | str | None = cause_field("Why the score is < 1, or missing.")
+    cause: EpisodeCause | ErrorKind | str | None = cause_field()
     uid: str = Field("", description="The `uid` of the request.")
     keep: bool = Field(True, description="Train on this episode.")
     drop_reason: DropReason | str | None = Field(
