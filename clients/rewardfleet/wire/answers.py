@@ -159,9 +159,7 @@ class AnswersScore(Score):
     they were compared, and what each checker found.
     """
 
-    cause: AnswersCause | ErrorKind | str | None = cause_field(
-        "Why the answer is wrong, or was not scored; see docs/reference/causes.md."
-    )
+    cause: AnswersCause | ErrorKind | str | None = cause_field()
 
 
 #: Fields of a row that a request has as well, and columns that have the reference.

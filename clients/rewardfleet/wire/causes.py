@@ -29,10 +29,11 @@ class Cause(StrEnum):
         return member
 
 
-def cause_field(why: str) -> Any:
+def cause_field() -> Any:
     """Return the field of a score with its cause, which newer services may have more of."""
     from pydantic import Field  # noqa: PLC0415 - what only reads the names starts faster without it
 
+    why = "Why the score is below its maximum, or missing; see docs/reference/causes.md."
     description = f"{why} Of an error, its kind. Newer services may have further ones."
     return Field(None, union_mode="left_to_right", description=description)
 

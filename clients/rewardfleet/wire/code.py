@@ -256,9 +256,7 @@ class DatasetTests(Request, json_schema_extra=_ONE_CHECKER):
         "`ground_truth` alone, of any type. Columns that are not "
         "needed are ignored. Its `time_limit` is used as `limits.cpu_s` if the request gives none."
     )
-    first: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="How many of the row's tests are used; null: all. CTRL used 10."
-    )
+    first: int | None = Field(None, ge=1, description="How many of its tests are used; null: all.")
     checker: _CheckerName | None = Field(
         None,
         description="How outputs are compared, as in `stdio`. Null, here and below: by the rule "
@@ -495,9 +493,7 @@ class CodeScore(Score):
     """A `Score` with one verdict per test."""
 
     score: FiniteFloat | None = Field(ge=0, le=1, description="In [0, 1]; null if there is none.")
-    cause: CodeCause | ErrorKind | str | None = cause_field(
-        "Why the score is below 1, or missing; or that the program could decide on a pass."
-    )
+    cause: CodeCause | ErrorKind | str | None = cause_field()
     pass_rate: FiniteFloat | None = Field(
         None, ge=0, le=1, description="The share of tests passed."
     )

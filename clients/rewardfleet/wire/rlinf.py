@@ -15,9 +15,7 @@ class RlinfRequest(ForeignRequest):
     nframes: FrameCount = Field(16, description="Number of frames that the judge sees.")
     max_pixels: MaxPixels = Field(200_704, description="The most pixels per frame.")
     backend: str | None = Field(None, max_length=200, description="The judge; null: the default.")
-    backend_kwargs: dict[str, FiniteJson] = Field(
-        default_factory=dict, description="Options of the judge, e.g. `score_mode`."
-    )
+    backend_kwargs: dict[str, FiniteJson] = Field({}, description="Its options: `score_mode`, …")
 
 
 class RlinfScore(Response):

@@ -196,9 +196,7 @@ class ToolsScore(Score):
     budget).
     """
 
-    cause: ToolsCause | ErrorKind | str | None = cause_field(
-        "Why the score is below what the options allow, or missing."
-    )
+    cause: ToolsCause | ErrorKind | str | None = cause_field()
     used_any_tool: bool = Field(False, description="Whether the answer calls a tool.")
     used_search: bool = Field(False, description="Whether it calls a search tool.")
     used_calculate: bool = Field(False, description="Whether it calls a calculation tool.")

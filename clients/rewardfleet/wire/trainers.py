@@ -32,9 +32,6 @@ class IgnoredRequest(ForeignRequest):
     """The beginning of a rollout or an episode. There is no state: all of it is ignored."""
 
 
-# OpenRLHF
-
-
 class OpenRlhfRequest(ForeignRequest):
     """Samples of OpenRLHF; it sends lists of one, and before 0.11.1 also empty ones."""
 
@@ -67,9 +64,6 @@ class OpenRlhfResponse(Response):
     )
 
 
-# slime
-
-
 class SlimeRequest(ForeignRequest):
     """A sample of slime."""
 
@@ -79,9 +73,6 @@ class SlimeRequest(ForeignRequest):
 
 class SlimeReward(RootModel[FiniteFloat]):
     """The reward, as a number."""
-
-
-# NeMo Gym
 
 
 class GymSeedResponse(Response):
@@ -175,9 +166,6 @@ class GymMetrics(Response):
 
 class GymReverifyMode(RootModel[Literal["stateless"]]):
     """That a response can be verified again at any time."""
-
-
-# OpenEnv
 
 
 class OpenEnvStep(ForeignRequest):

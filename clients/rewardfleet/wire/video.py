@@ -208,7 +208,7 @@ class VideoScore(Score):
     """A `Score` in [0, 1] with the judge's output."""
 
     score: FiniteFloat | None = Field(ge=0, le=1, description="In [0, 1]; null if there is none.")
-    cause: VideoCause | ErrorKind | str | None = cause_field("Why the score is < 1, or missing.")
+    cause: VideoCause | ErrorKind | str | None = cause_field()
     model_output: str = Field("", description="The judge's text output.")
     curve: Curve | None = Field(
         None,
