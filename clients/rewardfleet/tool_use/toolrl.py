@@ -41,12 +41,10 @@ def toolrl_format(text: str, truth: GroundTruth, options: ToolsOptions, step: in
 
 def format_range(options: ToolsOptions, step: int) -> tuple[float, float]:
     """Return the lowest and the highest reward of the format."""
-    low, high = 0.0, 1.0
-    if options.max1_step30_max3 and step >= _STEP_OF_MAX3:
-        low, high = low / 2, high / 2
+    low, high = 0.0, 0.5 if options.max1_step30_max3 and step >= _STEP_OF_MAX3 else 1.0
     if options.schedule_reward:
         high = max(2 - (2 - high) * step / _REWARD_STEPS, 1.0)
-        low = min(-2 + (2 + low) * step / _REWARD_STEPS, -1.0)
+        low = min(-2 + 2 * step / _REWARD_STEPS, -1.0)
     return low, high
 
 
