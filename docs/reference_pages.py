@@ -10,7 +10,6 @@ from prometheus_client import Metric
 from rewardfleet.score_log import ScoreLog
 from rewardfleet.wire.errors import (
     ERRORS,
-    STATUS,
     InvalidRequest,
     RewardFleetError,
 )
@@ -227,7 +226,7 @@ def errors_page() -> str:
     rows = [
         (
             f"`{kind}`",
-            str(STATUS[kind]),
+            str(error.status),
             f"`{error.__name__}`",
             "yes" if error.retryable else "no",
             _cell(" ".join((error.__doc__ or "").split())),

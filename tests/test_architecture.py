@@ -17,7 +17,6 @@ from rewardfleet.services import SERVICES as CLIENT_SERVICES
 from rewardfleet.wire.errors import (
     ERROR_OF_STATUS,
     ERRORS,
-    STATUS,
     ErrorKind,
     RewardFleetError,
 )
@@ -331,21 +330,21 @@ def test_all_lists_every_public_name_in_order():
 
 def test_the_tables_of_errors_agree():
     """Each kind has one status and one class, and each status leads back to that class."""
-    assert set(STATUS) == set(ERRORS) == set(ErrorKind)
-    assert len(set(STATUS.values())) == len(STATUS)
-    assert {status: ERRORS[kind] for kind, status in STATUS.items()} == ERROR_OF_STATUS
+    assert set(ERRORS) == set(ErrorKind)
+    assert len(ERROR_OF_STATUS) == len(ERRORS)
+    assert {error.status: error for error in ERRORS.values()} == ERROR_OF_STATUS
     for kind, error in ERRORS.items():
         problem = error("why", retry_after=3, request_id="r").problem()
         again = RewardFleetError.from_problem(problem)
         assert type(again) is error
-        assert (again.kind, again.status) == (kind, STATUS[kind])
+        assert (again.kind, again.status) == (kind, error.status)
         assert (again.detail, again.retry_after, again.request_id) == ("why", 3, "r")
 
     class Special(Unavailable):
         """An error of a program that uses the client, without a kind of its own."""
 
     assert Special not in ERRORS.values()
-    assert STATUS[Special.kind] == Special.status == 503
+    assert ERRORS[Special.kind].status == Special.status == 503
 
 
 def test_client_and_server_know_the_same_services():

@@ -9,7 +9,7 @@ import pytest
 import rewardfleet
 from rewardfleet import RewardFleet
 from rewardfleet.http import replicas
-from rewardfleet.wire.errors import ERRORS, STATUS
+from rewardfleet.wire.errors import ERRORS
 
 from ..conftest import Serve
 from ..measure import Stopwatch
@@ -189,7 +189,7 @@ async def test_the_limit_of_a_replica_adapts_to_its_capacity(serve: Serve, repli
     "kind", ["unauthorized", "forbidden", "not_found", "too_large", "invalid", "internal"]
 )
 async def test_errors_that_are_not_retryable_are_not_retried(replica, kind):
-    both = [await replica(refusal(STATUS[kind], kind)) for _ in range(2)]
+    both = [await replica(refusal(ERRORS[kind].status, kind)) for _ in range(2)]
     async with RewardFleet(video=[each.url for each in both]) as fleet:
         with pytest.raises(ERRORS[kind]):
             await score_number(fleet, 1)

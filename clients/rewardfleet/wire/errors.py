@@ -183,7 +183,5 @@ class InternalError(RewardFleetError, kind=ErrorKind.INTERNAL, status=500):
     """There is a bug in the service."""
 
 
-#: The HTTP status of each kind.
-STATUS: dict[ErrorKind, int] = {kind: error.status for kind, error in ERRORS.items()}
 #: The class of each HTTP status, also for responses without a problem, e.g. those of a proxy.
 ERROR_OF_STATUS = {error.status: error for error in ERRORS.values()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rewardfleet.wire.errors import STATUS, Problem
+from rewardfleet.wire.errors import ERROR_OF_STATUS, Problem
 from rewardfleet.wire.frames import FRAMES_TYPE
 from rewardfleet.wire.score import MAX_NAME
 
@@ -20,10 +20,10 @@ _INVALID_ITEM = "Anything else: its result has `status: error`, and the other it
 #: The failures in the OpenAPI document. It defines `Problem`, as scores contain it.
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {
-        "description": kind.replace("_", " ").capitalize(),
+        "description": error.kind.replace("_", " ").capitalize(),
         "content": {PROBLEM_TYPE: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}},
     }
-    for kind, status in STATUS.items()
+    for status, error in ERROR_OF_STATUS.items()
 }
 #: The failures of a route that only reads, without and with a key.
 OPEN_PROBLEMS: dict[int | str, dict[str, Any]] = {status: PROBLEMS[status] for status in (403, 405)}

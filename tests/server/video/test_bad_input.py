@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from rewardfleet.wire.errors import STATUS, ErrorKind
+from rewardfleet.wire.errors import ERRORS, ErrorKind
 from rewardfleet_server.http import server as server_module
 from rewardfleet_server.serve import Server
 from rewardfleet_server.testing import FakeJudge, wait_until
@@ -45,7 +45,7 @@ def check_problem(answer: httpx.Response, kind: str, *details: str) -> None:
     assert answer.headers["content-type"] == "application/problem+json"
     problem = answer.json()
     assert problem["kind"] == kind, problem
-    assert answer.status_code == problem["status"] == STATUS[ErrorKind(kind)]
+    assert answer.status_code == problem["status"] == ERRORS[ErrorKind(kind)].status
     for detail in details:
         assert detail in problem["detail"]
     assert "Traceback" not in answer.text and 'File "' not in answer.text
