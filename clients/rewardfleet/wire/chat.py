@@ -174,7 +174,7 @@ class ChatCompletion(Response):
     """The answer in OpenAI's format, and the scores that it was made from."""
 
     id: str = Field(description="`chatcmpl-` and the request id.")
-    object: Literal["chat.completion"] = Field("chat.completion", description="Always this.")
+    object: Literal["chat.completion"] = Field("chat.completion", description="Constant.")
     created: int = Field(description="Seconds since 1970.")
     model: str = Field(description="The judge that answered.")
     choices: list[ChatChoice] = Field(description="One.")

@@ -119,7 +119,7 @@ class EpisodeRequest(Request, json_schema_extra={"anyOf": [*_KINDS, having("mask
     step_token_ends: StepTokens | None = Field(
         None, description="[T]: index of the last token of each step, from 0, strictly rising."
     )
-    reward_model_score: Number | None = Field(None, description="Of the caller's reward model.")
+    reward_model_score: Number | None = Field(None, description="From the caller's reward model.")
     temperature: Count | None = Field(None, description="Sampling temperature, 0 or above.")
     actions: Matrix | None = Field(None, description="[T, A]: one action per step, A numbers each.")
     path: Matrix | None = Field(None, description="[T, D]: where the end effector is, in meters.")
@@ -207,7 +207,7 @@ class EpisodeOptions(
         description="sum: weighted sum. gated: weighted sum times success. normalized: each "
         "objective is normalized within its group, then summed.",
     )
-    normalize: Normalization = Field("none", description="Of rewards; see docs/episodes.md.")
+    normalize: Normalization = Field("none", description="Of the rewards, see docs/episodes.md.")
     filter: FilterOptions = Field(FilterOptions(), description="Which episodes to train on.")
     clusters: ClusterOptions | None = Field(
         None, description="Cluster the trajectories of each group; null: do not."
