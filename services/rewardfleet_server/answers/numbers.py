@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from .extraction import formulas_in
+from .extraction import core
 from .words import CHANGES, DENIES, HARMLESS
 
 #: Characters of a number with its unit, and digits of an exponent. Limits the time.
@@ -141,32 +141,19 @@ def read_number(text: str) -> Number | None:
 
 def number_in(text: str) -> Number | None:
     """Return the number that a sentence states, None if it is not plain which one."""
-    if (number := read_number(text)) is not None:
+    number = read_number(text) or read_number(core(text))
+    stated = respelled(_REASON.split(text, maxsplit=1)[0])
+    if number is not None or "\\" in stated or DENIES.search(text) or not _PROSE.search(stated):
         return number
-    bare = re.sub(r"\$[^$]*\$", " ", text)
-    if "\\" in bare or not re.search(r"(?:^|\s)[^\W\d_]{2}", bare) or DENIES.search(text):
+    said = _SAYS.split(stated)[-1]
+    found = [*_CANDIDATE.finditer(said)]
+    if len(found) != 1 or CHANGES.search(HARMLESS.sub(" ", stated)):
         return None
-    text = respelled(_REASON.split(text, maxsplit=1)[0])
-    parts = _SAYS.split(text)
-    formulas = {read_number(each) for each in formulas_in(parts[-1])} - {None}
-    if len(formulas) == 1 and not CHANGES.search(HARMLESS.sub(" ", bare)):
-        return formulas.pop()
-    found = [*_CANDIDATE.finditer(parts[-1])] or [*_CANDIDATE.finditer(text)][-1:]
-    if not found or (len(parts) == 1 and len(found) > 1):
-        return None
-    first = found[0]
-    before, after = text[: text.rindex(first.string) + first.start()], first.string[first.end() :]
-    words = _WORD.match(after)
-    is_unit = words and words[0] != " per" and not CHANGES.match(words[0].strip())
-    unit = words[0] if words and is_unit else ""
-    rest = after[len(unit) :].strip()
-    goes_on = CHANGES.match(rest) and not re.match(r"(?:is|to)\b", rest)
-    changes = CHANGES.search(HARMLESS.sub(" ", before)) or goes_on
-    if changes or _GOES_ON.match(after) or _GOES_ON.match(rest):
-        return None
-    return read_number(f"{first[0].strip('$ ')}{unit}") or read_number(first[0])
+    words = _WORD.match(said, found[0].end())
+    return read_number(f"{found[0][0]}{words[0] if words else ''}") or read_number(found[0][0])
 
 
+_PROSE = re.compile(r"(?:^|\s)[^\W\d_]{2}")
 #: After which a sentence states its result, and before which it gives its reason.
 _SAYS = re.compile(
     r"=|≈|\\approx|:|\b(?:is|are|was|were|be|get|gets|equals|makes?|earns?|to|costs?)\b"
@@ -174,15 +161,9 @@ _SAYS = re.compile(
 _REASON = re.compile(r"(?<=[\d$]),?\s+(?:since|because|where|as|so that|given)\b")
 _CANDIDATE = re.compile(
     r"(?<![\w.,/^{√∛±<>≤≥≠*×·+(-])(?:minus |negative |-)?[$€£]?(?:\d[\d,]*(?:\.\d+)?"
-    r"(?:\s*×\s*10\^\{-?\d+\})?(?:\s?/\s?\d+)?|\d*\\frac\{\d+\}\{\d+\})(?![\d√])%?"
+    r"(?:\s*×\s*10\^\{-?\d+\})?(?:\s?/\s?\d+)?|\d*\\frac\{\d+\}\{\d+\})(?![\d√])%?(?!\s*[-+*/^×·÷=!_({√]|['’]s)"
 )
 _WORD = re.compile(r"\s?(?:square |cubic )?[^\W\d_]+(?:/[^\W\d_]+|[\^]?[²³23]|\sper\s[a-z]+)?")
-#: That another number, or a calculation, follows.
-_GOES_ON = re.compile(
-    r"\s*(?:(?:[,;.]?\s*(?:or|and|maybe|possibly|perhaps|to|but|no|actually|vs\.?|of)?[,.\s]*[-$€£]?\d)|"
-    r"[-+*/^×·÷]\s*[\d(]|[,.:]{2}|['’]s\b|vs|choose|out of|remainder)",
-    re.IGNORECASE,
-)
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
