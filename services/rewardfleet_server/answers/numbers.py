@@ -204,13 +204,10 @@ def _unit(text: str) -> str | None:
     short = _SHORT_UNITS.split()
     if "\\" in text or _OF_UNITS.sub("", _UNIT.sub("", text)) or CHANGES.search(text):
         return None
-    bare = [re.match(r"[^\d^*²³¹⁻(\s-]+", each) for each in words]
-    names = [each[0] for each in bare if each]
-    if any(len(each) < 3 and each not in short and each not in {"of", "sq"} for each in names):
-        return None
-    if names and not has_space and not text.startswith("°") and names[0] not in short:
-        return None if len(names[0]) < 4 or not names[0].islower() else text
-    return text if names or not text else None
+    name = re.match(r"[^\d^*²³¹⁻(\s-]*", words[0] if words else "")[0]  # type: ignore[index]
+    is_word = len(name) > 2 if has_space else len(name) > 3 and name.islower()
+    is_unit = is_word or name in short or text.startswith("°")
+    return text if is_unit or not text else None
 
 
 def equal(answer: Number, reference: Number, tolerance: float | None) -> bool:
