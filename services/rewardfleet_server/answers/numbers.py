@@ -115,8 +115,6 @@ def read_number(text: str) -> Number | None:
     text = (
         text[1:-1].strip() if text[:1] == text[-1:] == "$" and len(text) > 1 else text.rstrip("$")
     )
-    if text.startswith("(") and text.endswith(")"):
-        text = text[1:-1].strip()
     if (spelled := _SPELLED.match(text)) and spelled[0]:
         tens = _TENS.split().index(spelled["tens"].lower()) * 10 + 20 if spelled["tens"] else 0
         ones = _ONES.split().index(spelled["ones"].lower()) if spelled["ones"] else 0
@@ -132,8 +130,6 @@ def read_number(text: str) -> Number | None:
     first, _, after = unit.partition(" ")
     if scale := _SCALES.get(first.lower().removesuffix("s")):
         value, unit = value * scale, after
-    if after and _SPELLED.match(after) and _SPELLED.match(after)[0]:  # type: ignore[index]
-        return None
     unit = match["currency"].lstrip("\\") if match["currency"] else unit
     value = -value if match["sign"].strip() in {"-", "minus", "negative"} else value
     return Number(value, percent is not None, unit, match["name"] or "")

@@ -91,12 +91,9 @@ def read_choice(text: str) -> str | None:
             sentence,
         )
         is_denied = verb and DENIES.search(sentence)
-        others = _OTHER.search(sentence) and re.search(
-            r"\b(?:or|and|plus|but)\b|^[,&/]|\([A-Z]\)", sentence
-        )
-        others = others or re.match(r"(?:.*[.,;])?\W*[B-HJ-Z]\W*$|.*[.,;]\s*\(?[B-HJ-Z][):]", rest)
-        later = re.search(r"\b(?:alternatively|but|possibly|or)\b", rest, re.IGNORECASE)
-        if is_denied or others or (later and _OTHER.search(rest)):
+        others = re.match(r"(?:.*[.,;])?\W*[B-HJ-Z]\W*$|.*[.,;]\s*\(?[B-HJ-Z][):]", rest)
+        joint = re.search(r"\b(?:and|but|or|plus)\b|[,&/]|alternatively|possibly", rest)
+        if is_denied or others or (joint and _OTHER.search(rest)):
             return None
         if first["letter"].isupper() or not rest:
             return first["letter"].upper()
