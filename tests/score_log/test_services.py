@@ -13,6 +13,7 @@ from PIL import Image
 from rewardfleet import RewardFleet, blocking, episode_request, tools_request, video_request
 from rewardfleet.commands.main import main
 from rewardfleet.score_log.reading import Filters, open_log, select
+from rewardfleet.score_log.strip import frames_of
 from rewardfleet.wire.digest import request_id
 from rewardfleet_server.episode.app import create_app as create_episode_app
 from rewardfleet_server.episode.settings import EpisodeSettings
@@ -65,6 +66,8 @@ async def test_the_video_service_keeps_small_frames_or_the_path(folder: Path):
     assert (of_sent["run"], of_sent["step"], of_sent["uid"]) == ("r", 3, "u")
     picture = Image.open(io.BytesIO(of_sent["frames"]))  # type: ignore[arg-type] # bytes
     assert picture.format == "JPEG" and picture.size == (4 * 67, 40)
+    frames = frames_of(of_sent["frames"], len(FRAMES))  # type: ignore[arg-type] # bytes
+    assert [frame.shape for frame in frames] == [(40, 67, 3)] * 4
     assert json.loads(str(of_named["request"]))["video_path"] == str(LONG_CLIP)
     assert of_named["frames"] is None and of_sent["call"] == of_named["call"]
     [of_form] = [each for each in records if each["run"] == "by form"]
