@@ -193,6 +193,7 @@ def packages_of_the_server_import_in_one_direction():
                 "wire",
                 "text",
                 "score_log",
+                "story",
                 "services",
                 "tls",
                 "lazy",

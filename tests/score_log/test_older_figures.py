@@ -9,11 +9,10 @@ import pytest
 
 from rewardfleet.bulk.flat_columns import arrow_table
 from rewardfleet.bulk.records import columns_of
-from rewardfleet.commands.explain import score_of
-from rewardfleet.commands.explain.story import story_of
 from rewardfleet.score_log import Scored
 from rewardfleet.score_log.reading import Filters, open_log, query, select
 from rewardfleet.score_log.replaying import select_records
+from rewardfleet.story import score_of, story_of
 from rewardfleet.tools import tools_request
 from rewardfleet.wire.tools import ToolsScore
 from rewardfleet_server.look.details import details_of

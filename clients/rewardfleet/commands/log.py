@@ -12,9 +12,10 @@ import click
 from rewardfleet.score_log.inspect_logs import write_logs
 from rewardfleet.score_log.reading import Filters, open_log, query, select
 from rewardfleet.score_log.segments import delete_run
+from rewardfleet.story.texts import escaped
 
 from .groups import CommandGroup
-from .options import AS_JSON, escaped, number, path_option, table
+from .options import AS_JSON, number, path_option, table
 
 T = TypeVar("T")
 

@@ -113,22 +113,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: boo
     )
 
 
-def escaped(text: str, limit: int) -> str:
-    """Return a text that a policy wrote on one line, with its control characters as escapes."""
-    shown = text[:limit]
-    if not shown.isprintable():
-        parts = (each if each.isprintable() else ascii(each)[1:-1] for each in shown)
-        shown = "".join(parts)
-    return f"{shown}…" if len(text) > limit else shown
-
-
-def key_hint(api_key: str) -> str:
-    """Return what to do about a request that was refused for its API key, or for having none."""
-    if api_key:
-        return "needs another API key: that of REWARDFLEET_API_KEY is wrong"
-    return "needs an API key: set REWARDFLEET_API_KEY"
-
-
 _DEFAULT_URL = "http://127.0.0.1:18000"
 
 # Options of several commands.

@@ -12,12 +12,13 @@ from rewardfleet.evaluation.metrics import share
 from rewardfleet.score_log.labels import LabelLine
 from rewardfleet.score_log.reading import Filters, open_log, query
 from rewardfleet.services import SERVICES
+from rewardfleet.story.texts import escaped
 from rewardfleet.wire.causes import SUCCESS_THRESHOLD
 from rewardfleet.wire.optional_imports import require
 from rewardfleet.wire.validation import read_lines
 
 from .log import LOGS, filters
-from .options import escaped, path_option, table
+from .options import path_option, table
 
 #: Characters of a text from a service or a policy.
 _MAX_SHOWN = 120

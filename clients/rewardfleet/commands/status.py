@@ -16,7 +16,7 @@ from rewardfleet.wire.headers import GATEWAY
 from rewardfleet.wire.in_flight import InFlight, merged
 from rewardfleet.wire.urls import is_loopback, redact
 
-from .options import AS_JSON, URLS, key_hint, table
+from .options import AS_JSON, URLS, table
 from .settings import api_key
 
 #: The metrics with the load of a service, and their names in the output.
@@ -186,5 +186,7 @@ def command(urls: list[str], in_flight: bool, as_json: bool) -> int:
         columns = ("service", "address", "health", "version", "load", "details")
         click.echo(table(columns, map(_row, statuses)))
         if any(each.needs_key for each in statuses):
-            click.echo(f"Load that is not shown {key_hint(api_key())}.")
+            another = "another API key: that of REWARDFLEET_API_KEY is wrong"
+            key = another if api_key() else "an API key: set REWARDFLEET_API_KEY"
+            click.echo(f"Load that is not shown needs {key}.")
     return 0 if all(each.health == "ready" for each in statuses) else 1

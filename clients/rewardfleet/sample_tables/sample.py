@@ -34,7 +34,7 @@ class Sample(NamedTuple):
 
 def sample_of(scored: Scored) -> Sample:
     """Return what a table shows of an item."""
-    from rewardfleet.commands.explain.story import story_of  # noqa: PLC0415 - for samples only
+    from rewardfleet.story import story_of  # noqa: PLC0415 - for samples only
 
     request = scored.request.model_dump(exclude=_CONTENTS, exclude_unset=True)
     answer: Any = scored.score

@@ -11,10 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rewardfleet.commands.explain import score_of
-from rewardfleet.commands.explain.story import story_of
 from rewardfleet.score_log.record import Record
 from rewardfleet.services import SERVICES
+from rewardfleet.story import score_of, story_of
 from rewardfleet.wire.optional_imports import require
 
 #: Characters of the id of a sample, as `rewardfleet log list` shows it, and of a name of a file.

@@ -89,8 +89,6 @@ class Records:
         folders: The logs and outputs.
         copies: Logs of running services.
         decode: Returns frames of the clip or reference that has a `video_path`; None if it cannot.
-        story: Returns the parts of the story of a record, each a text, or with `title` and either
-            `text` and what was `taken` of it, or `rows`.
 
     Raises:
         ValueError: A folder is neither, or DuckDB is not installed.
@@ -102,10 +100,8 @@ class Records:
         copies: Sequence[LogCopies] = (),
         *,
         decode: Callable[[Mapping[str, Any]], bytes | None] = lambda _: None,
-        story: Callable[[Mapping[str, Any]], Sequence[Any]] = lambda _: (),
     ) -> None:
         self.decode = decode
-        self.story = story
         self._copies = copies
         self._folders = [*folders, *(each.folder for each in copies)]
         self._connection = connect()

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewardfleet import RewardFleet, code_request, episode_request, tools_request
-from rewardfleet.commands.explain.story import story_of
 from rewardfleet.commands.main import main
 from rewardfleet.services import SERVICES
+from rewardfleet.story import story_of
 from rewardfleet.wire.errors import ErrorKind
 from rewardfleet_server.testing import FakeJudge
 
 from ...conftest import image_base64, served, table
+from ...running import output_of
 from ...server.answers.conftest import served_answers
 from ...server.code.conftest import asserts, served_code, stdio
 from ...server.episode.conftest import served_episodes
@@ -50,6 +52,12 @@ def test_the_story_of_a_request(case: dict, urls: dict, capsys, tmp_path: Path):
     story = capsys.readouterr().out
     assert all(line.isprintable() for line in story.splitlines())
     assert not [part for part in case["parts"] if part not in story], story
+
+
+def test_the_tests_of_a_row_are_read_without_the_packages_of_the_server():
+    program = "import sys, rewardfleet_server.code.datasets.rows; print(*sys.modules)"
+    loaded = {name.partition(".")[0] for name in output_of(sys.executable, "-c", program).split()}
+    assert not loaded & {"msgspec", "orjson", "uvicorn", "starlette", "prometheus_client", "cv2"}
 
 
 def test_a_request_from_standard_input_and_its_failures(urls, capsys, monkeypatch):

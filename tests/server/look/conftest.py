@@ -18,7 +18,7 @@ from rewardfleet.wire.episode import EpisodeOptions, EpisodeRequest, EpisodeScor
 from rewardfleet.wire.score import Score, Status
 from rewardfleet.wire.tools import CostWeights, ToolsOptions, ToolsRequest, ToolsScore
 from rewardfleet.wire.video import Curve, NearestReference, VideoRequest, VideoScore
-from rewardfleet_server.commands.look import strips, told
+from rewardfleet_server.commands.look import strips
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.auth import ApiKeys
 from rewardfleet_server.look.app import LookApp
@@ -165,7 +165,7 @@ def served(folder: Path, items: list[Scored], keys: Path | None = None) -> Itera
     """Serve the page of a log of items in a folder, with labels beside it; give its base URL."""
     write_log(folder / "log", items)
     app = LookApp(
-        Records([folder / "log"], decode=strips([]), story=told),
+        Records([folder / "log"], decode=strips([])),
         Labels(folder / "labels.jsonl"),
         ApiKeys(keys),
         AllowedHosts([], listens_on="127.0.0.1", has_keys=keys is not None),

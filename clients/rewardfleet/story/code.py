@@ -2,11 +2,16 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
 
-from rewardfleet.wire.truth import parsed
+from pydantic import ValidationError
+
+from rewardfleet.lazy import Lazy
+from rewardfleet.wire.code import DatasetTests
+from rewardfleet.wire.errors import InvalidRequest
 
 from .texts import Part, Table, Text, number, quoted
 
@@ -16,8 +21,8 @@ _BY = {
     "jail": "where the program could tamper with it",
     "checker": "by the request's checker program",
 }
-#: How deep a ground truth is in a row, at most.
-_MAX_DEPTH = 5
+#: The service's own reader, which needs no packages besides those of the client.
+_READ_ROW = Lazy("rewardfleet_server.code.datasets.rows:read_row")
 
 
 def story_of_program(request: Mapping[str, Any], score: Mapping[str, Any]) -> Iterator[Part]:
@@ -31,17 +36,18 @@ def story_of_program(request: Mapping[str, Any], score: Mapping[str, Any]) -> It
     counts = Counter(str(each["verdict"]) for each in verdicts)
     shown = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     yield f"Tests: {len(verdicts)} ({shown})"
-    tests = [*zip_longest(_cases(request.get("tests") or {}, len(verdicts)), verdicts)]
+    tests = _tests_of(request)
+    cases = [*zip_longest(tests.get("cases") or (), verdicts)]
     told: Mapping[str, str | None] = {}
-    for place, (case, verdict) in enumerate(tests, 1):
+    for place, (case, verdict) in enumerate(cases, 1):
         if is_judged and verdict and verdict["verdict"] not in {"accepted", "left_out"}:
             by = verdict.get("verdict_by") or "service"
             by = _BY.get(by, f"by {by}")  # of a newer service
             yield f"Test {place} failed first: {verdict['verdict']}, decided {by}"
             told = _values(case, verdict)
             break
-    yield Table("Tests", (_row(place, *each) for place, each in enumerate(tests, 1)), told)
-    yield _threshold(request, score)
+    yield Table("Tests", (_row(place, *each) for place, each in enumerate(cases, 1)), told)
+    yield _threshold(request.get("mode"), tests, score)
     for suspicion in score.get("suspicions") or []:
         yield f"Suspicion: {quoted(suspicion)}"
 
@@ -73,8 +79,8 @@ def _values(case: Any, verdict: Mapping[str, Any]) -> dict[str, str | None]:
     """
     given = expected = None
     if isinstance(case, dict):
-        given = _shown(case.get("stdin", case.get("args", case.get("input", ""))))
-        expected = _shown(case.get("stdout", case.get("expected", case.get("output", ""))))
+        given = _shown(case.get("stdin", case.get("args", "")))
+        expected = _shown(case.get("stdout", case.get("expected", "")))
     elif case is not None:
         given = _shown(case)
     silent = None if isinstance(case, str) else ""  # an assert needs no output
@@ -97,45 +103,20 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _cases(tests: Mapping[str, Any], count: int) -> Sequence[Any]:
-    """Return the tests as the request or its row has them; empty if they are not known."""
-    if tests.get("kind") != "dataset":
-        return tests.get("cases") or ()
-    cases = _cases_of_row(tests.get("row"), _MAX_DEPTH)
-    # Otherwise the tests are others, or there are more than one reading of the row.
-    is_known = len(cases) == count or tests.get("first") == count < len(cases)
-    return cases[:count] if is_known else ()
+def _tests_of(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the tests of a request; those that a row of a data set stands for, if it has any."""
+    tests: Mapping[str, Any] = request.get("tests") or {}
+    if tests.get("kind") == "dataset":
+        with suppress(InvalidRequest, ValidationError):
+            tests = _READ_ROW(DatasetTests.model_validate(tests)).tests.model_dump()
+    return tests
 
 
-def _cases_of_row(row: Any, depth: int) -> list[Any]:
-    """Return what looks like tests in a row, in order."""
-    row = parsed(row)
-    if isinstance(row, dict):
-        for names in (("inputs", "outputs"), ("input", "output")):
-            given, expected = map(row.get, names)
-            if isinstance(given, list) and isinstance(expected, list):
-                pairs = zip(given, expected, strict=False)
-                return [{"input": each[0], "output": each[1]} for each in pairs]
-        row = [*row.values()]
-    elif isinstance(row, list) and all(map(_is_test, row)):
-        return row
-    if not (isinstance(row, list) and depth):
-        return []
-    return [case for each in row for case in _cases_of_row(each, depth - 1)]
-
-
-def _is_test(value: Any) -> bool:
-    if isinstance(value, str):
-        return "assert" in value
-    return isinstance(value, dict) and {"input", "output"} <= value.keys()
-
-
-def _threshold(request: Mapping[str, Any], score: Mapping[str, Any]) -> str:
+def _threshold(mode: str | None, tests: Mapping[str, Any], score: Mapping[str, Any]) -> str:
     rate = score.get("pass_rate")
     passes = "no test was run" if rate is None else f"{number(100 * rate)}% of the tests pass"
-    if request.get("mode") == "all_pass":
+    if mode == "all_pass":
         return f"Decided by: mode all_pass, in which all tests must pass; {passes}."
-    tests = request.get("tests") or {}
     rule = ""
     if tests.get("checker_program"):
         rule = " Outputs are compared by its checker program."

@@ -1,13 +1,16 @@
-"""What the stories of all services have in common, and that of a record."""
+"""The story of a score: what `rewardfleet explain`, a page, Inspect and tables of samples tell.
 
+A module for each service has what is its own; here is what they have in common.
+"""
+
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rewardfleet.commands.options import escaped
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import ERRORS, ErrorKind
 
-from .texts import Part, lines_of, number
+from .texts import Part, escaped, lines_of, number
 
 #: The fields of a request, or of a score, as JSON.
 Fields = Mapping[str, Any]
@@ -40,6 +43,24 @@ def parts_of(service: str, request: Fields, score: Fields) -> Iterator[Part]:
         yield f"Cached: {'yes' if score.get('cached') else 'no'}."
     if remedy:
         yield f"What would have to change: {remedy}"
+
+
+def parts_of_record(record: Fields) -> Iterator[Part]:
+    """Yield the parts of the story of a record of a score log."""
+    yield from parts_of(record["service"], json.loads(record["request"] or "{}"), score_of(record))
+
+
+def score_of(record: Fields) -> dict[str, Any]:
+    """Return the fields of the score of a record."""
+    error = {name[6:]: value for name, value in record.items() if name.startswith("error_")}
+    own = ("status", "score", "components", "backend", "cached", "cause")
+    return {
+        **json.loads(record["details"] or "{}"),
+        **{name: record[name] for name in own},
+        "components": record["components"] or {},
+        "provenance": json.loads(record["provenance"] or "{}"),
+        "error": error if error["kind"] is not None else None,
+    }
 
 
 def _headline(service: str, score: Fields) -> str:

@@ -7,8 +7,6 @@ a table what was told of it; the page of `rewardfleet look` shows all of them.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
-from rewardfleet.commands.options import escaped
-
 #: Characters of a value and of a line, and lines of a text and of a value, that are shown.
 _MAX_VALUE, _MAX_LINE, _MAX_LINES, _MAX_VALUE_LINES = 400, 1000, 12, 3
 
@@ -47,6 +45,15 @@ def lines_of(part: Part) -> Iterator[str]:
                     yield f"  {name + ':':16} {quoted(value)}"
         case _:
             yield part
+
+
+def escaped(text: str, limit: int) -> str:
+    """Return a text that a policy wrote on one line, with its control characters as escapes."""
+    shown = text[:limit]
+    if not shown.isprintable():
+        parts = (each if each.isprintable() else ascii(each)[1:-1] for each in shown)
+        shown = "".join(parts)
+    return f"{shown}…" if len(text) > limit else shown
 
 
 def quoted(text: str) -> str:

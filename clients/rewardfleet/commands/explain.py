@@ -10,19 +10,18 @@ from typing import Any
 import click
 
 from rewardfleet.client import RewardFleet
-from rewardfleet.commands.options import TIMEOUT, escaped, one_url
-from rewardfleet.commands.settings import api_key
 from rewardfleet.http.index import find_service
 from rewardfleet.score_log.reading import Filters, open_log, select
 from rewardfleet.services import SERVICES
+from rewardfleet.story import parts_of_record, story_of
+from rewardfleet.story.texts import escaped, lines_of
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.score import MAX_BATCH_ITEMS, Request, Score, Status
 from rewardfleet.wire.validation import validate_json
 
-from .story import story_of
+from .options import TIMEOUT, one_url
+from .settings import api_key
 
-#: Bytes of a file with a request.
-_MAX_REQUEST_BYTES = 256 * 2**20
 _EXIT_ABSTAINED = 3
 
 
@@ -58,12 +57,9 @@ def _read(source: Path) -> tuple[str, Request, Any]:
     Raises:
         ValueError: The file has no request.
     """
-    with click.open_file(str(source), "rb") as file:
-        body: bytes = file.read(_MAX_REQUEST_BYTES + 1)
-    if len(body) > _MAX_REQUEST_BYTES:
-        raise ValueError(f"{source}: more than {_MAX_REQUEST_BYTES:,} bytes")
     try:
-        fields = json.loads(body)
+        with click.open_file(str(source), "rb") as file:
+            fields = json.load(file)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{source}: not JSON: {escaped(str(error), 200)}") from None
     given = fields if isinstance(fields, dict) else {}
@@ -117,8 +113,7 @@ def _print_record(folder: Path, prefix: str) -> None:
         raise ValueError(f"several ids begin with {escaped(prefix, 70)}, e.g. {shown}")
     record = records[0]
     click.echo("\n".join(_of_log(record, len(records))))
-    request = json.loads(record["request"] or "{}")
-    click.echo("\n".join(story_of(record["service"], request, score_of(record))))
+    click.echo("\n".join(line for part in parts_of_record(record) for line in lines_of(part)))
 
 
 def _of_log(record: Mapping[str, Any], count: int) -> Iterator[str]:
@@ -131,16 +126,3 @@ def _of_log(record: Mapping[str, Any], count: int) -> Iterator[str]:
     yield escaped(f"Record {record['id'][:12]}: {shown or 'no labels'}", 1000)
     if count > 1:
         yield f"The log has {count} records of this request; this is the newest one."
-
-
-def score_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the score of a record."""
-    error = {name[6:]: value for name, value in record.items() if name.startswith("error_")}
-    own = ("status", "score", "components", "backend", "cached", "cause")
-    return {
-        **json.loads(record["details"] or "{}"),
-        **{name: record[name] for name in own},
-        "components": record["components"] or {},
-        "provenance": json.loads(record["provenance"] or "{}"),
-        "error": error if error["kind"] is not None else None,
-    }
