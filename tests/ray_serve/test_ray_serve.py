@@ -234,7 +234,7 @@ async def test_a_service_that_the_fleet_does_not_have_is_named(cluster: Cluster)
 def test_a_serve_that_runs_already_requires_keys(cluster: Cluster):
     """Its proxies may listen on any address, whatever this command is given."""
     output = cluster.run_script("--address", cluster.address, "--only", "tools", code=1)
-    assert "give --api-key-file, or --allow-unauthenticated" in output
+    assert "give --api-key-file, or allow_unauthenticated" in output
 
 
 @pytest.mark.parametrize(("config", "arguments", "message"), table("ray_settings"))
@@ -262,7 +262,7 @@ def test_the_configuration_file_of_serve_builds_the_applications(script):
         assert file == "ray_serve"
         getattr(script, name)(each.args)
         if name != "index":
-            with pytest.raises(ValueError, match="--allow-unauthenticated"):
+            with pytest.raises(ValueError, match="allow_unauthenticated"):
                 getattr(script, name)({**each.args, "host": "0.0.0.0"})
 
 

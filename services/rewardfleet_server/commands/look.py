@@ -1,23 +1,15 @@
 """`rewardfleet look`: a page that shows what was scored."""
 
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-from pydantic import ValidationError
 
-from rewardfleet.commands.explain import score_of
-from rewardfleet.commands.explain.story import parts_of
-from rewardfleet.commands.explain.texts import Part
 from rewardfleet.commands.options import grouped, path_option
 from rewardfleet.score_log.copying import copied
-from rewardfleet.wire.code import DatasetTests
-from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.optional_imports import require
 from rewardfleet.wire.urls import is_loopback
 from rewardfleet_server.system.key_file import read_keys
@@ -37,7 +29,6 @@ class _Network:
     host: str | None
     port: int | None
     api_key_file: Path | None
-    allow_unauthenticated: bool | None
 
 
 @click.command(
@@ -78,8 +69,8 @@ def command(
 ) -> int:
     """Serve the page until it is interrupted."""
     host = network.host or "127.0.0.1"
-    if not (is_loopback(host) or network.api_key_file or network.allow_unauthenticated):
-        raise ValueError(f"--host {host}: give --api-key-file, or --allow-unauthenticated")
+    if not (is_loopback(host) or network.api_key_file):
+        raise ValueError(f"--host {host}: give --api-key-file")
     for folder in video_roots:
         if not folder.is_dir():  # else it would be noticed with the first clip only
             raise ValueError(f"{folder}: no such folder of clips")
@@ -91,7 +82,7 @@ def command(
     folders = [Path(each) for each in sources if "://" not in each]
     key = None if key_file is None else read_keys(key_file, "--score-log-key-file")[0]
     with copied([each for each in sources if "://" in each], key) as copies:
-        records = Records(folders, copies, decode=strips(video_roots), story=told)
+        records = Records(folders, copies, decode=strips(video_roots))
         known = Labels(labels)
         listener = bind(host, _PORT if network.port is None else network.port)
         listener.listen()  # so that who reads the next line can connect
@@ -115,16 +106,3 @@ def strips(roots: Sequence[Path]) -> Callable[[Mapping[str, Any]], bytes | None]
         return FileStrips(VideoFiles([*roots, SHIPPED], max_bytes=_MAX_CLIP_BYTES))
 
     return lambda request: decoder().strip_of(request)
-
-
-def told(record: Mapping[str, Any]) -> list[Part]:
-    """Return the parts of the story of a record that `rewardfleet explain` tells."""
-    request = json.loads(record["request"] or "{}")
-    tests = request.get("tests") or {}
-    if tests.get("kind") == "dataset":
-        from rewardfleet_server.code.datasets.rows import read_row  # noqa: PLC0415 - for rows only
-
-        # The story of a row that cannot be read lacks its tests.
-        with suppress(InvalidRequest, ValidationError):
-            request["tests"] = read_row(DatasetTests.model_validate(tests)).tests.model_dump()
-    return [*parts_of(record["service"], request, score_of({**record, "backend": record["judge"]}))]

@@ -21,13 +21,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rewardfleet.story import parts_of_record
 from rewardfleet.wire.errors import RewardFleetError
-from rewardfleet.wire.urls import is_loopback
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.auth import ApiKeys
 from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
 from rewardfleet_server.observe.logs import configure_logging
-from rewardfleet_server.system.listener import url_of
 
 from .details import CURVE_HEIGHT, CURVE_WIDTH, details_of
 from .groups import group_of
@@ -155,7 +154,7 @@ class LookApp:
             "record.html",
             record=record,
             details=details,
-            story=records.story(record),
+            story=list(parts_of_record({**record, "backend": record["judge"]})),
             related=records.related(record),
             group=group_of(records.group(record)),
             has_frames=records.frames(record) is not None,
@@ -248,8 +247,6 @@ def serve_page(
     hosts = AllowedHosts([], listens_on=host, has_keys=key_file is not None)
     app = LookApp(records, labels, ApiKeys(key_file), hosts)
     configure_logging("warning")
-    if key_file is None and not is_loopback(host):
-        log.warning("ANYONE WHO REACHES %s CAN READ AND LABEL THE SCORES", url_of(listener))
     server = GracefulServer(app)
     run_on_fast_loop(server.serve([listener]))
     return server.status

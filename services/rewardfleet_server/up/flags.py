@@ -8,19 +8,11 @@ import click
 
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
 
-_KEYS = (
-    click.option(
-        "--allow-unauthenticated",
-        is_flag=True,
-        default=None,
-        help="Listen beyond loopback without API keys.",
-    ),
-    click.option(
-        "--api-key-file",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="File of accepted API keys; required if --host is not a loopback address.",
-    ),
+_KEYS = click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File of accepted API keys; required if --host is not a loopback address.",
 )
 
 
@@ -38,8 +30,7 @@ def network_flags(
     port_help = f"Port of {listener}.  [default: {port}]"
 
     def add(function: _FunctionT) -> _FunctionT:
-        for flag in _KEYS if has_keys else ():
-            function = flag(function)
+        function = _KEYS(function) if has_keys else function
         number = click.IntRange(0, 65535)
         function = click.option("--port", type=number, metavar="PORT", help=port_help)(function)
         return click.option("--host", metavar="HOST", help=host)(function)

@@ -124,7 +124,7 @@ def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
     if not (is_loopback(config.host) or config.api_key_file or config.allow_unauthenticated):
         raise ValueError(
             f"--host {config.host} makes the fleet reachable from other machines: give "
-            "--api-key-file, or --allow-unauthenticated if anyone who can reach it may use it"
+            "--api-key-file, or allow_unauthenticated in --config if anyone who reaches it may"
         )
     return config
 
