@@ -42,7 +42,7 @@ def verified(url: str, folder: Path, program: str | None, seconds: int = 60) -> 
     here = f"PYTHONPATH={os.environ.get('PYTHONPATH', '')} {sys.executable} -m rewardfleet_server"
     output = f"--output-dir /logs/verifier/ --timeout {seconds}"
     script = SCRIPT.replace("rewardfleet", here).replace("--url http://HOST:18000", output)
-    (task / "tests" / "test.sh").write_text(f"{script.rstrip()} --url code={url}\n")
+    (task / "tests" / "test.sh").write_text(f"{script.rstrip()} --url {url}\n")
     done = subprocess.run(
         [str(PYTHON), str(HERE / "harbor_verifier.py"), str(task), str(root)],
         env={**os.environ, "PYTHONPATH": str(HARBOR)},

@@ -10,7 +10,7 @@ import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import click
 
@@ -20,7 +20,6 @@ from rewardfleet.bulk.files import new_file
 from rewardfleet.wire.code import as_tests
 from rewardfleet.wire.policy_text import MAX_CHARACTERS
 from rewardfleet.wire.tools_rows import fields_of_truth
-from rewardfleet.wire.urls import redact
 
 from .options import TIMEOUT, grouped, one_url, path_option
 from .settings import api_key
@@ -66,7 +65,7 @@ class ExpectedResult:
     show_default=True,
     help="pass_rate: the share of tests passed. all_pass: 1 or 0.",
 )
-@one_url("Base URL of the fleet; or of a single service, as NAME=URL.")
+@one_url("Base URL of the fleet or of the service.")
 @TIMEOUT
 @path_option(
     "--output-dir",
@@ -93,15 +92,7 @@ def command(file: Path, truth: ExpectedResult, url: str, timeout: float, output_
 
 
 def _score(file: Path, truth: ExpectedResult, url: str, timeout_s: float) -> Score:
-    name, separator, service_url = url.partition("=")
-    is_named = separator and "/" not in name
-    needed = "video" if truth.task is not None else "code" if truth.tests is not None else "tools"
-    if is_named and name != needed:
-        raise click.UsageError(
-            f"--url {redact(url)}: give URL, or {needed}=URL: that service scores FILE"
-        )
-    urls: dict[str, Any] = {name: service_url} if is_named else {"url": url}
-    with RewardFleet(timeout_s=timeout_s, api_key=api_key(), **urls) as fleet:
+    with RewardFleet(url, timeout_s=timeout_s, api_key=api_key()) as fleet:
         if truth.tests is not None:
             tests = as_tests(truth.tests.read_text())
             return fleet.code.score(_read_text(file), tests, mode=truth.mode)
@@ -117,18 +108,15 @@ def _read_text(path: Path) -> str:
     A file that is a link is not read: it may lead to the solution, which Harbor stores next to
     the tests.
     """
+    reason = "not a regular file"
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
     except OSError as error:
-        return _empty(path, str(error.strerror))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        return _empty(path, "not a regular file")
-    with os.fdopen(descriptor, "rb") as file:
-        # A character more than what is judged by its content, whatever its encoding.
-        return file.read(4 * (MAX_CHARACTERS + 1)).decode(errors="surrogateescape")
-
-
-def _empty(path: Path, reason: str) -> str:
+        reason = str(error.strerror)
+    else:
+        with file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                # A character more than what is judged by its content, whatever its encoding.
+                return file.read(4 * (MAX_CHARACTERS + 1)).decode(errors="surrogateescape")
     click.echo(f"rewardfleet: {path}: {reason}; scored as empty", err=True)
     return ""
