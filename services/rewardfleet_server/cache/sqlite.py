@@ -68,13 +68,16 @@ class SqliteCache(StoredCache):
         self._file: SqliteFile | None = self._open()
 
     def _open(self) -> SqliteFile:
+        def create(db: sqlite3.Connection) -> None:
+            db.executescript(_SCHEMA)
+
         try:
-            return SqliteFile(self._path, _SCHEMA, busy_s=_BUSY_SECONDS)
+            return SqliteFile(self._path, create, busy_s=_BUSY_SECONDS)
         except sqlite3.OperationalError:
             raise
         except sqlite3.DatabaseError as error:
             self._set_aside(error)
-            return SqliteFile(self._path, _SCHEMA, busy_s=_BUSY_SECONDS)
+            return SqliteFile(self._path, create, busy_s=_BUSY_SECONDS)
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
         aside = SqliteFile.set_aside(self._path)

@@ -69,13 +69,8 @@ class SqliteStore:
         self._failure: str | None = None
         try:
             _refuse_lost(path)
-            self._file = SqliteFile(path, "", busy_s=BUSY_SECONDS)
+            self._file = SqliteFile(path, _open, busy_s=BUSY_SECONDS)
         except sqlite3.DatabaseError as error:
-            raise _unusable(error) from error
-        try:
-            self._file.call_now(_open)
-        except sqlite3.DatabaseError as error:
-            self._file.close()
             raise _unusable(error) from error
 
     @property
@@ -92,8 +87,6 @@ class SqliteStore:
         scope: Scope,  # noqa: ARG002 - all transactions take turns
         expected: Sequence[Entry],  # noqa: ARG002 - no read is a round trip
         work: Work[T],
-        *,
-        is_slow: bool = False,  # noqa: ARG002 - the file has a thread
     ) -> T:
         def transaction(db: sqlite3.Connection) -> T:
             try:

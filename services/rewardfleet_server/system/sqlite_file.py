@@ -32,7 +32,7 @@ class SqliteFile:
 
     Args:
         path: The file; its folder must exist.
-        schema: Statements that create missing tables.
+        prepare: Checks the file, and creates missing tables.
         busy_s: Seconds that a statement waits for another process's lock.
 
     Raises:
@@ -40,49 +40,22 @@ class SqliteFile:
         sqlite3.OperationalError: The file cannot be opened (a subclass of the former).
     """
 
-    def __init__(self, path: Path, schema: str, *, busy_s: float) -> None:
+    def __init__(
+        self, path: Path, prepare: Callable[[sqlite3.Connection], object], *, busy_s: float
+    ) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sqlite-{path.name}")
         is_file = str(path) != ":memory:"
         # By path. The log and its index exist from the first read on.
         self._opened: dict[str, _Identity] = dict.fromkeys(_paths(path)) if is_file else {}
         try:
             connecting = self._thread.submit(
-                _reporting_damage, lambda: self._open(path, schema, busy_s)
+                _reporting_damage, lambda: _open(path, prepare, busy_s)
             )
             self._db = connecting.result()
             self.check_place()
         except BaseException:
             self._thread.shutdown()
             raise
-
-    @classmethod
-    def _open(cls, path: Path, schema: str, busy_s: float) -> sqlite3.Connection:
-        """Connect; try again if another process is just creating the file.
-
-        SQLite then answers "locked" at once, whatever `busy_s` is: to wait could be a deadlock.
-        """
-        deadline = time.monotonic() + _OPEN_SECONDS
-        while True:
-            try:
-                return cls._connect(path, schema, busy_s)
-            except sqlite3.OperationalError as error:
-                is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-                if not is_busy or time.monotonic() > deadline:
-                    raise
-            time.sleep(0.02)
-
-    @staticmethod
-    def _connect(path: Path, schema: str, busy_s: float) -> sqlite3.Connection:
-        db = sqlite3.connect(path, timeout=busy_s)
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            # Durable if the process crashes; a power failure may lose the last rows.
-            db.execute("PRAGMA synchronous = NORMAL")
-            db.executescript(schema)
-        except BaseException:
-            db.close()
-            raise
-        return db
 
     async def call(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` on the file's thread.
@@ -92,10 +65,6 @@ class SqliteFile:
             sqlite3.DatabaseError: It is damaged.
         """
         return await run_in_thread(self._thread, lambda: self._run(work))
-
-    def call_now(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` and block; for startup, when there is no event loop to block."""
-        return self._thread.submit(self._run, work).result()
 
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         result = _reporting_damage(lambda: work(self._db))
@@ -140,6 +109,31 @@ class SqliteFile:
             with contextlib.suppress(FileNotFoundError):
                 os.replace(old, new)
         return aside
+
+
+def _open(
+    path: Path, prepare: Callable[[sqlite3.Connection], object], busy_s: float
+) -> sqlite3.Connection:
+    """Connect; try again if another process is just creating the file.
+
+    SQLite then answers "locked" at once, whatever `busy_s` is: to wait could be a deadlock.
+    """
+    deadline = time.monotonic() + _OPEN_SECONDS
+    while True:
+        db = sqlite3.connect(path, timeout=busy_s)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            # Durable if the process crashes; a power failure may lose the last rows.
+            db.execute("PRAGMA synchronous = NORMAL")
+            prepare(db)
+        except BaseException as error:
+            db.close()
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
+            if code & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        else:
+            return db
+        time.sleep(0.02)
 
 
 def _paths(path: Path) -> list[str]:
