@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rewardfleet.wire.causes import EpisodeCause
 from rewardfleet.wire.episode import DropReason, EpisodeOptions, FilterOptions
@@ -23,10 +24,10 @@ from .validation import WITHIN_GROUP, validate_batch
 
 @dataclass(frozen=True)
 class GroupColumns:
-    """Statistics of the G groups of a batch, of rewards before normalization; all are [G]."""
+    """The `GroupStats` of the G groups of a batch, as columns; all are [G]."""
 
-    names: list[str]  #: their names, in the order of their first members
-    sizes: Indices  #: members with a score
+    group: NDArray[Any]  #: their names, in the order of their first members
+    size: Indices  #: members with a score
     mean: Floats  #: the mean of their rewards
     std: Floats  #: sample standard deviation; NaN for one member
     success_rate: Floats  #: NaN if a member has no `success`
@@ -84,8 +85,8 @@ def aggregate(
     if options.clusters is not None:
         clusters = cluster_batch(batch, options.clusters, options)
     statistics = GroupColumns(
-        names=batch.group_names,
-        sizes=batch.grouping.sizes,
+        group=np.array(batch.group_names, object),
+        size=batch.grouping.sizes,
         mean=batch.grouping.mean(values),
         std=batch.grouping.std(values),
         success_rate=batch.grouping.mean(np.where(batch.ok, batch.columns.number("success"), 0.0)),

@@ -34,7 +34,7 @@ class Columns:
 
     def __init__(self, items: Sequence[Any]) -> None:
         self.items = items
-        self._kinds = np.array([_KIND_CODES.get(item.kind, -1) for item in items], np.int8)
+        self._kinds = np.array([_KIND_CODES[item.kind] for item in items], np.int8)
         self._numbers: dict[str, Floats] = {}
         self._arrays: dict[tuple[str, int], Floats] = {}
 
@@ -43,14 +43,9 @@ class Columns:
 
     @property
     def kinds(self) -> list[RewardKind]:
-        """The known kinds that occur."""
+        """The kinds that occur."""
         present = set(self._kinds.tolist())
         return [kind for kind, code in _KIND_CODES.items() if code in present]
-
-    @property
-    def has_known_kind(self) -> Bools:
-        """Episodes whose kind is known, [N]."""
-        return self._kinds >= 0
 
     def is_kind(self, kind: str) -> Bools:
         """Return whether an episode is of a kind, [N].

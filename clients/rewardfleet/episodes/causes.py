@@ -1,5 +1,7 @@
 """Why the scores of episodes are below 1, or missing. In shapes, N is the number of episodes."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,10 +13,8 @@ from .arrays import Bools, Floats
 from .batch import Batch, visual_score
 from .kinds import Rewards
 
-#: By code, which is an index; the first one is none.
-_CAUSES: list[EpisodeCause | None] = [None, *EpisodeCause]
-_CODES = {cause: code for code, cause in enumerate(_CAUSES)}
-_Codes = NDArray[np.int8]
+#: Causes, [N].
+_Causes = NDArray[Any]
 
 
 def causes_of(
@@ -29,16 +29,16 @@ def causes_of(
         options: The options that they were computed with.
     """
     batch = rewards.batch
-    codes = np.zeros(len(batch), np.int8)
+    found: _Causes = np.full(len(batch), None)
     is_low = batch.ok & (scores < 1)
-    codes[is_low] = _CODES[EpisodeCause.NORMALIZED]
+    found[is_low] = EpisodeCause.NORMALIZED
     has_low_reward = is_low & (rewards.values < 1)
     for kind in batch.columns.kinds:
         mask = has_low_reward & batch.columns.is_kind(kind)
         if mask.any():
-            codes[mask] = _of_kind(kind, rewards, options)[mask]
-    codes[is_low & in_equal_group & (scores == 0)] = _CODES[EpisodeCause.NO_VARIANCE]
-    causes: list[EpisodeCause | ErrorKind | None] = [_CAUSES[code] for code in codes.tolist()]
+            found[mask] = _of_kind(kind, rewards, options)[mask]
+    found[is_low & in_equal_group & (scores == 0)] = EpisodeCause.NO_VARIANCE
+    causes: list[EpisodeCause | ErrorKind | None] = found.tolist()
     for index, error in batch.reasons.items():
         causes[index] = _of_abstention(batch, index) if error is None else error.kind
     return causes
@@ -53,20 +53,21 @@ def _of_abstention(batch: Batch, index: int) -> EpisodeCause:
     return EpisodeCause.ALONE
 
 
-def _of_kind(kind: RewardKind, rewards: Rewards, options: EpisodeOptions) -> _Codes:
-    """Return the codes of rewards of a kind that are below 1; meaningless for others, [N]."""
-    codes = np.full(len(rewards.batch), _CODES[_LOWERED_BY[kind]], np.int8)
+def _of_kind(kind: RewardKind, rewards: Rewards, options: EpisodeOptions) -> _Causes:
+    """Return the causes of rewards of a kind that are below 1; meaningless for others, [N]."""
+    causes: _Causes = np.empty(len(rewards.batch), object)
+    causes[:] = _LOWERED_BY[kind]
     if kind in {"visual", "discounted"}:  # which lower the reward of the environment
-        codes[_figure(rewards, "episode") < 1] = _CODES[EpisodeCause.LOW_REWARD]
+        causes[_figure(rewards, "episode") < 1] = EpisodeCause.LOW_REWARD
     if kind == "visual":
         says_no = _figure(rewards, "visual_success") < SUCCESS_THRESHOLD
-        codes[says_no] = _CODES[EpisodeCause.JUDGE_SAYS_NO]
+        causes[says_no] = EpisodeCause.JUDGE_SAYS_NO
     failed = _failed(kind, rewards, options)
     if failed.any():
-        codes[failed] = _CODES[EpisodeCause.FAILED]
+        causes[failed] = EpisodeCause.FAILED
         is_truncated = rewards.batch.columns.step_fraction >= 1
-        codes[failed & is_truncated] = _CODES[EpisodeCause.TRUNCATED]
-    return codes
+        causes[failed & is_truncated] = EpisodeCause.TRUNCATED
+    return causes
 
 
 def _failed(kind: RewardKind, rewards: Rewards, options: EpisodeOptions) -> Bools:

@@ -48,10 +48,6 @@ def validate_batch(
     for index, item in enumerate(items):
         if item.masked and draft.ok[index]:
             draft.fail(index, None)
-    known = ", ".join(REQUIRED_FIELDS)
-    draft.refuse(
-        ~draft.columns.has_known_kind, lambda item: f"unknown kind {item.kind!r}; known: {known}"
-    )
     _check_required_fields(draft, options)
     _check_numbers(draft, options)
     _check_lists(draft)

@@ -1,8 +1,6 @@
 """Assembly of the episode service."""
 
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 
 from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
 from rewardfleet_server.http.app import RewardApp
@@ -28,20 +26,12 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
     metrics = TemperatureMetrics()
     thread = ThreadPoolExecutor(1, thread_name_prefix="episodes")
 
-    @asynccontextmanager
-    async def lifespan() -> AsyncIterator[None]:
-        async with state.opened():
-            try:
-                yield
-            finally:
-                thread.shutdown(wait=False, cancel_futures=True)
-
     service = Service(
         name="episode",
         scorer=EpisodeScorer(),
         request_type=EpisodeRequest,
         score_type=EpisodeScore,
-        lifespan=lifespan,
+        lifespan=state.opened,
         routes=lambda engine: [
             *EpisodeApi(engine, state, metrics, thread).routes(),
             run_route(engine, state),

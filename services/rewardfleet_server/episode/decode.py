@@ -20,9 +20,6 @@ from rewardfleet.wire.episode import MAX_EPISODES, EpisodeBatchHeader, EpisodeRe
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate_json
 
-#: Largest body, in bytes, whose batch is computed on the event loop: a thread costs as much.
-_SMALL_BODY = 4 * 1024
-
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 _Array = NDArray[np.float64]
 
@@ -77,7 +74,6 @@ class DecodedBatch:
     header: EpisodeBatchHeader  #: its fields besides the items
     items: list[Item]  #: in order; a placeholder for an invalid item
     invalid: dict[int, InvalidRequest]  #: by index: why an item is invalid
-    is_small: bool  #: whether computing it takes less than a millisecond
 
 
 def decode_batch(body: bytes) -> DecodedBatch:
@@ -86,17 +82,16 @@ def decode_batch(body: bytes) -> DecodedBatch:
     Raises:
         InvalidRequest: The body is not JSON, or not a batch.
     """
-    is_small = len(body) <= _SMALL_BODY
     try:
         decoded = _DECODER.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return _decode_leniently(body, is_small)
+        return _decode_leniently(body)
     fields = {name: getattr(decoded, name) for name in EpisodeBatchHeader.model_fields}
     header = validate_json(EpisodeBatchHeader, msgspec.json.encode(fields))
-    return DecodedBatch(header, decoded.items, {}, is_small)
+    return DecodedBatch(header, decoded.items, {})
 
 
-def _decode_leniently(body: bytes, is_small: bool) -> DecodedBatch:
+def _decode_leniently(body: bytes) -> DecodedBatch:
     batch = validate_json(_AnyItems, body)
     items: list[Item] = []
     invalid: dict[int, InvalidRequest] = {}
@@ -111,7 +106,7 @@ def _decode_leniently(body: bytes, is_small: bool) -> DecodedBatch:
     header = EpisodeBatchHeader.model_construct(
         **{name: getattr(batch, name) for name in EpisodeBatchHeader.model_fields}
     )
-    return DecodedBatch(header, items, invalid, is_small)
+    return DecodedBatch(header, items, invalid)
 
 
 def _as_item(request: EpisodeRequest) -> Item:

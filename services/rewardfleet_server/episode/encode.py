@@ -125,20 +125,12 @@ def statuses(result: BatchResult) -> Mapping[Status, int]:
 
 def group_stats(result: BatchResult) -> list[dict[str, Any]]:
     """Return one `GroupStats` per group."""
-    groups, clusters = result.groups, result.clusters
-    columns: dict[str, list[Any]] = {
-        "group": groups.names,
-        "size": groups.sizes.tolist(),
-        "mean": groups.mean.tolist(),
-        "std": groups.std.tolist(),
-        "success_rate": groups.success_rate.tolist(),
-        "all_equal": groups.all_equal.tolist(),
-    }
+    columns, clusters = {**vars(result.groups)}, result.clusters
     if clusters is not None:
-        columns["clusters"] = clusters.counts.tolist()
-        columns["majority_ratio"] = clusters.majority_ratio.tolist()
-        columns["diversity"] = clusters.diversity.tolist()
-    rows = zip(*columns.values(), strict=True)
+        columns["clusters"] = clusters.counts
+        columns["majority_ratio"] = clusters.majority_ratio
+        columns["diversity"] = clusters.diversity
+    rows = zip(*(each.tolist() for each in columns.values()), strict=True)
     return [_without_nan(dict(zip(columns, row, strict=True))) for row in rows]
 
 

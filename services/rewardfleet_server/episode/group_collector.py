@@ -47,11 +47,7 @@ async def add_member(
         A `GroupMemberResponse` as plain values, and the group if this request has released it.
 
     Raises:
-        Conflict: The uid was sent with another episode before, or the attempt has ended.
-        InvalidRequest: The group was released without this member, the first member had another
-            group size or other options, or the step is too old.
-        Overloaded: The run has too many open groups.
-        Unavailable: The store cannot be used now, or what it stores is damaged.
+        RewardFleetError: See `add_to_group`.
     """
     key = GroupKey(request.run, request.step, str(request.item.group))
 

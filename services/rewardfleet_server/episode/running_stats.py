@@ -27,9 +27,7 @@ async def count_rewards(
     episodes are counted.
 
     Raises:
-        Conflict: An episode was counted with another reward, or the attempt has ended.
-        InvalidRequest: The step is so old that its counted episodes are no longer stored.
-        Unavailable: The run state cannot be written now.
+        RewardFleetError: See `RunState.apply_once`.
     """
     assert header.run is not None  # noqa: S101 - the model ensures both
     assert header.step is not None  # noqa: S101

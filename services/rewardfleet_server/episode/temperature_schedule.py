@@ -27,9 +27,7 @@ async def sample_temperatures(
     The store has the schedule of each run, which each step moves once.
 
     Raises:
-        Conflict: The step was applied with another outcome, or the attempt has ended.
-        InvalidRequest: The step is so old that it is unknown whether it was applied.
-        Unavailable: The run state cannot be written now.
+        RewardFleetError: See `RunState.apply_once`.
     """
     schedule = initial = TemperatureSchedule(request.base_temperature, request.temperature_range)
     if (adaptation := request.adapt) is not None:
