@@ -73,7 +73,7 @@ class Audits(Generic[ScoreT]):
                 await self._scores.delete(policy)
                 message = "a cached score differs from its recomputation and was evicted: %s"
                 log.warning(message, policy.lookup_keys[0])
-            self._telemetry.record_audit(agrees=agrees)
+            self._telemetry.audits("agree" if agrees else "disagree").inc()
 
         running = asyncio.create_task(audit())
         self._running.add(running)

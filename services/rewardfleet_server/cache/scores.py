@@ -45,7 +45,7 @@ class CachedScores(Generic[ScoreT]):
         for key in keys:
             if score is None and key in values:
                 score = self._decode(values[key], backend, policy)
-        self._telemetry.record_lookup(hit=score is not None)
+        self._telemetry.lookups("miss" if score is None else "hit").inc()
         return None if score is None else policy.from_cached(score)
 
     def _decode(self, value: bytes, backend: str, policy: CachePolicy[ScoreT]) -> ScoreT | None:
@@ -56,7 +56,7 @@ class CachedScores(Generic[ScoreT]):
             score = None
         is_usable = score and score.status is Status.OK and score.backend == backend
         if score is None or not (is_usable and policy.is_valid(score)):
-            self._telemetry.record_damaged_entry()
+            self._telemetry.damaged_entries().inc()
             self._warning("a cached score is not valid and is computed again")
             return None
         score.cached = True

@@ -96,7 +96,7 @@ class RewardApp:
             log_sample_rate=settings.log_sample_rate,
             ready=lambda: not self._unready(),
         )
-        self._cache = open_cache(settings, self.telemetry.record_damaged_entry)
+        self._cache = open_cache(settings, self.telemetry.damaged_entries().inc)
         engine = Engine(
             service.scorer,
             service.score_type,

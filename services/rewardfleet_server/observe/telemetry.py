@@ -11,10 +11,11 @@ import re
 import time
 import uuid
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate, count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -165,25 +166,22 @@ class BulkHistogram(Collector):
         self._metric = metric
         self._service = service
         self._bounds = bounds
-        self._counts: dict[tuple[str, ...], list[int]] = {}
-        self._sums: dict[tuple[str, ...], float] = {}
+        self._counts: defaultdict[tuple[str, ...], list[int]]
+        self._counts = defaultdict(lambda: [0] * (len(bounds) + 1))
+        self._sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
 
     def observe(self, value: float, *labels: str, items: int = 1) -> None:
         """Count a finite value, once for each item that has it."""
-        self._counts_of(labels)[bisect_left(self._bounds, value)] += items
+        self._counts[labels][bisect_left(self._bounds, value)] += items
         self._sums[labels] += value * items
 
     def observe_all(self, values: NDArray[np.float64], *labels: str) -> None:
         """Count values, `[N]`, all finite."""
-        counts = self._counts_of(labels)
+        counts = self._counts[labels]
         places = np.searchsorted(self._bounds, values)
         for place, added in enumerate(np.bincount(places, minlength=len(counts)).tolist()):
             counts[place] += added
         self._sums[labels] += float(values.sum())
-
-    def _counts_of(self, labels: tuple[str, ...]) -> list[int]:
-        self._sums.setdefault(labels, 0.0)
-        return self._counts.setdefault(labels, [0] * (len(self._bounds) + 1))
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
         name, _, labels, documentation = self._metric
@@ -193,19 +191,6 @@ class BulkHistogram(Collector):
             buckets = list(zip(bounds, accumulate(counts), strict=True))
             family.add_metric([self._service, *own], buckets, self._sums[own])
         yield family
-
-
-class _Series(dict[tuple[str, ...], Counter]):
-    """The series of a counter by their labels besides `service`. Its own `labels` is slow."""
-
-    def __init__(self, counter: Counter, service: str) -> None:
-        super().__init__()
-        self._counter = counter
-        self._service = service
-
-    def __missing__(self, labels: tuple[str, ...]) -> Counter:
-        series = self[labels] = self._counter.labels(self._service, *labels)
-        return series
 
 
 #: The gauges of `Admission`: an attribute, the name of the metric, and what it is.
@@ -285,30 +270,32 @@ class Telemetry:
             "fallback_rewards_total",
             "Rewards that clients replaced by on_failure, reported by their next request.",
         )
-        self._lookups = self._counter(
+        self.lookups = self._counter(
             "cache_lookups_total", "Cache lookups, by result: hit or miss.", "result"
         )
-        self._audits = self._counter(
+        self.audits = self._counter(
             "cache_audits_total",
             "Cached scores that were computed again, by result: agree or disagree.",
             "result",
         )
-        self._damaged_entries = self._counter(
+        self.damaged_entries = self._counter(
             "cache_damaged_entries_total",
             "Entries of the cache that were damaged, not signed with the key, or no score of their "
             "item. Their scores are computed again.",
         )
         # 0 from the start, so that the first one is an increase.
-        for series in (self._fallbacks[()], self._audits["agree",], self._audits["disagree",]):
+        for series in (self._fallbacks(), self.audits("agree"), self.audits("disagree")):
             series.inc(0)
         for attribute, name, documentation in _GAUGES:
             self._gauge(name, documentation, partial(getattr, admission, attribute))
         self._gauge("ready", "1 if the service can score now, as /readyz says, else 0.", ready)
         self._gauge("deadline_seconds", "deadline_s, as configured.", lambda: deadline_s)
 
-    def _counter(self, name: str, documentation: str, *labels: str) -> _Series:
+    def _counter(self, name: str, documentation: str, *labels: str) -> Callable[..., Counter]:
+        """Return what returns the series of a counter by their labels besides `service`."""
         name, _, names, _ = self._metric(name, "counter", documentation, *labels)
-        return _Series(Counter(name, documentation, names, registry=self._registry), self.service)
+        counter = Counter(name, documentation, names, registry=self._registry)
+        return cache(partial(counter.labels, self.service))  # its own `labels` is slow
 
     def _histogram(
         self, name: str, documentation: str, bounds: Sequence[float], *labels: str
@@ -328,18 +315,6 @@ class Telemetry:
         self.metrics.append(metric)
         return metric
 
-    def record_lookup(self, *, hit: bool) -> None:
-        """Count one cache lookup."""
-        self._lookups["hit" if hit else "miss",].inc()
-
-    def record_damaged_entry(self) -> None:
-        """Count an entry of the cache that cannot be used."""
-        self._damaged_entries[()].inc()
-
-    def record_audit(self, *, agrees: bool) -> None:
-        """Count one audit."""
-        self._audits["agree" if agrees else "disagree",].inc()
-
     def record_score(
         self, context: RequestContext, score: Score, span: "Span | None" = None
     ) -> None:
@@ -350,9 +325,9 @@ class Telemetry:
         context.failed_here += score.cause in _FAILED_HERE
         if score.backend:
             context.backends.add(score.backend)
-        self._results[score.backend, score.status].inc()
+        self._results(score.backend, score.status).inc()
         if score.cause is not None:
-            self._causes[score.backend, score.cause].inc()
+            self._causes(score.backend, score.cause).inc()
         if score.score is not None:
             self._scores.observe(score.score, score.backend)
         is_computed = not score.cached and score.status is not Status.ERROR
@@ -411,9 +386,9 @@ class Telemetry:
         if backend:
             context.backends.add(backend)
         for status, count_of in statuses.items():
-            self._results[backend, status].inc(count_of)
+            self._results(backend, status).inc(count_of)
         for cause, count_of in causes.items():
-            self._causes[backend, cause].inc(count_of)
+            self._causes(backend, cause).inc(count_of)
         if scores.size:
             self._scores.observe_all(scores, backend)
         if items:
@@ -427,12 +402,12 @@ class Telemetry:
         self, context: RequestContext, status: int, kind: ErrorKind | None, detail: str = ""
     ) -> None:
         """Count one request, write its log line and end its span."""
-        self._requests[context.path, str(status), kind or ""].inc()
+        self._requests(context.path, str(status), kind or "").inc()
         if status == 200:
             if context.path == _BATCH_PATH:
                 self._batches.observe(context.elapsed_ms / 1000)
             if context.fallback_rewards:
-                self._fallbacks[()].inc(context.fallback_rewards)
+                self._fallbacks().inc(context.fallback_rewards)
         if context.span is not None:
             context.span.otel.set_attributes(
                 {
