@@ -236,7 +236,7 @@ def test_an_item_that_cannot_be_recorded_is_counted_and_the_log_goes_on(tmp_path
     log = ScoreLog(tmp_path)
     log.add(lambda: [scored("x" * 900_000, CodeScore(score=1, status="ok", code="y" * 2**24))])
     log.add(lambda: 1 / 0)
-    log.add(lambda: [scored(uid="good", score={**dict(SCORE), "backend": "\ud800"})])
+    log.add(lambda: [scored(uid="good", score={**SCORE.model_dump(), "backend": "\ud800"})])
     log.close()
     assert (log.dropped["too_large"], log.dropped["failed"]) == (1, 1)
     assert [(each["uid"], each["backend"]) for each in read(tmp_path)] == [("good", "?")]

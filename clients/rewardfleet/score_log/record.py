@@ -1,6 +1,5 @@
 """The record of a scored item: a flat row, the same for all services."""
 
-import functools
 import json
 import re
 from base64 import b64encode
@@ -105,16 +104,13 @@ def record_of(scored: Scored) -> Record:
 
 
 def _score_columns(scored: Scored, url: str | None) -> Record:
-    score = scored.score
-    if isinstance(score, Score):
-        given: Mapping[str, Any] = {name: getattr(score, name, None) for name in _BASE}
-        details = _details_of(score)
-    else:
-        given = score
-        rest = {name: value for name, value in score.items() if name not in _BASE}
-        details = json.dumps(rest)
-    timing = given.get("timing_ms")
-    timing = vars(timing) if isinstance(timing, Timing) else timing or {}
+    given = scored.score
+    if isinstance(given, Score):
+        given = {**given.model_dump(exclude_defaults=True), "error": given.error}
+    details = {name: value for name, value in given.items() if name not in _BASE}
+    timing = given.get("timing_ms") or {}
+    if stages := {name: each for name, each in timing.items() if name not in Timing.model_fields}:
+        details["timing_ms"] = stages  # those of the service
     problem = given.get("error")
     problem = problem.model_dump(mode="json") if isinstance(problem, Problem) else problem or {}
     if url is not None and problem:
@@ -129,24 +125,8 @@ def _score_columns(scored: Scored, url: str | None) -> Record:
         "provenance": {**scored.provenance, **(given.get("provenance") or {})},
         **{f"error_{name}": problem.get(name) for name in Problem.model_fields},
         "cause": given.get("cause"),
-        "details": details,
+        "details": json.dumps(details),
     }
-
-
-def _details_of(score: Score) -> str:
-    excluded = _excluded(type(score))
-    try:
-        return score.model_dump_json(exclude=excluded, exclude_defaults=True)
-    except PydanticSerializationError:  # a lone surrogate
-        return json.dumps(score.model_dump(exclude=excluded, exclude_defaults=True))
-
-
-@functools.cache
-def _excluded(score_type: type[Score]) -> Any:
-    """Return what of a score is no detail: of the timing, the stages of all services."""
-    timing = score_type.model_fields["timing_ms"].annotation
-    excluded: dict[str, Any] = dict.fromkeys(_BASE & score_type.model_fields.keys(), True)
-    return excluded if timing is Timing else {**excluded, "timing_ms": {*Timing.model_fields}}
 
 
 def _shown(fields: dict[str, Any]) -> dict[str, Any]:
