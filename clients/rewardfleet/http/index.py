@@ -158,10 +158,11 @@ async def find_service(service: str, urls: Sequence[str], api_key: str) -> list[
     return [at or url for at, url in zip(found, given, strict=True)]
 
 
-async def get(http: httpx.AsyncClient, url: str) -> Reply:
+async def get(http: httpx.AsyncClient, url: str, seconds: float | None = None) -> Reply:
     """Return what a URL answers in time."""
+    seconds = seconds or _TIMEOUT_SECONDS
     try:
-        async with asyncio.timeout(_TIMEOUT_SECONDS):
+        async with asyncio.timeout(seconds):
             at = httpx.URL(url)  # httpx logs it
             auth = httpx.BasicAuth(at.username, at.password) if at.userinfo else None
             async with http.stream("GET", at.copy_with(userinfo=b""), auth=auth) as response:
@@ -171,7 +172,7 @@ async def get(http: httpx.AsyncClient, url: str) -> Reply:
                     if len(content) > _MAX_BYTES:
                         return Reply(0, b"", f"an answer of more than {_MAX_BYTES} bytes")
     except TimeoutError:
-        return Reply(0, b"", f"no answer within {_TIMEOUT_SECONDS:g} s")
+        return Reply(0, b"", f"no answer within {seconds:g} s")
     except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as error:
         reason = certificate_problem(error) or str(error) or type(error).__name__
         return Reply(0, b"", printable(reason))

@@ -3,20 +3,16 @@
 import asyncio
 import contextlib
 import logging
-import ssl
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import httpx
 from pydantic import ValidationError
 
 from rewardfleet.bulk.files import OWNER_ONLY, new_file
-from rewardfleet.http.index import base_url, services_at
-from rewardfleet.tls import certificate_problem, tls_context
-from rewardfleet.wire.errors import NotFound, Problem, RewardFleetError, Unavailable
+from rewardfleet.http.index import Reply, base_url, get, http_client, services_at
+from rewardfleet.wire.errors import NotFound, RewardFleetError, Unavailable
 from rewardfleet.wire.log_segments import MAX_CHUNK_BYTES, PATH, LogSegment, LogSegments
 from rewardfleet.wire.urls import redact
 
@@ -30,7 +26,6 @@ _MAX_BYTES = 2**30
 _POLL_SECONDS, _ANSWER_SECONDS = 2.0, 30.0
 #: Seconds that closing may wait for an answer.
 _CLOSE_SECONDS = 2.0
-_MAX_REASON = 300
 
 
 class LogCopies:
@@ -50,13 +45,8 @@ class LogCopies:
         self.folder = folder
         self.failures: dict[str, str] = {}  #: why a log is not copied now, by URL
         self._urls = urls
+        self._key = key
         self._left_out = 0  # older segments that are not copied
-        self._http = httpx.Client(
-            headers={"authorization": f"Bearer {key}", "accept-encoding": "identity"},
-            timeout=httpx.Timeout(_ANSWER_SECONDS, connect=5.0),
-            verify=tls_context(),
-            trust_env=False,
-        )
         self._logs: dict[str, tuple[str, list[LogSegment]]] = {}  # by log: a URL, and its segments
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="copy-score-logs", daemon=True)
@@ -71,7 +61,6 @@ class LogCopies:
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(_CLOSE_SECONDS)
-        self._http.close()
 
     def problems(self) -> list[str]:
         """Return why records may be missing."""
@@ -135,29 +124,20 @@ class LogCopies:
                 size += file.write(content)
 
     def _get(self, url: str) -> bytes:
-        content, until = b"", time.monotonic() + _ANSWER_SECONDS
-        try:
-            with self._http.stream("GET", url) as response:
-                for part in response.iter_raw():
-                    content += part
-                    if len(content) > MAX_CHUNK_BYTES:
-                        raise Unavailable("its answer is too long")
-                    if time.monotonic() > until:
-                        raise Unavailable(f"no answer within {_ANSWER_SECONDS:g} s")
-        except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as error:
-            raise Unavailable(f"no answer: {certificate_problem(error) or error}") from None
-        if response.status_code == 200:
-            return content
-        if response.status_code == 401:
+        reply = asyncio.run(_answer(url, self._key))
+        if reply.status == 401:
             raise Unavailable("it does not accept the key of --score-log-key-file")
-        try:
-            problem = Problem.model_validate_json(content)
-        except ValidationError:
-            raise Unavailable(
-                f"HTTP {response.status_code}, not an answer of rewardfleet"
-            ) from None
-        problem.detail = problem.detail[:_MAX_REASON]
-        raise RewardFleetError.from_problem(problem)
+        if reply.status != 200:
+            reason = reply.reason if reply.status else f"no answer: {reply.reason}"
+            raise (NotFound if reply.status == 404 else Unavailable)(reason)
+        if len(reply.content) > MAX_CHUNK_BYTES:
+            raise Unavailable("its answer is too long")
+        return reply.content
+
+
+async def _answer(url: str, key: str) -> Reply:
+    async with http_client(key) as http:
+        return await get(http, url, _ANSWER_SECONDS)
 
 
 @contextlib.contextmanager
