@@ -10,10 +10,6 @@ import rewardfleet
 from rewardfleet.lazy import Lazy
 from rewardfleet.wire.optional_imports import install_command
 
-#: The result of a check: `ok`, `extra`, `note` or `failed`, what was checked, and how to fix it. It
-#: is what the checks of the server return, see its `system/diagnosis.py`.
-Finding = tuple[str, str, str]
-
 
 @click.command(
     name="doctor",
@@ -29,7 +25,8 @@ def command() -> int:
     return int(has_failed)
 
 
-def _findings() -> Iterator[Finding]:
+def _findings() -> Iterator[tuple[str, str, str]]:
+    """Yield `ok`, `extra`, `note` or `failed`, what was checked, and how to fix it."""
     version = platform.python_version()
     yield "ok", f"rewardfleet {rewardfleet.__version__}, Python {version} ({sys.executable})", ""
     try:

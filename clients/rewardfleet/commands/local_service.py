@@ -1,15 +1,15 @@
 """Servers that a command starts for itself."""
 
 import contextlib
-import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import IO
 
@@ -40,16 +40,16 @@ def local_service(service: str, options: str) -> AbstractContextManager[str]:
         ValueError: It does not start; the message has the end of its log.
     """
     arguments = ["serve", service, "--port", "0", *shlex.split(options)]
-    return running(arguments, _address_in)
+    return running(arguments, r'"address": ?"(.+?)"')
 
 
 @contextlib.contextmanager
-def running(arguments: Sequence[str], address_in: Callable[[str], str | None]) -> Iterator[str]:
+def running(arguments: Sequence[str], address: str) -> Iterator[str]:
     """Run a server by a command for the block, which gets its base URL.
 
     Args:
         arguments: Of `rewardfleet`.
-        address_in: Returns the URL that a line of its log has once it listens, else None.
+        address: The pattern of the part of its log that has the URL, once it listens.
 
     Raises:
         ValueError: It does not start; the message has the end of its log.
@@ -63,7 +63,7 @@ def running(arguments: Sequence[str], address_in: Callable[[str], str | None]) -
             start_new_session=True,  # Ctrl-C ends the scoring first
         )
         try:
-            yield _address(process, log, address_in)
+            yield _address(process, log, address)
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -73,24 +73,16 @@ def running(arguments: Sequence[str], address_in: Callable[[str], str | None]) -
                 process.wait()
 
 
-def _address_in(line: str) -> str | None:
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return str(json.loads(line)["overview"]["address"])
-    return None
-
-
-def _address(
-    process: "subprocess.Popen[bytes]", log: IO[str], address_in: Callable[[str], str | None]
-) -> str:
+def _address(process: "subprocess.Popen[bytes]", log: IO[str], address: str) -> str:
     give_up = time.monotonic() + _START_SECONDS
     while time.monotonic() < give_up:
         ended = process.poll() is not None
         log.seek(0)
-        lines = log.read().splitlines()
-        if found := next(filter(None, map(address_in, lines)), None):
-            return found
+        text = log.read()
+        if found := re.search(address, text):
+            return found[1]
         if ended:
-            shown = "\n".join(lines[-_SHOWN_LINES:])
+            shown = "\n".join(text.splitlines()[-_SHOWN_LINES:])
             raise ValueError(f"the service did not start:\n{shown}")
         time.sleep(0.1)
     raise ValueError(f"the service was not ready within {_START_SECONDS:g} s")

@@ -1,7 +1,6 @@
 """`rewardfleet demo`: start all services, score real rollouts and one item of each service."""
 
 import asyncio
-import re
 import signal
 import tempfile
 import time
@@ -96,13 +95,8 @@ def _fleet(folder: Path) -> Iterator[str]:
         config = Path(data) / "fleet.toml"
         config.write_text("port = 0\n" + "".join(f"[{name}]\nport = 0\n" for name in SERVICES))
         flags = ["--config", str(config), "--data-dir", data, "--video-root", str(folder.resolve())]
-        with running(["up", *flags], _url_in) as url:
+        with running(["up", *flags], r"Ready after .*?: (http\S+)\. ") as url:
             yield url
-
-
-def _url_in(line: str) -> str | None:
-    found = re.match(r"Ready after .*?: (http\S+)\. ", line)
-    return found[1] if found else None
 
 
 async def _score_all(

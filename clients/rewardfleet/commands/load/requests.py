@@ -17,8 +17,6 @@ from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import ErrorKind
 from rewardfleet.wire.validation import read_lines
 
-#: The largest file with requests, which is in memory.
-_MAX_FILE_BYTES = 512 * 2**20
 #: Images that clips are composed of, the side of an image, and how many a clip has.
 _IMAGES, _SIDE, _CLIP_FRAMES = 48, 256, 16
 
@@ -88,14 +86,12 @@ def number(number: int) -> tuple[dict[str, Any], float | None]:
 
 
 def read_requests(path: Path) -> list[LoadRequest]:
-    """Return the requests of a file, one per line.
+    """Return the requests of a file, one per line. They are all in memory.
 
     Raises:
-        ValueError: The file is too large, is empty, or has an invalid line.
+        ValueError: The file is empty, or has an invalid line.
         OSError: It cannot be read.
     """
-    if path.stat().st_size > _MAX_FILE_BYTES:
-        raise ValueError(f"--requests {path}: the file has more than 512 MiB")
     requests = []
     for number, line in read_lines(path, LoadRequest):
         if isinstance(line, str):

@@ -10,8 +10,6 @@ from typing import Any
 
 import click
 
-from rewardfleet.bulk.output import PART_ROWS
-from rewardfleet.bulk.records import columns_of
 from rewardfleet.bulk.run import Run
 from rewardfleet.bulk.store import folder_store, score_items
 from rewardfleet.commands.local_service import local_service
@@ -29,7 +27,7 @@ from rewardfleet.score_log.replaying import (
 )
 from rewardfleet.services import SERVICES
 
-from .scoring import START, Connection, Fields, progress_bar
+from .scoring import START, Connection, Fields, opening_of, progress_bar
 
 #: How many changes are shown, and what of each, by its title.
 _SHOWN = 20
@@ -151,15 +149,8 @@ def _score(
     items: Iterator[Any], builder: ReplayBuilder, selected: Selected, used: Connection, output: Path
 ) -> bool:
     """Score the requests of records with a service; return False if that was interrupted."""
-    of_input = {"service": builder.service, "fields": builder.changes}
-    arguments: dict[str, Any] = {
-        "folder": str(output),
-        "columns": columns_of(builder.declared.client.score_type),
-        "input_key": {**of_input, "replay": selected.digest},
-        "kind": "jsonl",
-        "part_rows": PART_ROWS,
-        "retry_failed": True,
-    }
+    input_key = {"fields": builder.changes, "replay": selected.digest}
+    arguments = opening_of(str(output), builder.service, input_key)
     with contextlib.ExitStack() as stack:
         urls = used.url or ["http://127.0.0.1:18000"]
         if used.start is not None:

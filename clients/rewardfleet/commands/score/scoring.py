@@ -9,7 +9,7 @@ import random
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -198,11 +198,12 @@ class Scoring:
         is_episode = SERVICES[self.service].scores == "episode"
         items = in_groups(read, builder) if is_episode else builder.items(read())
         with progress_bar(expected) as show:
-            columns = columns_of(SERVICES[self.service].client.score_type)
-            opening: Any = contextlib.nullcontext(StdoutStore([*columns], show))
             lerobot = None
-            if self.output is not None:
-                opening = folder_store(self._opening(builder, stamps, columns), show)
+            if self.output is None:
+                columns = columns_of(SERVICES[self.service].client.score_type)
+                opening: Any = contextlib.nullcontext(StdoutStore([*columns], show))
+            else:
+                opening = folder_store(self._opening(builder, stamps), show)
                 if [each.is_lerobot for each in sources] == [True]:
                     lerobot = sources[0].path.parent.parent
             started = time.monotonic()
@@ -220,24 +221,32 @@ class Scoring:
             return 130
         return 2 if totals.failed == totals.items else int(totals.missing > 0)
 
-    def _opening(self, builder: RequestBuilder, stamps: Any, columns: Any) -> dict[str, Any]:
-        """Return the arguments of `Output`."""
+    def _opening(self, builder: RequestBuilder, stamps: Any) -> dict[str, Any]:
         input_key = {
-            "service": self.service,
             "inputs": stamps,
             "columns": dataclasses.asdict(self.columns),
             "task": builder.task,
             "fields": builder.changes,
             "sample": self.sample,
         }
-        return {
-            "folder": str(self.output),
-            "columns": columns,
-            "input_key": input_key,
-            "kind": self.format,
-            "part_rows": PART_ROWS,
-            "retry_failed": self.retry_failed,
-        }
+        more = {"kind": self.format, "retry_failed": self.retry_failed}
+        return {**opening_of(str(self.output), self.service, input_key), **more}
+
+
+def opening_of(folder: str, service: str, input_key: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `folder_store` for lines of JSON, of which failed ones are repeated.
+
+    Args:
+        input_key: What the scores belong to besides the service.
+    """
+    return {
+        "folder": folder,
+        "columns": columns_of(SERVICES[service].client.score_type),
+        "input_key": {"service": service, **input_key},
+        "kind": "jsonl",
+        "part_rows": PART_ROWS,
+        "retry_failed": True,
+    }
 
 
 @contextlib.contextmanager
