@@ -1,6 +1,5 @@
 """The checks of `rewardfleet doctor` for the services."""
 
-import shutil
 from collections.abc import Iterator
 
 from rewardfleet_server.flags import read_settings
@@ -23,9 +22,6 @@ def diagnoses() -> Iterator[Diagnosis]:
     if not servers:
         what = "cache or run state that replicas share (--cache, --run-state)"
         yield check_extra("redis", what, "redis")
-        if shutil.which("redis-server") is None:
-            what = "no Redis server on this machine for --cache or --run-state"
-            yield Diagnosis("note", what, "apt-get install redis-server")
     yield from servers
     for name, settings in settings_of.items():
         yield from SERVICES[name].checks(settings)

@@ -2,12 +2,12 @@
 
 import difflib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import click
 
-from rewardfleet.wire.optional_imports import install_command, missing_modules
+from rewardfleet.wire.optional_imports import missing_modules
 from rewardfleet_server.flags import MAX_WIDTH, metavar_of, range_text, shown_default
 from rewardfleet_server.video.judges.settings import (
     ALIASES,
@@ -73,7 +73,6 @@ def _write_all(formatter: click.HelpFormatter) -> None:
     formatter.write_paragraph()
     formatter.write_text("`rewardfleet judges NAME` prints the options of a judge.")
     formatter.write_text(_OWN_JUDGE)
-    _write_install_commands(formatter, judges)
 
 
 def _write_one(formatter: click.HelpFormatter, judge: BuiltInJudge) -> None:
@@ -92,8 +91,7 @@ def _write_one(formatter: click.HelpFormatter, judge: BuiltInJudge) -> None:
         with formatter.section("Readouts; the first is the default"):
             formatter.write_dl([*judge.readouts.items()])
     with formatter.section("Example"):
-        _write_command(formatter, example_of(judge, here))
-    _write_install_commands(formatter, [judge])
+        formatter.write(f"  {shlex.join(example_of(judge, here))}\n")
 
 
 def example_of(judge: BuiltInJudge, here: Mapping[str, str | None]) -> list[str]:
@@ -139,27 +137,6 @@ def _needs(judge: BuiltInJudge) -> str:
     default = judge.settings.model_fields["model_path"].default
     checkpoint = f"the checkpoint {default}" if default else "a checkpoint (--model-path)"
     return f"{' or '.join(engines[each] for each in judge.engines)}, and {checkpoint}"
-
-
-def _write_install_commands(formatter: click.HelpFormatter, judges: Sequence[BuiltInJudge]) -> None:
-    """Write how to install the engines that judges need and that are missing."""
-    for engine, modules in ENGINES.items():
-        if any(engine in judge.engines for judge in judges) and missing_modules(*modules):
-            with formatter.section(f"To install {engine}"):
-                _write_command(formatter, shlex.split(install_command(engine)))
-
-
-def _write_command(formatter: click.HelpFormatter, words: Sequence[str]) -> None:
-    """Write a shell command, which can be copied if it takes several lines as well."""
-    indent = " " * formatter.current_indent
-    lines = [""]
-    for word in map(shlex.quote, words):
-        line = f"{lines[-1]} {word}".lstrip()
-        if len(indent) + len(line) + len(" \\") <= formatter.width:
-            lines[-1] = line
-        else:
-            lines.append(word)
-    formatter.write(f" \\\n{indent}".join([f"{indent}{lines[0]}", *lines[1:]]) + "\n")
 
 
 def _unknown(name: str) -> str:

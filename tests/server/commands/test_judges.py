@@ -10,7 +10,6 @@ import click
 import pytest
 
 from rewardfleet.commands.main import main
-from rewardfleet.wire.optional_imports import install_command
 from rewardfleet_server.commands import judges as command
 from rewardfleet_server.commands.serve import command as serve_group
 from rewardfleet_server.flags import read_settings
@@ -46,7 +45,7 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def words(text: str) -> str:
-    return " ".join(text.replace("\\\n", " ").split())
+    return " ".join(text.split())
 
 
 def without_spaces(text: str) -> str:
@@ -67,15 +66,13 @@ def example(text: str) -> VideoSettings:
     return settings
 
 
-def test_the_list_has_what_each_judge_needs_and_how_to_install_it(capsys):
+def test_the_list_has_what_each_judge_needs(capsys):
     text = words(output(capsys))
     for judge in JUDGES:
         assert f"{judge.name} {judge.summary}" in text
         if judge.has_model:
             model = judge.settings.model_fields["model_path"].default
             assert (model or "a checkpoint (--model-path)") in text
-    for engine in ENGINES:
-        assert install_command(engine) in text
     assert text.count("Can be loaded here.") == 2  # reference and openai
     assert text.count("Cannot be loaded here: ") == len(JUDGES) - 2
 
@@ -83,10 +80,10 @@ def test_the_list_has_what_each_judge_needs_and_how_to_install_it(capsys):
 @pytest.mark.parametrize("width", [60, 100])
 @pytest.mark.parametrize("name", [None, *(judge.name for judge in JUDGES)])
 def test_the_output_fits_the_terminal(name, width, capsys, monkeypatch):
+    """Except for commands, which are on one line, to be copied."""
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr(sys, "executable", "/venv/bin/python")
     lines = output(capsys, *([name] if name else [])).splitlines()
-    assert max(map(len, lines)) <= width
+    assert max(len(line) for line in lines if "rewardfleet serve" not in line) <= width
     assert len(lines) <= 60 or width < 100
 
 
@@ -132,7 +129,6 @@ def test_an_engine_that_is_installed_is_the_one_of_the_example(capsys, monkeypat
     install("transformers", monkeypatch)
     text = output(capsys, "roboreward")
     assert "Can be loaded here by transformers;" in text
-    assert "To install vllm" in text and "To install transformers" not in text
     own = example(text).judge_settings("roboreward")
     assert own.runs_on == "transformers"
     install("vllm", monkeypatch)
@@ -140,7 +136,7 @@ def test_an_engine_that_is_installed_is_the_one_of_the_example(capsys, monkeypat
     assert "Cannot be loaded here: no GPU found" in words(output(capsys, "qwen2_5_vl_vllm"))
     monkeypatch.setattr(command, "gpu_count", lambda: 1)
     text = output(capsys, "roboreward")
-    assert "Can be loaded here by vllm;" in text and "To install" not in text
+    assert "Can be loaded here by vllm;" in text
     assert example(text).judge_settings("roboreward").runs_on == "vllm"
 
 
