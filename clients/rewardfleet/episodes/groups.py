@@ -206,8 +206,6 @@ def most_diverse(distances: Floats, count: int) -> Bools:
     """
     groups = np.arange(len(distances))
     selected = np.zeros(distances.shape[:2], bool)
-    if not distances.size:
-        return selected
     candidate = distances.sum(axis=2).argmax(axis=1)
     nearest = np.full(distances.shape[:2], np.inf)
     for _ in range(min(count, distances.shape[1])):

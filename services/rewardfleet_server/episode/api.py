@@ -6,7 +6,7 @@ A batch flows in one direction: decode → validate → compute rewards → aggr
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -97,7 +97,8 @@ class EpisodeApi:
     _engine: Engine[EpisodeRequest, EpisodeScore]
     _store: RunState
     _metrics: TemperatureMetrics
-    _thread: ThreadPoolExecutor  #: computes batches; a single thread: the computation holds the GIL
+    #: Computes batches; a single thread: the computation holds the GIL.
+    _thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "episodes"))
 
     def routes(self) -> Sequence[Route[Any]]:
         """Return the routes."""

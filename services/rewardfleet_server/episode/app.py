@@ -1,7 +1,5 @@
 """Assembly of the episode service."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Service
@@ -24,7 +22,6 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
     """
     state = store or open_run_state(settings)
     metrics = TemperatureMetrics()
-    thread = ThreadPoolExecutor(1, thread_name_prefix="episodes")
 
     service = Service(
         name="episode",
@@ -33,7 +30,7 @@ def create_app(settings: EpisodeSettings, store: RunState | None = None) -> Rewa
         score_type=EpisodeScore,
         lifespan=state.opened,
         routes=lambda engine: [
-            *EpisodeApi(engine, state, metrics, thread).routes(),
+            *EpisodeApi(engine, state, metrics).routes(),
             run_route(engine, state),
         ],
         collectors=(*metrics.collectors, state.failures),
