@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,9 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.score import MAX_BATCH_ITEMS, Request, Score, Status
 from rewardfleet.wire.validation import validate_json
 
+from .log import cell
 from .options import TIMEOUT, one_url
 from .settings import api_key
-
-_EXIT_ABSTAINED = 3
 
 
 @click.command(name="explain")
@@ -48,7 +46,7 @@ def command(source: Path, id: str | None, url: str, timeout: float) -> int:  # n
     fields = request.model_dump(mode="json", exclude_unset=True)
     given = {**fields, **({"options": options} if options is not None else {})}
     click.echo("\n".join(story_of(service, given, score.model_dump(mode="json"))))
-    return {Status.ERROR: 2, Status.ABSTAINED: _EXIT_ABSTAINED}.get(score.status, 0)
+    return {Status.ERROR: 2, Status.ABSTAINED: 3}.get(score.status, 0)
 
 
 def _read(source: Path) -> tuple[str, Request, Any]:
@@ -118,11 +116,8 @@ def _print_record(folder: Path, prefix: str) -> None:
 
 def _of_log(record: Mapping[str, Any], count: int) -> Iterator[str]:
     """Yield what a record says besides the request and the score."""
-    labels = {name: record[name] for name in ("run", "step", "uid")}
-    if record["time"] is not None:
-        at = time.localtime(record["time"])
-        labels["answered"] = time.strftime("%Y-%m-%d %H:%M:%S", at)
-    shown = ", ".join(f"{name} {each}" for name, each in labels.items() if each is not None)
+    labels = {name: cell(name, record[name]) for name in ("run", "step", "uid", "time")}
+    shown = ", ".join(f"{name} {each}" for name, each in labels.items() if each)
     yield escaped(f"Record {record['id'][:12]}: {shown or 'no labels'}", 1000)
     if count > 1:
         yield f"The log has {count} records of this request; this is the newest one."
