@@ -4,11 +4,11 @@ A batch flows in one direction: decode → validate → compute rewards → aggr
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -51,6 +51,8 @@ from .decode import DecodedBatch, decode_batch, logged_items
 from .group_collector import add_member
 from .running_stats import count_rewards
 from .temperature_schedule import sample_temperatures
+
+T = TypeVar("T")
 
 #: Limits on the JSON fields and values of a batch: enough for actions of 100 x 7 in each episode.
 _MAX_BATCH_FIELDS, _MAX_BATCH_VALUES = 40 * MAX_EPISODES, 1_000 * MAX_EPISODES
@@ -166,10 +168,13 @@ class EpisodeApi:
                 return compute_rewards(valid, options)
 
         if options.normalize != "running":
-            return await run_in_thread(self._thread, lambda: encoded(compute()))
-        rewards = await run_in_thread(self._thread, compute)
+            return await self._in_thread(batch, lambda: encoded(compute()))
+        rewards = await self._in_thread(batch, compute)
         running = await count_rewards(self._store, batch.header, rewards)
-        return await run_in_thread(self._thread, lambda: encoded(rewards, running))
+        return await self._in_thread(batch, lambda: encoded(rewards, running))
+
+    async def _in_thread(self, batch: DecodedBatch, work: Callable[[], T]) -> T:
+        return work() if batch.is_small else await run_in_thread(self._thread, work)
 
     async def _add_member(self, request: GroupMemberRequest, context: RequestContext) -> bytes:
         async def add(timing: Timing) -> ScoredBatch:

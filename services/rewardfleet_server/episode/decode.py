@@ -20,6 +20,9 @@ from rewardfleet.wire.episode import MAX_EPISODES, EpisodeBatchHeader, EpisodeRe
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate_json
 
+#: Largest body, in bytes, whose batch is computed on the event loop: a thread costs as much.
+_SMALL_BODY = 4 * 1024
+
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 _Array = NDArray[np.float64]
 
@@ -74,6 +77,7 @@ class DecodedBatch:
     header: EpisodeBatchHeader  #: its fields besides the items
     items: list[Item]  #: in order; a placeholder for an invalid item
     invalid: dict[int, InvalidRequest]  #: by index: why an item is invalid
+    is_small: bool = False  #: whether computing it takes less than a millisecond
 
 
 def decode_batch(body: bytes) -> DecodedBatch:
@@ -88,7 +92,7 @@ def decode_batch(body: bytes) -> DecodedBatch:
         return _decode_leniently(body)
     fields = {name: getattr(decoded, name) for name in EpisodeBatchHeader.model_fields}
     header = validate_json(EpisodeBatchHeader, msgspec.json.encode(fields))
-    return DecodedBatch(header, decoded.items, {})
+    return DecodedBatch(header, decoded.items, {}, len(body) <= _SMALL_BODY)
 
 
 def _decode_leniently(body: bytes) -> DecodedBatch:

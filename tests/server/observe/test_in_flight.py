@@ -14,7 +14,7 @@ import pytest
 
 from rewardfleet import DeadlineExceeded, RewardFleet, RewardFleetError, video_request
 from rewardfleet.wire.in_flight import MAX_LISTED
-from rewardfleet_server.episode import api as episode_api
+from rewardfleet_server.episode.api import EpisodeApi
 from rewardfleet_server.episode.app import create_app as create_episode_app
 from rewardfleet_server.episode.settings import EpisodeSettings
 from rewardfleet_server.observe.samples_in_flight import list_samples
@@ -140,7 +140,7 @@ def test_a_batch_that_is_scored_as_a_whole_is_one_entry(service: str, monkeypatc
         monkeypatch.setattr(ToolsScorer, "prepare", hang)
         app, item = create_tools_app(ToolsSettings()), {"response": "x", "ground_truth": "y"}
     else:
-        monkeypatch.setattr(episode_api, "run_in_thread", hang)
+        monkeypatch.setattr(EpisodeApi, "_in_thread", hang)
         app, item = create_episode_app(EpisodeSettings()), {"kind": "success", "success": True}
     items = [{**item, **({"uid": str(n)} if service == "episode" else {})} for n in range(5)]
     with client_of(app) as client, posting(client, "/score/batch", {"items": items}):
