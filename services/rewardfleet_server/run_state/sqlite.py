@@ -87,6 +87,8 @@ class SqliteStore:
         scope: Scope,  # noqa: ARG002 - all transactions take turns
         expected: Sequence[Entry],  # noqa: ARG002 - no read is a round trip
         work: Work[T],
+        *,
+        is_slow: bool = False,  # noqa: ARG002 - the file has a thread
     ) -> T:
         def transaction(db: sqlite3.Connection) -> T:
             try:
