@@ -243,6 +243,15 @@ class VideoSettings(CacheSettings):
         ]
 
 
+def references_cache() -> Path:
+    """Return the folder of prepared references, in the user's cache folder."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    try:
+        return folder.expanduser() / "rewardfleet" / "references"
+    except RuntimeError:  # as in some containers, the user has no home; nothing can be kept
+        return Path(os.devnull)
+
+
 def openai_api_key(file: Path | None) -> str | None:
     """Return the key of an endpoint, from a file or from `OPENAI_API_KEY`.
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,10 @@ import numpy as np
 import pytest
 
 from rewardfleet.commands.main import main
-from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.commands import demo
 from rewardfleet_server.commands.look import strips
 from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.clip.frames import DecodeSpec, decode_video
+from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video
 from rewardfleet_server.video.references import library
 from rewardfleet_server.video.references.library import (
     SHIPPED,
@@ -23,7 +24,7 @@ from rewardfleet_server.video.references.library import (
     load_library,
 )
 from rewardfleet_server.video.references.matcher import ReferenceMatcher
-from rewardfleet_server.video.settings import VideoSettings
+from rewardfleet_server.video.settings import VideoSettings, references_cache
 
 from ...conftest import DATA, client_of, table
 from .conftest import separation
@@ -136,7 +137,7 @@ def test_near_misses_are_failures(results):
 
 @pytest.fixture(scope="module")
 def matcher() -> ReferenceMatcher:
-    return ReferenceMatcher(load_library(SHIPPED))
+    return ReferenceMatcher(load_library(SHIPPED), references_cache())
 
 
 @lru_cache(4)
@@ -254,7 +255,7 @@ def test_clips_are_compared_with_added_references(tmp_path: Path, capsys):
 def test_a_library_with_failures_only_abstains(tmp_path: Path):
     clip = rollout_of("put the bowl on the stove", success=False)
     add_reference(tmp_path, clip, "stack the bowl", success=False)
-    comparison = ReferenceMatcher(load_library(tmp_path)).compare(
+    comparison = ReferenceMatcher(load_library(tmp_path), tmp_path).compare(
         "stack the bowl", [np.zeros((64, 64, 3), np.uint8)]
     )
     assert comparison.score is None
@@ -279,22 +280,57 @@ def test_a_damaged_library_is_rejected_with_the_reason(tmp_path: Path, manifest,
     if manifest is not None:
         (tmp_path / "manifest.jsonl").write_text(manifest)
     with pytest.raises(ValueError, match=message):
-        load_library(tmp_path)
+        ReferenceMatcher(load_library(tmp_path), tmp_path)
 
 
-def test_only_the_library_in_the_package_is_not_decoded_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+#: What may happen to what is kept of a library, and whether its clips are decoded again.
+KEPT = {
+    "intact": (lambda folder: None, False),
+    "deleted": (shutil.rmtree, True),
+    "truncated": (lambda folder: change_files(folder, lambda kept: kept[: len(kept) // 2]), True),
+    "emptied": (lambda folder: change_files(folder, lambda _: b""), True),
+    "a changed byte": (
+        lambda folder: change_files(folder, lambda kept: kept[:5000] + b"!" + kept[5001:]),
+        True,
+    ),
+    "no folder": (lambda folder: (shutil.rmtree(folder), folder.write_text("a file")), True),
+}
+
+
+def change_files(folder: Path, change: Callable[[bytes], bytes]) -> None:
+    for file in folder.rglob("*.npz"):
+        file.write_bytes(change(file.read_bytes()))
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_library_is_decoded_once_and_what_is_kept_of_it_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
-    clip = rollout_of("put the bowl on the stove", success=True)
-    add_reference(tmp_path, clip, "a", success=True)
+    task, cache, decoded = "put the bowl on the stove", tmp_path / "cache", []
+    for success in (True, False):
+        add_reference(tmp_path, rollout_of(task, success=success), task, success=success)
 
-    def decode(*_: object, **__: object) -> None:
-        raise InvalidRequest("it is decoded")
+    def decode(path: str, spec: DecodeSpec) -> Clip:
+        decoded.append(path)
+        return decode_video(path, spec)
 
     monkeypatch.setattr(library, "decode_video", decode)
-    assert len(load_library(SHIPPED).references) == 379
-    with pytest.raises(ValueError, match="it is decoded"):
-        load_library(tmp_path)
+    clip = frames_of(ROLLOUTS[0]["file"])
+    first = ReferenceMatcher(load_library(tmp_path), cache).compare(task, clip)
+    assert len(decoded) == 2
+    happens, is_decoded_again = KEPT[kind]
+    happens(cache)
+    second = ReferenceMatcher(load_library(tmp_path), cache).compare(task, clip)
+    assert second == first
+    assert len(decoded) == (4 if is_decoded_again else 2)
+
+
+def test_only_the_newest_libraries_are_kept(tmp_path: Path):
+    cache, clips = tmp_path / "cache", [LIBERO / each["file"] for each in ROLLOUTS[:6]]
+    for clip in clips:  # each makes another library of it
+        add_reference(tmp_path / "library", clip, "a", success=True)
+        ReferenceMatcher(load_library(tmp_path / "library"), cache)
+    assert len([*cache.iterdir()]) == 4
 
 
 def test_duplicates_and_invalid_clips_are_not_added(tmp_path: Path, capsys):

@@ -156,8 +156,9 @@ class VideoReader:
 
     def rgb(self, frame: VideoFrame) -> NDArray[np.uint8]:
         """Return a frame as it is to be shown, RGB, `[H, W, 3]`."""
+        # By default there are as many threads as cores, which wait for each other.
         converted = self._converter.reformat(
-            frame, format="rgb24", interpolation=Interpolation.BICUBIC
+            frame, format="rgb24", interpolation=Interpolation.BICUBIC, threads=1
         )
         rgb = converted.to_ndarray().astype(np.uint8, copy=False)
         turns = round(frame.rotation / 90)

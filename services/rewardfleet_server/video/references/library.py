@@ -16,7 +16,7 @@ from rewardfleet_server.video.clip.containers import check_container
 from rewardfleet_server.video.clip.frames import DecodeSpec, decode_video
 
 from .matcher import DecodedReference, Library, Reference, normalize_task
-from .thumbnail import shrink
+from .thumbnail import Thumbnails, change, shrink
 
 #: The library in the package: rollouts of 14 LIBERO tasks, see its NOTICE.md.
 SHIPPED = Path(__file__).parent / "libero"
@@ -58,10 +58,10 @@ class ManifestEntry(BaseModel):
 
 
 def load_library(folder: Path) -> Library:
-    """Read a library. The files of the one in the package are decoded when they are needed.
+    """Read a library. Its files are decoded when they are needed, which notices damage.
 
     Raises:
-        ValueError: Its manifest or one of its files is missing, damaged or changed.
+        ValueError: Its manifest is missing or damaged, or one of its files is missing or changed.
     """
     digest = hashlib.sha256()
     references = []
@@ -73,8 +73,6 @@ def load_library(folder: Path) -> Library:
         digest.update(hashed.model_dump_json().encode())
         labels = entry.task_text, entry.success, entry.success_frame
         references.append(Reference(entry.file, *labels, cache(partial(_decode, folder, entry))))
-        if folder != SHIPPED:
-            references[-1].decode()  # raises an error if it is damaged
     return Library(tuple(references), digest.hexdigest())
 
 
@@ -166,4 +164,6 @@ def _decode(folder: Path, entry: ManifestEntry) -> DecodedReference:
         raise ValueError(f"{entry.file}: {error.detail}") from None
     if entry.success_frame is not None and entry.success_frame >= clip.total:
         raise ValueError(f"{entry.file}: success_frame is past its {clip.total} frames")
-    return DecodedReference(shrink(clip.frames), clip.total)
+    pixels = shrink(clip.frames)
+    touched = change(Thumbnails.of(pixels[:1]), Thumbnails.of(pixels))
+    return DecodedReference(pixels, touched, clip.total)

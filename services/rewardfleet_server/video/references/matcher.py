@@ -27,9 +27,10 @@ sight, and if a clip stops in motion just before the success.
 import difflib
 import math
 import re
-import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import cv2
@@ -38,9 +39,11 @@ from numpy.typing import NDArray
 
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.video import NearestReference
+from rewardfleet_server.system.threads import usable_cores
 from rewardfleet_server.video.clip.frames import Frame
 from rewardfleet_server.video.judges import Judgment
 
+from .prepared import Arrays, folder_of, kept, make_folder
 from .thumbnail import (
     BLOCK,
     SIDE,
@@ -106,6 +109,8 @@ class DecodedReference(NamedTuple):
     #: Of frames, evenly spread, the last included; see `shrink`. Their thumbnails would take three
     #: times the memory.
     pixels: Levels
+    #: How much each pixel changed since the first frame, `[frames, 64, 64]`, gray levels.
+    touched: Levels
     frame_count: int  #: how many frames the rollout has
 
 
@@ -153,9 +158,8 @@ class Reference:
         ]
 
     def _frame(self, label: str, index: int, progress: float | None) -> ReferenceFrame:
-        pixels = self.pixels[[index]]
-        touched = change(Thumbnails.of(pixels), Thumbnails.of(self.pixels[:1]))
-        return ReferenceFrame(self.file, label, pixels, touched, progress)
+        pixels, touched, _ = self.decode()
+        return ReferenceFrame(self.file, label, pixels[[index]], touched[[index]], progress)
 
 
 @dataclass(frozen=True)
@@ -169,14 +173,28 @@ class Library:
 class ReferenceMatcher:
     """Compares clips with the references of a library. Threads may share it.
 
-    What it compares with is prepared when a task is first asked for. All tasks would take seconds.
+    What it compares with is made once per library and kept in a folder, as that takes seconds.
+
+    Args:
+        cache: Where such folders are.
+
+    Raises:
+        ValueError: A clip of the library is damaged.
     """
 
-    def __init__(self, library: Library) -> None:
-        self._references = library.references
-        tasks = {normalize_task(each.task_text) for each in library.references if each.success}
-        self._locks = {words: threading.Lock() for words in sorted(tasks)}
-        self._tasks: dict[str, _Task] = {}  #: those that are prepared
+    def __init__(self, library: Library, cache: Path) -> None:
+        references, folder = library.references, folder_of(library.fingerprint, cache)
+        tasks = sorted({normalize_task(each.task_text) for each in references if each.success})
+
+        def prepare(words: str) -> _Task:
+            arrays = kept(folder, words, lambda: _arrays_of(words, references))
+            return _Task.of(arrays)
+
+        with ThreadPoolExecutor(usable_cores()) as threads:
+            if not folder.is_dir():  # else all clips were intact when it was made
+                list(threads.map(lambda each: each.decode(), references))
+                make_folder(folder)
+            self._tasks = dict(zip(tasks, threads.map(prepare, tasks), strict=True))
 
     def compare(self, task_text: str, frames: Sequence[Frame]) -> Judgment:
         """Compare the frames of a clip with the references of its task.
@@ -192,11 +210,11 @@ class ReferenceMatcher:
             library has no successful reference of the task; and if there are no frames.
         """
         words = normalize_task(task_text)
-        if words not in self._locks:
+        if words not in self._tasks:
             return Judgment(None, self._unknown(task_text), cause=VideoCause.NO_REFERENCE)
         if len(frames) == 0:
             return Judgment(None, "The clip has no frames.", cause=VideoCause.TOO_FEW_FRAMES)
-        task = self._task(words)
+        task = self._tasks[words]
         if len(frames) == 1:  # it may be the last one, which depends on the policy
             return task.compare(frames)
         distance = share_unlike(make_thumbnails(frames[:1]), task.scene)
@@ -210,18 +228,10 @@ class ReferenceMatcher:
         judgment = task.compare(frames)
         return replace(judgment, details={**judgment.details, **details})
 
-    def _task(self, words: str) -> "_Task":
-        """Return the reference frames of a task that has a success."""
-        if words not in self._tasks:
-            with self._locks[words]:
-                if words not in self._tasks:
-                    self._tasks[words] = _Task.of(words, self._references)
-        return self._tasks[words]
-
     def _unknown(self, task_text: str) -> str:
         """Return that a task is unknown, and the known one that is nearest."""
         words = normalize_task(task_text[:_MAX_COMPARED])
-        near = difflib.get_close_matches(words, self._locks, 1, cutoff=0)[0] if self._locks else ""
+        near = difflib.get_close_matches(words, self._tasks, 1, cutoff=0)[0] if self._tasks else ""
         return f"No successful reference of the task '{task_text}'." + (
             f" The nearest known task is '{near}'." if near else ""
         )
@@ -240,25 +250,15 @@ class _Task:
     counts: str  #: how many rollouts these are, for people
 
     @classmethod
-    def of(cls, words: str, references: Sequence[Reference]) -> "_Task":
-        own = [each for each in references if normalize_task(each.task_text) == words]
-        foreign = [each for each in references if normalize_task(each.task_text) != words]
-        successes = [reference for reference in own if reference.success]
-        failures = [reference for reference in own if not reference.success]
-        frames = [frame for reference in successes for frame in reference.frames()]
-        finished = [frame for frame in frames if frame.progress == 1.0]
-        other_ends = _ends_of_other_tasks(own, finished, foreign)
-        frames += [reference.last for reference in failures] + other_ends
-        progress = np.array([frame.progress for frame in frames], np.float64)
+    def of(cls, arrays: Arrays) -> "_Task":
         return cls(
-            names=tuple((frame.file, frame.label) for frame in frames),
-            thumbnails=_thumbnails(frame.pixels for frame in frames),
-            touched=np.concatenate([frame.touched for frame in frames]),
-            progress=progress,
-            finished=progress == 1.0,
-            scene=_thumbnails(reference.pixels[::_SCENE_STEP] for reference in own),
-            counts=f"{len(successes)} successes and {len(failures)} failures of this task and "
-            f"{len(other_ends)} successes of other tasks",
+            names=tuple((file, label) for file, label in arrays["names"].tolist()),
+            thumbnails=Thumbnails.of(arrays["pixels"]),
+            touched=arrays["touched"],
+            progress=arrays["progress"],
+            finished=arrays["progress"] == 1.0,
+            scene=Thumbnails.of(arrays["scene"]),
+            counts=str(arrays["counts"]),
         )
 
     def compare(self, frames: Sequence[Frame]) -> Judgment:
@@ -334,6 +334,30 @@ class _Task:
             f"Nearest other frame: {other}. "
             f"Not explained by any finished frame: {unexplained:.1f}."
         )
+
+
+def _arrays_of(words: str, references: Sequence[Reference]) -> Arrays:
+    """Return what `_Task.of` takes, by the names of its fields."""
+    own = [each for each in references if normalize_task(each.task_text) == words]
+    foreign = [each for each in references if normalize_task(each.task_text) != words]
+    successes = [reference for reference in own if reference.success]
+    failures = [reference for reference in own if not reference.success]
+    frames = [frame for reference in successes for frame in reference.frames()]
+    finished = [frame for frame in frames if frame.progress == 1.0]
+    other_ends = _ends_of_other_tasks(own, finished, foreign)
+    frames += [reference.last for reference in failures] + other_ends
+    counts = (
+        f"{len(successes)} successes and {len(failures)} failures of this task and "
+        f"{len(other_ends)} successes of other tasks"
+    )
+    return {
+        "names": np.array([(frame.file, frame.label) for frame in frames]),
+        "pixels": np.concatenate([frame.pixels for frame in frames]),
+        "touched": np.concatenate([frame.touched for frame in frames]),
+        "progress": np.array([frame.progress for frame in frames], np.float64),
+        "scene": np.concatenate([reference.pixels[::_SCENE_STEP] for reference in own]),
+        "counts": np.array(counts),
+    }
 
 
 def _movement(clip: Sequence[Frame], last: Thumbnails) -> Levels:

@@ -32,12 +32,11 @@ class Thumbnails:
 
     @classmethod
     def of(cls, pixels: Levels) -> "Thumbnails":
-        return cls(pixels, _each_plane(cv2.erode, pixels), _each_plane(cv2.dilate, pixels))
+        return cls(pixels, _darkest(pixels), _brightest(pixels))
 
     def widened(self) -> "Thumbnails":
         """Return these with ranges that reach one pixel farther."""
-        darkest = _each_plane(cv2.erode, self.darkest)
-        return Thumbnails(self.pixels, darkest, _each_plane(cv2.dilate, self.brightest))
+        return Thumbnails(self.pixels, _darkest(self.darkest), _brightest(self.brightest))
 
 
 def shrink(frames: Sequence[Frame]) -> Levels:
@@ -56,9 +55,20 @@ def make_thumbnails(frames: Sequence[Frame]) -> Thumbnails:
     return Thumbnails.of(shrink(frames))
 
 
-def _each_plane(operation: Callable[..., Any], pixels: Levels) -> Levels:
-    planes = [operation(plane, _REACH) for plane in pixels.reshape(-1, SIDE, SIDE)]
-    return np.asarray(planes, np.uint8).reshape(pixels.shape)
+def _darkest(pixels: Levels) -> Levels:
+    return _each_plane(cv2.erode, pixels, 255)
+
+
+def _brightest(pixels: Levels) -> Levels:
+    return _each_plane(cv2.dilate, pixels, 0)
+
+
+def _each_plane(operation: Callable[..., Any], pixels: Levels, ignored: int) -> Levels:
+    """Apply an operation to all planes at once, which a row of levels that it ignores separates."""
+    rows = np.full((pixels.size // SIDE**2, SIDE + 1, SIDE), ignored, np.uint8)
+    rows[:, :SIDE] = pixels.reshape(-1, SIDE, SIDE)
+    done = np.asarray(operation(rows.reshape(-1, SIDE), _REACH), np.uint8)
+    return done.reshape(rows.shape)[:, :SIDE].reshape(pixels.shape)
 
 
 def difference(one: Thumbnails, others: Thumbnails) -> Levels:
