@@ -5,15 +5,17 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rewardfleet.commands.main import main
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.video import settings as settings_module
+from rewardfleet_server.video.clip.frames import DecodeSpec, decode_video
 from rewardfleet_server.video.judges.loading import load_judges
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import LONG_CLIP, image_base64, served_with, table
+from ...conftest import DATA, LONG_CLIP, image_base64, served_with, table
 
 TASK = "put the bowl on the plate"
 
@@ -43,6 +45,15 @@ class AsyncBackend:
         record(threading.current_thread().name)
         return 0.25, "judged on the event loop"
 
+class Reading:
+    def score_video(self, task_text, video_path, nframes, max_pixels, backend_kwargs):
+        import cv2
+        capture, frames = cv2.VideoCapture(video_path), []
+        while (read := capture.read())[0]:
+            frames.append(read[1][..., ::-1])
+        np.save(__file__ + ".npy", frames)
+        return 0.5, video_path
+
 RESULTS = {
     "1.5": (1.5, "x"), "-0.1": (-0.1, "x"), "nan": (float("nan"), "x"), "text": ("0.5", "x"),
     "true": (True, "x"), "no text": (0.5, None), "one": 0.5, "three": (0.5, "x", 3),
@@ -64,6 +75,8 @@ def build_backend(args):
     return Backend()
 def build_async(args):
     return AsyncBackend()
+def build_reading(args):
+    return Reading()
 def build_nothing(args):
     return object()
 def build_broken(args):
@@ -145,6 +158,30 @@ def test_it_gets_frames_and_uploads_as_a_temporary_mp4(custom, calls, tmp_path):
     for call in recorded:
         wait_until(lambda path=call[1]: not os.path.exists(path))
         assert call[1].endswith(".mp4")
+
+
+#: Files of several writers; OpenCV has no decoder of AV1.
+FILES = [name for name, _ in table("frames_of_writers") if name != "lerobot_av1.mp4"]
+#: Those of which any decoder shows the frames that the service shows.
+PLAIN = {"ffmpeg_vp9.mp4", "gst_hevc.mov", "gst_mp4mux.mp4", "gst_qtmux.mov"}
+PLAIN |= {"imageio.mp4", "moviepy.mp4", "opencv.mp4"}
+
+
+@pytest.mark.slow
+def test_it_reads_the_frames_that_the_service_shows(custom, module, tmp_path):
+    """Of rotated files, with edit lists, a variable rate, and cut ones, it gets a copy."""
+    with served_with(custom("build_reading", video_root=[DATA / "mp4"])) as client:
+        for name in FILES:
+            path, is_plain = DATA / "mp4" / name, name in PLAIN
+            shown = decode_video(str(path), DecodeSpec(128, 200_704)).frames
+            upload = {"data": {"task_text": TASK}, "files": {"video": ("a", path.read_bytes())}}
+            for sent in (upload, {"json": {"task_text": TASK, "video_path": name}}):
+                answer = client.post("/score", **sent)
+                assert answer.status_code == 200, answer.text
+                frames = np.load(tmp_path / f"{module}.py.npy")
+                assert frames.shape == np.shape(shown), name
+                assert np.abs(frames - np.array(shown, int)).mean() < 8, name
+            assert (answer.json()["model_output"] == str(path)) is is_plain, name
 
 
 def test_an_async_function_runs_on_the_event_loop(custom, calls, make_video):

@@ -8,6 +8,7 @@ import hashlib
 import io
 import random
 import statistics
+import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -193,15 +194,43 @@ def test_an_edit_list_selects_the_frames(first, last):
         assert np.abs(frame.astype(int) - scene(first + index, 96, 64)).mean() < 20
 
 
-def test_a_rotated_video_is_shown_upright():
-    video = bytearray(encode("mp4", "h264", frames=2))
-    matrix = video.index(b"tkhd") + 4 + 40
-    quarter = [0, 1 << 16, 0, -(1 << 16) & 0xFFFFFFFF, 0, 0, 0, 0, 1 << 30]
-    video[matrix : matrix + 36] = b"".join(value.to_bytes(4, "big") for value in quarter)
-    [frame, _] = decode(bytes(video)).frames
-    expected = np.rot90(scene(0, 96, 64), -1)
-    assert frame.shape == (96, 64, 3)
+#: Display matrices, without their other five numbers, and how a player shows a frame.
+MATRICES = {
+    "as it is": ((1, 0, 0, 1), lambda frame: frame),
+    "hflip": ((-1, 0, 0, 1), lambda frame: frame[:, ::-1]),
+    "vflip": ((1, 0, 0, -1), lambda frame: frame[::-1]),
+    "upside down": ((-1, 0, 0, -1), lambda frame: frame[::-1, ::-1]),
+    "clockwise": ((0, 1, -1, 0), lambda frame: np.rot90(frame, -1)),
+    "counterclockwise": ((0, -1, 1, 0), np.rot90),
+    "transpose": ((0, 1, 1, 0), lambda frame: frame.swapaxes(0, 1)),
+    "clockwise, hflip": ((0, -1, -1, 0), lambda frame: np.rot90(frame, -1)[:, ::-1][::-1, ::-1]),
+    "twice as large": ((2, 0, 0, 2), lambda frame: frame),
+}
+
+
+def with_matrix(video: bytes, numbers: tuple[float, ...]) -> bytes:
+    """Return an mp4 file with another display matrix."""
+    changed, at = bytearray(video), video.index(b"tkhd") + 4 + 40
+    a, b, c, d = (round(number * 65536) for number in numbers)
+    matrix = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    changed[at : at + len(matrix)] = matrix
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("codec", ["h264", "vp9"])  # the latter has a decoder of its own
+@pytest.mark.parametrize("kind", MATRICES)
+def test_a_rotated_or_mirrored_video_is_shown_as_players_do(kind, codec):
+    numbers, shown = MATRICES[kind]
+    [frame, _] = decode(with_matrix(encode("mp4", codec, frames=2), numbers)).frames
+    expected = shown(scene(0, 96, 64))
+    assert frame.shape == expected.shape
     assert np.abs(frame.astype(int) - expected).mean() < 20
+
+
+@pytest.mark.parametrize("numbers", [(0, 0, 0, 0), (1, 1, -1, 1), (1, 0, 0, 0), (1, 0.1, 0, 1)])
+def test_a_display_matrix_that_players_do_not_show_alike_is_refused(numbers):
+    with pytest.raises(InvalidRequest, match="display matrix"):
+        decode(with_matrix(encode("mp4", "h264", frames=2), numbers))
 
 
 def endless(video: bytes) -> bytes:

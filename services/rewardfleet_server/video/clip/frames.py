@@ -6,9 +6,9 @@ import os
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -328,19 +328,51 @@ def as_mp4(clip: Clip) -> Iterator[Path]:
     Raises:
         OSError: It cannot be written, e.g. because the disk is full.
     """
-    height, width = clip.frames[0].shape[:2]
     fps = clip.fps or UNKNOWN_FPS
     if len(clip.indices) > 1:
         fps = fps * (len(clip.indices) - 1) / (clip.indices[-1] - clip.indices[0])
+    with _written(clip.frames, fps) as path:
+        yield path
+
+
+@contextmanager
+def plain_copy(path: str, spec: DecodeSpec) -> Iterator[Path | None]:
+    """Check a video file; give a copy with the frames that `decode_video` finds for the block.
+
+    It is None if any decoder finds them in the file itself: all frames, upright, at a constant
+    rate. The copy has all of them, scaled down to `max_pixels`. Blocks.
+
+    Raises the errors of `decode_video` and `as_mp4`.
+    """
+    clip = decode_video(path, replace(spec, count=1))  # its reader may not notice damage
+    with _opened(path, decodes=False) as packets, _opened(path) as video:
+        is_plain = packets.is_even(clip.total) and video.is_upright()
+    if is_plain:
+        yield None
+    else:
+        with _written(_all_frames(path, spec), clip.fps or UNKNOWN_FPS) as copy:
+            yield copy
+
+
+def _all_frames(path: str, spec: DecodeSpec) -> Iterator[Frame]:
+    with _opened(path) as video:
+        for frame in video.frames():
+            spec.check_wanted()
+            yield _scaled(video.rgb(frame), spec.max_pixels)
+
+
+@contextmanager
+def _written(frames: Iterable[Frame], fps: float) -> Iterator[Path]:
     rate = Fraction(fps).limit_denominator(1000)
     with tempfile.NamedTemporaryFile(prefix="rewardfleet-", suffix=".mp4") as file:
         with av.open(file.name, "w", format="mp4") as mp4:
             stream = mp4.add_stream("mpeg4", rate=rate, options=_HIGH_QUALITY)
-            # Sides must be even.
-            stream.width, stream.height = width - width % 2 or 2, height - height % 2 or 2
             stream.pix_fmt = "yuv420p"
-            for index, frame in enumerate(clip.frames):
+            for index, frame in enumerate(frames):
                 picture = VideoFrame.from_ndarray(frame, format="rgb24")
+                if index == 0:  # sides must be even
+                    stream.width = picture.width - picture.width % 2 or 2
+                    stream.height = picture.height - picture.height % 2 or 2
                 picture.pts, picture.time_base = index, 1 / rate
                 mp4.mux(stream.encode(picture))
             mp4.mux(stream.encode(None))

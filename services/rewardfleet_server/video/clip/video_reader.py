@@ -14,6 +14,7 @@ from av.bitstream import BitStreamFilterContext
 from av.codec import codecs_available
 from av.container import InputContainer
 from av.error import FFmpegError, InvalidDataError
+from av.sidedata.sidedata import SideData
 from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
@@ -42,6 +43,8 @@ _VP9_DECODER = "libvpx-vp9"
 _MPEG4_NOT_CODED_BYTES = 20
 #: They parse all of the parameter sets.
 _METADATA_FILTERS = {"h264": "h264_metadata", "hevc": "hevc_metadata"}
+#: The tangent of a degree, by which a display matrix may differ from turns by 90 degrees.
+_MOST_SKEW = 0.0175
 _FORBIDDEN_CODES = (b"\0\0\0", b"\0\0\1", b"\0\0\2")
 
 
@@ -59,6 +62,8 @@ class VideoReader:
         self._container = container
         self._stream = stream
         self._converter = VideoReformatter()
+        #: How frames are shown, if `_decoder` is not FFmpeg's own, which would find it.
+        self._matrix: bytes | None = None
         #: In pixels, as the container states them.
         self.width, self.height = stream.width, stream.height
         #: Frames per second; 0 if unknown.
@@ -86,6 +91,19 @@ class VideoReader:
             _check_packets(packets, self._container, self._stream)
         first, last = self._limits(part) if part else (-math.inf, math.inf)
         return sum(first <= time < last for time in packets.times)
+
+    def is_even(self, total: int) -> bool:
+        """Return whether each packet is one of `total` frames, which come at a constant rate."""
+        found = _read_packets(self._container, self._stream, None)
+        steps = np.sort(found.times) - np.linspace(0, found.last, len(found.times))
+        # Times are rounded to units of the stream, which may be as long as a frame.
+        is_constant = np.abs(steps).max(initial=0) <= min(1, found.last / total / 4)
+        is_whole = found.read == len(found.times) == total
+        return is_whole and is_constant and self._stream.frames in {0, total}
+
+    def is_upright(self) -> bool:
+        """Decode the first frame; return whether it is shown as it is stored."""
+        return not (_matrix_of(next(self.frames())) or self._matrix)
 
     def frames_in(self, part: TimeRange) -> Iterator[VideoFrame]:
         """Decode the frames that are shown in a part, from the keyframe before it on.
@@ -122,6 +140,7 @@ class VideoReader:
         decoder = self._decoder()
         most_bits = 8 * bytes_per_pixel(self._stream.codec_context)
         prefix = _nal_prefix(decoder)
+        own = self._stream.codec_context
         read = shown = decoded = 0
         first: int | None = None
         latest = -math.inf
@@ -129,6 +148,8 @@ class VideoReader:
             if packet.size:
                 read += 1
                 first = packet.pts if first is None else first
+                if read == 1 and decoder is not own:
+                    self._matrix = next(map(_matrix_of, own.decode(packet)), None)
                 shown += _must_be_shown(packet, decoder.name, first)
                 if prefix and not _has_valid_nal_units(bytes(packet), prefix):
                     raise _damaged_frame(decoded)
@@ -161,10 +182,8 @@ class VideoReader:
             frame, format="rgb24", interpolation=Interpolation.BICUBIC, threads=1
         )
         rgb = converted.to_ndarray().astype(np.uint8, copy=False)
-        turns = round(frame.rotation / 90)
-        if abs(frame.rotation - 90 * turns) > 1:
-            raise InvalidRequest("the video is damaged: its display matrix is not a rotation")
-        return np.ascontiguousarray(np.rot90(rgb, turns)) if turns else rgb
+        matrix = _matrix_of(frame) or self._matrix
+        return rgb if matrix is None else _as_shown(rgb, matrix)
 
     def _decoder(self) -> VideoCodecContext:
         decoder = self._stream.codec_context
@@ -335,6 +354,27 @@ def _check_parameter_sets(stream: VideoStream) -> None:
             BitStreamFilterContext(_METADATA_FILTERS[stream.codec_context.name], stream)
         except InvalidDataError:
             raise InvalidRequest("the video is damaged: its parameter sets are invalid") from None
+
+
+def _matrix_of(frame: VideoFrame) -> bytes | None:
+    """Return a frame's display matrix, nine numbers of 32 bits, or None."""
+    found = cast("SideData | None", frame.side_data.get("DISPLAYMATRIX"))
+    return None if found is None else bytes(found)
+
+
+def _as_shown(rgb: NDArray[np.uint8], matrix: bytes) -> NDArray[np.uint8]:
+    """Turn and mirror a frame by its display matrix, as players do; like them, do not scale it.
+
+    By the matrix, the pixel at x and y is shown at (ax + cy, bx + dy).
+    """
+    a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].astype(float)
+    is_upright = abs(a) > abs(b)
+    across, down, *others = (a, d, b, c) if is_upright else (c, b, a, d)
+    if not max(map(abs, others)) < _MOST_SKEW * min(abs(across), abs(down)):
+        raise InvalidRequest("the video is damaged: its display matrix is not a rotation")
+    shown = rgb if is_upright else rgb.swapaxes(0, 1)
+    rows, columns = (-1 if each < 0 else 1 for each in (down, across))
+    return np.ascontiguousarray(shown[::rows, ::columns])
 
 
 def _damaged_frame(index: int) -> InvalidRequest:
