@@ -5,6 +5,7 @@ with 1 if the median of the pairs is more than 1.07; the same build differs from
 0.05 on a quiet machine.
 """
 
+import base64
 import json
 import os
 import statistics
@@ -16,9 +17,22 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from episode import EPISODES, bodies
-from harness import Ratio, environment_of, post, program_serving, run, seconds_of, send, serving
-from items import CLIP, ROOT, TASK, numbers, rows, submission
+from harness import (
+    Ratio,
+    cpu_seconds,
+    environment_of,
+    post,
+    program_serving,
+    run,
+    seconds_of,
+    send,
+    serving,
+)
+from items import CLIP, NFRAMES, ROOT, TASK, VIDEOS, numbers, rows, submission
+
+from rewardfleet_server.video.clip.frames import DecodeSpec, as_mp4, decode_video
 
 PAIRS = 3
 #: Settings as variables, which have the same names in all builds; flags have not.
@@ -88,6 +102,55 @@ def of_service(name: str, builds: tuple[Path, Path]) -> Iterator[Ratio]:
         yield compared(name, measure)
 
 
+def sampled() -> dict[str, list[bytes]]:
+    """Return 64 requests by their tasks, each with an mp4 file of frames sampled from a rollout."""
+    lines = (VIDEOS.parent / "manifest.jsonl").read_text().splitlines()
+    rollouts = [*map(json.loads, lines)] * 2
+    requests: dict[str, list[bytes]] = {}
+    for number, rollout in enumerate(rollouts[:64]):
+        clip = decode_video(
+            str(VIDEOS.parent / rollout["file"]), DecodeSpec(NFRAMES - number // len(lines), 65_536)
+        )
+        with as_mp4(clip) as path:
+            video = base64.b64encode(path.read_bytes()).decode()
+        task = rollout["task_text"]
+        request = post("/score", {"task_text": task, "video_base64": video})
+        requests.setdefault(task, []).append(request)
+    return requests
+
+
+def cold(builds: tuple[Path, Path]) -> Iterator[Ratio]:
+    """The judge `reference` after the start of its service: all clips at once, or one by one."""
+    command = ("-m", "rewardfleet_server", "serve", "video", "--port")
+    requests = sampled()
+    clips = [each for of_task in requests.values() for each in of_task]
+    rows, scores = [], []
+    for round_ in range(PAIRS + 1):
+        for build in builds:
+            with program_serving("/readyz", *command, build=build) as server:
+                started = cpu_seconds(server.pid)
+                answers, seconds = send(server.port, clips, callers=len(clips))
+                cpu = cpu_seconds(server.pid) - started
+            scores.append(sorted(each.score["score"] for each in answers))
+            if round_:  # the first one may prepare the library
+                rows.append((seconds, cpu))
+    assert np.ptp(scores, axis=0).max() <= 1e-6
+    print(f"cold: {', '.join(f'{s:.2f} s, CPU {c:.2f} s' for s, c in rows)} (ours, the other)")
+    for unit, column in zip(("s", "CPU s"), zip(*rows, strict=True), strict=True):
+        ours, other = statistics.median(column[::2]), statistics.median(column[1::2])
+        name = f"{unit} of {len(clips)} clips after the start; the other build"
+        yield Ratio(name, ours, other, "<= 1/2")
+    with program_serving("/readyz", *command, build=builds[0]) as server:
+        seconds = [
+            [send(server.port, [each])[1] for each in of_task] for of_task in requests.values()
+        ]
+    first = statistics.median(each[0] for each in seconds)
+    later = statistics.median(statistics.median(each[1:]) for each in seconds)
+    yield Ratio(
+        "ms of the first clip of a task; of later ones", first * 1000, later * 1000, "<= 1.2"
+    )
+
+
 def bulk(builds: tuple[Path, Path]) -> Iterator[Ratio]:
     """The command that scores a file, without its service."""
     answers = rows(20_000)
@@ -120,4 +183,8 @@ def compared(name: str, measure: Callable[[], list[float]]) -> Ratio:
 if __name__ == "__main__":
     os.environ |= SETTINGS
     both = (ROOT, Path(os.environ["OTHER"]).resolve())
-    run({**{name: partial(of_service, name, both) for name in WORK}, "bulk": partial(bulk, both)})
+    parts = {"bulk": bulk, "cold": cold}
+    run(
+        {name: partial(of_service, name, both) for name in WORK}
+        | {name: partial(part, both) for name, part in parts.items()}
+    )

@@ -16,7 +16,7 @@ from rewardfleet_server.video.judges import ClipJudge, FileJudge, Judgment, refe
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.settings import all_built_in
 from rewardfleet_server.video.references.library import SHIPPED, load_library
-from rewardfleet_server.video.settings import VideoSettings, references_cache
+from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import LONG_CLIP
 from ..server.video.test_openai import Endpoint
@@ -35,7 +35,7 @@ LIBRARY = functools.cache(lambda: load_library(SHIPPED))
 
 @contextmanager
 def reference_judge() -> Iterator[ClipJudge]:
-    yield reference.ReferenceJudge(LIBRARY(), references_cache())
+    yield reference.ReferenceJudge(LIBRARY())
 
 
 @contextmanager

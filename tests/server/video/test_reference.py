@@ -24,7 +24,8 @@ from rewardfleet_server.video.references.library import (
     load_library,
 )
 from rewardfleet_server.video.references.matcher import ReferenceMatcher
-from rewardfleet_server.video.settings import VideoSettings, references_cache
+from rewardfleet_server.video.references.prepared import folder_of
+from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import DATA, client_of, table
 from .conftest import separation
@@ -137,7 +138,7 @@ def test_near_misses_are_failures(results):
 
 @pytest.fixture(scope="module")
 def matcher() -> ReferenceMatcher:
-    return ReferenceMatcher(load_library(SHIPPED), references_cache())
+    return ReferenceMatcher(load_library(SHIPPED))
 
 
 @lru_cache(4)
@@ -224,6 +225,13 @@ def test_unknown_options_are_named(client, kwargs, detail):
 # Libraries of users
 
 
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return where prepared libraries are kept, for this test alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "rewardfleet" / "references"
+
+
 def rollout_of(task_text: str, *, success: bool) -> Path:
     return next(
         LIBERO / rollout["file"]
@@ -233,6 +241,7 @@ def rollout_of(task_text: str, *, success: bool) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
 def test_clips_are_compared_with_added_references(tmp_path: Path, capsys):
     """`rewardfleet references add`: one success is enough."""
     task, library = "put the bowl on the stove", tmp_path / "library"
@@ -252,10 +261,11 @@ def test_clips_are_compared_with_added_references(tmp_path: Path, capsys):
     assert strips([LIBERO])({"video_path": same["references"][0]["file"]}) is None
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_a_library_with_failures_only_abstains(tmp_path: Path):
     clip = rollout_of("put the bowl on the stove", success=False)
     add_reference(tmp_path, clip, "stack the bowl", success=False)
-    comparison = ReferenceMatcher(load_library(tmp_path), tmp_path).compare(
+    comparison = ReferenceMatcher(load_library(tmp_path)).compare(
         "stack the bowl", [np.zeros((64, 64, 3), np.uint8)]
     )
     assert comparison.score is None
@@ -274,13 +284,14 @@ def test_a_changed_library_has_another_fingerprint(tmp_path: Path):
     assert load_library(tmp_path).fingerprint != before
 
 
+@pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize(("manifest", "message"), table("damaged_libraries"))
 def test_a_damaged_library_is_rejected_with_the_reason(tmp_path: Path, manifest, message):
     (tmp_path / "text.mp4").write_text("this is not a video")
     if manifest is not None:
         (tmp_path / "manifest.jsonl").write_text(manifest)
     with pytest.raises(ValueError, match=message):
-        ReferenceMatcher(load_library(tmp_path), tmp_path)
+        ReferenceMatcher(load_library(tmp_path))
 
 
 #: What may happen to what is kept of a library, and whether its clips are decoded again.
@@ -304,9 +315,9 @@ def change_files(folder: Path, change: Callable[[bytes], bytes]) -> None:
 
 @pytest.mark.parametrize("kind", KEPT)
 def test_a_library_is_decoded_once_and_what_is_kept_of_it_is_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
-    task, cache, decoded = "put the bowl on the stove", tmp_path / "cache", []
+    task, decoded = "put the bowl on the stove", []
     for success in (True, False):
         add_reference(tmp_path, rollout_of(task, success=success), task, success=success)
 
@@ -316,21 +327,23 @@ def test_a_library_is_decoded_once_and_what_is_kept_of_it_is_checked(
 
     monkeypatch.setattr(library, "decode_video", decode)
     clip = frames_of(ROLLOUTS[0]["file"])
-    first = ReferenceMatcher(load_library(tmp_path), cache).compare(task, clip)
+    first = ReferenceMatcher(load_library(tmp_path)).compare(task, clip)
     assert len(decoded) == 2
     happens, is_decoded_again = KEPT[kind]
-    happens(cache)
-    second = ReferenceMatcher(load_library(tmp_path), cache).compare(task, clip)
+    happens(own_cache)
+    second = ReferenceMatcher(load_library(tmp_path)).compare(task, clip)
     assert second == first
     assert len(decoded) == (4 if is_decoded_again else 2)
 
 
-def test_only_the_newest_libraries_are_kept(tmp_path: Path):
-    cache, clips = tmp_path / "cache", [LIBERO / each["file"] for each in ROLLOUTS[:6]]
-    for clip in clips:  # each makes another library of it
-        add_reference(tmp_path / "library", clip, "a", success=True)
-        ReferenceMatcher(load_library(tmp_path / "library"), cache)
-    assert len([*cache.iterdir()]) == 4
+def test_only_the_libraries_that_were_used_last_are_kept(tmp_path: Path, own_cache: Path):
+    for number, rollout in enumerate(ROLLOUTS[:6]):
+        for name in ("always used", str(number)):
+            if not (tmp_path / name).exists():
+                add_reference(tmp_path / name, LIBERO / rollout["file"], "a", success=True)
+            ReferenceMatcher(load_library(tmp_path / name))
+    assert len([*own_cache.iterdir()]) == 4
+    assert folder_of(load_library(tmp_path / "always used").fingerprint).exists()
 
 
 def test_duplicates_and_invalid_clips_are_not_added(tmp_path: Path, capsys):

@@ -278,13 +278,13 @@ class AnonymousSource(Source):
 
     @contextlib.contextmanager
     def _whole_file(self, spec: DecodeSpec, sha256: str) -> Iterator[str]:  # noqa: ARG002
-        with plain_copy(self.video.path, spec) as copy:
-            if copy is not None:
-                yield str(copy)
-                return
-            with tempfile.NamedTemporaryFile(prefix="rewardfleet-", suffix=".mp4") as file:
+        with (
+            plain_copy(self.video.path, spec) as copy,
+            tempfile.NamedTemporaryFile(prefix="rewardfleet-", suffix=".mp4") as file,
+        ):
+            if copy is None:
                 shutil.copyfile(self.video.path, file.name)
-                yield file.name
+            yield str(copy or file.name)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from pydantic import DirectoryPath, JsonValue
 
@@ -11,7 +10,7 @@ from rewardfleet_server.system.threads import run_in_thread, usable_cores
 from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.references.library import SHIPPED, load_library
 from rewardfleet_server.video.references.matcher import Library, ReferenceMatcher
-from rewardfleet_server.video.settings import VideoSettings, references_cache
+from rewardfleet_server.video.settings import VideoSettings
 
 from . import Judgment
 from .options import JudgeOptions
@@ -36,7 +35,7 @@ def build(settings: ReferenceSettings, service: VideoSettings) -> "ReferenceJudg
     del service
     folder = settings.library or SHIPPED
     try:
-        return ReferenceJudge(load_library(folder), references_cache())
+        return ReferenceJudge(load_library(folder))
     except ValueError as error:
         raise ValueError(f"library {folder}: {error}") from error
 
@@ -46,19 +45,13 @@ class ReferenceJudge:
 
     It is for use until a vision-language model is configured. It needs a fixed camera and
     references of the task; it understands neither the task nor the scene.
-
-    Args:
-        cache: Where `ReferenceMatcher` keeps what it has prepared.
-
-    Raises:
-        ValueError: A clip of the library is damaged.
     """
 
     deterministic = True
     failure = outage = None
 
-    def __init__(self, library: Library, cache: Path) -> None:
-        self._matcher = ReferenceMatcher(library, cache)
+    def __init__(self, library: Library) -> None:
+        self._matcher = ReferenceMatcher(library)
         self._threads = ThreadPoolExecutor(usable_cores(), thread_name_prefix="compare")
         self.provenance: Mapping[str, JsonValue] = {
             "judge": f"reference v{_VERSION}",

@@ -30,7 +30,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import cv2
@@ -175,25 +174,21 @@ class ReferenceMatcher:
 
     What it compares with is made once per library and kept in a folder, as that takes seconds.
 
-    Args:
-        cache: Where such folders are.
-
     Raises:
         ValueError: A clip of the library is damaged.
     """
 
-    def __init__(self, library: Library, cache: Path) -> None:
-        references, folder = library.references, folder_of(library.fingerprint, cache)
+    def __init__(self, library: Library) -> None:
+        references, folder = library.references, folder_of(library.fingerprint)
         tasks = sorted({normalize_task(each.task_text) for each in references if each.success})
 
         def prepare(words: str) -> _Task:
-            arrays = kept(folder, words, lambda: _arrays_of(words, references))
-            return _Task.of(arrays)
+            return _Task.of(kept(folder, words, lambda: _arrays_of(words, references)))
 
         with ThreadPoolExecutor(usable_cores()) as threads:
             if not folder.is_dir():  # else all clips were intact when it was made
                 list(threads.map(lambda each: each.decode(), references))
-                make_folder(folder)
+            make_folder(folder)
             self._tasks = dict(zip(tasks, threads.map(prepare, tasks), strict=True))
 
     def compare(self, task_text: str, frames: Sequence[Frame]) -> Judgment:

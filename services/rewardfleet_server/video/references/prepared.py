@@ -14,38 +14,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewardfleet_server.cache.entry import source_version
+from rewardfleet_server.video.settings import references_cache
 
 log = logging.getLogger(__name__)
 
 #: Arrays without objects, by name.
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
-#: Folders that are kept, of up to 90 MB for the library in the package: the newest ones.
-_MAX_FOLDERS = 4
+#: Libraries that are kept, of up to 90 MB each: those that were used last.
+_MAX_LIBRARIES = 4
 
 
-def folder_of(fingerprint: str, cache: Path) -> Path:
+def folder_of(fingerprint: str) -> Path:
     """Return the folder of a library; it has another name whenever its content would differ."""
     source = source_version(Path(__file__).parents[1])
     made_by = (fingerprint, source, av.__version__, cv2.__version__, np.__version__)
-    return cache / hashlib.sha256(repr(made_by).encode()).hexdigest()[:32]
+    return references_cache() / hashlib.sha256(repr(made_by).encode()).hexdigest()
 
 
 def make_folder(folder: Path) -> None:
-    """Create the folder of a library, and delete those of the oldest ones."""
+    """Create a folder, or note that it is used; delete those that were not used for longest."""
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        os.utime(folder)
         folders = sorted(folder.parent.iterdir(), key=lambda each: each.stat().st_mtime)
-    except OSError as error:
-        log.info("references are prepared at every start: %s: %s", folder, error.strerror)
-    else:
-        for old in folders[:-_MAX_FOLDERS]:
+        for old in folders[:-_MAX_LIBRARIES]:
             shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        log.info("prepared references are not kept: %s: %s", folder, error.strerror)
 
 
 def kept(folder: Path, name: str, make: Callable[[], Arrays]) -> Arrays:
     """Return arrays that a folder keeps under a name; make them if it has none, or damaged ones."""
-    file = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.npz"
+    file = folder / f"{hashlib.sha256(name.encode()).hexdigest()}.npz"
     try:
         with file.open("rb") as content, np.load(content) as arrays:  # it checks their CRC-32
             return dict(arrays)

@@ -32,11 +32,12 @@ class Thumbnails:
 
     @classmethod
     def of(cls, pixels: Levels) -> "Thumbnails":
-        return cls(pixels, _darkest(pixels), _brightest(pixels))
+        return cls(pixels, _each_plane(cv2.erode, pixels), _each_plane(cv2.dilate, pixels))
 
     def widened(self) -> "Thumbnails":
         """Return these with ranges that reach one pixel farther."""
-        return Thumbnails(self.pixels, _darkest(self.darkest), _brightest(self.brightest))
+        darkest = _each_plane(cv2.erode, self.darkest)
+        return Thumbnails(self.pixels, darkest, _each_plane(cv2.dilate, self.brightest))
 
 
 def shrink(frames: Sequence[Frame]) -> Levels:
@@ -55,16 +56,9 @@ def make_thumbnails(frames: Sequence[Frame]) -> Thumbnails:
     return Thumbnails.of(shrink(frames))
 
 
-def _darkest(pixels: Levels) -> Levels:
-    return _each_plane(cv2.erode, pixels, 255)
-
-
-def _brightest(pixels: Levels) -> Levels:
-    return _each_plane(cv2.dilate, pixels, 0)
-
-
-def _each_plane(operation: Callable[..., Any], pixels: Levels, ignored: int) -> Levels:
-    """Apply an operation to all planes at once, which a row of levels that it ignores separates."""
+def _each_plane(operation: Callable[..., Any], pixels: Levels) -> Levels:
+    """Apply an operation to all planes at once. It ignores the row between two of them."""
+    ignored = 255 if operation is cv2.erode else 0
     rows = np.full((pixels.size // SIDE**2, SIDE + 1, SIDE), ignored, np.uint8)
     rows[:, :SIDE] = pixels.reshape(-1, SIDE, SIDE)
     done = np.asarray(operation(rows.reshape(-1, SIDE), _REACH), np.uint8)
