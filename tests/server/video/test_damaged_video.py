@@ -464,7 +464,13 @@ def test_flipped_bits_in_the_sizes_of_samples_are_rejected(container):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("container", "codec", "name", "length"),
-    [("fragmented", "h264", b"tfhd", 28), ("webm", "vp9", b"\xa3", 6)],
+    [
+        ("fragmented", "h264", b"tfhd", 28),
+        ("sidx", "h264", b"tfhd", 28),
+        ("webm", "vp8", b"\xa3", 6),
+        ("webm", "vp9", b"\xa3", 6),
+        ("mkv", "h264", b"\xa3", 6),
+    ],
 )
 def test_no_flipped_bit_beside_the_samples_hides_frames(container, codec, name, length):
     """As in the duration of samples of a fragment, and the lacing of a block."""
