@@ -45,6 +45,7 @@ _MPEG4_NOT_CODED_BYTES = 20
 _METADATA_FILTERS = {"h264": "h264_metadata", "hevc": "hevc_metadata"}
 #: The tangent of a degree, by which a display matrix may differ from turns by 90 degrees.
 _MOST_SKEW = 0.0175
+_TWO_ZEROS = b"\0\0"
 _FORBIDDEN_CODES = (b"\0\0\0", b"\0\0\1", b"\0\0\2")
 
 
@@ -220,7 +221,8 @@ def open_video(path: str, *, decodes: bool = True) -> Iterator[VideoReader]:
             stream = _best_stream(container)
             if stream.codec_context is None:
                 raise InvalidRequest("the video cannot be decoded: its codec is not known")
-            _check_parameter_sets(stream)
+            if decodes:
+                _check_parameter_sets(stream)
             yield VideoReader(container, stream)
     except FFmpegError as error:
         os.close(os.dup(0))  # raises OSError if the process ran out of file descriptors
@@ -418,6 +420,7 @@ def _has_valid_nal_units(content: bytes, prefix: int) -> bool:
         if start > len(content) or position > len(content):
             return False
         end = position - 3 if position - start > 3 else start
-        if any(content.find(code, start, end) >= 0 for code in _FORBIDDEN_CODES):
+        at = content.find(_TWO_ZEROS, start, end)  # most packets have none
+        if at >= 0 and any(content.find(code, at, end) >= 0 for code in _FORBIDDEN_CODES):
             return False
     return True
