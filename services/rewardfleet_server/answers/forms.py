@@ -53,8 +53,9 @@ class Outcome:
 class Check:
     """A comparison for a worker process."""
 
-    extracted: Extracted | None  #: None: no answer was found, and only the reference is checked
     job: dict[str, Any]  #: JSON, which says all that the outcome depends on
+    #: Of the outcome. Without a `rule` there is no answer, and only the reference is checked.
+    details: dict[str, float | str]
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,8 @@ class Truth:
                 [f"{each.value}", "percent" if each.is_percent else each.unit]
                 for each in quantities
             ]
-        return Check(found, job)
+        shown = " | ".join(job["answers"]), str(job.get("reference", ""))
+        return Check(job, self._details(found, *shown))
 
     def _core(self, answer: str) -> str:
         if self.form == "set" and "=" in answer:

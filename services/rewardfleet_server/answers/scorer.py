@@ -73,8 +73,7 @@ class AnswersScorer:
         outcomes = [each.details for each in found if isinstance(each, Outcome)]
         parts = json.dumps([jobs, outcomes, self._versions, self._source], sort_keys=True)
         key = hashlib.sha256(parts.encode(errors="surrogatepass")).hexdigest()
-        rule = checks[0].extracted.rule if checks[0].extracted else None
-        rules = {} if rule is None else {"rule": rule}
+        rules = {name: rule for name, rule in checks[0].details.items() if name == "rule"}
         policy: CachePolicy[AnswersScore] = CachePolicy(
             (f"answers {key}",),
             from_cached=lambda score: score.model_copy(
@@ -131,19 +130,11 @@ class AnswersScorer:
         if reply.get("disagree"):
             self.disagreements += 1
             log.info("checkers disagree: %s", json.dumps({**job, **reply["checkers"]})[:1000])
-        if check.extracted is None:
-            shown = {"form": job["form"], "reference": str(job.get("reference", ""))[:1000]}
-            return Outcome(False, AnswersCause.NO_FINAL_ANSWER, dict(shown))
-        details: dict[str, float | str] = {
-            "form": job["form"],
-            "rule": check.extracted.rule,
-            "answer": " | ".join(job["answers"])[:1000],
-            "reference": str(job.get("reference", ""))[:1000],
-            **reply.get("checkers", {}),
-        }
-        if reply["outcome"] == "right":
-            return Outcome(True, None, details)
-        return Outcome(False, _CAUSES[reply["outcome"]], details)
+        if "rule" not in check.details:
+            return Outcome(False, AnswersCause.NO_FINAL_ANSWER, check.details)
+        details = {**check.details, **reply.get("checkers", {})}
+        is_right = reply["outcome"] == "right"
+        return Outcome(is_right, None if is_right else _CAUSES[reply["outcome"]], details)
 
     async def probe(self) -> None:
         """Check a known-good answer; raise if it is not right."""
