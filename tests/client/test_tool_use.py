@@ -165,6 +165,47 @@ def test_equal_values(one: object, other: object, equal: bool):
     assert (reward.correctness == 3.0) is equal
 
 
+@pytest.mark.parametrize(("arguments", "cause"), ANSWERS["no arguments"])
+def test_a_call_may_write_no_arguments_in_any_way(arguments: str, cause: str | None):
+    written = answer(f'{{"name": "f", "arguments": {arguments}}}')
+    reward = score_answer(written, answer(call("f")), STRICT)
+    assert (reward.cause, reward.task == 4.0) == (cause, cause is None)
+    wrong = score_answer(written, answer(call("f", a=1)), STRICT)
+    assert wrong.cause == (cause or "wrong_arguments")
+
+
+@pytest.mark.parametrize(("text", "task", "cause"), ANSWERS["without the last tag"])
+def test_a_call_that_an_engine_stopped_at_its_last_tag_is_read(text: str, task: float, cause: str):
+    reward = score_answer(f"<think>plan</think>\n{text}", TRUTH, STRICT)
+    assert (reward.task, reward.cause) == (pytest.approx(task), cause)
+    assert reward.cost == 1.0
+
+
+@pytest.mark.parametrize(("response", "calls"), ANSWERS["mentions"])
+def test_a_tag_in_a_sentence_is_no_call(response: str, calls: int):
+    """It has no format only if something may run it."""
+    reward = score_answer(answer(response=response), ANSWER_ONLY, ToolsOptions(cost="calls"))
+    assert (reward.usage.calls, reward.cost) == (calls, calls)
+    assert (reward.task == 1.0) is (calls == 0)
+
+
+def test_a_tag_in_an_argument_is_text():
+    for text in ("use <tool_call> now", "<tool_call>", "<tool_call> x"):
+        truth = answer(call("f", q=text), call("g"))
+        assert score_answer(truth, truth, STRICT).task == 4.0
+        assert score_answer(truth.replace("now", "then"), truth, STRICT).usage.calls == 2
+
+
+def test_calls_whose_values_match_in_other_types_are_matched_in_any_order():
+    truth = answer(call("f", a="3.0"), call("f", a=3, b="1.10"))
+    calls = [call("f", a=3), call("f", a="3", b="1.10"), call("f", a="3")]
+    rewards = {
+        score_answer(answer(*each), truth, STRICT).correctness for each in permutations(calls)
+    }
+    assert len(rewards) == 1
+    assert score_answer(answer(*calls[:2]), truth, STRICT).correctness == 3.0
+
+
 # Families and costs
 
 MIXED = answer(call("web_search", q=1), call("calculator", e=1), call("calculator", e=1), call("x"))

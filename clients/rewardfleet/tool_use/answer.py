@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -26,6 +27,12 @@ _BLOCK = re.compile(
     r"(?P<end></(?P=name)>)?|</(?:think|tool_call|response)>"
 )
 _CALLS = re.compile(r"<tool_call>([^<]*(?:<(?!/tool_call>)[^<]*)*)(</tool_call>)?")
+#: The tag in a sentence: words follow in its line, and neither JSON nor the tags of other dialects.
+_MENTION = re.compile(
+    r"<tool_call>(?=[^\S\n]+[^\s{[<]|[^\w\s{[<])[^{[<]*+(?![{[]|<(?!/?(?:tool_call|response)>))"
+    r"(?:</tool_call>)?"
+)
+_TAG = re.compile(f"{_MENTION.pattern}|{_CALLS.pattern}")
 _DECODER = json.JSONDecoder()
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,39})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
 _SPACE = re.compile(r"[\s,]*")
@@ -83,6 +90,8 @@ def parse_answer(text: str) -> ParsedAnswer:
         if "<tool_call>" in before or "<response>" in before:
             thought, before = Thought(0, 0, 0, 0), ""  # an executor runs what is in it
         after = turn.text[thought.end :]
+        if _MENTION.search(after):  # it may be in the arguments of a call
+            after = _TAG.sub(lambda tag: "tool_call" if tag[1] is None else tag[0], after)
         is_silent = is_silent and not after.strip()
         if thought.end:
             # An executor that skips one thought runs what is in a second one.
@@ -105,7 +114,9 @@ def _tags(text: str) -> tuple[list[str], bool]:
     names: list[str] = []
     is_clean, outside = True, 0
     for block in _BLOCK.finditer(text):
-        is_clean = is_clean and bool(block["end"]) and not text[outside : block.start()].strip()
+        # Engines strip the text at which they stop; `_calls` sees whether the call is whole.
+        is_closed = bool(block["end"]) or block["name"] == "tool_call"
+        is_clean = is_clean and is_closed and not text[outside : block.start()].strip()
         if is_clean and block["name"] != "tool_call":
             is_clean = not _BLOCK.search(block["content"])
         names.append(block["name"] or "")
@@ -117,9 +128,11 @@ def _calls(text: str) -> list[ToolCall]:
     """Return the calls in all `<tool_call>` blocks, as an executor finds them: also nested ones."""
     calls: list[ToolCall] = []
     for content, closing in _CALLS.findall(text):
-        values, end, error = _decoded(content) if closing else ([], len(content), None)
+        values, end, error = _decoded(content)
+        if not closing and (error or not values):
+            values, error = [None], None  # a call that was cut
         calls += map(call_of, values)
-        if error or not closing:
+        if error:
             calls += [MALFORMED, *_calls_in_lines(content[end:].split("\n")[1:])]
     return calls
 
@@ -157,10 +170,11 @@ def call_of(value: Any) -> ToolCall:
     """Return a decoded call; `MALFORMED` if it has no name, or no object of parameters."""
     if not isinstance(value, dict):
         return MALFORMED
-    name, parameters = value.get("name"), value.get("parameters", value.get("arguments", {}))
+    name, parameters = value.get("name"), value.get("parameters", value.get("arguments"))
     try:
-        if isinstance(parameters, str):  # as OpenAI's interface has it
-            parameters = json.loads(parameters)
+        if isinstance(parameters, str):  # as OpenAI's interface has it, also "" for none
+            parameters = json.loads(parameters.strip() or "{}")
+        parameters = {} if parameters is None else parameters
         if not (isinstance(name, str) and name and isinstance(parameters, dict)):
             return MALFORMED
         values = frozenset([(key, _canonical(each)) for key, each in parameters.items()])
@@ -172,11 +186,10 @@ def call_of(value: Any) -> ToolCall:
 def _canonical(value: Any, depth: int = _MAX_DEPTH) -> Any:
     """Return a value such that equal parameters are equal and hashable.
 
-    A number or a truth value equals its JSON text: `3`, `3.0` and `"3"` are equal, as tools convert
-    them. `"007"` is a text only. `true` and `1` differ. RecursionError if it is nested deeper.
+    3 and 3.0 are equal, `true` and `1` are not. RecursionError if it is nested deeper.
     """
     if isinstance(value, str):
-        return _of_text(value)
+        return value
     if isinstance(value, bool):
         return ("bool", "true" if value else "false")
     if depth == 0 and isinstance(value, list | dict):
@@ -188,12 +201,35 @@ def _canonical(value: Any, depth: int = _MAX_DEPTH) -> Any:
     return ("null",) if value is None else _of_number(value)
 
 
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two canonical values are equal, with numbers as texts where one is a text.
+
+    A number or a truth value equals its JSON text, as tools convert them: 3 equals "3" and "3.0",
+    which differ from each other. "007" is a text only.
+    """
+    if one == other:
+        return True
+    if isinstance(one, str):
+        return not isinstance(other, str) and bool(_of_text(one) == other)
+    if isinstance(other, str):
+        return is_same(other, one)
+    match one, other:
+        case ("list", *values), ("list", *others):
+            return len(values) == len(others) and all(map(is_same, values, others))
+        case ("dict", values), ("dict", others):
+            found, by_name = dict(values), dict(others)
+            is_like = found.keys() == by_name.keys()
+            return is_like and all(is_same(found[name], by_name[name]) for name in found)
+    return False
+
+
 def _of_text(text: str) -> Any:
     if text in {"true", "false"}:
         return ("bool", text)
     if not _NUMBER.fullmatch(text):
         return text
-    return _of_number(float(text) if {".", "e", "E"} & set(text) else int(text))
+    exact = Fraction(text) if {".", "e", "E"} & set(text) else int(text)
+    return _of_number(exact.numerator if exact.denominator == 1 else float(text))
 
 
 def _of_number(number: float) -> Any:

@@ -1,11 +1,11 @@
 """Why the reward of an answer is below what the options allow."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from rewardfleet.wire.causes import ToolsCause
 
 from .answer import MALFORMED, GroundTruth, ParsedAnswer, ToolCall
+from .correctness import MAX_CORRECTNESS, strict_correctness
 
 # Looking up a member takes Python 3.11 a fifth of a microsecond, as much as the rest of this.
 _EXTRA_CALL, _MISSING_CALL = ToolsCause.EXTRA_CALL, ToolsCause.MISSING_CALL
@@ -19,6 +19,7 @@ def cause_of(
     right_format: bool,
     right_calls: bool,
     full_length: bool,
+    is_strict: bool,
 ) -> ToolsCause | None:
     """Return why a reward is not the highest; None if it is.
 
@@ -26,6 +27,7 @@ def cause_of(
         right_format: Whether the reward of the format is the highest.
         right_calls: Whether the correctness is the highest.
         full_length: Whether the reward of the length is, or there is none.
+        is_strict: Whether the correctness is that of `strict`.
     """
     if right_format and right_calls:
         return None if full_length else ToolsCause.SHORT_THINKING
@@ -37,7 +39,8 @@ def cause_of(
         if is_clean and bool(answer.calls) != bool(truth.calls):
             return _EXTRA_CALL if answer.calls else _MISSING_CALL
         return ToolsCause.FORMAT
-    return _cause_of_calls(answer.calls, truth.calls)
+    is_right = not is_strict and strict_correctness(answer.calls, truth.calls) == MAX_CORRECTNESS
+    return ToolsCause.CALL_FORM if is_right else _cause_of_calls(answer.calls, truth.calls)
 
 
 def _cause_of_calls(calls: Sequence[ToolCall], truth: Sequence[ToolCall]) -> ToolsCause:
@@ -45,8 +48,7 @@ def _cause_of_calls(calls: Sequence[ToolCall], truth: Sequence[ToolCall]) -> Too
     given, wanted = {call.name for call in calls}, {call.name for call in truth}
     if given == wanted:
         if len(calls) == len(truth):
-            is_same = set(calls) == set(truth) and Counter(calls) == Counter(truth)
-            return ToolsCause.CALL_FORM if is_same else _WRONG_ARGUMENTS
+            return _WRONG_ARGUMENTS
         return _EXTRA_CALL if len(calls) > len(truth) else _MISSING_CALL
     if given > wanted:
         return _EXTRA_CALL

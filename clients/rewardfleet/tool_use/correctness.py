@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .answer import MALFORMED, GroundTruth, ParsedAnswer, ToolCall
+from .answer import MALFORMED, GroundTruth, ParsedAnswer, ToolCall, is_same
 
 #: The range of the correctness.
 MAX_CORRECTNESS = 3.0
@@ -88,6 +88,10 @@ def _similarity(wanted: ToolCall, given: ToolCall) -> float:
         found = dict(given.parameters)
         equal = sum(_is_one_of(found.get(name, ""), each) for name, each in wanted.parameters)
     shared = len(wanted.keys & keys)
+    if equal < shared and not wanted.has_choices:
+        found = dict(given.parameters)
+        others = wanted.parameters - given.parameters
+        equal += sum([n in found and is_same(found[n], each) for n, each in others])
     union = len(wanted.keys) + len(keys) - shared
     return 1 + (shared / union if union else 1.0) + equal
 
@@ -108,4 +112,4 @@ def _is_choice(value: Any, choice: Any) -> bool:
             return is_known and all(_is_one_of(found.get(n, ""), by_name[n]) for n in by_name)
         case ("list", *items), ("list", *values):
             return len(items) == len(values) and all(map(_is_choice, values, items))
-    return bool(choice == value)
+    return is_same(choice, value)

@@ -93,6 +93,7 @@ def score_answer(
         right_format=format_reward > max_format - _ROUNDING,
         right_calls=correctness > (max_correctness if truth.calls else 0.0) - _ROUNDING,
         full_length=length == 1.0 or not options.with_length,
+        is_strict=options.variant == "strict",
     )
     usage = usage_of(calls, options, labels or {}, tools, default_labels or {})
     return ToolUseReward(format_reward, correctness, length, cost_of(usage, options), usage, cause)
