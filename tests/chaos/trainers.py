@@ -126,7 +126,7 @@ class BudgetTrainer:
     async def _put(self, checkpoint: dict) -> None:
         await until_answered(
             lambda: self._fleet.tools.put_budget(
-                self._run, budget=0, eta=1, max_lambda=1e6, parts=1, **checkpoint
+                self._run, budget=0, controller="dual_ascent", eta=1, parts=1, **checkpoint
             ),
             self._figures,
         )

@@ -10,8 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewardfleet.tool_use.advantages import Method, advantages
-from rewardfleet.tool_use.lagrange import update
-from rewardfleet.wire.tools import BudgetOptions, MultiplierCheckpoint, PidGains
+from rewardfleet.tool_use.lagrange import update, warning_of
+from rewardfleet.wire.tools import (
+    BudgetCheckpoint,
+    BudgetOptions,
+    MultiplierCheckpoint,
+    PidGains,
+)
 
 DATA = Path(__file__).parents[1] / "data"
 ORACLE = json.loads((DATA / "pid_lagrangian.json").read_text())
@@ -48,6 +53,11 @@ OPTIONS = st.builds(
 )
 
 
+ADAPTIVE = st.builds(
+    BudgetOptions, budget=GAINS, max_lambda=st.floats(0.01, 1e6), controller=st.just("adaptive")
+)
+
+
 def first_state(initial_lambda: float = 0.0) -> MultiplierCheckpoint:
     return MultiplierCheckpoint(multiplier=initial_lambda, integral=initial_lambda)
 
@@ -80,7 +90,26 @@ def test_multiplier_and_integral_stay_in_their_range(controller: BudgetOptions, 
         assert len(state.past_costs) <= controller.pid.derivative_delay
 
 
-@given(OPTIONS, COSTS, COSTS)
+@given(ADAPTIVE, COSTS, st.floats(0, 0.01))
+def test_the_adaptive_multiplier_stays_in_its_range(
+    controller: BudgetOptions, costs: list[float], first: float
+):
+    for state in states(controller, costs, first):
+        assert 0 <= state.multiplier <= controller.max_lambda
+        assert -1 <= state.excess <= 10
+        assert np.isfinite([*state.model_dump(exclude={"past_costs"}).values()]).all()
+
+
+@given(COSTS, st.floats(0, 1e3), st.floats(1e-6, 10))
+def test_dual_ascent_is_the_seeds_formula_bit_for_bit(
+    costs: list[float], budget: float, eta: float
+):
+    found = multipliers(BudgetOptions(budget=budget, eta=eta, controller="dual_ascent"), costs)
+    for cost, before, after in zip(costs, [0.0, *found], found, strict=False):
+        assert after == min(max(0.0, before + eta * (cost - budget)), 1e6)
+
+
+@given(st.one_of(OPTIONS, ADAPTIVE), COSTS, COSTS)
 def test_a_run_that_resumes_from_json_goes_on_with_the_same_multipliers(
     controller: BudgetOptions, before: list[float], after: list[float]
 ):
@@ -104,6 +133,44 @@ def test_a_resumed_run_may_have_other_limits():
     derivative = options_of(budget=9.0, eta=0.1, max_lambda=1.0, kd=1.0)
     rise = update(derivative, state.model_copy(update={"integral": 0.0}), 0.6)
     assert rise.multiplier == pytest.approx(0.1), "over the new delay, 1"
+
+
+def test_another_controller_goes_on_with_the_multiplier():
+    adaptive = BudgetOptions(budget=0.3)
+    state = states(adaptive, [0.5] * 40)[-1]
+    assert state.multiplier > 1
+    ascended = update(options_of(max_lambda=100.0), state, 0.3)
+    assert ascended.multiplier == pytest.approx(state.multiplier)
+    assert update(adaptive, ascended, 0.3).multiplier == pytest.approx(state.multiplier)
+    below = states(adaptive, [0.0] * 40)[-1]
+    assert (below.multiplier, update(PID, below, 0.3).multiplier) == (0.0, 0.0)
+
+
+def test_a_budget_of_zero_has_a_price_until_nothing_costs_anything():
+    options = BudgetOptions(budget=0.0)
+    assert multipliers(options, [0.5] * 100)[-1] > 10
+    assert multipliers(options, [0.5] * 100 + [0.0] * 100)[-1] == 0.0
+    assert multipliers(options, [0.0] * 100)[-1] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "cost", "updates", "warning"),
+    [
+        ({}, 0.5, 49, None),
+        ({}, 0.5, 50, "the mean cost is +16% off the budget, not yet or never reached"),
+        ({"max_lambda": 2}, 0.5, 60, "the budget cannot be reached with max_lambda 2"),
+        ({"controller": "dual_ascent", "max_lambda": 2}, 0.5, 900, "cannot be reached"),
+        ({"initial_lambda": 90, "controller": "dual_ascent"}, 0.1, 60, "-30% off the budget"),
+        ({}, 0.32, 300, None),
+        ({}, 0.1, 300, None),
+    ],
+)
+def test_a_missed_budget_is_reported(options, cost: float, updates: int, warning: str | None):
+    given = BudgetOptions(budget=0.3, **options)
+    state = states(given, [cost] * updates, given.initial_lambda)[-1]
+    found = warning_of(given, BudgetCheckpoint(multiplier=state, updates=updates))
+    assert (found is None) is (warning is None)
+    assert warning is None or warning in found
 
 
 def updates_until_below(limit: float, values: list[float]) -> int:
@@ -355,10 +422,12 @@ def train(
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("controller", [DUAL_ASCENT, PID], ids=["dual_ascent", "pid"])
+@pytest.mark.parametrize(
+    "controller", [BudgetOptions(), DUAL_ASCENT, PID], ids=["adaptive", "dual_ascent", "pid"]
+)
 def test_the_mean_cost_settles_at_the_budget(controller: BudgetOptions, seed: int):
     costs = train(controller, "separate", seed, HARD_WITHOUT_TOOLS)
-    assert costs[:20].mean() > 0.4, "the budget is a constraint"
+    assert costs[:5].mean() > 0.4, "the budget is a constraint"
     assert abs(costs[-100:].mean() - controller.budget) < 0.02
 
 

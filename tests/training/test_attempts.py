@@ -32,7 +32,13 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mar
 def service() -> Iterator[httpx.Client]:
     with served_tools() as service:
         for run in (RUN, "verl"):
-            options = {"budget": 0, "eta": 1, "parts": 1, "initial_lambda": 1}
+            options = {
+                "controller": "dual_ascent",
+                "budget": 0,
+                "eta": 1,
+                "parts": 1,
+                "initial_lambda": 1,
+            }
             assert service.put(f"/budgets/{run}", json=options).status_code == 200
         yield service
 

@@ -10,7 +10,7 @@ score_answer(response, ground_truth, ToolsOptions()).task
 from .advantages import advantages
 from .answer import GroundTruth, ParsedAnswer, ToolCall, parse_answer, parse_ground_truth
 from .correctness import strict_correctness, strict_format
-from .lagrange import update
+from .lagrange import update, warning_of
 from .score import ToolUseReward, score_answer
 from .toolrl import think_length, toolrl_correctness, toolrl_format
 from .usage import Usage, cost_of, family_by_patterns, usage_of
@@ -34,4 +34,5 @@ __all__ = [
     "toolrl_format",
     "update",
     "usage_of",
+    "warning_of",
 ]

@@ -229,12 +229,13 @@ class BudgetOptions(Request):
     """The budget of a training run, and how its multiplier is controlled."""
 
     budget: Cost = Field(0.3, description="Mean cost per answer to stay within.")
-    eta: FiniteFloat = Field(0.05, gt=0, le=1e3, description="Step size of the multiplier.")
+    eta: FiniteFloat = Field(0.05, gt=0, le=1e3, description="Step size of `dual_ascent`, `pid`.")
     initial_lambda: Cost = Field(0.0, description="The multiplier before the first update.")
-    max_lambda: FiniteFloat = Field(10.0, gt=0, le=1e6, description="The largest multiplier.")
-    controller: Literal["dual_ascent", "pid"] = Field(
-        "dual_ascent",
-        description="dual_ascent: lambda + eta * (mean cost - budget), at least 0. pid: with a "
+    max_lambda: FiniteFloat = Field(1e6, gt=0, le=1e6, description="The largest multiplier.")
+    controller: Literal["adaptive", "dual_ascent", "pid"] = Field(
+        "adaptive",
+        description="adaptive: in proportion to the budget, with a gain that follows how fast the "
+        "policy learns. dual_ascent: lambda + eta * (mean cost - budget), at least 0. pid: with a "
         "proportional and a derivative term.",
     )
     pid: PidGains = Field(PidGains(), description="Gains, for `controller: pid`.")
@@ -279,13 +280,15 @@ class MultiplierCheckpoint(Response):
     """A multiplier, and what its next update depends on besides the options."""
 
     multiplier: Cost = Field(description="Lambda.")
-    integral: Cost = Field(description="The integral term.")
-    error: _Number = Field(0.0, description="Moving average of mean cost - budget.")
+    integral: _Number = Field(description="The integral term; with `adaptive` it may be below 0.")
+    error: _Number = Field(0.0, description="Moving average of the difference to the budget.")
     cost: _Number = Field(0.0, description="Moving average of the cost.")
     # 0 at first, so that the first cost counts as a rise, as in omnisafe.
     past_costs: list[_Number] = Field(
         default_factory=lambda: [0.0], min_length=1, max_length=1_000, description="Earlier ones."
     )
+    gain: _Number = Field(0.0, description="Of `adaptive`; 0 before its first update.")
+    excess: _Number = Field(0.0, description="The relative difference over about 100 updates.")
 
 
 class BudgetCheckpoint(Response):
@@ -316,7 +319,8 @@ class BudgetRequest(BudgetOptions):
         if self.checkpoint is not None:
             multiplier, window = self.checkpoint.multiplier, self.checkpoint.window
             sums = window.model_dump().values()
-            numbers = (multiplier.error, multiplier.cost, *multiplier.past_costs, *sums)
+            own = multiplier.model_dump(exclude={"past_costs"}).values()
+            numbers = (*own, *multiplier.past_costs, *sums)
             if any(abs(number) > MAX_SUM for number in (*numbers, self.checkpoint.updates)):
                 raise ValueError(f"checkpoint: give numbers of at most {MAX_SUM:g}")
         return self
@@ -362,6 +366,11 @@ class _BudgetMeans(
     mean_cost: float | None = Field(None, description="Of the last update of the multiplier.")
     mean_task_reward: float | None = Field(None, description="Of the same answers, if known.")
     violation: float | None = Field(None, description="The mean cost minus the budget.")
+    warning: str | None = Field(
+        None,
+        description="Why the budget cannot be reached, or is not yet reached: the mean cost of "
+        "about the last 100 updates is some 10% off. Null: it is met, or it is too early to know.",
+    )
 
 
 class BudgetUpdate(_BudgetMeans):

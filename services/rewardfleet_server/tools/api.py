@@ -42,6 +42,7 @@ class BudgetMetrics:
                 ("mean_cost", "Mean cost per answer at the last update of the multiplier."),
                 ("mean_task_reward", "Mean task reward of the same answers, where it is known."),
                 ("violation", "Mean cost minus budget at that update."),
+                ("warning", "1 if the budget cannot be reached, or is not yet reached, else 0."),
             )
         }
         # With the newest step, and whether it is closed.
@@ -66,7 +67,7 @@ class BudgetMetrics:
         self._runs[budget.run] = progress
         self._runs.move_to_end(budget.run)
         for name, gauge in self._gauges.items():
-            value = getattr(budget, name)
+            value = getattr(budget, name) if name != "warning" else budget.warning is not None
             if value is None:  # as after `PUT` with a checkpoint from before the first update
                 gauge.remove_by_labels({"run": budget.run})
             else:

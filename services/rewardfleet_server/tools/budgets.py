@@ -10,7 +10,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, model_validator
 
-from rewardfleet.tool_use import update
+from rewardfleet.tool_use import update, warning_of
 from rewardfleet.wire.errors import InvalidRequest, NotFound
 from rewardfleet.wire.score import Step
 from rewardfleet.wire.tools import (
@@ -53,7 +53,8 @@ class _BudgetState(BaseModel):
         multiplier.multiplier = min(multiplier.multiplier, self.options.max_lambda)
         multiplier.integral = min(multiplier.integral, self.options.max_lambda)
         sums = [*window.model_dump().values(), *self.parts.model_dump().values()]
-        numbers = [multiplier.error, multiplier.cost, *multiplier.past_costs, *sums]
+        own = multiplier.model_dump(exclude={"past_costs"}).values()
+        numbers = [*own, *multiplier.past_costs, *sums]
         if any(abs(number) > MAX_SUM**2 for number in numbers):
             raise ValueError("a sum is too large")
         return self
@@ -110,13 +111,14 @@ class _BudgetState(BaseModel):
             mean_task_reward=window.task / window.task_count if window.task_count else None,
         )
 
-    def _means(self) -> dict[str, float | None]:
+    def _means(self) -> dict[str, float | str | None]:
         mean_cost = self.checkpoint.mean_cost
         return {
             "lambda": self.checkpoint.multiplier.multiplier,
             "mean_cost": mean_cost,
             "mean_task_reward": self.checkpoint.mean_task_reward,
             "violation": None if mean_cost is None else mean_cost - self.options.budget,
+            "warning": warning_of(self.options, self.checkpoint),
         }
 
     def answer(self, run: str, step: int, *, closed: bool) -> BudgetUpdate:

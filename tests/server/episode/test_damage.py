@@ -152,7 +152,8 @@ def test_a_stray_step_does_not_end_a_run(store: dict[str, object], stray: int):
         too_old = add_member(service, four_items()[0], step=stray)
         assert (too_old.status_code, too_old.json()["retryable"]) == (422, False)
     with served_tools(**store) as service:
-        service.put("/budgets/a", json={"eta": 1, "budget": 0, "parts": 1})
+        options = {"controller": "dual_ascent", "eta": 1, "budget": 0, "parts": 1}
+        service.put("/budgets/a", json=options)
         for count, step in enumerate((1, stray, 2, 3, 4), 1):
             body = {"step": step, "part": "a", "costs": [1]}
             assert service.post("/budgets/a/update", json=body).json()["lambda"] == count
@@ -169,9 +170,7 @@ def test_a_stray_step_does_not_end_a_run(store: dict[str, object], stray: int):
         service.post("/budgets/a/update", json={"step": stray - 1, "part": "a", "costs": [1]})
         checkpoint = service.get("/budgets/a").json()["checkpoint"]
         assert checkpoint["step"] == stray - 1
-        service.put(
-            "/budgets/a", json={"eta": 1, "budget": 0, "parts": 1, "checkpoint": checkpoint}
-        )
+        service.put("/budgets/a", json={**options, "checkpoint": checkpoint})
         for step, status in ((4, 422), (stray - 1, 422), (5, 200)):
             response = service.post(
                 "/budgets/a/update", json={"step": step, "part": "a", "costs": [1]}

@@ -45,8 +45,12 @@ def temperatures(service: Service, content: int, place: dict) -> httpx.Response:
     return service.post("/temperatures", json={"n": 2, "adapt": adapt})
 
 
+#: By which the multiplier is as large as the error.
+DUAL_ASCENT = {"controller": "dual_ascent", "eta": 1}
+
+
 def part(service: Service, content: int, place: dict) -> httpx.Response:
-    options = {"budget": 0.25, "eta": 1, "parts": 1, "attempt": place.get("attempt")}
+    options = {**DUAL_ASCENT, "budget": 0.25, "parts": 1, "attempt": place.get("attempt")}
     service.put(f"/budgets/{RUN}", json=options)
     body = {name: each for name, each in place.items() if name != "run"}
     body |= {"part": "a", "costs": [content]}
@@ -176,7 +180,7 @@ def test_a_checkpoint_begins_an_attempt():
 
 def test_lambda_is_fixed_in_a_step():
     with served_tools() as service:
-        service.put(f"/budgets/{RUN}", json={"budget": 0, "eta": 1, "parts": 1})
+        service.put(f"/budgets/{RUN}", json={**DUAL_ASCENT, "budget": 0, "parts": 1})
 
         def price(step: int | None, attempt: str | None = None) -> float:
             item = {"response": TRUTH, "ground_truth": TRUTH, "run": RUN, "step": step}

@@ -19,8 +19,9 @@ from ..processes import service_process
 from .conftest import served_tools, update
 
 ETA, BUDGET = 0.5, 0.25
-#: With one part in each step.
-OPTIONS = {"eta": ETA, "budget": BUDGET, "parts": 1}
+#: Which the numbers of these tests are of; with one part in each step.
+DUAL_ASCENT = {"controller": "dual_ascent"}
+OPTIONS = {**DUAL_ASCENT, "eta": ETA, "budget": BUDGET, "parts": 1}
 
 
 @pytest.fixture
@@ -44,14 +45,14 @@ def test_the_rule_of_dual_ascent(service: httpx.Client, run: str):
 
 
 def test_the_multiplier_has_a_limit(service: httpx.Client):
-    service.put("/budgets/limit", json={"eta": 100, "max_lambda": 3, "parts": 1})
+    service.put("/budgets/limit", json={**DUAL_ASCENT, "eta": 100, "max_lambda": 3, "parts": 1})
     assert update(service, "limit", 0, costs=[1])["lambda"] == 3
-    lower = service.put("/budgets/limit", json={"eta": 100, "max_lambda": 2}).json()
+    lower = service.put("/budgets/limit", json={**DUAL_ASCENT, "eta": 100, "max_lambda": 2}).json()
     assert lower["lambda"] == 2
 
 
 def test_an_update_of_every_k_steps_uses_the_mean_of_all_their_answers(service: httpx.Client):
-    service.put("/budgets/k", json={"eta": 1, "budget": 0, "every": 3, "parts": 1})
+    service.put("/budgets/k", json={**DUAL_ASCENT, "eta": 1, "budget": 0, "every": 3, "parts": 1})
     assert [update(service, "k", step, costs=[1] * (step + 1))["lambda"] for step in (0, 1)] == [
         0
     ] * 2
@@ -80,7 +81,7 @@ def test_parts_are_weighted_by_their_answers_and_closed_by_a_later_step(
 
 
 def test_a_known_number_of_parts_closes_the_step(service: httpx.Client):
-    service.put("/budgets/three", json={"eta": 1, "budget": 0, "parts": 3})
+    service.put("/budgets/three", json={**DUAL_ASCENT, "eta": 1, "budget": 0, "parts": 3})
     closed = [update(service, "three", 0, part=part, costs=[1])["closed"] for part in "aab"]
     assert closed == [False, False, False]
     last = update(service, "three", 0, part="c", costs=[1])
@@ -88,10 +89,10 @@ def test_a_known_number_of_parts_closes_the_step(service: httpx.Client):
 
 
 def test_fewer_parts_than_have_arrived_close_the_step_with_the_next_one(service: httpx.Client):
-    service.put("/budgets/fewer", json={"eta": 1, "budget": 0, "parts": 5})
+    service.put("/budgets/fewer", json={**DUAL_ASCENT, "eta": 1, "budget": 0, "parts": 5})
     for part in "abc":
         update(service, "fewer", 0, part=part, costs=[1])
-    service.put("/budgets/fewer", json={"eta": 1, "budget": 0, "parts": 2})
+    service.put("/budgets/fewer", json={**DUAL_ASCENT, "eta": 1, "budget": 0, "parts": 2})
     assert update(service, "fewer", 0, part="d", costs=[1])["closed"] is True
 
 
@@ -165,7 +166,7 @@ def test_a_checkpoint_resumes_a_run_and_counts_later_steps_again(service: httpx.
 @pytest.mark.slow
 def test_metrics_have_the_runs_that_were_changed_last(service: httpx.Client):
     for number in range(40):
-        service.put(f"/budgets/many-{number}", json={"eta": 1, "parts": 1})
+        service.put(f"/budgets/many-{number}", json={**DUAL_ASCENT, "eta": 1, "parts": 1})
         update(service, f"many-{number}", 0, costs=[1], mean_task_reward=number)
     text = service.get("/metrics").text
     assert 'rewardfleet_budget_mean_task_reward{run="many-39"} 39.0' in text
@@ -174,8 +175,22 @@ def test_metrics_have_the_runs_that_were_changed_last(service: httpx.Client):
     assert text.count("rewardfleet_budget_lambda{") == 32
 
 
+def test_a_budget_that_cannot_be_reached_is_in_the_answer_and_in_the_metrics(service: httpx.Client):
+    options = {"budget": 0.1, "max_lambda": 2, "parts": 1}
+    service.put("/budgets/beyond", json=options)
+    answers = [update(service, "beyond", step, costs=[1])["warning"] for step in range(60)]
+    assert set(answers[:49]) == {None}
+    assert set(answers[49:]) == {"the budget cannot be reached with max_lambda 2"}
+    assert service.get("/budgets/beyond").json()["warning"] == answers[-1]
+    assert 'rewardfleet_budget_warning{run="beyond"} 1.0' in service.get("/metrics").text
+    service.put("/budgets/beyond", json={**options, "budget": 1})
+    later = [update(service, "beyond", step, costs=[1])["warning"] for step in range(60, 400)]
+    assert later[0] and later[-1] is None
+    assert 'rewardfleet_budget_warning{run="beyond"} 0.0' in service.get("/metrics").text
+
+
 def test_metrics_do_not_go_back_with_an_update_that_is_sent_again(service: httpx.Client):
-    options = {"eta": 1, "budget": 0, "parts": 2}
+    options = {**DUAL_ASCENT, "eta": 1, "budget": 0, "parts": 2}
     empty = service.put("/budgets/again", json=options).json()["checkpoint"]
     for step in (1, 2):
         for part in "aba":  # the first answer of `a` is from before the step was closed
@@ -191,7 +206,7 @@ def test_metrics_do_not_go_back_with_an_update_that_is_sent_again(service: httpx
 @pytest.mark.parametrize("name", ["a/b", "a%2Fb", "x/update", 'ü\n"', "x" * 200])
 def test_the_name_of_a_run_may_be_any_text(service: httpx.Client, name: str):
     path = f"/budgets/{quote(name, safe='')}"
-    assert service.put(path, json={"eta": 1, "budget": 0, "parts": 1}).json()["run"] == name
+    assert service.put(path, json={**OPTIONS, "eta": 1, "budget": 0}).json()["run"] == name
     body = {"step": 0, "part": "a", "costs": [1]}
     assert service.post(f"{path}/update", json=body).json()["lambda"] == 1
     item = {"response": "", "ground_truth": "<response>1</response>", "run": name}
@@ -253,7 +268,7 @@ def replicas(
 @pytest.mark.usefixtures("patient")
 def test_each_part_is_counted_once_under_concurrency(replicas: list[httpx.Client]):
     steps, workers = 12, 10
-    options = {"eta": 0.1, "budget": 0.5, "parts": workers}
+    options = {**DUAL_ASCENT, "eta": 0.1, "budget": 0.5, "parts": workers}
     assert replicas[0].put("/budgets/shared", json=options).status_code == 200
     send_parts([str(each.base_url) for each in replicas], steps, workers)
     sizes = range(1, workers + 1)
@@ -281,7 +296,7 @@ def test_a_budget_survives_kill_9(tmp_path: Path):
             service_process("tools", "--run-state", str(path)) as (process, url),
             httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
         ):
-            client.put("/budgets/r", json={"eta": 0.5})
+            client.put("/budgets/r", json={**DUAL_ASCENT, "eta": 0.5})
             for part in "aabb":
                 update(client, "r", step, part=part, costs=[1])
             budget = client.get("/budgets/r").json()
@@ -295,7 +310,7 @@ def test_a_budget_survives_kill_9(tmp_path: Path):
 @pytest.mark.usefixtures("patient")
 def test_without_redis_calls_with_a_run_fail_and_count_nothing(redis_server: RedisServer):
     with served_tools(run_state=redis_server.url) as service:
-        service.put("/budgets/r", json={"eta": 1, "budget": 0, "parts": 1})
+        service.put("/budgets/r", json={**DUAL_ASCENT, "eta": 1, "budget": 0, "parts": 1})
         update(service, "r", 0, costs=[1])
         redis_server.stop()
         try:
@@ -325,7 +340,7 @@ def test_without_redis_calls_with_a_run_fail_and_count_nothing(redis_server: Red
 @pytest.mark.parametrize(
     "options",
     [{}, pytest.param({"controller": "pid"}, marks=pytest.mark.full)],
-    ids=["dual_ascent", "pid"],
+    ids=["adaptive", "pid"],
 )
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2))])
 def test_the_cost_settles_at_the_budget(service: httpx.Client, options: dict, seed: int):
@@ -345,5 +360,5 @@ def test_the_cost_settles_at_the_budget(service: httpx.Client, options: dict, se
         advantage = advantages(correct.astype(float), cost, levels, price)
         gradient = np.bincount(levels, advantage * (cost - probability)) / 8
         logits += 0.3 * (gradient - 0.02 * logits)
-    assert np.mean(means[:20]) > 0.4, "the budget is a constraint"
+    assert np.mean(means[:5]) > 0.4, "the budget is a constraint"
     assert abs(np.mean(means[-100:]) - 0.3) < 0.02

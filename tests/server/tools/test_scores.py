@@ -164,7 +164,8 @@ def test_the_number_of_patterns_has_a_limit(service: httpx.Client):
 
 
 def test_the_score_of_a_run_pays_for_tools(service: httpx.Client):
-    service.put("/budgets/paid", json={"initial_lambda": 2, "budget": 0.25, "parts": 1})
+    options = {"controller": "dual_ascent", "initial_lambda": 2, "budget": 0.25, "parts": 1}
+    service.put("/budgets/paid", json=options)
     result = score(service, TRUTH, run="paid")
     assert (result["score"], result["details"]["lambda"]) == (2.0, 2.0)
     assert result["details"]["violation"] == 0.75
@@ -203,7 +204,9 @@ def url(service: httpx.Client) -> str:
 async def test_the_client_scores_and_keeps_a_budget(url: str):
     async with RewardFleet(tools=url) as fleet:
         run = "client/run ü"
-        created = await fleet.tools.put_budget(run, budget=0.5, eta=1.0, parts=1)
+        created = await fleet.tools.put_budget(
+            run, budget=0.5, controller="dual_ascent", eta=1.0, parts=1
+        )
         assert (created.lambda_, created.options.budget) == (0.0, 0.5)
         assert (await fleet.tools.update_budget(run, 0, [1, 1], mean_task_reward=3)).lambda_ == 0.5
         budget = await fleet.tools.budget(run)
@@ -225,7 +228,7 @@ async def test_the_client_scores_and_keeps_a_budget(url: str):
 async def test_calls_without_a_part_are_parts(url: str):
     """Eight workers report one answer each; one repeats its call with a part of its own."""
     async with RewardFleet(tools=url) as fleet:
-        await fleet.tools.put_budget("eight", budget=0.3, eta=1, parts=8)
+        await fleet.tools.put_budget("eight", budget=0.3, controller="dual_ascent", eta=1, parts=8)
         updates = await asyncio.gather(
             *(fleet.tools.update_budget("eight", 0, [cost]) for cost in [0, *[1] * 6]),
             *(fleet.tools.update_budget("eight", 0, [1], part="w") for _ in range(3)),
