@@ -4,12 +4,13 @@ import json
 import math
 import re
 import unicodedata
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewardfleet_server.video.judges.score_parser import parse_score
+from rewardfleet_server.video.judges.score_parser import parse_score, prompt_scale
 
 from ...conftest import DATA, table
 from ...measure import CpuStopwatch
@@ -33,6 +34,47 @@ def test_a_text_has_the_score_in_the_table(row):
 
 def test_the_table_has_no_duplicates():
     assert len({row["text"] for row in TABLE}) == len(TABLE) > 300
+
+
+def read_rate(name: str) -> Counter[str]:
+    """Count the answers of a set that are read as a person reads them, otherwise, or not at all."""
+    lines = (DATA / "video" / f"{name}_answers.jsonl").read_text().splitlines()
+    counts: Counter[str] = Counter()
+    for line in lines:
+        if line.startswith("["):
+            _, _, _, text, person, *prompt = json.loads(line)
+            mode = prompt_scale(prompt[0]) if prompt else "percentage"
+            score = parse_score(text, mode=mode).score
+            is_right = score == (person if person is None else pytest.approx(person, abs=1e-3))
+            counts["right" if is_right else "abstained" if score is None else "other"] += 1
+    return counts
+
+
+def test_plain_answers_of_models_are_read_as_a_person_reads_them():
+    counts = read_rate("plain")
+    assert counts.total() >= 300 and counts["right"] >= 0.85 * counts.total()
+    assert counts["other"] <= 0.005 * counts.total()
+
+
+def test_adversarial_answers_are_read_as_a_person_reads_them_or_not_at_all():
+    counts = read_rate("adversarial")
+    assert counts.total() >= 300 and counts["other"] <= 0.005 * counts.total()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "scale"),
+    [
+        ("How far is {task}?", "auto"),
+        ("{task}: from 0 (nothing) to 100 (all)?", "percentage"),
+        ("Give the probability, between 0 and 1, of {task}.", "unit"),
+        ("Rate {task} from 0 to 10.", 10.0),
+        ("Score {task} out of 5.", 5.0),
+        ("Rate {task} from 1 to 10.", None),
+        ("Rate {task} from 0 to 10. A 0-100 scale is wrong.", None),
+    ],
+)
+def test_a_prompt_names_the_scale(prompt, scale):
+    assert prompt_scale(prompt) == scale
 
 
 @pytest.mark.parametrize(("text", "score"), table("truncated_answers"))

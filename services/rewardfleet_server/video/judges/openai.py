@@ -18,7 +18,7 @@ from pydantic import FilePath, HttpUrl, JsonValue, PositiveInt
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.errors import BackendFailed
 from rewardfleet_server.video.clip.frames import Clip, as_mp4
-from rewardfleet_server.video.judges.score_parser import PARSER_VERSION, ScoreMode, parse_score
+from rewardfleet_server.video.judges.score_parser import PARSER_VERSION, Scale, parse_score
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
 from rewardfleet_server.video.settings import VideoSettings, openai_api_key
 
@@ -128,7 +128,7 @@ class OpenAIJudge:
             )
         choice = await self._endpoint.complete(messages, self._sampling)
         # Parsing a long chain of thought takes milliseconds.
-        mode = options.mode(is_percentage=prompt is PERCENTAGE)
+        mode = options.mode(prompt, is_percentage=prompt is PERCENTAGE)
         return await asyncio.to_thread(_text, choice, mode)
 
     @asynccontextmanager
@@ -170,7 +170,7 @@ def _part(kind: str, media_type: str, content: bytes) -> dict[str, object]:
     return {"type": kind, kind: {"url": url}}
 
 
-def _text(choice: Choice, mode: ScoreMode) -> Judgment:
+def _text(choice: Choice, mode: Scale) -> Judgment:
     text = choice.message.content or ""
     is_cut = choice.finish_reason == "length"
     parsed = parse_score(text, mode=mode, truncated=is_cut)

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate
-from rewardfleet_server.video.judges.score_parser import ScoreMode
+from rewardfleet_server.video.judges.score_parser import Scale, ScoreMode, prompt_scale
 from rewardfleet_server.video.prompts import Prompt
 
 
@@ -39,15 +39,14 @@ class PromptOptions(JudgeOptions):
         """Return the requested prompt, or that of the judge; see `requested_prompt`."""
         return requested_prompt("prompt_template", self.prompt_template) or default
 
-    def mode(self, *, is_percentage: bool) -> ScoreMode:
-        """Return the requested mode.
+    def mode(self, prompt: Prompt, *, is_percentage: bool) -> Scale:
+        """Return what a number without a unit means: as requested, or else as the prompt says.
 
         Args:
-            is_percentage: Whether the prompt asks for a percentage; in the mode `auto`, the answer
-                `1` is then not ambiguous.
+            is_percentage: Whether it is known of the prompt that it asks for a percentage.
         """
-        if self.score_mode is None or self.score_mode == "auto":
-            return "percentage" if is_percentage else "auto"
+        if self.score_mode in {None, "auto"}:
+            return "percentage" if is_percentage else prompt_scale(prompt.template)
         return self.score_mode
 
 

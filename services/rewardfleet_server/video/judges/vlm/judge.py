@@ -18,7 +18,7 @@ from rewardfleet_server.system.threads import lower_thread_priority, run_in_thre
 from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
-from rewardfleet_server.video.judges.score_parser import ScoreMode
+from rewardfleet_server.video.judges.score_parser import Scale
 from rewardfleet_server.video.prompts import Prompt
 
 from . import Completion, Conversation, GenerationParams, InferenceEngine, TextEngine
@@ -85,7 +85,7 @@ class _Query:
     prompt: Prompt
     system: Prompt | None
     params: GenerationParams
-    mode: ScoreMode
+    mode: Scale
 
     @property
     def provenance(self) -> dict[str, JsonValue]:
@@ -222,7 +222,7 @@ class VlmJudge(ModelJudge[list[Completion]]):
         default = (spec.prompt if is_default else None) or readout.prompt
         prompt = options.prompt_or(requested_prompt("user_prompt", options.user_prompt) or default)
         system = requested_prompt("system_prompt", options.system_prompt) or spec.system
-        mode = options.mode(is_percentage=prompt is readout.prompt)  # as the shipped ones do
+        mode = options.mode(prompt, is_percentage=prompt is readout.prompt)
         return _Query(readout, prompt, system, params, mode)
 
     async def _judge_prefixes(

@@ -16,7 +16,7 @@ import numpy as np
 from rewardfleet.text import read
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.video.judges import Judgment
-from rewardfleet_server.video.judges.score_parser import PARSER_VERSION, ScoreMode, parse_score
+from rewardfleet_server.video.judges.score_parser import PARSER_VERSION, Scale, parse_score
 from rewardfleet_server.video.prompts import PERCENTAGE, RUBRIC, YES_OR_NO, Prompt
 
 from . import Completion, GenerationParams
@@ -46,7 +46,7 @@ class TextReadout:
             return replace(sampling, max_tokens=_NUMBER_TOKENS, n=n, numbers_only=True)
         return replace(sampling, n=n)
 
-    def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
+    def read(self, completions: Sequence[Completion], mode: Scale) -> Judgment:
         """Return the mean of the scores that can be read; abstain if fewer than half can.
 
         Args:
@@ -65,7 +65,7 @@ class TextReadout:
             details |= {"spread": spread, "samples": float(len(scores))}
         return Judgment(mean, output, details)
 
-    def _read(self, completion: Completion, mode: ScoreMode) -> tuple[float | None, str]:
+    def _read(self, completion: Completion, mode: Scale) -> tuple[float | None, str]:
         text = completion.text
         turn = read(text).last
         if self.strict_tags and not (turn.thoughts and "<answer>" in turn.answer):
@@ -91,7 +91,7 @@ class LabelReadout:
         tokens = tuple(token for tokens in self.labels.values() for token in tokens)
         return GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0, labels=tokens)
 
-    def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
+    def read(self, completions: Sequence[Completion], mode: Scale) -> Judgment:
         """Return the expectation of the labels' values, normalized over the labels."""
         del mode
         (completion,) = completions

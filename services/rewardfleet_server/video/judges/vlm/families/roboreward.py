@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.video.judges import Judgment
-from rewardfleet_server.video.judges.score_parser import ScoreMode
+from rewardfleet_server.video.judges.score_parser import Scale
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Completion, GenerationParams
 from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
@@ -50,7 +50,7 @@ class GradeReadout(TextReadout):
 
     name = "grade v1"
 
-    def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
+    def read(self, completions: Sequence[Completion], mode: Scale) -> Judgment:
         """Return the grade as a score; abstain unless exactly one grade is stated."""
         del mode
         (completion,) = completions

@@ -13,7 +13,7 @@ from rewardfleet_server.system.threads import run_in_thread
 from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.options import JudgeOptions
-from rewardfleet_server.video.judges.score_parser import ScoreMode
+from rewardfleet_server.video.judges.score_parser import Scale
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Completion, GenerationParams
 from rewardfleet_server.video.judges.vlm.judge import (
@@ -79,7 +79,7 @@ class ProgressReadout(TextReadout):
 
     name = "progress v1"
 
-    def read(self, completions: Sequence[Completion], mode: ScoreMode) -> Judgment:
+    def read(self, completions: Sequence[Completion], mode: Scale) -> Judgment:
         """Return the progress as the detail `progress`, and above 0 as the score."""
         del mode
         (completion,) = completions
