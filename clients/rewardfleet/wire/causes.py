@@ -164,6 +164,11 @@ class VideoCause(Cause):
         "The judge's answer reached its token limit before it stated a score.",
         "A larger `max_tokens` of the judge.",
     )
+    REFUSED = (
+        "refused",
+        "The model, or a filter in front of it, refused to judge the clip.",
+        "Read `model_output`; another prompt, or an endpoint without the filter.",
+    )
     NO_REFERENCE = (
         "no_reference",
         "The judge `reference` has no labeled rollout of this task.",

@@ -20,7 +20,7 @@ from fastapi import FastAPI, Request, Response
 from pyarrow import parquet
 
 from rewardfleet_router.__main__ import main
-from rewardfleet_router.labels import labeling
+from rewardfleet_router.labels import labeling, model
 from rewardfleet_router.labels.model import TOOL_FAMILY, read_label
 from rewardfleet_router.labels.report import agreement
 from rewardfleet_router.labels.row_labels import labels_of, read_sidecar
@@ -462,6 +462,23 @@ def test_the_endpoint_may_fail_for_a_while(dataset: Path, endpoint: Endpoint, ur
     assert report["unanswered"] == {"tools": 1, "rows": 0}
 
 
+def test_an_interrupted_answer_is_asked_for_again(
+    dataset: Path, endpoint: Endpoint, url: str, monkeypatch
+):
+    """As of vLLM at an update of weights. The other choice is no answer either."""
+    monkeypatch.setattr(model, "_PAUSE", 0)
+    message = {"role": "assistant", "content": "SEARCH"}
+    cut = {"index": 0, "message": message, "finish_reason": "abort"}
+    body = json.dumps({"choices": [{**cut, "index": 1, "finish_reason": "stop"}, cut]})
+    aborted = Response(body, media_type="application/json")
+    endpoint.failures = {1: aborted, 3: aborted}
+    report = label(dataset, "--model-url", url, "--model", "m")
+    assert report["unanswered"] == {"tools": 1, "rows": 0}
+    endpoint.failures = dict.fromkeys(range(1, 100), aborted)
+    endpoint.requests.clear()
+    assert "interrupted 6 answers" in error_of(dataset, "--model-url", url, "--model", "other")
+
+
 def test_a_refusal_ends_the_run_and_keeps_the_answers(
     dataset: Path,
     endpoint: Endpoint,
@@ -539,7 +556,10 @@ def test_a_terminal_shows_a_progress_bar(dataset: Path, endpoint: Endpoint, url:
     [
         ("SEARCH", "stop", "SEARCH"),
         (" **Search**.", "stop", "SEARCH"),
-        ("Label: calculate", None, "CALCULATE"),
+        ("Label: calculate", "stop", "CALCULATE"),
+        ("Label: calculate", None, None),
+        ("SEARCH", "content_filter", None),
+        ("SEARCH", "abort", None),
         ("<think>Is it SEARCH? No.</think>OTHER", "stop", "OTHER"),
         ("Is it SEARCH? No.</think>OTHER", "stop", "OTHER"),
         ("SEARCH or OTHER", "stop", None),

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gzip
 import math
 import socketserver
 import threading
@@ -19,7 +20,7 @@ from fastapi import FastAPI, Request, Response
 from rewardfleet.commands.main import main
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.judges import openai
+from rewardfleet_server.video.judges import chat_endpoint, openai
 from rewardfleet_server.video.judges.chat_endpoint import Token
 from rewardfleet_server.video.judges.openai import yes_interval
 from rewardfleet_server.video.settings import VideoSettings
@@ -248,6 +249,72 @@ def test_an_invalid_completion_is_a_failure(post_score, endpoint, body):
     answer = post_score()
     assert answer.status_code == 502
     assert "a valid chat completion" in answer.json()["detail"]
+
+
+# What ended the answer
+
+
+def ending(finish_reason: str | None, text: str = "8", **message: object) -> Response:
+    """Return a completion that ended so, behind a complete one that is the second choice."""
+    second = {"index": 1, "message": {"content": "90"}, "finish_reason": "stop"}
+    first = {"index": 0, "message": {"content": text, **message}, "finish_reason": finish_reason}
+    body = httpx.Response(200, json={"choices": [second, first]}).content
+    return Response(body, media_type="application/json")
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_an_interrupted_answer_is_asked_for_again(post_score, endpoint, reason):
+    """As by vLLM at an update of weights: "8" of "85" is not 0.08, and is not cached."""
+    endpoint.answers = [ending(reason), ending("stop", "85")]
+    score = post_score().json()
+    assert (score["score"], score["cached"]) == (0.85, False)
+    assert len(endpoint.requests) == 2
+    assert post_score().json()["cached"]
+
+
+def test_an_answer_that_is_always_interrupted_is_unavailable(endpoint, monkeypatch):
+    monkeypatch.setattr(chat_endpoint, "_FIRST_WAIT", 0.001)
+    endpoint.answers = [ending("abort")]
+    with serving_judge(endpoint) as post_score:
+        answer = post_score()
+        assert (answer.status_code, answer.json()["kind"]) == (503, "unavailable")
+        assert "abort" in answer.json()["detail"]
+        endpoint.answers = [ending("stop", "85")]
+        assert post_score().json()["score"] == 0.85
+
+
+@pytest.mark.parametrize("readout", ["text", "probability"])
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (ending("content_filter", "80"), "content filter"),
+        (ending("stop", "80", refusal="I will not judge this."), "I will not judge this."),
+    ],
+)
+def test_a_refusal_is_an_abstention(endpoint, readout, answer, reason):
+    endpoint.answers = [answer]
+    with serving_judge(endpoint, set=[f"readout={readout}"]) as post_score:
+        score = post_score().json()
+    assert (score["score"], score["status"], score["cause"]) == (None, "abstained", "refused")
+    assert reason in score["model_output"]
+
+
+@pytest.mark.parametrize("reason", [None, "max_tokens", "tool_calls"])
+def test_an_answer_that_ends_otherwise_is_a_failure(post_score, endpoint, reason):
+    endpoint.answers = [ending(reason)]
+    answer = post_score()
+    assert answer.status_code == 502
+    assert f"finish_reason {str(reason)!r}" in answer.json()["detail"]
+
+
+def test_the_size_of_a_response_is_limited(post_score, endpoint):
+    """Of its content, not of what is sent."""
+    body = gzip.compress(b" " * 20_000_000 + b"{}")
+    headers = {"content-encoding": "gzip"}
+    endpoint.answers = [Response(body, headers=headers, media_type="application/json")]
+    answer = post_score()
+    assert answer.status_code == 502
+    assert "more than 16777216 bytes" in answer.json()["detail"]
 
 
 def test_the_deadline_ends_the_retries(endpoint):

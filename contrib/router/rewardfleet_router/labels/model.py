@@ -16,13 +16,17 @@ from types import TracebackType
 from typing import Self
 
 import openai
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, JsonValue, ValidationError
 from tqdm import tqdm
 
 from rewardfleet.wire.errors import BackendFailed
 
 #: Seconds to wait for another process that writes to the cache.
 _BUSY_SECONDS = 10.0
+#: Requests for one answer, if an update of weights or an error interrupts it, and seconds between.
+_ATTEMPTS, _PAUSE = 6, 0.5
+#: Bytes of a response, decompressed.
+_MAX_BYTES = 16 * 2**20
 
 
 # The client does not check what it receives.
@@ -31,8 +35,14 @@ class _Message(BaseModel):
 
 
 class _Choice(BaseModel):
+    index: int = 0
     message: _Message
     finish_reason: str | None = None
+    error: JsonValue = None
+
+    @property
+    def is_interrupted(self) -> bool:
+        return bool(self.error) or self.finish_reason in {"abort", "error"}
 
 
 class _Completion(BaseModel):
@@ -154,21 +164,35 @@ class LabelModel:
 
     async def _ask(self, task: Task, text: str) -> str | None:
         """Return the model's label of a text, or None if it gave no valid answer."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            choice = await self._complete(task, text)
+            if not choice.is_interrupted:
+                return read_label(choice.message.content, choice.finish_reason, task.labels)
+            await asyncio.sleep(_PAUSE * attempt)
+        raise BackendFailed(f"the endpoint of {self._model} interrupted {_ATTEMPTS} answers")
+
+    async def _complete(self, task: Task, text: str) -> _Choice:
         try:
-            response = await self._client.chat.completions.with_raw_response.create(
+            async with self._client.chat.completions.with_streaming_response.create(
                 model=self._model, messages=_messages(task, text), **self._parameters
-            )
-            choice = _Completion.model_validate_json(response.http_response.content).choices[0]
+            ) as response:
+                content = bytearray()
+                async for chunk in response.iter_bytes():
+                    content += chunk
+                    if len(content) > _MAX_BYTES:
+                        reason = f"answered with more than {_MAX_BYTES} bytes"
+                        raise BackendFailed(f"the endpoint of {self._model} {reason}")
+            choices = _Completion.model_validate_json(bytes(content)).choices
+            return next(choice for choice in choices if choice.index == 0)
         except openai.APIStatusError as error:
             reason = f"HTTP {error.status_code}: {error.response.text[:200]}"
             raise BackendFailed(f"the endpoint of {self._model} refused: {reason}") from None
         except openai.APIError as error:
             reason = f"{type(error).__name__}: {error.__cause__ or error}"
             raise BackendFailed(f"the endpoint of {self._model} failed: {reason}") from None
-        except ValidationError:
+        except (ValidationError, StopIteration):
             reason = "did not return a valid chat completion"
             raise BackendFailed(f"the endpoint of {self._model} {reason}") from None
-        return read_label(choice.message.content, choice.finish_reason, task.labels)
 
     def _read(self, task: Task, text: str) -> str | None:
         query = "SELECT label FROM labels WHERE key = ?"
@@ -215,7 +239,7 @@ def read_label(text: str | None, finish_reason: str | None, labels: Sequence[str
     Text before `</think>` does not count, nor does case.
     """
     answer = (text or "").rpartition("</think>")[2]
-    if finish_reason == "length" or "<think>" in answer:
+    if finish_reason != "stop" or "<think>" in answer:
         return None
     words = set(re.findall(r"[A-Z]+", answer.upper()))
     found = [label for label in labels if label in words]

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 
 import httpx
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, JsonValue, ValidationError
 
 from rewardfleet.tls import certificate_problem, tls_context
 from rewardfleet.wire.backoff import backoff_with_jitter
@@ -23,6 +23,12 @@ _FIRST_WAIT, _MAX_WAIT = 0.4, 20.0
 _PROBE_SECONDS = 10.0
 #: Answers of a proxy in front of an endpoint that is down.
 _DOWN = {502, 503, 504}
+#: Bytes of a response, decompressed: of the longest answers with their log-probabilities.
+_MAX_BYTES = 16 * 2**20
+#: Why an answer ends: it is complete, cut by the token limit, or refused. After any other reason,
+#: such as vLLM's `abort` at updates of weights, its text is no answer.
+_ENDS = {"stop", "length", "content_filter"}
+_INTERRUPTED = {"abort", "error"}
 
 
 class Token(BaseModel):
@@ -42,14 +48,23 @@ class _Logprobs(BaseModel):
 
 class _Message(BaseModel):
     content: str | None = None
+    refusal: str | None = None
 
 
 class Choice(BaseModel):
     """A completion."""
 
+    index: int = 0
     message: _Message
     finish_reason: str | None = None  #: why it ended; `length` if it was cut off
+    error: JsonValue = None
     logprobs: _Logprobs | None = None  #: log-probabilities, if they were requested
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the model or a filter refused to answer, or None."""
+        is_filtered = self.finish_reason == "content_filter"
+        return self.message.refusal or ("by a content filter" if is_filtered else None)
 
 
 class _ChatCompletion(BaseModel):
@@ -107,42 +122,38 @@ class ChatEndpoint:
     async def complete(
         self, messages: Sequence[Mapping[str, object]], parameters: Mapping[str, object]
     ) -> Choice:
-        """Return the first completion.
+        """Return the first completion: an answer that is complete, cut or refused.
 
         Args:
             parameters: Other fields of the request, e.g. of sampling.
 
         Raises:
             BackendFailed: A certificate or the request was refused, or no completion answered.
-            Unavailable: It failed several times.
+            Unavailable: It failed, or was interrupted, several times.
         """
         body = {"model": self.model, "messages": messages, **parameters}
         async with self._slots:
-            response = await self._post(body)
-        try:
-            return _ChatCompletion.model_validate_json(response.content).choices[0]
-        except ValidationError:
-            raise BackendFailed(
-                f"the endpoint of {self.model} did not return a valid chat completion"
-                f"{' with log-probabilities' if parameters.get('logprobs') else ''}"
-            ) from None
+            return await self._answer(body)
 
-    async def _post(self, body: Mapping[str, object]) -> httpx.Response:
+    async def _answer(self, body: Mapping[str, object]) -> Choice:
         """Send a request, and retry what may succeed later, until the caller's deadline."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                response = await self._http.post(self.url, json=body, headers=trace_headers())
+                response, content = await self._post(body)
             except (httpx.TransportError, ssl.SSLError) as error:
                 if problem := certificate_problem(error):
                     raise BackendFailed(f"the endpoint of {self.model}: {problem}") from None
                 reason = f"{type(error).__name__}: {error}"
                 wait = 0.0
             else:
+                reason = f"HTTP {response.status_code}: {content[:200].decode(errors='replace')}"
                 if response.status_code == 200:
                     self._completions += 1
-                    return response
-                reason = f"HTTP {response.status_code}: {response.text[:200]}"
-                if response.status_code != 429 and response.status_code < 500:
+                    choice = self._first_choice(content)
+                    if not choice.error and choice.finish_reason not in _INTERRUPTED:
+                        return choice
+                    reason = f"its answer ended with {choice.error or choice.finish_reason}"[:200]
+                elif response.status_code != 429 and response.status_code < 500:
                     raise BackendFailed(f"the endpoint of {self.model} refused: {reason}")
                 wait = _retry_after(response)
             if attempt < _ATTEMPTS:
@@ -150,6 +161,37 @@ class ChatEndpoint:
                 pause = backoff_with_jitter(attempt, _FIRST_WAIT, _MAX_WAIT)
                 await asyncio.sleep(max(wait, pause))
         raise Unavailable(f"the endpoint of {self.model} failed {_ATTEMPTS} times: {reason}")
+
+    async def _post(self, body: Mapping[str, object]) -> tuple[httpx.Response, bytes]:
+        async with self._http.stream(
+            "POST", self.url, json=body, headers=trace_headers()
+        ) as response:
+            content = bytearray()
+            async for chunk in response.aiter_bytes():
+                content += chunk
+                if len(content) > _MAX_BYTES:
+                    raise BackendFailed(
+                        f"the endpoint of {self.model} answered with more than {_MAX_BYTES} bytes"
+                    )
+            return response, bytes(content)
+
+    def _first_choice(self, content: bytes) -> Choice:
+        """Return the choice 0 of a response.
+
+        Raises:
+            BackendFailed: There is none, or it ended for an unknown reason.
+        """
+        try:
+            choices = _ChatCompletion.model_validate_json(content).choices
+            choice = next(each for each in choices if each.index == 0)
+        except (ValidationError, StopIteration):
+            reason = "did not return a valid chat completion, or none with log-probabilities"
+            raise BackendFailed(f"the endpoint of {self.model} {reason}") from None
+        end = choice.finish_reason
+        if not (choice.error or choice.refusal or end in _ENDS or end in _INTERRUPTED):
+            reason = f"ended its answer with finish_reason {str(end)[:60]!r}, not `stop`"
+            raise BackendFailed(f"the endpoint of {self.model} {reason}")
+        return choice
 
     async def aclose(self) -> None:
         """Close the connections."""

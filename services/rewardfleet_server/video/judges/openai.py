@@ -121,12 +121,14 @@ class OpenAIJudge:
         parts = await asyncio.to_thread(_video_parts if self._media == "video" else _images, clip)
         question = {"type": "text", "text": prompt.render(task_text)}
         messages = [{"role": "user", "content": [*parts, question]}]
-        if self._readout == "probability":
-            logprobs = {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
-            return _probability(
-                await self._endpoint.complete(messages, {**self._sampling, **logprobs})
-            )
-        choice = await self._endpoint.complete(messages, self._sampling)
+        is_text = self._readout == "text"
+        more = {} if is_text else {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
+        choice = await self._endpoint.complete(messages, {**self._sampling, **more})
+        if choice.refusal is not None:
+            text = f"{choice.message.content or ''}\n[refused: {choice.refusal}]"
+            return Judgment(None, text, cause=VideoCause.REFUSED)
+        if not is_text:
+            return _probability(choice)
         # Parsing a long chain of thought takes milliseconds.
         mode = options.mode(prompt, is_percentage=prompt is PERCENTAGE)
         return await asyncio.to_thread(_text, choice, mode)

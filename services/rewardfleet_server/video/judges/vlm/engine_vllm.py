@@ -102,6 +102,9 @@ class VllmEngine:
             raise Unavailable("the vLLM engine died; the service ends", retry_after=5) from None
         except VLLMClientError as error:
             raise InvalidRequest(f"vLLM refuses this: {error}") from None
+        for output in finished.outputs:
+            if output.finish_reason not in {"stop", "length"}:  # such as `abort`: no answer
+                raise Unavailable(f"vLLM ended an answer early: {output.finish_reason}")
         tokenizer = self._engine.get_tokenizer()
         return [_completion(output, tokenizer) for output in finished.outputs]
 
