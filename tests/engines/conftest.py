@@ -156,5 +156,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Itera
         *("--set", "PRIMO-R1.max_tokens=48"),
         *("--set", "qwen2_5_vl_vllm.enforce_eager=true", "--set", "PRIMO-R1.enforce_eager=true"),
         *("--set", "transformers.device=cpu"),
+        # Of a random model, all tokens have the same small probability.
+        *("--set", "qwen2_5_vl_vllm.min_label_mass=0", "--set", "transformers.min_label_mass=0"),
     ) as running:
         yield running

@@ -18,6 +18,7 @@ from ..conftest import table
 from .conftest import TASK, RunningService, in_flight, next_logprobs
 
 JUDGES = ["qwen2_5_vl_vllm", "PRIMO-R1", "transformers"]
+_YES, _NO = ("Yes", "yes"), ("No", "no")
 READOUTS = ["text", "constrained", "probability", "rubric"]
 
 
@@ -72,7 +73,7 @@ def test_probabilities_are_those_of_a_plain_forward_pass(
     for backend in ("qwen2_5_vl_vllm", "transformers"):
         kwargs = {"readout": "probability"}
         answer = service.score(backend, video_path=str(videos[0]), backend_kwargs=kwargs).json()
-        total = answer["details"]["labels_logprob"]
+        total = math.log(answer["details"]["label_mass"])
         assert math.log(answer["score"]) + total == pytest.approx(yes, abs=1e-2), backend
         assert math.log(1 - answer["score"]) + total == pytest.approx(no, abs=1e-2), backend
 
@@ -93,7 +94,9 @@ def _direct_logprobs(clip: Clip, folder: Path) -> tuple[float, float]:
         ids = [token for token, *more in tokens if not more]
         return float(torch.logsumexp(logprobs[ids], 0))
 
-    return of("Yes", "yes", " Yes", " yes"), of("No", "no", " No", " no")
+    marks = ("", " ", "\n", "**", '"')
+    yes, no = ([mark + word for mark in marks for word in each] for each in (_YES, _NO))
+    return of(*yes), of(*no)
 
 
 @pytest.mark.parametrize("backend", ["qwen2_5_vl_vllm", "transformers"])

@@ -11,6 +11,7 @@ from rewardfleet_server.http.trainers import TrainerApi
 from .chat_api import ChatApi
 from .judges import Judge
 from .judges.calibration import JudgeCalibration
+from .judges.label_mass import LABEL_MASS
 from .judges.loading import load_judges
 from .metrics import JudgeMetrics
 from .refusals import Refusals
@@ -76,7 +77,7 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
             *TrainerApi(engine, VideoRequest).routes(),
             *rlinf.routes(engine),
         ],
-        collectors=(JudgeMetrics(judges, scorer.calibrations), rlinf.replaced),
+        collectors=(JudgeMetrics(judges, scorer.calibrations), rlinf.replaced, LABEL_MASS),
         probe=scorer.probe,
         outage=lambda: next((judge.outage for judge in judges.values() if judge.outage), None),
         health=lambda: VideoHealth(

@@ -7,7 +7,7 @@ import math
 import socketserver
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 
@@ -21,7 +21,6 @@ from rewardfleet.commands.main import main
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import chat_endpoint, openai
-from rewardfleet_server.video.judges.chat_endpoint import Token
 from rewardfleet_server.video.judges.openai import yes_interval
 from rewardfleet_server.video.settings import VideoSettings
 
@@ -69,10 +68,23 @@ class Endpoint:
         else:
             text = max(answer, key=lambda token: answer[token])
             choice["message"] = {"role": "assistant", "content": text}
-            tops = [{"token": t, "logprob": math.log(p), "bytes": None} for t, p in answer.items()]
-            choice["logprobs"] = {"content": [{**tops[0], "top_logprobs": tops}]}
+            choice["logprobs"] = {"content": [position(answer)]}
         body = {"id": "1", "object": "chat.completion", "model": "m", "choices": [choice]}
         return Response(httpx.Response(200, json=body).content, media_type="application/json")
+
+
+def position(tokens: dict[str, float]) -> dict[str, object]:
+    """Return the log-probabilities of a position, whose token is the first one."""
+    tops = [{"token": t, "logprob": math.log(p), "bytes": None} for t, p in tokens.items()]
+    return {**tops[0], "top_logprobs": tops}
+
+
+def answered(*positions: dict[str, object]) -> Response:
+    """Return a completion with the log-probabilities of these positions."""
+    message = {"role": "assistant", "content": "".join(str(each["token"]) for each in positions)}
+    choice = {"message": message, "finish_reason": "length", "logprobs": {"content": positions}}
+    body = httpx.Response(200, json={"choices": [choice]}).content
+    return Response(body, media_type="application/json")
 
 
 @pytest.fixture
@@ -100,6 +112,7 @@ def serving_judge(endpoint: Endpoint | str, **settings: object):
                 body = {"task_text": TASK, "frames_base64": frames, "fps": 10, **fields}
                 return client.post("/score", json=body)
 
+            post_score.metrics = lambda: client.get("/metrics").text
             yield post_score
 
 
@@ -181,8 +194,9 @@ def test_the_probability_is_that_of_yes_against_no(endpoint, tokens, score):
         answer = post_score().json()
     assert answer["status"] == "ok"
     assert answer["score"] == pytest.approx(score, abs=2e-3)
+    assert answer["details"]["label_mass"] >= 0.1
     request = endpoint.requests[0]
-    assert (request["logprobs"], request["top_logprobs"], request["max_tokens"]) == (True, 20, 1)
+    assert (request["logprobs"], request["top_logprobs"], request["max_tokens"]) == (True, 20, 8)
 
 
 @pytest.mark.parametrize(
@@ -203,13 +217,74 @@ def test_an_endpoint_without_log_probabilities_is_a_failure(endpoint):
     assert "log-probabilities" in answer.json()["detail"]
 
 
+YES = position({"Yes": 0.8, "No": 0.2})
+UNSURE = position({"Yes": 0.5, "No": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("positions", "score", "mass"),
+    [
+        ([position({"**": 0.9, "No": 0.1}), YES], 0.72, 1.0),
+        ([position({"\n\n": 1.0}), YES, UNSURE], 0.8, 1.0),
+        ([position({"<think>": 0.99, "Yes": 0.005, "No": 0.004}), UNSURE,
+          position({"</think>": 1.0}), position({"\n\n": 0.9, "The": 0.1}), YES], 0.8, 0.9),
+    ],
+)  # fmt: skip
+def test_a_label_is_looked_for_behind_thoughts_and_marks(endpoint, positions, score, mass):
+    endpoint.answers = [answered(*positions)]
+    with serving_judge(endpoint, set=["readout=probability"]) as post_score:
+        answer = post_score().json()
+    assert answer["score"] == pytest.approx(score)
+    assert answer["details"]["label_mass"] == pytest.approx(mass)
+
+
+@pytest.mark.parametrize(
+    ("positions", "cause"),
+    [
+        ([position({"<think>": 0.99, "Yes": 0.005, "No": 0.004})], "answer_cut"),
+        ([position({"The": 0.99, "Yes": 0.005, "No": 0.004}), YES], "no_verdict"),
+        ([position({"the": 0.9, "yes": 1e-10, "no": 3e-10})], "no_verdict"),
+    ],
+)
+def test_labels_with_little_probability_are_an_abstention(endpoint, positions, cause):
+    """Whatever their share is. The mass is a detail, and in a metric."""
+    endpoint.answers = [answered(*positions)]
+    settings = ["readout=probability", "max_tokens=2"]
+    with serving_judge(endpoint, set=settings) as post_score:
+        answer = post_score().json()
+        assert (answer["score"], answer["cause"]) == (None, cause)
+        assert endpoint.requests[0]["max_tokens"] == 2
+        assert cause == "answer_cut" or answer["details"]["label_mass"] < 0.01
+    with serving_judge(endpoint, set=[*settings, "min_label_mass=0"]) as post_score:
+        before = label_masses(post_score)
+        is_scored = post_score().json()["status"] == "ok"
+        assert is_scored == (label_masses(post_score) > before) == (cause == "no_verdict")
+
+
+def label_masses(post_score: Callable[..., httpx.Response]) -> float:
+    """Return how many masses the metric has."""
+    lines = post_score.metrics().splitlines()
+    name = 'rewardfleet_label_mass_count{backend="openai"}'
+    return next((float(line.split()[-1]) for line in lines if line.startswith(name)), 0.0)
+
+
+@pytest.mark.parametrize("logprobs", [(18.0, 17.0), (-0.1, -0.2), (0.5, -3.0)])
+def test_values_that_are_no_log_probabilities_are_a_failure(endpoint, logprobs):
+    """As of vLLM with `--logprobs-mode raw_logits`: above 0, or with a sum above 1."""
+    tops = [{"token": t, "logprob": p} for t, p in zip(("Yes", "No"), logprobs, strict=True)]
+    endpoint.answers = [answered({**tops[0], "top_logprobs": tops})]
+    with serving_judge(endpoint, set=["readout=probability"]) as post_score:
+        answer = post_score()
+    assert answer.status_code == 502
+    assert "no log-probabilities" in answer.json()["detail"]
+
+
 def test_the_interval_covers_all_unseen_tokens():
     """Both ends are reached by some assignment of the remaining probability."""
-    low, high = yes_interval([Token(token="yes", logprob=math.log(0.6)),
-                              Token(token="a", logprob=math.log(0.1))])  # fmt: skip
+    low, high = yes_interval(0.6, 0.0, 0.3)
     assert low == pytest.approx(0.6 / 0.9)
     assert high == 1.0
-    assert yes_interval([Token(token="the", logprob=-800.0)]) == (0.0, 1.0)
+    assert yes_interval(0.0, 0.0, 1.0) == (0.0, 1.0)
 
 
 # Failures

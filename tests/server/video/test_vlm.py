@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.errors import BackendFailed, InvalidRequest
 from rewardfleet.wire.video import Curve
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.app import create_app
@@ -198,6 +198,20 @@ def test_labels_without_any_probability_abstain():
     labels = LabelReadout("probability", YES_OR_NO, {1.0: (1,), 0.0: (3,)})
     logprobs = {1: -math.inf, 3: -math.inf}
     assert labels.read([Completion("x", truncated=True, logprobs=logprobs)], "auto").score is None
+
+
+def test_labels_with_less_than_the_minimum_abstain_with_their_mass():
+    labels = LabelReadout("probability", YES_OR_NO, {1.0: (1,), 0.0: (3,)}, min_mass=0.1)
+
+    def read(yes: float, no: float) -> Judgment:
+        completion = Completion("x", truncated=True, logprobs={1: yes, 3: no})
+        return labels.read([completion], "auto")
+
+    assert read(math.log(0.08), math.log(0.04)).score == pytest.approx(2 / 3)
+    few = read(math.log(0.04), math.log(0.04))
+    assert few.score is None and few.details == {"label_mass": pytest.approx(0.08)}
+    with pytest.raises(BackendFailed, match="no log-probabilities"):
+        read(18.0, 17.0)
 
 
 def test_a_rubric_is_the_expected_grade():

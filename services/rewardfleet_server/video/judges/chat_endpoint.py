@@ -38,12 +38,14 @@ class Token(BaseModel):
     logprob: float  #: its natural log-probability, at most 0
 
 
-class _Position(BaseModel):
+class Position(Token):
+    """The token of an answer at a position, and the most likely ones there."""
+
     top_logprobs: list[Token] = Field(min_length=1)
 
 
 class _Logprobs(BaseModel):
-    content: list[_Position] = Field(min_length=1)
+    content: list[Position] = Field(min_length=1)
 
 
 class _Message(BaseModel):

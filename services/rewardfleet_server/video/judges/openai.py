@@ -6,8 +6,10 @@ an interval, see `yes_interval`. The score is its middle; if it is too wide, the
 
 import asyncio
 import base64
+import itertools
 import logging
 import math
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import ClassVar, Literal
@@ -15,6 +17,7 @@ from typing import ClassVar, Literal
 import cv2
 from pydantic import FilePath, HttpUrl, JsonValue, PositiveInt
 
+from rewardfleet.text import read
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.errors import BackendFailed
 from rewardfleet_server.video.clip.frames import Clip, as_mp4
@@ -23,7 +26,8 @@ from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
 from rewardfleet_server.video.settings import VideoSettings, openai_api_key
 
 from . import Judgment
-from .chat_endpoint import ChatEndpoint, Choice, Token
+from .chat_endpoint import ChatEndpoint, Choice, Position
+from .label_mass import checked_probabilities, min_label_mass, observe
 from .options import PromptOptions
 from .settings import BuiltInJudge, SamplingSettings, own
 
@@ -32,6 +36,10 @@ log = logging.getLogger(__name__)
 _JPEG_QUALITY = 95
 #: The maximum of OpenAI's own API, and vLLM's default limit.
 _TOP_LOGPROBS = 20
+#: Enough for empty thoughts, white space and marks before a label.
+_LABEL_TOKENS = 8
+#: What may surround a label in its token.
+_MARKS = re.compile(r"[\W_]+")
 #: The widest interval of scores for which `probability` does not abstain.
 _MAX_UNCERTAINTY = 0.1
 #: Seconds between checks whether the endpoint is up.
@@ -41,7 +49,10 @@ _CHECK_SECONDS = 5
 class OpenAISettings(SamplingSettings):
     """The settings of `openai`."""
 
-    read_if: ClassVar = dict.fromkeys(("temperature", "top_p", "max_tokens"), ("readout", "text"))
+    read_if: ClassVar = {
+        **dict.fromkeys(("temperature", "top_p"), ("readout", "text")),
+        "min_label_mass": ("readout", "probability"),
+    }
 
     url: HttpUrl | None = own(None, "Base URL of the endpoint, which --openai-url sets.")
     model: str | None = own(None, "Model to request there, which --openai-model sets.")
@@ -51,6 +62,7 @@ class OpenAISettings(SamplingSettings):
     readout: Literal["text", "probability"] = own(
         "text", "How the answer becomes a score. text: parse it. probability: P(yes) against P(no)."
     )
+    min_label_mass: float = min_label_mass()
     media: Literal["images", "video"] = own(
         "images",
         "How frames are sent. images: one JPEG per frame. video: one mp4, if the endpoint accepts "
@@ -97,8 +109,11 @@ class OpenAIJudge:
         self._sampling: dict[str, JsonValue] = (
             settings.model_dump(include={"temperature", "top_p", "max_tokens"})
             if self._readout == "text"
-            else {"temperature": 0, "max_tokens": 1}
+            else {"temperature": 0, "max_tokens": _LABEL_TOKENS}
         )
+        if "max_tokens" in settings.model_fields_set:  # of thoughts before a label
+            self._sampling["max_tokens"] = settings.max_tokens
+        self._min_mass = settings.min_label_mass
         self.deterministic = self._sampling["temperature"] == 0
         self.provenance: Mapping[str, JsonValue] = {
             "judge": "openai",
@@ -108,6 +123,7 @@ class OpenAIJudge:
             "prompt": {**self._prompt.provenance},
             "media": self._media,
             "sampling": self._sampling,
+            **({} if self._readout == "text" else {"min_label_mass": self._min_mass}),
         }
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
@@ -128,7 +144,9 @@ class OpenAIJudge:
             text = f"{choice.message.content or ''}\n[refused: {choice.refusal}]"
             return Judgment(None, text, cause=VideoCause.REFUSED)
         if not is_text:
-            return _probability(choice)
+            judgment = _probability(choice, self._min_mass)
+            observe("openai", judgment)
+            return judgment
         # Parsing a long chain of thought takes milliseconds.
         mode = options.mode(prompt, is_percentage=prompt is PERCENTAGE)
         return await asyncio.to_thread(_text, choice, mode)
@@ -182,39 +200,69 @@ def _text(choice: Choice, mode: Scale) -> Judgment:
     return Judgment(None, f"{text}\n[{parsed.reason}]", cause=cause)
 
 
-def _probability(choice: Choice) -> Judgment:
+def _probability(choice: Choice, min_mass: float) -> Judgment:
     if choice.logprobs is None:
         raise BackendFailed("the endpoint returned no log-probabilities; it must support them")
-    tokens = choice.logprobs.content[0].top_logprobs
-    low, high = yes_interval(tokens)
     text = choice.message.content or ""
+    positions = _after_thoughts(choice.logprobs.content)
+    if positions is None:
+        reason = f"{text}\n[max_tokens ended the answer within its thoughts]"
+        return Judgment(None, reason, cause=VideoCause.ANSWER_CUT)
+    yes, no, unseen = label_probabilities(positions)
+    low, high = yes_interval(yes, no, unseen)
+    details = {"uncertainty": high - low, "label_mass": yes + no}
     if high - low > _MAX_UNCERTAINTY:
-        return Judgment(
-            None,
-            f"{text}\n[P(yes) lies between {low:.3f} and {high:.3f}: the {len(tokens)} most likely "
-            "tokens leave too much probability unknown]",
-        )
-    return Judgment((low + high) / 2, text, {"uncertainty": high - low})
+        reason = f"P(yes) lies between {low:.3f} and {high:.3f}: the tokens leave too much unknown"
+    elif yes + no < min_mass:
+        reason = f"yes and no have {yes + no:.2g} of the probability, less than {min_mass:g}"
+    else:
+        return Judgment((low + high) / 2, text, details)
+    return Judgment(None, f"{text}\n[{reason}]", details)
 
 
-def yes_interval(tokens: Sequence[Token]) -> tuple[float, float]:
-    """Return the smallest and the largest P(yes) / (P(yes) + P(no)) that the tokens allow.
+def _after_thoughts(positions: Sequence[Position]) -> Sequence[Position] | None:
+    """Return the positions of the answer, or None if the thoughts do not end."""
+    text = "".join(position.token for position in positions)
+    turn = read(text).last
+    if turn.cut:
+        return None
+    start = text.find(turn.text) + turn.thoughts[-1].end if turn.thoughts else 0
+    ends = itertools.accumulate(len(position.token) for position in positions)
+    return [position for position, end in zip(positions, ends, strict=True) if end > start]
 
-    A label among the tokens has the summed probability of its spellings, which differ in case,
-    spaces and punctuation. Any other label has at most the probability that the tokens leave over.
+
+def label_probabilities(positions: Sequence[Position]) -> tuple[float, float, float]:
+    """Return the probabilities of yes and of no, and what the tokens leave unknown.
+
+    A label is a token, or follows tokens of nothing but white space and marks. It has the summed
+    probability of its spellings, which differ in case, white space and marks.
+
+    Raises:
+        BackendFailed: The values are no log-probabilities.
     """
-    yes = no = 0.0
-    probabilities = [math.exp(min(token.logprob, 0.0)) for token in tokens]
-    for token, probability in zip(tokens, probabilities, strict=True):
-        label = token.token.strip().strip(".,!'\"").casefold()
-        yes += probability * (label == "yes")
-        no += probability * (label == "no")
+    labels = {"yes": 0.0, "no": 0.0}
+    unseen, reached = 0.0, 1.0
+    for position in positions:
+        probabilities = checked_probabilities(each.logprob for each in position.top_logprobs)
+        for token, probability in zip(position.top_logprobs, probabilities, strict=True):
+            label = _MARKS.sub("", token.token).casefold()
+            if label in labels:
+                labels[label] += reached * probability
+        unseen += reached * max(0.0, 1.0 - math.fsum(probabilities))
+        if _MARKS.sub("", position.token):
+            break
+        reached *= checked_probabilities([position.logprob])[0]
+    return labels["yes"], labels["no"], unseen
+
+
+def yes_interval(yes: float, no: float, unseen: float) -> tuple[float, float]:
+    """Return the smallest and the largest P(yes) / (P(yes) + P(no)).
+
+    A label without a probability has at most what is unseen.
+    """
     if not yes and not no:
         return 0.0, 1.0
-    unseen = max(0.0, 1.0 - sum(probabilities))
-    low = yes / (yes + (no or unseen))
-    high = (yes or unseen) / ((yes or unseen) + no)
-    return low, high
+    return yes / (yes + (no or unseen)), (yes or unseen) / ((yes or unseen) + no)
 
 
 JUDGE = BuiltInJudge(
@@ -224,7 +272,7 @@ JUDGE = BuiltInJudge(
     "A model behind any OpenAI-compatible endpoint: vLLM, SGLang, Ollama, a cloud.",
     {
         "text": "The number or the verdict that the answer states.",
-        "probability": "P(yes) / (P(yes) + P(no)) of the first token.",
+        "probability": "P(yes) / (P(yes) + P(no)), behind thoughts and marks.",
     },
     (
         *("--openai-url", "http://127.0.0.1:8000/v1"),

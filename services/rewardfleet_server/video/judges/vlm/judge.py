@@ -17,6 +17,7 @@ from rewardfleet.wire.video import Curve
 from rewardfleet_server.system.threads import lower_thread_priority, run_in_thread, usable_cores
 from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.judges.label_mass import observe
 from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
 from rewardfleet_server.video.judges.score_parser import Scale
 from rewardfleet_server.video.prompts import Prompt
@@ -243,9 +244,11 @@ class VlmJudge(ModelJudge[list[Completion]]):
     async def _judge(self, conversation: Conversation, query: _Query) -> Judgment:
         completions = await self._run(conversation, query.params)
         # Parsing a long chain of thought takes milliseconds.
-        return await run_in_thread(
+        judgment = await run_in_thread(
             self._threads, lambda: query.readout.read(completions, query.mode)
         )
+        observe(self._spec.name, judgment)
+        return judgment
 
 
 def with_curve(

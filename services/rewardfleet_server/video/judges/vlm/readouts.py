@@ -3,8 +3,9 @@
 Those below are of any model, see `READOUTS` in `families/qwen.py`; published models have their own.
 
 `probability` and `rubric` take the exact log-probabilities of their labels; they need one token and
-no sampling. They normalize over their labels, because the probability of a single label is often as
-small as e^-26, and a score made of it would round to 0 (measured by Large-Reward-Models).
+no sampling. They normalize over their labels, and abstain where these have little probability. Of
+some models that of a label is always small (e^-26, measured by Large-Reward-Models): for those,
+`min_label_mass` can be 0.
 """
 
 import math
@@ -16,6 +17,7 @@ import numpy as np
 from rewardfleet.text import read
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.judges.label_mass import checked_probabilities
 from rewardfleet_server.video.judges.score_parser import PARSER_VERSION, Scale, parse_score
 from rewardfleet_server.video.prompts import PERCENTAGE, RUBRIC, YES_OR_NO, Prompt
 
@@ -85,6 +87,7 @@ class LabelReadout:
     labels: Mapping[float, tuple[int, ...]]
     #: Name of a detail with the log-probability of the label 1.0, or None.
     detail: str | None = None
+    min_mass: float = 0.0  #: abstain where all labels together have less probability
 
     def generation_params(self, sampling: GenerationParams, n: int) -> GenerationParams:
         del sampling, n  # the probabilities are the same every time
@@ -92,22 +95,28 @@ class LabelReadout:
         return GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0, labels=tokens)
 
     def read(self, completions: Sequence[Completion], mode: Scale) -> Judgment:
-        """Return the expectation of the labels' values, normalized over the labels."""
+        """Return the expectation of the labels' values, normalized over the labels.
+
+        Raises:
+            BackendFailed: The engine gave values that are no log-probabilities.
+        """
         del mode
         (completion,) = completions
+        mass = math.fsum(checked_probabilities(completion.logprobs.values()))
         logprobs = {
             value: float(np.logaddexp.reduce([completion.logprobs[token] for token in tokens]))
             for value, tokens in self.labels.items()
         }
         total = float(np.logaddexp.reduce([*logprobs.values()]))
+        details = {"label_mass": mass}
         if not math.isfinite(total):
-            return Judgment(None, f"{completion.text}\n[no label has any probability]")
+            return Judgment(None, f"{completion.text}\n[no label has any probability]", details)
         score = math.fsum(value * math.exp(logprob - total) for value, logprob in logprobs.items())
-        # The log of the probability that all labels have together. If it is very small, the model
-        # preferred to say something else.
-        details = {"labels_logprob": total}
         if self.detail and math.isfinite(logprobs[1.0]):
             details[self.detail] = logprobs[1.0]
+        if mass < self.min_mass:
+            reason = f"the labels have {mass:.2g} of the probability, less than {self.min_mass:g}"
+            return Judgment(None, f"{completion.text}\n[{reason}]", details)
         return Judgment(min(max(score, 0.0), 1.0), completion.text, details)
 
 
@@ -120,21 +129,31 @@ def cause_of_abstention(completions: Sequence[Completion]) -> VideoCause | None:
     return VideoCause.ANSWER_CUT if any(each.truncated for each in completions) else None
 
 
-def readouts(checkpoint: Checkpoint, percentage: Prompt = PERCENTAGE) -> dict[str, Readout]:
+def readouts(
+    checkpoint: Checkpoint, percentage: Prompt = PERCENTAGE, *, min_mass: float = 0.0
+) -> dict[str, Readout]:
     """Return the readouts that a model supports, by name; see `label_tokens` for errors.
 
     Args:
         percentage: The prompt that asks for a number from 0 to 100.
+        min_mass: The least probability of all labels together.
     """
-    yes_and_no = {1.0: ("Yes", "yes", " Yes", " yes"), 0.0: ("No", "no", " No", " no")}
-    grades = {(grade - 1) / 4: (str(grade), f" {grade}") for grade in range(1, 6)}
+
+    def label_readout(name: str, prompt: Prompt, words: Mapping[float, Sequence[str]]) -> Readout:
+        spellings = {
+            value: [f"{mark}{word}" for word in each for mark in ("", " ", "\n", "**", '"')]
+            for value, each in words.items()
+        }
+        tokens = label_tokens(spellings, checkpoint)
+        return LabelReadout(f"{name} v2, mass {min_mass:g}", prompt, tokens, min_mass=min_mass)
+
+    yes_and_no = {1.0: ("Yes", "yes"), 0.0: ("No", "no")}
+    grades = {(grade - 1) / 4: (str(grade),) for grade in range(1, 6)}
     return {
         "text": TextReadout(percentage),
         "constrained": TextReadout(percentage, numbers_only=True),
-        "probability": LabelReadout(
-            "probability v1", YES_OR_NO, label_tokens(yes_and_no, checkpoint)
-        ),
-        "rubric": LabelReadout("rubric v1", RUBRIC, label_tokens(grades, checkpoint)),
+        "probability": label_readout("probability", YES_OR_NO, yes_and_no),
+        "rubric": label_readout("rubric", RUBRIC, grades),
     }
 
 

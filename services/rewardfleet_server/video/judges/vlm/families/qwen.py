@@ -99,7 +99,7 @@ def judge_spec(judge: str, own: QwenVlSettings, checkpoint: Checkpoint) -> Judge
     See `label_tokens` and `prompts_of` for errors.
     """
     percentage = prompts_of(own.prompts, original_prompt, PERCENTAGE)
-    all_readouts = readouts(checkpoint, percentage)
+    all_readouts = readouts(checkpoint, percentage, min_mass=own.min_label_mass)
     default = all_readouts.pop(own.readout)
     return JudgeSpec(
         name=judge,
