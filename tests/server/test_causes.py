@@ -136,13 +136,15 @@ def test_the_judge_reference_has_no_reference(frames_request: dict):
 
 
 @pytest.mark.slow
-def test_an_answer_that_was_cut():
+def test_an_answer_that_was_cut_or_refused():
     endpoint = Endpoint()
     endpoint.answers = ["<think>The robot"]
     with serving_judge(endpoint) as post_score:
         assert cause_of(post_score()) == "no_verdict"
         endpoint.finish_reason = "length"
         assert cause_of(post_score()) == "answer_cut"
+        endpoint.finish_reason = "content_filter"
+        assert cause_of(post_score()) == "refused"
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -312,7 +314,7 @@ def test_any_episode_has_a_cause_unless_its_score_is_1_or_more(
 
 def test_the_tables_have_every_cause():
     """Those that have a test of their own are named here."""
-    own = {"sandbox_died", "no_reference", "unknown_scene", "answer_cut", "no_answer"}
+    own = {"sandbox_died", "no_reference", "unknown_scene", "answer_cut", "refused", "no_answer"}
     groups = {"low_objectives", "no_variance", "normalized", "alone"}
     text = json.dumps([row[-1] for table in (CODE, TOOLS, ANSWERS, EPISODES) for row in table])
     judgments = {"judge_says_no", "not_finished", "no_verdict", "too_few_frames"}

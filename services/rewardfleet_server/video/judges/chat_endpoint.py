@@ -23,10 +23,10 @@ _FIRST_WAIT, _MAX_WAIT = 0.4, 20.0
 _PROBE_SECONDS = 10.0
 #: Answers of a proxy in front of an endpoint that is down.
 _DOWN = {502, 503, 504}
-#: Bytes of a response, decompressed: of the longest answers with their log-probabilities.
+#: Bytes of a response, decompressed.
 _MAX_BYTES = 16 * 2**20
-#: Why an answer ends: it is complete, cut by the token limit, or refused. After any other reason,
-#: such as vLLM's `abort` at updates of weights, its text is no answer.
+#: Ends of answers that are complete, cut or refused; and of texts that are no answer, such as
+#: vLLM's at updates of weights.
 _ENDS = {"stop", "length", "content_filter"}
 _INTERRUPTED = {"abort", "error"}
 
@@ -165,24 +165,18 @@ class ChatEndpoint:
         raise Unavailable(f"the endpoint of {self.model} failed {_ATTEMPTS} times: {reason}")
 
     async def _post(self, body: Mapping[str, object]) -> tuple[httpx.Response, bytes]:
-        async with self._http.stream(
-            "POST", self.url, json=body, headers=trace_headers()
-        ) as response:
-            content = bytearray()
+        content = bytearray()
+        sending = self._http.stream("POST", self.url, json=body, headers=trace_headers())
+        async with sending as response:
             async for chunk in response.aiter_bytes():
                 content += chunk
                 if len(content) > _MAX_BYTES:
-                    raise BackendFailed(
-                        f"the endpoint of {self.model} answered with more than {_MAX_BYTES} bytes"
-                    )
-            return response, bytes(content)
+                    reason = f"answered with more than {_MAX_BYTES} bytes"
+                    raise BackendFailed(f"the endpoint of {self.model} {reason}")
+        return response, bytes(content)
 
     def _first_choice(self, content: bytes) -> Choice:
-        """Return the choice 0 of a response.
-
-        Raises:
-            BackendFailed: There is none, or it ended for an unknown reason.
-        """
+        """Return the choice 0 of a response; it must have ended for a known reason."""
         try:
             choices = _ChatCompletion.model_validate_json(content).choices
             choice = next(each for each in choices if each.index == 0)

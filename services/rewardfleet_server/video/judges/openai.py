@@ -27,7 +27,7 @@ from rewardfleet_server.video.settings import VideoSettings, openai_api_key
 
 from . import Judgment
 from .chat_endpoint import ChatEndpoint, Choice, Position
-from .label_mass import checked_probabilities, min_label_mass, observe
+from .label_mass import HELP, LABEL_MASS, checked_probabilities
 from .options import PromptOptions
 from .settings import BuiltInJudge, SamplingSettings, own
 
@@ -62,7 +62,7 @@ class OpenAISettings(SamplingSettings):
     readout: Literal["text", "probability"] = own(
         "text", "How the answer becomes a score. text: parse it. probability: P(yes) against P(no)."
     )
-    min_label_mass: float = min_label_mass()
+    min_label_mass: float = own(0.1, HELP, ge=0, le=1)
     media: Literal["images", "video"] = own(
         "images",
         "How frames are sent. images: one JPEG per frame. video: one mp4, if the endpoint accepts "
@@ -144,9 +144,7 @@ class OpenAIJudge:
             text = f"{choice.message.content or ''}\n[refused: {choice.refusal}]"
             return Judgment(None, text, cause=VideoCause.REFUSED)
         if not is_text:
-            judgment = _probability(choice, self._min_mass)
-            observe("openai", judgment)
-            return judgment
+            return _probability(choice, self._min_mass)
         # Parsing a long chain of thought takes milliseconds.
         mode = options.mode(prompt, is_percentage=prompt is PERCENTAGE)
         return await asyncio.to_thread(_text, choice, mode)
@@ -205,12 +203,13 @@ def _probability(choice: Choice, min_mass: float) -> Judgment:
         raise BackendFailed("the endpoint returned no log-probabilities; it must support them")
     text = choice.message.content or ""
     positions = _after_thoughts(choice.logprobs.content)
-    if positions is None:
-        reason = f"{text}\n[max_tokens ended the answer within its thoughts]"
-        return Judgment(None, reason, cause=VideoCause.ANSWER_CUT)
+    if not positions:
+        reason = "max_tokens ended the answer within its thoughts"
+        return Judgment(None, f"{text}\n[{reason}]", cause=VideoCause.ANSWER_CUT)
     yes, no, unseen = label_probabilities(positions)
     low, high = yes_interval(yes, no, unseen)
     details = {"uncertainty": high - low, "label_mass": yes + no}
+    LABEL_MASS.labels("openai").observe(yes + no)
     if high - low > _MAX_UNCERTAINTY:
         reason = f"P(yes) lies between {low:.3f} and {high:.3f}: the tokens leave too much unknown"
     elif yes + no < min_mass:
@@ -220,25 +219,20 @@ def _probability(choice: Choice, min_mass: float) -> Judgment:
     return Judgment(None, f"{text}\n[{reason}]", details)
 
 
-def _after_thoughts(positions: Sequence[Position]) -> Sequence[Position] | None:
-    """Return the positions of the answer, or None if the thoughts do not end."""
+def _after_thoughts(positions: Sequence[Position]) -> Sequence[Position]:
+    """Return the positions of the answer; none if the thoughts do not end."""
     text = "".join(position.token for position in positions)
     turn = read(text).last
-    if turn.cut:
-        return None
-    start = text.find(turn.text) + turn.thoughts[-1].end if turn.thoughts else 0
-    ends = itertools.accumulate(len(position.token) for position in positions)
-    return [position for position, end in zip(positions, ends, strict=True) if end > start]
+    thoughts = text.find(turn.text) + turn.thoughts[-1].end if turn.thoughts else 0
+    starts = itertools.accumulate((len(each.token) for each in positions), initial=0)
+    return [each for each, start in zip(positions, starts, strict=False) if start >= thoughts]
 
 
 def label_probabilities(positions: Sequence[Position]) -> tuple[float, float, float]:
     """Return the probabilities of yes and of no, and what the tokens leave unknown.
 
-    A label is a token, or follows tokens of nothing but white space and marks. It has the summed
-    probability of its spellings, which differ in case, white space and marks.
-
-    Raises:
-        BackendFailed: The values are no log-probabilities.
+    A label has the summed probability of its spellings, which differ in case, white space and
+    marks. It may follow tokens of nothing else. See `checked_probabilities` for errors.
     """
     labels = {"yes": 0.0, "no": 0.0}
     unseen, reached = 0.0, 1.0
@@ -256,10 +250,7 @@ def label_probabilities(positions: Sequence[Position]) -> tuple[float, float, fl
 
 
 def yes_interval(yes: float, no: float, unseen: float) -> tuple[float, float]:
-    """Return the smallest and the largest P(yes) / (P(yes) + P(no)).
-
-    A label without a probability has at most what is unseen.
-    """
+    """Return the least and the largest P(yes) / (P(yes) + P(no)), if labels may be unseen."""
     if not yes and not no:
         return 0.0, 1.0
     return yes / (yes + (no or unseen)), (yes or unseen) / ((yes or unseen) + no)

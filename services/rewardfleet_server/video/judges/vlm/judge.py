@@ -17,7 +17,7 @@ from rewardfleet.wire.video import Curve
 from rewardfleet_server.system.threads import lower_thread_priority, run_in_thread, usable_cores
 from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import Judgment
-from rewardfleet_server.video.judges.label_mass import observe
+from rewardfleet_server.video.judges.label_mass import LABEL_MASS
 from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
 from rewardfleet_server.video.judges.score_parser import Scale
 from rewardfleet_server.video.prompts import Prompt
@@ -247,7 +247,8 @@ class VlmJudge(ModelJudge[list[Completion]]):
         judgment = await run_in_thread(
             self._threads, lambda: query.readout.read(completions, query.mode)
         )
-        observe(self._spec.name, judgment)
+        if (mass := judgment.details.get("label_mass")) is not None:
+            LABEL_MASS.labels(self._spec.name).observe(mass)
         return judgment
 
 

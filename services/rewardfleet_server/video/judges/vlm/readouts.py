@@ -4,8 +4,7 @@ Those below are of any model, see `READOUTS` in `families/qwen.py`; published mo
 
 `probability` and `rubric` take the exact log-probabilities of their labels; they need one token and
 no sampling. They normalize over their labels, and abstain where these have little probability. Of
-some models that of a label is always small (e^-26, measured by Large-Reward-Models): for those,
-`min_label_mass` can be 0.
+some models they always have little (e^-26, measured by Large-Reward-Models): set 0 for those.
 """
 
 import math
@@ -95,11 +94,7 @@ class LabelReadout:
         return GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0, labels=tokens)
 
     def read(self, completions: Sequence[Completion], mode: Scale) -> Judgment:
-        """Return the expectation of the labels' values, normalized over the labels.
-
-        Raises:
-            BackendFailed: The engine gave values that are no log-probabilities.
-        """
+        """Return the expectation of the labels' values; see `checked_probabilities` for errors."""
         del mode
         (completion,) = completions
         mass = math.fsum(checked_probabilities(completion.logprobs.values()))
@@ -140,10 +135,8 @@ def readouts(
     """
 
     def label_readout(name: str, prompt: Prompt, words: Mapping[float, Sequence[str]]) -> Readout:
-        spellings = {
-            value: [f"{mark}{word}" for word in each for mark in ("", " ", "\n", "**", '"')]
-            for value, each in words.items()
-        }
+        marks = ("", " ", "\n", "**", '"')
+        spellings = {value: [m + each for each in words[value] for m in marks] for value in words}
         tokens = label_tokens(spellings, checkpoint)
         return LabelReadout(f"{name} v2, mass {min_mass:g}", prompt, tokens, min_mass=min_mass)
 

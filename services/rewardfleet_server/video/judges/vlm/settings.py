@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import FilePath, PositiveInt
 
-from rewardfleet_server.video.judges.label_mass import min_label_mass
+from rewardfleet_server.video.judges.label_mass import HELP
 from rewardfleet_server.video.judges.settings import JudgeSettings, SamplingSettings, own
 
 #: What settings are whose default differs between judges.
@@ -75,4 +75,4 @@ class QwenVlSettings(ModelSettings, SamplingSettings):
 
     prompts: FilePath | None = own(None, "The original LIBERO server's libero_reward_server.py, whose prompt replaces the shipped one that asks for a percentage. It is parsed, not executed.")
     readout: Literal["text", "constrained", "probability", "rubric"] = own("text", "How the answer becomes a score. text: parse it. constrained: it can only be a number. probability: P(yes) against P(no). rubric: the expected grade from 1 to 5.")
-    min_label_mass: float = min_label_mass()
+    min_label_mass: float = own(0.1, HELP, ge=0, le=1)
