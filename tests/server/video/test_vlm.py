@@ -204,8 +204,8 @@ def test_labels_with_less_than_the_minimum_abstain_with_their_mass():
     labels = LabelReadout("probability", YES_OR_NO, {1.0: (1,), 0.0: (3,)}, min_mass=0.1)
 
     def read(yes: float, no: float) -> Judgment:
-        completion = Completion("x", truncated=True, logprobs={1: yes, 3: no})
-        return labels.read([completion], "auto")
+        logprobs = {1: yes, 3: no, 5: math.log(0.5)}  # vLLM adds the first token
+        return labels.read([Completion("x", truncated=True, logprobs=logprobs)], "auto")
 
     assert read(math.log(0.08), math.log(0.04)).score == pytest.approx(2 / 3)
     few = read(math.log(0.04), math.log(0.04))

@@ -97,12 +97,13 @@ class LabelReadout:
         """Return the expectation of the labels' values; see `checked_probabilities` for errors."""
         del mode
         (completion,) = completions
-        mass = math.fsum(checked_probabilities(completion.logprobs.values()))
+        checked_probabilities(completion.logprobs.values())  # of labels, and of the first token
         logprobs = {
             value: float(np.logaddexp.reduce([completion.logprobs[token] for token in tokens]))
             for value, tokens in self.labels.items()
         }
         total = float(np.logaddexp.reduce([*logprobs.values()]))
+        mass = math.exp(min(total, 0.0))
         details = {"label_mass": mass}
         if not math.isfinite(total):
             return Judgment(None, f"{completion.text}\n[no label has any probability]", details)
