@@ -73,6 +73,7 @@ def compare(answer: str, reference: str, form: str = "", tolerance: float | None
     right, given = read(reference), read(answer)
     if _SET.match(answer) and _ORDERED.match(reference):
         return False
+    answer, reference = (re.sub(r"_\s*\{[^{}]*\}", "", each) for each in (answer, reference))
     if ("=" in answer) != ("=" in reference):  # math-verify compares the right side
         equation = answer if "=" in answer else reference
         if not _VALUE_OF.match(equation):
