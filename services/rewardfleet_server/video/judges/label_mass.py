@@ -10,7 +10,7 @@ from rewardfleet.wire.errors import BackendFailed
 #: What a logarithm or a sum may be too large by, from rounding to 16 bits.
 _TOLERANCE = 0.01
 #: What the setting `min_label_mass` is.
-HELP = "Readouts of probabilities abstain where all labels together have less."
+HELP = "The least probability of all labels together; with less, the judge abstains."
 #: Of all judgments with the detail `label_mass`.
 LABEL_MASS = Histogram(
     "rewardfleet_label_mass",
