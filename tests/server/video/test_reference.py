@@ -4,15 +4,17 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import cv2
 import httpx
 import numpy as np
 import pytest
 
 from rewardfleet.commands.main import main
+from rewardfleet.wire.video import sample_indices
 from rewardfleet_server.commands import demo
 from rewardfleet_server.commands.look import strips
 from rewardfleet_server.video.app import create_app
@@ -169,6 +171,81 @@ def test_the_first_frame_alone_decides_whether_the_scene_is_known(matcher, view:
     assert judgment.details["scene_distance"] > 0.09
     known = matcher.compare(task, [frames[0], *other[1:]])
     assert known.score is not None and known.details["scene_distance"] < 0.01
+
+
+#: What may have been done to frames, and what the judge says about it.
+VIEWS = {
+    "it is mirrored; set orientation='rotated'": lambda image: image[:, ::-1],
+    "it is upside down; set orientation='raw'": lambda image: image[::-1],
+    "it is rotated; send image[::-1, ::-1]": lambda image: image[::-1, ::-1],
+    "it is rotated; send numpy.rot90(image, 3)": np.rot90,
+    "it is rotated; send numpy.rot90(image, 1)": lambda image: np.rot90(image, 3),
+    "it is BGR; send image[..., ::-1]": lambda image: image[..., ::-1],
+    "it has two views; send one": lambda image: np.concatenate([image, image[:, ::-1] // 2], 1),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_that_would_match_is_named_with_what_mends_it(matcher, name: str):
+    """Also of a single frame, which is judged otherwise, as it may be the last one."""
+    for rollout in ROLLOUTS[::5]:
+        frames = [np.ascontiguousarray(VIEWS[name](each)) for each in frames_of(rollout["file"])]
+        for shown in (frames, frames[5:8], frames[-1:]):
+            judgment = matcher.compare(rollout["task_text"], shown)
+            assert (judgment.score, judgment.cause) == (None, "unknown_scene")
+            assert name in judgment.text
+        judgment = matcher.compare(rollout["task_text"], frames_of(rollout["file"])[-1:])
+        assert judgment.score is not None
+
+
+def cropped(image: np.ndarray, pixels: int) -> np.ndarray:
+    return cv2.resize(image[pixels:-pixels, pixels:-pixels], image.shape[1::-1])
+
+
+def leveled(image: np.ndarray, low: float, high: float) -> np.ndarray:
+    return np.clip(low + image * ((high - low) / 255), 0, 255).astype(np.uint8)
+
+
+#: What cameras that are nearly the library's show, and how many successes are found.
+CAMERAS = {
+    "OpenVLA's crop": (partial(cropped, pixels=7), 13),
+    "a larger crop": (partial(cropped, pixels=13), 13),
+    "too large a crop": (partial(cropped, pixels=20), 0),
+    "to the right": (lambda image: np.roll(image, 8, axis=1), 13),
+    "down": (lambda image: np.roll(image, 8, axis=0), 13),
+    "limited range shown as full": (partial(leveled, low=16, high=235), 13),
+    "full range shown as limited": (partial(leveled, low=-18.6, high=278.3), 13),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CAMERAS)
+def test_nearly_the_camera_of_the_library_is_aligned_or_an_abstention(matcher, name: str):
+    change, least = CAMERAS[name]
+    found = 0
+    for rollout in ROLLOUTS:
+        frames = [change(each) for each in frames_of(rollout["file"])]
+        judgment = matcher.compare(rollout["task_text"], frames)
+        if judgment.score is None:
+            assert "another camera" in judgment.text
+        else:
+            assert judgment.text.rpartition(" The clip was aligned: ")[1]
+            assert rollout["success"] or judgment.score < 0.5
+            found += rollout["success"] and judgment.score >= 0.5
+    assert found >= least
+
+
+@pytest.mark.slow
+def test_a_last_frame_that_is_repeated_is_judged_as_it_was(matcher):
+    found = 0
+    for rollout in ROLLOUTS:
+        clip = decode_video(str(LIBERO / rollout["file"]), DecodeSpec(1000, 65_536)).frames
+        padded = [*clip, *[clip[-1]] * 60]
+        shown = [padded[index] for index in sample_indices(len(padded), 16)]
+        score = matcher.compare(rollout["task_text"], shown).score
+        assert rollout["success"] or score < 0.5
+        found += rollout["success"] and score >= 0.5
+    assert found >= 13
 
 
 def test_wherever_robot_and_objects_are_the_scene_is_known(matcher):

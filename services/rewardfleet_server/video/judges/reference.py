@@ -17,7 +17,7 @@ from .options import JudgeOptions
 from .settings import BuiltInJudge, JudgeSettings, own
 
 #: Increased when scores change, so that judgments cached before are not used any more.
-_VERSION = 4
+_VERSION = 5
 
 
 class ReferenceSettings(JudgeSettings):

@@ -42,6 +42,7 @@ from rewardfleet_server.system.threads import usable_cores
 from rewardfleet_server.video.clip.frames import Frame
 from rewardfleet_server.video.judges import Judgment
 
+from .alignment import NEAR, Camera, Plane, background_of, camera_of
 from .prepared import Arrays, folder_of, kept, make_folder
 from .thumbnail import (
     BLOCK,
@@ -52,6 +53,7 @@ from .thumbnail import (
     difference,
     make_thumbnails,
     share_unlike,
+    shrink,
 )
 
 #: One difference map per reference frame, `[frames, 64, 64]`, gray levels.
@@ -70,6 +72,10 @@ _NO_OTHER = 100.0  # the difference to the other frames if the library has none,
 # two references: at most 0.08 with their camera and scene, wherever objects and robot are, and at
 # least 0.13 with others, or mirrored.
 _OTHER_SCENE = 0.09
+_DOUBTFUL, _MUCH_NEARER = (
+    0.03,
+    1 / 3,
+)  # when other views are tried, and the part that is much nearer
 
 # The progress of a reference without `success_frame`: its end is finished, its first part is not,
 # and frames between are left out. Shares of its length.
@@ -200,9 +206,9 @@ class ReferenceMatcher:
 
         Returns:
             The probability of success as the score, with the details `success` and `progress`.
-            With several frames, `scene_distance` is the share of the first frame that is as in no
-            frame of the task's references. It abstains if that is large, whatever follows; if the
-            library has no successful reference of the task; and if there are no frames.
+            `scene_distance` is the share of the first frame that is as in no frame of the task's
+            references. It abstains if that is large in a clip, whatever follows, or less mirrored;
+            if the library has no successful reference of the task; and if there are no frames.
         """
         words = normalize_task(task_text)
         if words not in self._tasks:
@@ -210,18 +216,25 @@ class ReferenceMatcher:
         if len(frames) == 0:
             return Judgment(None, "The clip has no frames.", cause=VideoCause.TOO_FEW_FRAMES)
         task = self._tasks[words]
-        if len(frames) == 1:  # it may be the last one, which depends on the policy
-            return task.compare(frames)
-        distance = share_unlike(make_thumbnails(frames[:1]), task.scene)
-        details = {"scene_distance": distance}
-        if distance > _OTHER_SCENE:
+        first = shrink(frames[:1])
+        distance = share_unlike(Thumbnails.of(first), task.scene)
+        is_other, details = distance > _OTHER_SCENE, {"scene_distance": distance}
+        views = _views(frames[0]) if distance > _DOUBTFUL else []
+        shares = [(share_unlike(make_thumbnails([each]), task.scene), name) for name, each in views]
+        share, view = min(shares, default=(1.0, ""))
+        view = view if share <= min(_OTHER_SCENE, distance * _MUCH_NEARER) else ""
+        camera = Camera() if is_other else camera_of(first, task.background)
+        # The only frame may be the last one. A policy can hide the scene in it, and not mirror it.
+        if view or (is_other and len(frames) > 1) or camera.off > NEAR:
+            other = "another camera, scene or light" if is_other else f"another camera: {camera}"
             text = (
                 f"{distance:.0%} of the first frame is as in no frame of this task's references, "
-                f"where {_OTHER_SCENE:.0%} are accepted: another camera, scene or light."
+                f"where {_OTHER_SCENE:.0%} are accepted: {view or other}."
             )
             return Judgment(None, text, details, cause=VideoCause.UNKNOWN_SCENE)
-        judgment = task.compare(frames)
-        return replace(judgment, details={**judgment.details, **details})
+        judgment = task.compare(*((frames,) if camera.off < 1 else camera.aligned(frames)))
+        text = judgment.text + ("" if camera.off < 1 else f" The clip was aligned: {camera}.")
+        return replace(judgment, text=text, details={**judgment.details, **details})
 
     def _unknown(self, task_text: str) -> str:
         """Return that a task is unknown, and the known one that is nearest."""
@@ -242,6 +255,7 @@ class _Task:
     progress: NDArray[np.float64]  #: NaN if unknown
     finished: NDArray[np.bool_]
     scene: Thumbnails  #: frames of the task's references from start to end
+    background: Plane  #: what these have in common, see `background_of`
     counts: str  #: how many rollouts these are, for people
 
     @classmethod
@@ -253,11 +267,15 @@ class _Task:
             progress=arrays["progress"],
             finished=arrays["progress"] == 1.0,
             scene=Thumbnails.of(arrays["scene"]),
+            background=arrays["background"],
             counts=str(arrays["counts"]),
         )
 
-    def compare(self, frames: Sequence[Frame]) -> Judgment:
-        maps = self._difference_maps(frames)
+    def compare(self, frames: Sequence[Frame], known: Plane | None = None) -> Judgment:
+        """Compare the end of a clip with the references, in all pixels or in known ones."""
+        while len(frames) > 2 and np.array_equal(frames[-1], frames[-2]):
+            frames = frames[:-1]  # a repeated frame does not show what moved before
+        maps = self._difference_maps(frames) * (1 if known is None else known)
         differences = _max_difference(maps)
         # What no finished frame explains, if each pixel is taken from the one that explains it
         # best: the robot may have retreated as in one of them while the object is as in another.
@@ -345,14 +363,30 @@ def _arrays_of(words: str, references: Sequence[Reference]) -> Arrays:
         f"{len(successes)} successes and {len(failures)} failures of this task and "
         f"{len(other_ends)} successes of other tasks"
     )
+    scene = np.concatenate([reference.pixels[::_SCENE_STEP] for reference in own])
     return {
         "names": np.array([(frame.file, frame.label) for frame in frames]),
         "pixels": np.concatenate([frame.pixels for frame in frames]),
         "touched": np.concatenate([frame.touched for frame in frames]),
         "progress": np.array([frame.progress for frame in frames], np.float64),
-        "scene": np.concatenate([reference.pixels[::_SCENE_STEP] for reference in own]),
+        "scene": scene,
+        "background": background_of(scene),
         "counts": np.array(counts),
     }
+
+
+def _views(image: Frame) -> list[tuple[str, Frame]]:
+    """Return what an image may be, with what mends that, and the image that it would be of."""
+    adapter = "set orientation='{}' of LiberoRewards, or send image[{}]"
+    halves = [half for axis in (0, 1) for half in np.array_split(image, 2, axis)]
+    return [
+        (f"it is mirrored; {adapter.format('rotated', ':, ::-1')}", image[:, ::-1]),
+        (f"it is upside down; {adapter.format('raw', '::-1')}", image[::-1]),
+        ("it is rotated; send image[::-1, ::-1]", image[::-1, ::-1]),
+        *((f"it is rotated; send numpy.rot90(image, {n})", np.rot90(image, n)) for n in (1, 3)),
+        ("it is BGR; send image[..., ::-1]", image[..., ::-1]),
+        *(("it has two views; send one of them", half) for half in halves),
+    ]
 
 
 def _movement(clip: Sequence[Frame], last: Thumbnails) -> Levels:
