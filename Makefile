@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
 .PHONY: help release install install-server jail servers packages demo test test-fast test-full test-interpreters check check-all mutations docs screenshots fuzz-normal-form
-.PHONY: bench bench-answers bench-client bench-code bench-episode bench-tools bench-bulk bench-builds bench-gateway bench-growth bench-outages bench-score-log bench-tail example-episode example-router example-learning serve lock
+.PHONY: bench bench-answers bench-client bench-code bench-episode bench-tools bench-bulk bench-builds bench-gateway bench-growth bench-outages bench-recordings bench-score-log bench-tail example-episode example-router example-learning serve lock
 .PHONY: up down secrets browser test-browser test-deploy test-k8s test-chaos chaos
 .PHONY: install-engines test-engines bench-vlm bench-gpu
 .PHONY: install-ray test-ray bench-ray install-viewers test-viewers bench-sample-tables
@@ -144,6 +144,9 @@ bench-gateway: install  ## what the gateway of `rewardfleet up` adds to a call
 
 bench-score-log: install  ## what a score log adds to the CPU time and the latency of scores
 	$(BIN)/python tests/bench/score_log_cost.py
+
+bench-recordings: install  ## faults of recordings that are found, and false alarms; FOLDERS=A:B, of other clips
+	FOLDERS=$(FOLDERS) $(BIN)/python tests/bench/recordings.py
 
 bench-tail: install  ## small requests beside the largest allowed ones
 	$(BIN)/python tests/bench/tail.py

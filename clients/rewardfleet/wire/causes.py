@@ -140,6 +140,11 @@ class CodeCause(Cause):
 class VideoCause(Cause):
     """Causes of the video service."""
 
+    RECORDING_FAULT = (
+        "recording_fault",
+        "The recording has frames that no policy makes, so it was not judged; see `suspicions`.",
+        "A recorder that ends with the episode; or `--recording-faults`, which may trim or judge.",
+    )
     JUDGE_SAYS_NO = (
         "judge_says_no",
         f"The judge gives less than {SUCCESS_THRESHOLD}: it finds that the task was not done.",

@@ -210,6 +210,7 @@ class VideoScore(Score):
     score: FiniteFloat | None = Field(ge=0, le=1, description="In [0, 1]; null if there is none.")
     cause: VideoCause | ErrorKind | str | None = cause_field()
     model_output: str = Field("", description="The judge's text output.")
+    suspicions: list[str] = Field(default_factory=list, description="Faults of the recording.")
     curve: Curve | None = Field(
         None,
         description="Values after prefixes: K with `backend_kwargs: {curve: K}`; some "

@@ -35,6 +35,7 @@ from rewardfleet_server.system.threads import lower_thread_priority, run_in_thre
 from .clip.decoding_limit import DecodingLimit, is_large
 from .clip.fetch import Fetcher
 from .clip.frames import Clip, Cost, DecodeSpec, Selection, decode_black, floor_indices
+from .clip.recording import Recording
 from .clip.sources import (
     AnonymousSource,
     FramesSource,
@@ -64,6 +65,7 @@ _PATH_ADVICE = {
 }
 #: Clips whose cost is remembered.
 _MAX_COSTS = 4096
+_FAULTY = "No judge has seen the clip: `suspicions` has the faults of its recording."
 #: Characters of a judge's output in an error message.
 _MAX_QUOTED = 500
 
@@ -89,6 +91,7 @@ class VideoScorer:
     ) -> None:
         self._judges = judges
         self._default = next(iter(judges))
+        self._faults = settings.recording_faults
         self._max_video_bytes = settings.max_body_mb * 2**20  # from any source
         self._files = VideoFiles(settings.video_root, max_bytes=self._max_video_bytes)
         self._fetcher = Fetcher(settings.video_url_host, max_bytes=self._max_video_bytes)
@@ -180,7 +183,7 @@ class VideoScorer:
         if judge.deterministic:
             # Everything that the judgment depends on.
             asked = (digest, request.task_text, request.nframes, request.max_pixels, *(part or ()))
-            judged = [name, self._fingerprints[name], *asked, request.backend_kwargs]
+            judged = [name, self._fingerprints[name], self._faults, *asked, request.backend_kwargs]
             policy = CachePolicy((_digest(judged),))
         is_sent = request.video_path is None and request.video_url is None
         seen = Seen(sha256 if is_sent else None)
@@ -258,9 +261,9 @@ class VideoScorer:
     ) -> VideoScore:
         judge, timing, stop = self._judges[name], Timing(), threading.Event()
         calibration = self.calibrations.get(name)
-        spec = DecodeSpec(
-            request.nframes, request.max_pixels, self._select, _part_of(request), cost.memory, stop
-        )
+        recording = Recording(self._faults == "trim")
+        frames, part = (request.nframes, request.max_pixels), _part_of(request)
+        spec = DecodeSpec(*frames, self._select, part, cost.memory, stop, recording)
         provenance: dict[str, JsonValue] = {}
         queue = stage(timing, "queue")  # for a decoder and memory
         is_decoded = source.is_decoded(spec) and not isinstance(judge, FileJudge)
@@ -271,7 +274,7 @@ class VideoScorer:
                 with stage(timing, "decode"):
                     return work()
 
-            return decoding() if is_decoded else await _in_thread(self._decoders, decoding)
+            return await _in_thread(self._readers if is_decoded else self._decoders, decoding)
 
         try:
             async with AsyncExitStack() as stack:
@@ -286,37 +289,39 @@ class VideoScorer:
                         file = source.file(spec, sha256)
                         path = await decode(file.__enter__)
                         stack.push(file)
-                        judging = judge.judge_file(
-                            request.task_text,
-                            path,
-                            request.nframes,
-                            request.max_pixels,
-                            request.backend_kwargs,
-                        )
+                        judging = partial(judge.judge_file, request.task_text, path, *frames)
                     else:
                         clip = await decode(partial(source.clip, spec, sha256))
                         provenance["frames"] = _frame_metadata(clip)
                         seen.frames = clip.frames
                         if calibration is not None:
                             calibration.check_camera(clip)
-                        judging = judge.judge(request.task_text, clip, request.backend_kwargs)
+                        judging = partial(judge.judge, request.task_text, clip)
                 close_decoder()
-                with stage(timing, "backend"):
-                    judgment = await _checked(name, judging)
+                if self._faults == "judge" or recording.is_trimmed or not recording.faults:
+                    with stage(timing, "backend"):
+                        judgment = await _checked(name, judging(request.backend_kwargs))
+                    if calibration is not None:
+                        judgment = calibration.calibrated(judgment, request.task_text)
+                else:
+                    judgment = Judgment(None, _FAULTY, cause=VideoCause.RECORDING_FAULT)
         finally:
             stop.set()  # if the request was cancelled, its decoding ends
-        if calibration is not None:
-            judgment = calibration.calibrated(judgment, request.task_text)
+        end = "; the clip was judged up to it" if recording.is_trimmed else ""
+        first = {
+            f"{e.kind.partition(':')[0]}_frame": float(e.frame) for e in recording.faults[::-1]
+        }
         return VideoScore(
             score=judgment.score,
             status=Status.ABSTAINED if judgment.score is None else Status.OK,
             components={} if judgment.score is None else {"score": judgment.score},
-            details=dict(judgment.details),
+            details={**judgment.details, **first},
             backend=name,
             cause=_cause_of(judgment),
             timing_ms=timing,
             provenance={**provenance, **judgment.provenance},
             model_output=judgment.text,
+            suspicions=[f"frame {each.frame}: {each.kind}{end}" for each in recording.faults],
             curve=judgment.curve,
             references=list(judgment.references),
         )

@@ -96,7 +96,7 @@ class VideoSettings(CacheSettings):
         *CacheSettings.flags,
         *("video_root", "backend", "model_path", "gpu_ids", "tensor_parallel_size"),
         *("primo_tensor_parallel_size", "max_model_len", "openai_url", "openai_model"),
-        *("custom_backend_factory", "calibration", "abstention", "profile"),
+        *("custom_backend_factory", "calibration", "abstention", "recording_faults", "profile"),
     )
     other_flags: ClassVar = {"backend": "--judge"}
 
@@ -117,6 +117,7 @@ class VideoSettings(CacheSettings):
     calibration: FilePath | None = setting(None, "Of `rewardfleet calibrate`, applied to scores; refused with another judge.")
     label_fraction: float = setting(0.0, "Share of scores drawn for people to label; needs --score-log.", ge=0, le=1, metavar="SHARE")
     abstention: Annotated[Literal["null", "error"] | float, BeforeValidator(_read_abstention)] = setting("null", "null: a score of null. error: the HTTP error `abstained`. A number in [0, 1]: null, and on /rlinf/score, which it opens, the number.", metavar="null|error|NUMBER")
+    recording_faults: Literal["abstain", "trim", "judge"] = setting("abstain", "Of clips with frames that no policy makes: no score; no frames after a reset or at a blank end; or all is judged.", metavar="abstain|trim|judge")
     profile: Literal["rlinf-rlaif"] | None = setting(None, "Defaults of the original LIBERO server; flags win over them.")
     # fmt: on
 

@@ -30,6 +30,8 @@ os.environ.setdefault("OPENCV_LOG_LEVEL", "OFF")
 
 import cv2
 
+from .recording import Recording, small_picture
+
 #: The most frames of a source: 16 minutes at 20 frames per second.
 MAX_SOURCE_FRAMES = 20_000
 #: The most pixels of a frame before scaling: 4096x2304, above 4K and below 8K.
@@ -84,6 +86,7 @@ class DecodeSpec:
     memory: int | None = None
     #: Set when no caller waits any more; decoding ends at the next frame.
     stop: threading.Event = field(default_factory=threading.Event)
+    recording: Recording | None = None  #: looks for faults; None: all frames are judged
 
     def check_wanted(self) -> None:
         """Raise a TimeoutError if no caller waits any more."""
@@ -115,9 +118,9 @@ def decode_video(path: str, spec: DecodeSpec) -> Clip:
             raise InvalidRequest("the video has larger frames than its headers state")
         fps = video.fps
         frames, total = _one_pass(video, spec, expected)
-    if total != expected:  # packets show no frame
+    if total != expected:  # packets show no frame, or the last frames are not judged
         with _opened(path) as video:
-            frames, _ = _one_pass(video, spec, total)
+            frames, _ = _one_pass(video, replace(spec, recording=None), total)
     if len({frame.shape for frame in frames}) != 1:
         raise InvalidRequest("the video changes its frame size; send frames of one size")
     indices = spec.select(total, spec.count)
@@ -184,6 +187,8 @@ def decode_images(images: Sequence[bytes], fps: float | None, spec: DecodeSpec) 
     for index in indices:
         spec.check_wanted()
         frames.append(_scaled(_decode_image(images[index], index), spec.max_pixels))
+    if spec.recording and (left := spec.recording.check([*map(small_picture, frames)], indices)):
+        return decode_images(images[:left], fps, replace(spec, recording=None))
     return Clip(tuple(frames), indices, len(images), fps, spec.max_pixels)
 
 
@@ -202,6 +207,9 @@ def select_frames(
     """
     height, width = frames.shape[2:] if is_planar else frames.shape[1:3]
     _check_pixels(width, height)
+    if spec.recording:  # the green one of three planes is enough
+        pictures = [small_picture(frame[1] if is_planar else frame) for frame in frames]
+        frames = frames[: spec.recording.check(pictures, range(len(frames)))]
     indices = spec.select(len(frames), spec.count)
     selected = (
         cv2.merge(tuple(frames[index])) if is_planar else frames[index] for index in indices
@@ -216,6 +224,7 @@ def _one_pass(video: VideoReader, spec: DecodeSpec, expected: int) -> tuple[list
     """Decode the video, or the part; return the wanted ones of `expected` frames, and how many."""
     wanted = set(spec.select(expected, spec.count))
     frames: list[Frame] = []
+    pictures, seconds = [], []
     total = 0
     for frame in video.frames_in(spec.part) if spec.part else video.frames():
         spec.check_wanted()
@@ -224,10 +233,14 @@ def _one_pass(video: VideoReader, spec: DecodeSpec, expected: int) -> tuple[list
         _check_pixels(frame.width, frame.height)  # a stream may change its frame size
         if total in wanted:
             frames.append(_scaled(video.rgb(frame), spec.max_pixels))
+        if spec.recording:
+            pictures.append(small_picture(video.gray(frame)))
+            seconds += [] if frame.time is None else [frame.time]
         total += 1
     if not total:
         raise InvalidRequest("the video has no frame that can be decoded")
-    return frames, total
+    left = spec.recording and spec.recording.check(pictures, range(total), *seconds)
+    return frames, left or total
 
 
 def _too_many(frames: int) -> TooLarge:

@@ -93,7 +93,8 @@ class Source(Protocol):
 
     def file(self, spec: DecodeSpec, sha256: str) -> contextlib.AbstractContextManager[str]:
         """Give the path of a video file for the block; entering it raises the errors of `clip`."""
-        return (self._whole_file if spec.part is None else self._file_of_frames)(spec, sha256)
+        is_whole = spec.part is None and not (spec.recording and spec.recording.trims)
+        return (self._whole_file if is_whole else self._file_of_frames)(spec, sha256)
 
     @contextlib.contextmanager
     def _file_of_frames(self, spec: DecodeSpec, sha256: str) -> Iterator[str]:

@@ -186,6 +186,13 @@ class VideoReader:
         matrix = _matrix_of(frame) or self._matrix
         return rgb if matrix is None else _as_shown(rgb, matrix)
 
+    def gray(self, frame: VideoFrame) -> NDArray[np.uint8]:
+        """Return how bright the pixels of a frame are, as it is stored, `[H, W]`."""
+        if not frame.format.is_planar or frame.format.components[0].bits > 8:
+            return frame.to_ndarray(format="gray").astype(np.uint8, copy=False)
+        luma = frame.planes[0]
+        return np.frombuffer(memoryview(luma), np.uint8).reshape(luma.height, -1)[:, : luma.width]
+
     def _decoder(self) -> VideoCodecContext:
         decoder = self._stream.codec_context
         eight_bits = decoder.format is not None and decoder.format.components[0].bits == 8
