@@ -308,14 +308,12 @@ class VideoScorer:
         finally:
             stop.set()  # if the request was cancelled, its decoding ends
         end = "; the clip was judged up to it" if recording.is_trimmed else ""
-        first = {
-            f"{e.kind.partition(':')[0]}_frame": float(e.frame) for e in recording.faults[::-1]
-        }
+        at = {f"{e.kind.split(':')[0]}_frame": float(e.frame) for e in recording.faults[::-1]}
         return VideoScore(
             score=judgment.score,
             status=Status.ABSTAINED if judgment.score is None else Status.OK,
             components={} if judgment.score is None else {"score": judgment.score},
-            details={**judgment.details, **first},
+            details={**judgment.details, **at},
             backend=name,
             cause=_cause_of(judgment),
             timing_ms=timing,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 _SIDE = 64  # pixels per side of a picture
 _BESIDE = np.array([[1, 1, 1, 1, 0, 1, 1, 1, 1]], np.uint8)  # the steps that one is compared with
+_FEWEST = 33  # frames in which a step tells something: sampled ones are often fewer, and far apart
 _SUSPECTS, _SUSPECT, _NOISE = 8, 1.1, 0.3  # steps that are examined: their difference stands out
 _LEAST, _PATTERN_NOISE = 0.02, 0.01  # a change that is seen, and one that is added beside a step
 # How far the first scene is after a reset, or nearly one, and before it, as a part of the step.
@@ -95,7 +96,7 @@ def _cut(pictures: Gray, steps: NDArray[Any], index: int) -> list[Fault]:
     after, reach = pictures[index + 1], _BESIDE.size // 2
     changed = _patterns(pictures[index], after)
     change = changed.mean()
-    if change < _LEAST or len(steps) <= reach:
+    if change < _LEAST or len(pictures) < _FEWEST:
         return []
     away, back = (_patterns(pictures[0], each).mean() / change for each in pictures[index:][:2])
     if back <= _BACK and away >= _AWAY:
@@ -130,8 +131,7 @@ def _blank(pictures: Gray) -> list[Fault]:
     blank = shared < np.maximum(_FLAT**2, _LOST * own)
     first = int(blank.argmax())
     beside = first - 1 if first else int((~blank).argmax())  # a picture that is lost at once
-    is_lost = blank[first] and not blank[beside]
-    if not is_lost or shared[beside] < max(_PICTURE**2, shared.max() / 4):
+    if not blank[first] or blank[beside] or shared[beside] < max(_PICTURE**2, shared.max() / 4):
         return []
     return [Fault(_BLANK, first, is_end=first > 0 and bool(blank[first:].all()))]
 
