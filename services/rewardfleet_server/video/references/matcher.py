@@ -72,10 +72,8 @@ _NO_OTHER = 100.0  # the difference to the other frames if the library has none,
 # two references: at most 0.08 with their camera and scene, wherever objects and robot are, and at
 # least 0.13 with others, or mirrored.
 _OTHER_SCENE = 0.09
-_DOUBTFUL, _MUCH_NEARER = (
-    0.03,
-    1 / 3,
-)  # when other views are tried, and the part that is much nearer
+# When other views are tried, and the part of the distance at which one is much nearer.
+_DOUBTFUL, _MUCH_NEARER = 0.03, 1 / 3
 
 # The progress of a reference without `success_frame`: its end is finished, its first part is not,
 # and frames between are left out. Shares of its length.
