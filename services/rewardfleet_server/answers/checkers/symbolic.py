@@ -31,7 +31,7 @@ _MISREAD = re.compile(
 _VALUE_OF = re.compile(
     r"\s*\$?[A-Za-z](?:_\{?\w+\}?)?\s*(?:\([a-z]\))?\s*=|[^A-Za-z=]*=[^A-Za-z=]*$"
 )
-
+#: A set, and what has an order, which math-verify takes for equal.
 _SET, _ORDERED = (re.compile(rf"[\s$]*(?:\\left)?{each}") for each in (r"\\?\{", r"[(\[][^()]*,"))
 
 
