@@ -3,6 +3,7 @@
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, FiniteFloat, JsonValue, model_validator
+from pydantic.config import JsonDict
 
 from .causes import ToolsCause, cause_field
 from .errors import ErrorKind
@@ -29,7 +30,7 @@ MAX_COSTS = 65_536
 #: Limit on the patterns of one family.
 MAX_PATTERNS = 100
 #: Limit on the numbers of a checkpoint, so that no sum overflows.
-MAX_SUM = 1e30
+MAX_SUM = 10**30
 #: Families of tools.
 Family = Literal["search", "calculate", "other"]
 
@@ -261,8 +262,9 @@ class BudgetOptions(Request):
 
 
 # The limits hold for requests; see `BudgetRequest`.
-_Number = Annotated[FiniteFloat, Field(json_schema_extra={"minimum": -MAX_SUM, "maximum": MAX_SUM})]
-_Count = Annotated[int, Field(ge=0, json_schema_extra={"maximum": MAX_SUM})]
+_BELOW: JsonDict = {"exclusiveMaximum": MAX_SUM}
+_Number = Annotated[FiniteFloat, Field(json_schema_extra={"exclusiveMinimum": -MAX_SUM, **_BELOW})]
+_Count = Annotated[int, Field(ge=0, json_schema_extra=_BELOW)]
 
 
 class StepSum(Response):
@@ -321,8 +323,8 @@ class BudgetRequest(BudgetOptions):
             sums = window.model_dump().values()
             own = multiplier.model_dump(exclude={"past_costs"}).values()
             numbers = (*own, *multiplier.past_costs, *sums)
-            if any(abs(number) > MAX_SUM for number in (*numbers, self.checkpoint.updates)):
-                raise ValueError(f"checkpoint: give numbers of at most {MAX_SUM:g}")
+            if any(abs(number) >= MAX_SUM for number in (*numbers, self.checkpoint.updates)):
+                raise ValueError(f"checkpoint: give numbers below {MAX_SUM:g}")
         return self
 
 
