@@ -318,10 +318,8 @@ def _interval(node: _Node) -> _Node:
     sides = (_Node("neg", (_OO,)), *sides, _OO)
     place = next((n for n, each in enumerate(sides) if {each.kind} == each.variables), 0)
     low, high = sides[place - 1], sides[min(place + 1, len(sides) - 1)]
-    if (
-        not (signs and place and {*signs} <= {"<", "<="} and len(sides) < 6)
-        or low.variables | high.variables
-    ):
+    is_inequality = signs and {*signs} <= {"<", "<="} and len(sides) < 6
+    if not (is_inequality and place) or low.variables | high.variables:
         return node
     signs = ("<", *signs, "<")
     brackets = "(["[signs[place - 1] == "<="] + ")]"[signs[place] == "<="]
