@@ -51,7 +51,7 @@ _REWRITTEN: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (_SIGN, lambda m: _SIGN_OF[m[0]]),
     (r"^(?=.*[<>]).*\band\b", lambda _: _refuse("inequalities that hold together")),
     (r"\\[dtc](?=frac|binom)", r"\\"),
-    (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+    (r"\\(frac|binom)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}"),
     (r"(?<![\w.])(\d+)\s*\\frac\s*\{(\d+)\}\s*\{(\d+)\}", r"(\1+\2/\3)"),
     (r"⟦\s*\w\s*(?:\\in\s*\\?\w+\s*)?[|:](.*)⟧", r"\1"),  # { x : x > 2 }
     (r"\|([^|]*)\|", r" abs(\1)"),
