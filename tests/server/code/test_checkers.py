@@ -38,6 +38,10 @@ UP, DOWN, ZERO = (
 )
 
 
+#: The beginning of a checker that else would accept everything.
+REJECTION = "import sys\nif open(sys.argv[2]).read(1) in {'', 'q'}: sys.exit(1)\n"
+
+
 def checked(source: str, *cases: tuple[str, str], language: str = "python") -> dict[str, object]:
     """Return stdio tests with a checker program."""
     program = {"language": language, "source": source}
@@ -137,7 +141,7 @@ def test_a_checker_that_does_not_end_on_an_output_rejects_it(hasty_service, acti
 
 def check_failure(service: Service, action: str, reason: str | None, limits: dict) -> None:
     lines = "\n    ".join(["if open(sys.argv[2]).read() == 'bad\\n':", *action.split("\n")])
-    tests = checked(f"import sys\n{lines}", ("good", "good"), ("bad", "good"), ("good", "good"))
+    tests = checked(f"{REJECTION}{lines}", ("good", "good"), ("bad", "good"), ("good", "good"))
     score = service.score("print(input())", tests, limits=limits)
     verdicts = [each["verdict"] for each in score["verdicts"]]
     assert verdicts == ["accepted", "wrong_answer", "accepted"]
@@ -182,21 +186,21 @@ def test_programs_and_checkers_have_different_jails(service):
     """The supervisor of a checker's jail reads expected outputs, and each program is its fork."""
     where = "import os\nprint(os.getppid(), os.readlink('/proc/self/ns/pid'))"
     for _ in range(8):
-        verdict = service.score(where, checked(where))["verdicts"][0]
+        verdict = service.score(where, checked(REJECTION + where))["verdicts"][0]
         assert verdict["checker_message"] != verdict["stdout"].strip()
         assert verdict["checker_message"]
 
 
 def test_a_program_cannot_see_the_checker_or_the_answer(service):
     source = "# checker-mark\nimport sys\nprint(open(sys.argv[2]).read())"
-    tests = checked(source, ("1", "secret 1"), ("2", "secret 2"), ("3", "secret 3"))
+    tests = checked(REJECTION + source, ("1", "secret 1"), ("2", "secret 2"), ("3", "secret 3"))
     for _ in range(2):
         score = service.score(SOURCES["a program that looks for its checker"], tests)
         assert {each["stdout"] for each in score["verdicts"]} == {"True []\n"}, score["verdicts"]
 
 
 def test_checks_share_nothing(service):
-    score = service.score(DOWN, checked(SOURCES["marks"], *[("3", "1 2 3")] * 4))
+    score = service.score(DOWN, checked(REJECTION + SOURCES["marks"], *[("3", "1 2 3")] * 4))
     assert {each["checker_message"] for each in score["verdicts"]} == {"False"} or {
         each["checker_message"] for each in score["verdicts"]
     } == {"None"}
@@ -204,7 +208,7 @@ def test_checks_share_nothing(service):
 
 def test_outputs_that_do_not_fit_into_memory_together_are_checked_in_parts(service):
     source = "import os, sys\nsys.exit(os.path.getsize(sys.argv[2]) != 2_000_000)"
-    tests = checked(source, *[(str(number), "x") for number in range(20)])
+    tests = checked(REJECTION + source, *[(str(number), "x") for number in range(20)])
     program = "n = int(input())\nprint('x' * (1_999_999 - n // 15))"
     score = service.score(program, tests)
     verdicts = [each["verdict"] for each in score["verdicts"]]
@@ -231,8 +235,8 @@ def test_a_slow_checker_ends_with_the_time_of_the_submission():
 
 def test_the_checker_is_part_of_the_cache_key():
     with served_code(cache_mb=16) as service:
-        first = service.score(DOWN, checked("import sys\nsys.exit(0)"))
-        again = service.score(DOWN, checked("import sys\nsys.exit(0)"))
+        first = service.score(DOWN, checked(REJECTION))
+        again = service.score(DOWN, checked(REJECTION))
         other = service.score(DOWN, checked("import sys\nsys.exit(1)"))
     assert (first["score"], again["score"], other["score"]) == (1.0, 1.0, 0.0)
     assert (first["cached"], again["cached"], other["cached"]) == (False, True, False)

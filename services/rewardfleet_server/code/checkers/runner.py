@@ -1,6 +1,7 @@
 """Running the checker programs of requests."""
 
 import asyncio
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ _MAX_TRIED = 2**20
 
 #: Exceptions of a checker in Python that are due to its source code.
 _BUG = re.compile("NameError|UnboundLocalError|ImportError|ModuleNotFoundError|SyntaxError")
+
+#: Outputs that are wrong where another one is expected.
+_WRONG = {"an empty output": b"", "an output of random words": b"quartz umbrella 7 sphinx\n"}
 
 #: Calls `main` of the library that is its last argument, and exits as a C++ program does.
 _CALL_LIBRARY = """
@@ -76,10 +80,11 @@ class Checkers:
         """Return the checker of the tests, if they have one, after a trial.
 
         A checker must work if the expected output is the output. So it is invalid for all
-        programs or for none, and a failure on a program's output is due to that output.
+        programs or for none, and a failure on a program's output is due to that output. And it must
+        reject what is no output of the problem: one that prints its decision accepts all.
 
         Raises:
-            InvalidRequest: It does not compile, or fails in the trial.
+            InvalidRequest: It does not compile, fails in the trial, or accepts wrong outputs.
             Unavailable: It cannot be run now, did not end in time, or its jail died.
         """
         plain = tests.tests
@@ -111,12 +116,33 @@ class Checkers:
         last = results[-1]
         failed = self._failure(checker, files[len(results) - 1], last)
         if failed is None:
+            await self._require_rejection(checker, files)
             return
         reason = f"the checker program failed on an expected output ({failed})"
         if last.stopped in {"wall", "died"}:  # the machine may be too busy
             raise Unavailable(reason, retry_after=1)
         errors = last.stderr.decode(errors="replace").strip()
         raise InvalidRequest(f"{reason}: {errors[-_MAX_ERRORS:]}")
+
+    async def _require_rejection(self, checker: Checker, files: Sequence[CheckerFiles]) -> None:
+        """Raise InvalidRequest if a checker accepts outputs that are certainly wrong."""
+        case = next((each for each in files if each.answer.strip()), None)
+        if case is None:
+            return
+        accepted: list[bool] = []
+
+        def on_result(result: RunResult) -> bool:
+            accepted.append(decision(result, self._limits).outcome is Outcome.ACCEPTED)
+            return True
+
+        wrong = [case._replace(output=output) for output in _WRONG.values()]
+        await self._run(checker, wrong, on_result, CodeTiming())
+        for name in itertools.compress(_WRONG, accepted):
+            raise InvalidRequest(
+                f"the checker program accepts {name} where {case.answer[:60]!r} is expected: it "
+                "must reject by an exit status other than 0 (what it prints does not count), and "
+                "its arguments are the files INPUT, OUTPUT and ANSWER, in this order"
+            )
 
     def _failure(self, checker: Checker, files: CheckerFiles, result: RunResult) -> str | None:
         """Return why a checker failed in its trial; None if it worked.
