@@ -163,9 +163,11 @@ def test_a_run_is_deleted_while_a_process_writes_the_log(tmp_path):
     log.add(lambda: [scored(run="old"), scored(run="c")], items=2)
     wait_until(lambda: log.written == 2)
     before = {*segments(tmp_path)}
+    (tmp_path / ".20231114T221320000000-1-0000000a.jsonl.new").touch()  # of a killed command
     assert delete_run(tmp_path, "none") == 0 and {*segments(tmp_path)} == before
     assert delete_run(tmp_path, "old") == 3
     assert sorted(str(each["run"]) for each in read(tmp_path)) == ["a\x00b", "b", "c"]
+    assert {*tmp_path.iterdir()} == {*segments(tmp_path)}
     assert not before & {*segments(tmp_path)}  # a name stands for content that only grows
     log.add(lambda: [scored(run="d")])
     log.close()

@@ -28,8 +28,6 @@ from rewardfleet.wire.log_segments import NAME
 LINES, TABLE = ".jsonl", ".parquet"
 #: Seconds after which another segment begins.
 _MAX_SECONDS = 3600.0
-#: Seconds after which a file that is not complete never will be.
-_ABANDONED_SECONDS = 3600
 #: Seconds between two tries to lock a segment, and for all of them before records are deleted.
 _PAUSE_SECONDS, _WAIT_SECONDS = 0.05, 20.0
 
@@ -165,10 +163,6 @@ def enforce_limits(folder: Path, max_bytes: int, max_age_s: float) -> None:
             if total > max_bytes or time.time() - status.st_mtime > max_age_s:
                 with locked(path):
                     path.unlink()
-    for path in folder.glob(f".*{NEW}"):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
-                path.unlink()
 
 
 def delete_run(folder: Path, run: str) -> int:
@@ -182,6 +176,8 @@ def delete_run(folder: Path, run: str) -> int:
     with contextlib.suppress(BlockingIOError), locked(folder, until):
         # Another command would give segments other names.
         held = []
+        for path in folder.glob(f".*{NEW}"):  # of a command that was killed
+            path.unlink()
         for path in segments(folder):
             delete = _delete_rows if path.suffix == TABLE else _delete_lines
             try:
