@@ -10,7 +10,7 @@ import numpy as np
 
 from rewardfleet.bulk.arrow import pyarrow
 from rewardfleet.bulk.flat_columns import arrow_table
-from rewardfleet.bulk.records import columns_of, encode_scores, records_of
+from rewardfleet.bulk.records import columns_of, records_of
 from rewardfleet.bulk.requests import COMPLETION_COLUMNS, Columns, RequestBuilder
 from rewardfleet.bulk.rows import Row, table_rows
 from rewardfleet.bulk.run import Run
@@ -166,7 +166,7 @@ class Records:
         items = [*self._builder.items(_rows_of(batch, self._builder.service, texts))]
         self._check_groups(Counter(each.group for each in items if each.group is not None))
         scored = self._loop.run(self._run.score_chunk(items))
-        return arrow_table(records_of(encode_scores(scored), self._columns), self._columns)
+        return arrow_table(records_of(scored, self._columns), self._columns)
 
     def _check_groups(self, sizes: Counter[str]) -> None:
         wanted = self._group_size

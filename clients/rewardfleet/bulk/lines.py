@@ -2,7 +2,7 @@
 
 import tempfile
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 #: Lines that are in memory, too, at most.
@@ -22,13 +22,11 @@ class Lines:
         self._held: dict[int, bytes] = {}  # some that may be asked for soon
         self._places = array("q")  # -1: no such line
 
-    def put(self, lines: Sequence[tuple[int, bytes]]) -> None:
+    def put(self, lines: Iterable[tuple[int, bytes]]) -> None:
         """Write lines of rows, in place of those that are there."""
-        if not lines:
-            return
         self.file.seek(self.size)
-        self.file.write(b"".join(line for _, line in lines))
         for row, line in lines:
+            self.file.write(line)
             self.found(row, line)
             self._held.pop(row, None)
             if len(self._held) < _MOST_HELD:
@@ -54,15 +52,9 @@ class Lines:
         self.file.seek(self._places[row])
         return self.file.readline()
 
-    def drop(self, rows: range) -> None:
-        """Forget lines that are there."""
-        for row in rows:
-            self._held.pop(row, None)
-        self._places[rows.start : rows.stop] = array("q", [-1]) * len(rows)
-
-    def rows(self, start: int = 0) -> Iterator[int]:
-        """Yield the rows that have a line, from one on."""
-        return (row for row in range(start, len(self._places)) if self._places[row] >= 0)
+    def rows(self) -> Iterator[int]:
+        """Yield the rows that have a line, in order."""
+        return (row for row, place in enumerate(self._places) if place >= 0)
 
     def __del__(self) -> None:
         self.file.close()

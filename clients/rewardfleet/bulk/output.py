@@ -1,18 +1,19 @@
-"""The folder with the scores of an input: parts that are valid at any time, and a journal.
+"""The folder with the scores of an input: a journal while a command runs, and then parts.
 
-`part-00000.parquet` has the first rows, in order, and so on. A part appears when it is complete.
-What is scored and in no part yet is in `journal.jsonl`, so that an interrupted command goes on
-without scoring it again. `input.json` says what was scored, and how.
+`journal.jsonl` has what is scored, in any order, so that an interrupted command goes on without
+scoring it again. Once all is scored, it becomes parts: `part-00000.parquet` has the first rows, in
+order, and so on. Where a row is in both, the journal counts. `input.json` says what was scored, and
+how.
 """
 
 import fcntl
 import json
 import os
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic_core import from_json, to_json
 
@@ -21,27 +22,23 @@ from rewardfleet.bulk.flat_columns import arrow_table
 from .arrow import pyarrow
 from .files import new_file, temporary_name
 from .lines import Lines
-from .records import Record, records_of
-from .rows import open_sources
+from .records import Record
 
 Format = Literal["parquet", "jsonl"]
 
 _JOURNAL, _INPUT, _LOCK = "journal.jsonl", "input.json", ".lock"
-#: A part is written when it has so many rows, or so many bytes of JSON.
-PART_ROWS, _PART_BYTES = 10_000, 64 * 2**20
-#: Seconds in which the process of a command that was killed ends.
-_LOCK_SECONDS = 10.0
+#: A part ends when it has so many rows, or so many bytes of JSON.
+_PART_ROWS, _PART_BYTES = 10_000, 64 * 2**20
 
 
 class Output:
-    """The scores of an input, in a folder. Use it as a context manager, in one thread at a time.
+    """The scores of an input, in a folder. Close it; use it in one thread at a time.
 
     Args:
         folder: Is created if it does not exist.
         columns: The columns of a record, and their types; see `records.columns_of`.
         input_key: What the scores belong to; see `input.json`.
         kind: The format of the parts.
-        part_rows: The rows of a part.
 
     Raises:
         ValueError: The folder has the scores of another input, or something else, or is in use.
@@ -49,141 +46,108 @@ class Output:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        columns: Mapping[str, str],
-        input_key: Mapping[str, Any],
-        kind: Format,
-        part_rows: int,
+        self, folder: Path, columns: Mapping[str, str], input_key: Mapping[str, Any], kind: Format
     ) -> None:
-        self.folder, self._columns, self._kind = folder, columns, kind
-        self._part_rows = part_rows
+        self.folder, self.columns, self._kind = folder, columns, kind
         self._lock = _opened(folder, {**input_key, "format": kind})
-        self._parts = sorted(folder.glob(f"part-*.{kind}"))
-        #: Rows before this one are in parts.
-        self._next = sum(part.count() for part in open_sources(self._parts))
-        #: The records that become the next part, and about how many bytes of JSON they are.
-        self._pending: list[Record] = []
-        self._pending_bytes = 0
-        self._has_replaced = False  # the journal has newer records of rows that are in parts
         self._journal_path = folder / _JOURNAL
-        self._journal = self._opened_journal()
-        self._dropped_bytes = 0  # of its lines that are in parts
+        self._journal = _opened_journal(self._journal_path)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Let other commands write to the folder."""
         os.close(self._lock)
-        self._journal.file.close()
-
-    def kept(self) -> tuple[int, list[int]]:
-        """Return the row before which all are kept, and the other rows that are."""
-        return self._end, [*self._journal.rows(self._end)]
-
-    @property
-    def _end(self) -> int:
-        """The row before which all are in parts or in the next one."""
-        return self._next + len(self._pending)
+        with self._naming_the_folder():
+            self._journal.file.close()  # which writes what a full disk has not taken
 
     def records(self) -> Iterator[Record]:
         """Yield the records that there are, those of parts first."""
-        for part in self._parts:
-            yield from (record for record, _ in self._newest(part))
-        for row in self._journal.rows(self._next):
-            yield self._read(row)[0]
+        yield from self._records_of_parts()
+        for row in self._journal.rows():
+            yield self._record_of(self._journal.get(row) or b"")
 
-    def add(self, line: bytes) -> list[Record]:
-        """Keep what `encode_scores` has encoded, and write complete parts; return its records."""
-        records = records_of(line, self._columns)
-        lines = [(record["row"], _line(record)) for record in records]
-        self._has_replaced |= min(lines)[0] < self._next
-        self._journal.put(lines)
-        self._journal.file.flush()
-        at_hand = {row: (each, len(text)) for each, (row, text) in zip(records, lines, strict=True)}
-        self._advance(at_hand)
-        # All of it may wait for the first row, so at least half of it is dropped at a time.
-        if 2 * self._dropped_bytes > self._journal.size:
-            self._rewrite_journal()
-        return records
+    def add(self, records: Iterable[Record]) -> None:
+        """Keep records, also of rows that are there already.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        with self._naming_the_folder():
+            self._put(records)
 
     def finish(self) -> None:
-        """Write what is left as the last part, once all rows are scored."""
-        self._replace()
-        self._advance({})
-        if self._pending:
-            self._write_part()
-        self._rewrite_journal(self._next)
-        if not self._journal.size:
+        """Make parts of the journal, once all rows are scored.
+
+        Raises:
+            OSError: They cannot be written; the journal stays.
+        """
+        with self._naming_the_folder():
+            if self._journal.size:
+                self._put(self._records_of_parts())
+                os.fsync(self._journal.file.fileno())  # parts are replaced one by one
+                before = self._parts()
+                count = 0
+                for count, lines in enumerate(self._lines_of_parts(), 1):
+                    self._write(self.folder / f"part-{count - 1:05}.{self._kind}", lines)
+                for path in before[count:]:
+                    path.unlink()
             self._journal_path.unlink()
 
-    def _advance(self, at_hand: Mapping[int, tuple[Record, int]]) -> None:
-        """Take the rows that follow one another, and write the parts that are complete.
+    def _put(self, records: Iterable[Record]) -> None:
+        self._journal.put((each["row"], _line(each)) for each in records)
+        self._journal.file.flush()
 
-        Args:
-            at_hand: Records that need not be read from the journal, and their bytes there.
-        """
-        while (row := self._end) in self._journal:
-            record, size = at_hand.get(row) or self._read(row)
-            self._pending.append(record)
-            self._pending_bytes += size
-            if len(self._pending) >= self._part_rows or self._pending_bytes >= _PART_BYTES:
-                self._write_part()
+    def _parts(self) -> list[Path]:
+        return sorted(self.folder.glob(f"part-*.{self._kind}"))
 
-    def _write_part(self) -> None:
-        path = self.folder / f"part-{len(self._parts):05}.{self._kind}"
-        rows = range(self._next, self._end)
-        self._write(path, self._pending)
-        self._parts.append(path)
-        self._journal.drop(rows)
-        self._dropped_bytes += self._pending_bytes
-        self._next, self._pending, self._pending_bytes = self._end, [], 0
+    def _records_of_parts(self) -> Iterator[Record]:
+        """Yield the records of parts that the journal has no newer ones of."""
+        for part in self._parts():
+            for record in _read(part, self.columns):
+                if record["row"] not in self._journal:
+                    yield record
 
-    def _read(self, row: int) -> tuple[Record, int]:
-        """Return a record of the journal, and its bytes."""
-        line = self._journal.get(row) or b""
-        return dict.fromkeys(self._columns) | from_json(line), len(line)
+    def _record_of(self, line: bytes) -> Record:
+        record: Record = from_json(line)
+        return dict.fromkeys(self.columns) | record
 
-    def _newest(self, part: Path) -> Iterator[tuple[Record, bool]]:
-        """Yield the records of a part, or those that replace them, and whether they do."""
-        for record in _read(part, self._columns):
-            row = record["row"]
-            is_new = self._has_replaced and row in self._journal
-            yield self._read(row)[0] if is_new else record, is_new
+    def _lines_of_parts(self) -> Iterator[list[bytes]]:
+        lines: list[bytes] = []
+        size = 0
+        for row in self._journal.rows():
+            lines.append(self._journal.get(row) or b"")
+            size += len(lines[-1])
+            if len(lines) >= _PART_ROWS or size >= _PART_BYTES:
+                yield lines
+                lines, size = [], 0
+        if lines:
+            yield lines
 
-    def _replace(self) -> None:
-        """Write the parts again that have rows with new records."""
-        for part in self._parts if self._has_replaced else ():
-            found = [*self._newest(part)]
-            if any(is_new for _, is_new in found):
-                self._write(part, [record for record, _ in found])
-        self._has_replaced = False
-
-    def _write(self, path: Path, records: list[Record]) -> None:
+    def _write(self, path: Path, lines: list[bytes]) -> None:
         with new_file(path) as file:
             if self._kind == "jsonl":
-                file.writelines(map(_line, records))
+                file.writelines(lines)
             else:
-                pyarrow().parquet.write_table(arrow_table(records, self._columns), file)
+                table = arrow_table([*map(self._record_of, lines)], self.columns)
+                pyarrow().parquet.write_table(table, file)
 
-    def _rewrite_journal(self, start: int = 0) -> None:
-        """Drop the lines of the journal that are in parts, and those of rows before one."""
-        with new_file(self._journal_path) as file:
-            file.writelines(self._journal.get(row) or b"" for row in self._journal.rows(start))
-        self._journal = self._opened_journal()
-        self._dropped_bytes = 0
+    @contextmanager
+    def _naming_the_folder(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            name = error.filename or self.folder
+            raise OSError(error.errno, error.strerror, str(name)) from None
 
-    def _opened_journal(self) -> Lines:
-        """Open the journal; its last line may be incomplete, if the command was killed."""
-        lines = Lines(self._journal_path)
-        lines.file.seek(0)
-        for line in lines.file:
-            if line.endswith(b"\n"):
-                row = from_json(line)["row"]
-                self._has_replaced |= row < self._next
-                lines.found(row, line)
-        lines.file.truncate(lines.size)  # a full disk allows that
-        return lines
+
+def _opened_journal(path: Path) -> Lines:
+    """Open a journal, whose last line may be incomplete, if the command was killed."""
+    lines = Lines(path)
+    lines.file.seek(0)
+    for line in lines.file:
+        if line.endswith(b"\n"):
+            lines.found(from_json(line)["row"], line)
+    lines.file.truncate(lines.size)  # a full disk allows that
+    return lines
 
 
 def _opened(folder: Path, key: Mapping[str, Any]) -> int:
@@ -193,25 +157,17 @@ def _opened(folder: Path, key: Mapping[str, Any]) -> int:
     _check_input(path, key)
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        _wait_for_lock(lock, folder)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _check_input(path, key)  # another command may have been here first
         with new_file(path) as file:
             file.write(json.dumps(key, indent=1).encode())
+    except BlockingIOError:
+        os.close(lock)
+        raise ValueError(f"{folder}: another command is writing there") from None
     except BaseException:
         os.close(lock)
         raise
     return lock
-
-
-def _wait_for_lock(lock: int, folder: Path) -> None:
-    give_up = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > give_up:
-                raise ValueError(f"{folder}: another command is writing there") from None
-            time.sleep(0.05)
 
 
 def _check_input(path: Path, key: Mapping[str, Any]) -> None:
@@ -252,25 +208,23 @@ class Printer:
     """
 
     def __init__(self, columns: Iterable[str]) -> None:
-        self._columns = list(columns)
+        self.columns = columns
         self._next, self._count = 0, 0
         self._later = Lines()
 
-    def add(self, line: bytes) -> list[Record]:
-        """Print what `encode_scores` has encoded and what waited for it; return its records."""
-        records = records_of(line, self._columns)
+    def add(self, records: Iterable[Record]) -> None:
+        """Print records, and what waited for them."""
         # ASCII: a terminal must not obey characters that a policy wrote.
         lines = [(each["row"], json.dumps(each).encode() + b"\n") for each in records]
         self._count += len(lines)
         for row, text in lines:
             if row == self._next:
                 self._print(text)
-        self._later.put([each for each in lines if each[0] >= self._next])
+        self._later.put(each for each in lines if each[0] >= self._next)
         while (following := self._later.get(self._next)) is not None:
             self._print(following)
         if self._next == self._count and self._later.size:  # nothing waits
             self._later = Lines()
-        return records
 
     def _print(self, line: bytes) -> None:
         sys.stdout.buffer.write(line)
@@ -279,6 +233,13 @@ class Printer:
     def finish(self) -> None:
         """Flush the output."""
         sys.stdout.buffer.flush()
+
+    def close(self) -> None:
+        """Do nothing, as there is no folder."""
+
+    def records(self) -> Iterator[Record]:
+        """Yield nothing, as no record is kept."""
+        return iter(())
 
 
 def _line(record: Record) -> bytes:

@@ -3,11 +3,9 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import from_json, to_json
-
 from .flat_columns import model_columns
 
-if TYPE_CHECKING:  # the process that keeps scores has no use of a client
+if TYPE_CHECKING:  # who reads outputs has no use of a client
     from rewardfleet.wire.score import Score
 
     from .run import ScoredItem
@@ -25,26 +23,19 @@ _ITEM_COLUMNS = {
 }
 
 
-def encode_scores(scored: "Iterable[ScoredItem]") -> bytes:
-    """Return items and their scores as JSON, in one line, which `records_of` reads."""
-    rows = []
-    for item, request_id, score in scored:
-        uid, place = item.uid and _encodable(item.uid), _encodable(item.place)
-        rows.append((item.index, request_id, uid, place, item.completion, score))
-    return to_json(rows)
-
-
-def records_of(line: bytes, columns: Iterable[str]) -> list[Record]:
-    """Return the records of what `encode_scores` has encoded.
+def records_of(scored: "Iterable[ScoredItem]", columns: Iterable[str]) -> list[Record]:
+    """Return the records of items.
 
     Args:
         columns: The names of all columns, in order; see `columns_of`.
     """
     empty = dict.fromkeys(columns)
     records = []
-    for *values, score in from_json(line):
+    for item, request_id, score in scored:
+        uid, place = item.uid and _encodable(item.uid), _encodable(item.place)
+        values = item.index, request_id, uid, place, item.completion
         record: Record = {**empty, **dict(zip(_ITEM_COLUMNS, values, strict=True))}
-        for name, value in score.items():
+        for name, value in score.model_dump(mode="json").items():
             if name in empty:
                 record[name] = value
             elif value is not None:

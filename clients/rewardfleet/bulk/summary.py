@@ -19,6 +19,7 @@ _QUANTILES = (0, 10, 25, 50, 75, 90, 100)
 class Summary:
     """Counts of records. It keeps eight bytes for each."""
 
+    rows: int = 0  #: of the input
     statuses: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     scores: "array[float]" = field(default_factory=lambda: array("d"))
@@ -33,6 +34,7 @@ class Summary:
 
     def add(self, record: Record) -> None:
         """Count a record."""
+        self.rows += not record["completion"]
         self.statuses[record["status"]] += 1
         self.cached += bool(record["cached"])
         if (score := record["score"]) is not None:

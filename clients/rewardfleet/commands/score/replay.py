@@ -10,8 +10,10 @@ from typing import Any
 
 import click
 
+from rewardfleet.bulk.output import Output
+from rewardfleet.bulk.records import columns_of
 from rewardfleet.bulk.run import Run
-from rewardfleet.bulk.store import folder_store, score_items
+from rewardfleet.bulk.store import Store, score_items
 from rewardfleet.commands.local_service import local_service
 from rewardfleet.commands.log import LOGS, cell, filters
 from rewardfleet.commands.options import TIMEOUT, grouped, number, path_option, table
@@ -27,7 +29,7 @@ from rewardfleet.score_log.replaying import (
 )
 from rewardfleet.services import SERVICES
 
-from .scoring import START, Connection, Fields, opening_of, progress_bar
+from .scoring import START, Connection, Fields, progress_bar
 
 #: How many changes are shown, and what of each, by its title.
 _SHOWN = 20
@@ -149,16 +151,18 @@ def _score(
     items: Iterator[Any], builder: ReplayBuilder, selected: Selected, used: Connection, output: Path
 ) -> bool:
     """Score the requests of records with a service; return False if that was interrupted."""
-    input_key = {"fields": builder.changes, "replay": selected.digest}
-    arguments = opening_of(str(output), builder.service, input_key)
+    service = builder.service
+    input_key = {"service": service, "fields": builder.changes, "replay": selected.digest}
+    columns = columns_of(SERVICES[service].client.score_type)
     with contextlib.ExitStack() as stack:
         urls = used.url or ["http://127.0.0.1:18000"]
         if used.start is not None:
-            urls = [stack.enter_context(local_service(builder.service, used.start))]
-        fleet, replicas = used.fleet(builder.service, urls)
-        opening = folder_store(arguments, stack.enter_context(progress_bar(selected.requests)))
-        scoring = score_items(items, Run(fleet, builder, replicas), opening)
-        return asyncio.run(scoring)[0]
+            urls = [stack.enter_context(local_service(service, used.start))]
+        fleet, replicas = used.fleet(service, urls)
+        kept = stack.enter_context(contextlib.closing(Output(output, columns, input_key, "jsonl")))
+        store = Store(kept, retry_failed=True)
+        show = stack.enter_context(progress_bar(selected.requests))
+        return asyncio.run(score_items(items, Run(fleet, builder, replicas), store, show))
 
 
 def _show(found: Comparison) -> None:

@@ -9,7 +9,7 @@ import random
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ import click
 
 from rewardfleet.bulk.arrow import pyarrow
 from rewardfleet.bulk.groups import in_groups
-from rewardfleet.bulk.keeper import Progress
-from rewardfleet.bulk.output import PART_ROWS
+from rewardfleet.bulk.lerobot import write_rewards
+from rewardfleet.bulk.output import Format, Output, Printer
 from rewardfleet.bulk.records import columns_of
 from rewardfleet.bulk.requests import Columns, Item, RequestBuilder
 from rewardfleet.bulk.rows import Row, Source, open_sources
 from rewardfleet.bulk.run import MOST_IN_FLIGHT, Run
-from rewardfleet.bulk.store import StdoutStore, folder_store, score_items
+from rewardfleet.bulk.store import Store, score_items
+from rewardfleet.bulk.summary import Summary
 from rewardfleet.client import RewardFleet
 from rewardfleet.commands.local_service import local_service
 from rewardfleet.commands.settings import api_key
@@ -107,7 +108,7 @@ class Scoring:
     connection: Connection
     fields: Fields
     output: Path | None
-    format: Any
+    format: Format
     retry_failed: bool
     limit: int | None = None
     sample: int | None = None
@@ -197,19 +198,18 @@ class Scoring:
         stamps = [source.stamp() for source in sources]
         is_episode = SERVICES[self.service].scores == "episode"
         items = in_groups(read, builder) if is_episode else builder.items(read())
-        with progress_bar(expected) as show:
-            lerobot = None
-            if self.output is None:
-                columns = columns_of(SERVICES[self.service].client.score_type)
-                opening: Any = contextlib.nullcontext(StdoutStore([*columns], show))
-            else:
-                opening = folder_store(self._opening(builder, stamps), show)
-                if [each.is_lerobot for each in sources] == [True]:
-                    lerobot = sources[0].path.parent.parent
-            started = time.monotonic()
-            is_complete, totals = asyncio.run(score_items(items, run, opening, lerobot))
-            self.seconds = time.monotonic() - started
-        for line in totals.lines:
+        with contextlib.closing(self._opened(builder, stamps)) as output:
+            store = Store(output, retry_failed=self.retry_failed)
+            with progress_bar(expected) as show:
+                started = time.monotonic()
+                is_complete = asyncio.run(score_items(items, run, store, show))
+                self.seconds = time.monotonic() - started
+            is_lerobot = [each.is_lerobot for each in sources] == [True]
+            if is_complete and is_lerobot and isinstance(output, Output):
+                root = sources[0].path.parent.parent
+                write_rewards(root, output.folder / "lerobot", output.records())
+        totals = store.summary
+        for line in totals.lines():
             click.echo(printable(line, _SHOWN_CHARACTERS), err=True)
         if changed := [old for old, new in zip(stamps, sources, strict=True) if old != new.stamp()]:
             other = "" if self.output is None else ", with another -o"
@@ -219,41 +219,29 @@ class Scoring:
         if not is_complete:
             click.echo("interrupted; the same command goes on from here", err=True)
             return 130
-        return 2 if totals.failed == totals.items else int(totals.missing > 0)
+        failed = totals.statuses["error"]
+        return 2 if failed == totals.items else int(totals.missing > 0)
 
-    def _opening(self, builder: RequestBuilder, stamps: Any) -> dict[str, Any]:
+    def _opened(self, builder: RequestBuilder, stamps: Any) -> Output | Printer:
+        columns = columns_of(SERVICES[self.service].client.score_type)
+        if self.output is None:
+            return Printer(columns)
         input_key = {
+            "service": self.service,
             "inputs": stamps,
             "columns": dataclasses.asdict(self.columns),
             "task": builder.task,
             "fields": builder.changes,
             "sample": self.sample,
         }
-        more = {"kind": self.format, "retry_failed": self.retry_failed}
-        return {**opening_of(str(self.output), self.service, input_key), **more}
-
-
-def opening_of(folder: str, service: str, input_key: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `folder_store` for lines of JSON, of which failed ones are repeated.
-
-    Args:
-        input_key: What the scores belong to besides the service.
-    """
-    return {
-        "folder": folder,
-        "columns": columns_of(SERVICES[service].client.score_type),
-        "input_key": {"service": service, **input_key},
-        "kind": "jsonl",
-        "part_rows": PART_ROWS,
-        "retry_failed": True,
-    }
+        return Output(self.output, columns, input_key, self.format)
 
 
 @contextlib.contextmanager
-def progress_bar(expected: int) -> Iterator[Callable[[Progress], None]]:
+def progress_bar(expected: int) -> Iterator[Callable[[Summary], None]]:
     """Show a progress bar on standard error; give what updates it."""
     started = time.monotonic()
-    first: Progress | None = None  # what an earlier command has kept
+    first: int | None = None  # items that an earlier command has kept
     shown = 0
     with click.progressbar(
         length=expected,
@@ -263,10 +251,10 @@ def progress_bar(expected: int) -> Iterator[Callable[[Progress], None]]:
         item_show_func=lambda text: text or "",
     ) as bar:
 
-        def show(now: Progress) -> None:
+        def show(now: Summary) -> None:
             nonlocal first, shown
-            first = first or now
-            rate = (now.items - first.items) / (time.monotonic() - started)
+            first = now.items if first is None else first
+            rate = (now.items - first) / (time.monotonic() - started)
             mean = "" if now.mean is None else f", mean {now.mean:.3f}"
             bar.update(now.rows - shown, f"{rate:,.1f}/s{mean}, no score {now.missing}")
             shown = now.rows
