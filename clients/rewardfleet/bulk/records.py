@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # who reads outputs has no use of a client
 
     from .run import ScoredItem
 
-#: A record of an item: columns by name, as JSON.
+#: A record of an item: columns by name, which `to_json` encodes.
 Record = dict[str, Any]
 
 #: What a record has besides its score, with the types of the columns.
@@ -35,11 +35,11 @@ def records_of(scored: "Iterable[ScoredItem]", columns: Iterable[str]) -> list[R
         uid, place = item.uid and _encodable(item.uid), _encodable(item.place)
         values = item.index, request_id, uid, place, item.completion
         record: Record = {**empty, **dict(zip(_ITEM_COLUMNS, values, strict=True))}
-        for name, value in score.model_dump(mode="json").items():
+        for name, value in vars(score).items():
             if name in empty:
                 record[name] = value
             elif value is not None:
-                for part, each in value.items():
+                for part, each in vars(value).items():
                     record[f"{name}_{part}"] = each
         records.append(record)
     return records
