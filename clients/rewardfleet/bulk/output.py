@@ -57,8 +57,7 @@ class Output:
 
     def close(self) -> None:
         """Let other commands write to the folder."""
-        os.close(self._lock)
-        with self._naming_the_folder():
+        with self._naming_the_folder(), os.fdopen(self._lock):
             self._journal.file.close()  # which writes what a full disk has not taken
 
     def records(self) -> Iterator[Record]:

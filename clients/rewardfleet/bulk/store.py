@@ -1,7 +1,6 @@
 """What becomes of scores: they are kept or printed, and counted."""
 
 import asyncio
-import gc
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -83,7 +82,6 @@ async def score_items(
         OSError: The output cannot be written.
     """
     on_progress(store.summary)
-    gc.freeze()  # looking for cycles among what is imported, again and again, takes longer
     left = (group for group in groups_of(items) if any(each.index not in store for each in group))
     loop = asyncio.get_running_loop()
     # One thread: it adds what it has begun to before it finishes.

@@ -20,8 +20,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from rewardfleet.bulk import output as output_module
-from rewardfleet.bulk.output import Output
+from rewardfleet.bulk.output import Output, Printer
+from rewardfleet.bulk.records import columns_of
+from rewardfleet.bulk.requests import Item
+from rewardfleet.bulk.rows import Row
+from rewardfleet.bulk.run import ScoredItem
+from rewardfleet.bulk.store import Store
 from rewardfleet.commands.main import main
+from rewardfleet.wire.code import CodeScore, Verdict
 from rewardfleet_server.episode.app import create_app as create_episode_app
 from rewardfleet_server.episode.settings import EpisodeSettings
 from rewardfleet_server.registry import SERVICES
@@ -317,6 +323,12 @@ def test_a_row_of_csv_that_is_not_utf8_does_not_end_the_table(score, tmp_path: P
     status, found = score(path)
     assert status == 1
     assert [each["error_detail"] for each in found] == [None, "not UTF-8", None]
+
+
+def test_verdicts_are_printed(capsysbinary: pytest.CaptureFixture[bytes]):
+    score = CodeScore(score=1.0, status="ok", verdicts=[Verdict(verdict="passed")])
+    Store(Printer(columns_of(CodeScore))).add([ScoredItem(Item(0, Row("rows:1", {})), "x", score)])
+    assert json.loads(capsysbinary.readouterr().out)["verdicts"][0]["verdict"] == "passed"
 
 
 # What is already scored
