@@ -166,11 +166,14 @@ def _of_output(folder: Path) -> list[str]:
         if name not in base and name not in _OF_OUTPUTS
     )
     shown = ", ".join(f'"{name}"' for name in [*base, *_OF_OUTPUTS])
-    paths = [path for name in ("part-*.*", "journal.jsonl") for path in sorted(folder.glob(name))]
+    tables = _tables(sorted(folder.glob("part-*.*")), columns)
+    for journal in _tables([*folder.glob("journal.jsonl")], columns):  # whose rows are newer
+        tables = [f"FROM ({each}) ANTI JOIN ({journal}) USING (row)" for each in tables]
+        tables.append(journal)
     return [
         f"SELECT {shown}, '{service}' AS service, 1.0 AS sample_rate, filename AS source, "
         f"CAST(json_object({details}) AS VARCHAR) AS details FROM ({each})"
-        for each in _tables(paths, columns)
+        for each in tables
     ]
 
 

@@ -27,6 +27,7 @@ from rewardfleet.bulk.rows import Row
 from rewardfleet.bulk.run import ScoredItem
 from rewardfleet.bulk.store import Store
 from rewardfleet.commands.main import main
+from rewardfleet.score_log.reading import open_log
 from rewardfleet.wire.code import CodeScore, Verdict
 from rewardfleet_server.episode.app import create_app as create_episode_app
 from rewardfleet_server.episode.settings import EpisodeSettings
@@ -390,6 +391,10 @@ def test_parts_that_could_not_be_written_are_written_by_the_next_command(
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fsync)
         assert score(path, "--format", kind)[0] == 2
+    with open_log([tmp_path / "out"]) as log:  # where a row is in both, the journal counts
+        assert log.execute("SELECT row FROM scores ORDER BY row").fetchall() == [
+            (row,) for row in range(10)
+        ]
     status, found = score(path, "--format", kind)
     assert (status, [each["row"] for each in found]) == (0, [*range(10)])
     assert {each.suffix for each in (tmp_path / "out").glob("[!.i]*")} == {f".{kind}"}
