@@ -258,6 +258,12 @@ class CallRun:
             found.append(_checks_of(answer) if passed else None)
         return found
 
+    def failed_by_themselves(self, result: RunResult) -> dict[int, str]:
+        """Return the exceptions of checks whose own lines raised them, by the checks' indexes."""
+        answers, _ = _answers(result.test_report or b"", {each.nonce for each in self.run.checks})
+        found = [answers.get(check.nonce, {}) for check in self.run.checks]
+        return {n: str(each["raised"]) for n, each in enumerate(found) if each.get("own") is True}
+
     def _again(
         self, answers: Mapping[str, Mapping[str, Any]], verdicts: Sequence[Verdict]
     ) -> "CallRun | None":

@@ -1,9 +1,9 @@
 """Preflight: whether tests work by themselves, and prove anything about a program.
 
 Tests whose setup fails, that do not compile, or whose own imports fail say nothing about the
-program, so they are invalid. So are tests that pass without a program. Both are found out without
-it, as its failures are always judged. A row whose own solution fails is invalid, too, and one whose
-solution imports what programs cannot.
+program, so they are invalid. So are tests that pass without a program, and cases that fail before
+they use one. All that is found out without it, as its failures are always judged. A row whose own
+solution fails is invalid, too, and one whose solution imports what programs cannot.
 """
 
 import ast
@@ -42,6 +42,9 @@ _MAX_BYTES = 8 * 2**20
 _PLACE = re.compile(r'File "(tests\.[\w.]+)", line \d+')
 _IMPORT_ERROR = re.compile(r"(?m)^(?:ModuleNotFoundError|ImportError): ?(.*)$")
 _MODULE = re.compile(r"No module named '([^'.]+)")
+_LINE = re.compile(r'File "test\.py", line (\d+)')
+#: Words of cases that may look for a file of the program.
+_FILES = re.compile(r"(?i)open|exists|is_?file|is_?dir|path|glob|listdir|scandir|read_|load")
 _MAX_REASON = 200
 
 
@@ -83,6 +86,21 @@ class Preflight:
         if tests.check_reference:
             key = f"solution {limits} {tests.digest}"
             await self._checked.get(key, lambda: self._try(tests, limits))
+
+    async def check_cases(self, tests: PreparedTests, limits: RunLimits) -> None:
+        """Check that no case fails by itself.
+
+        It is run with the solution of the row, or, without one, until it uses the program.
+
+        Raises:
+            InvalidRequest: A line of it fails, twice.
+            Unavailable: Its jail died.
+        """
+        plain, key = tests.tests, f"cases {limits} {tests.digest}"
+        # SandboxFusion has no process of the tests; with `check_reference`, all have passed.
+        is_apart = self._settings.sandbox == "jail" and not tests.check_reference
+        if is_apart and isinstance(plain, AssertTests):
+            await self._checked.get(key, lambda: self._run_cases(tests, plain, limits))
 
     async def repeated_as_needed(self, tests: PreparedTests, limits: RunLimits) -> PreparedTests:
         """Return tests that are repeated only if the solution of the row passes only then."""
@@ -164,6 +182,41 @@ class Preflight:
             raise InvalidRequest(
                 f"tests.row: its own solution takes more than max_submission_s ({longest:g} s)"
             )
+        return {}
+
+    async def _run_cases(
+        self, tests: PreparedTests, plain: AssertTests, limits: RunLimits
+    ) -> Mapping[int, str]:
+        async def failing(indexes: Sequence[int]) -> Mapping[int, str]:
+            planned = assert_run(plain, [tests.asserts[index] for index in indexes])
+            cases = [plain.cases[tests.numbers[index] - 1] for index in indexes]
+            if not tests.solution:
+                checks = (Check("alone", case, entry_point=plain.entry_point) for case in cases)
+                planned = replace(planned, run=replace(planned.run, checks=tuple(checks)))
+            result = await self._result(Job(tests.solution or "", [planned.run], limits))
+            stderr = result.stderr.decode(errors="replace")
+            line, error = (_LINE.findall(stderr) or [1])[-1], last_error(stderr)[:_MAX_REASON]
+            return {
+                indexes[n]: f"line {line} fails {how}: {error or name}"
+                for n, name in planned.failed_by_themselves(result).items()
+                if tests.solution or name == "PermissionError" or not _FILES.search(cases[n])
+            }
+
+        how = "with the row's solution" if tests.solution else "without the program"
+        chosen = [
+            index
+            for index, each in enumerate(tests.asserts)
+            if each.kind in {"value", "assert"}
+            and (not each.fails_alone or (each.may_repeat and tests.solution))
+        ]
+        for index in await failing(chosen) if chosen else ():
+            if tests.solution:  # it may pass only in the program's process
+                repeated = await self.repeated_as_needed(tests, limits)
+                if repeated.asserts[index].may_repeat:
+                    continue
+            # Cases that share a process may disturb each other.
+            for reason in (await failing([index])).values():
+                raise InvalidRequest(f"tests.cases.{tests.numbers[index] - 1}: {reason}")
         return {}
 
     def _reason(self, verdict: Verdict) -> str:

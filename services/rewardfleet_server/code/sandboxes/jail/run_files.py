@@ -13,7 +13,7 @@ from rewardfleet_server.code.sandboxes import MAX_REPORT_BYTES, Check, Job, Prog
 from .guest.descriptors import ALL_SEALS, ORDER, Order, contents, write_all
 
 #: Checks that are made by a process of their own.
-_TESTED_APART = {"assert", "value"}
+_TESTED_APART = {"assert", "value", "alone"}
 #: Programs whose objects may print when they are destroyed, e.g. files and generators. Destroying
 #: the objects of all others would take some of them a third of their time, for nothing.
 _PRINTS_LAST = (

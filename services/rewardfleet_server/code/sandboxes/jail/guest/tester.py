@@ -12,6 +12,7 @@ import os
 import random
 import resource
 import sys
+import traceback
 import types
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -21,6 +22,7 @@ from .answers import Report, plain
 from .boundary import Gone, TestSide
 from .confinement import Confine, limit
 from .descriptors import ORDER, TESTS_MEMORY, Order, Script, read_script
+from .exceptions import fails_a_test
 from .names import (
     ALIASES,
     PROGRAM_MODULES,
@@ -43,6 +45,15 @@ _REFLECTING = {
     "importlib", "sys", "runpy", "inspect", "builtins", "gc",
 }  # fmt: skip
 
+#: Files of the guest in whose functions an exception is of the program, or of its use.
+_OF_PROGRAM = {"boundary.py", "program.py", "proxies.py", "tester.py"}
+#: Exceptions for which the program, or a busy machine, may be the reason.
+_UNCERTAIN = (NameError, FileNotFoundError, TimeoutError)
+
+
+class ProgramUsed(BaseException):
+    """A test that is run alone needs the program."""
+
 
 class Namespace(dict[str, Any]):
     """The variables of the tests. What they lack is looked up in the program."""
@@ -55,6 +66,8 @@ class Namespace(dict[str, Any]):
         #: Names that are those of the standard library.
         self.standard_names: AbstractSet[str] = set()
         self.program_has_run = False  #: whether there are names to look up
+        self.is_alone = False  #: whether the current test ends where it uses the program
+        self.was_used = False  #: whether it has
         self._side = side
 
     def __getitem__(self, name: str) -> Any:
@@ -65,6 +78,9 @@ class Namespace(dict[str, Any]):
             return standard(name)
         if not self.program_has_run or (hasattr(builtins, name) and name not in self.own_names):
             raise KeyError(name)
+        if self.is_alone:
+            self.was_used = True
+            raise ProgramUsed
         try:
             return self._side.look_up(name)
         except NameError:
@@ -173,17 +189,24 @@ class Tester:
         """
         source = _source(check)
         linecache.cache["test.py"] = (lambda: source,)
+        is_alone = "alone" in check
+        self.namespace.is_alone = self.namespace.was_used = False
         try:
             if "inside" in check:
                 checks = self.side.run_inside(check["inside"], check["entry_point"])
                 return {"held": True, "checks": checks}
             tree = ast.parse(source)
-            self.take_names(source, tree, check["entry_point"])
-            self.share_imports(tree)
+            is_named = self.take_names(source, tree, check["entry_point"])
+            if is_alone and not is_named:  # what it calls may have been replaced by the program
+                return {"held": True}
+            (_take_nothing if is_alone else self.share_imports)(tree)
+            self.namespace.is_alone = is_alone
             script = TestScript(self.namespace, check["entry_point"])
             if "value" in check:
                 return {"value": plain(script.value_of(source))}
             script.run(tree)
+        except ProgramUsed:
+            return {"held": True}
         except UnsupportedTest as error:
             return unsupported(error)
         except Gone as gone:
@@ -194,12 +217,23 @@ class Tester:
             show(error, err)
             return {"raised": "AssertionError" if error.code else "SystemExit"}
         except BaseException as error:
+            is_own = self.is_own(error) and (is_alone or not fails_a_test(error))
             show(error, err)
-            return {"raised": type(error).__name__}
+            return {"raised": type(error).__name__, "own": is_own}
         return {"held": True, "checks": script.checks}
 
-    def take_names(self, source: str, tree: ast.Module, entry_point: str) -> None:
+    def is_own(self, error: BaseException) -> bool:
+        """Return whether a line of the test fails by itself, and not what the program did."""
+        used = self.namespace.was_used or self.side.refused
+        _, *frames = traceback.walk_tb(error.__traceback__)  # without that of `answer`
+        is_of_program = any(frame.f_code.co_filename in _OF_PROGRAM for frame, _ in frames)
+        return not (used or is_of_program or isinstance(error, _UNCERTAIN))
+
+    def take_names(self, source: str, tree: ast.Module, entry_point: str) -> bool:
         """Determine where the names come from that a test does not define.
+
+        Returns:
+            Whether the test names what only the program can have.
 
         Those of the standard library come from there, unless they are all that the test is about.
         If it is about no name that only the program can have, it is about built-in or imported
@@ -233,6 +267,7 @@ class Tester:
         self.side.entry_names = names.methods | {entry_point.rpartition(".")[2]}
         if self.setup_seeds or seeds(tree):
             self.side.generators.watch(packages | names.modules)
+        return bool(is_named)
 
     def share_imports(self, tree: ast.Module) -> None:
         """Let the program have the imports of a test, if that does not import the program."""
@@ -260,7 +295,19 @@ def _root(entry_point: str) -> str:
 
 
 def _source(check: dict[str, Any]) -> str:
-    return check.get("value") or check.get("assert") or ""
+    return check.get("value") or check.get("assert") or check.get("alone") or ""
+
+
+def _take_nothing(tree: ast.Module) -> None:
+    """Remove what a script takes of the program before it uses it, so that it looks that up."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=module) if module in PROGRAM_MODULES:
+                node.module, node.names = "builtins", [ast.alias("Ellipsis")]  # changes nothing
+            case ast.FunctionDef(name="check"):
+                node.args = ast.arguments([], [], None, [], [], None, [])
+            case ast.Call(func=ast.Name(id="check")):
+                node.args, node.keywords = [], []
 
 
 def is_imported(value: Any) -> bool:
