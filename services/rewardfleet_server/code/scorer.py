@@ -186,7 +186,6 @@ class CodeScorer:
         left_out = await self._preflight.check(tests, limits)
         tests = tests.without(left_out) if left_out else tests
         await self._preflight.check_solution(tests, limits)
-        await self._preflight.check_cases(tests, limits)
         tests = await self._preflight.repeated_as_needed(tests, limits)
         checker = await self._checkers.prepare(tests)
         if request.revision is None:

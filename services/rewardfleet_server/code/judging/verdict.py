@@ -115,14 +115,16 @@ def _call_run(tests: FunctionalTests, case: FunctionalCase) -> "CallRun":
     return CallRun(run, (expected,), _equality(tests, as_json=True))
 
 
-def assert_run(tests: AssertTests, asserts: Sequence[ParsedAssert]) -> "CallRun":
-    """Return one run that evaluates asserts, with new secrets."""
+def assert_run(
+    tests: AssertTests, asserts: Sequence[ParsedAssert], *, alone: bool = False
+) -> "CallRun":
+    """Return one run that evaluates asserts, or what they do alone, with new secrets."""
     rule = _equality(tests, as_json=False)
     # What one process evaluates, it evaluates in order.
     is_apart = any(each.kind in {"value", "assert"} for each in asserts)
     checks = tuple(
         Check(
-            "value" if is_apart and each.kind == "eval" else each.kind,
+            "alone" if alone else "value" if is_apart and each.kind == "eval" else each.kind,
             each.source,
             entry_point=tests.entry_point,
         )
@@ -241,28 +243,25 @@ class CallRun:
             return RunVerdicts([known or found for known, found in pairs], suspicions)
         return RunVerdicts(verdicts, suspicions, again=self._again(answers, verdicts))
 
+    def answers(self, result: RunResult) -> list[dict[str, Any]]:
+        """Return the answers to the checks, which no program of a policy has given."""
+        nonces = [check.nonce for check in self.run.checks]
+        answers, _ = _answers(result.test_report or result.report, {*nonces})
+        return [answers.get(nonce, {"raised": ""}) for nonce in nonces]
+
     def checks_alone(self, result: RunResult) -> list[int | None]:
         """Return how many checks were evaluated per case that passed; None for one that failed.
 
         Raises:
             InvalidRequest: A test cannot be called.
         """
-        nonces = {check.nonce for check in self.run.checks}
-        answers, _ = _answers(result.test_report or result.report, nonces)
         found: list[int | None] = []
-        for check, expected in zip(self.run.checks, self.expected, strict=True):
-            answer = answers.get(check.nonce, {"raised": ""})
+        for answer, expected in zip(self.answers(result), self.expected, strict=True):
             if answer.get("raised") == "UnsupportedTest":
                 raise InvalidRequest(f"tests: {str(answer.get('message'))[:300]}")
             passed = _outcome(answer, expected, self.rule) is Outcome.ACCEPTED
             found.append(_checks_of(answer) if passed else None)
         return found
-
-    def failed_by_themselves(self, result: RunResult) -> dict[int, str]:
-        """Return the exceptions of checks whose own lines raised them, by the checks' indexes."""
-        answers, _ = _answers(result.test_report or b"", {each.nonce for each in self.run.checks})
-        found = [answers.get(check.nonce, {}) for check in self.run.checks]
-        return {n: str(each["raised"]) for n, each in enumerate(found) if each.get("own") is True}
 
     def _again(
         self, answers: Mapping[str, Mapping[str, Any]], verdicts: Sequence[Verdict]

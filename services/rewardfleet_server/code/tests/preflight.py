@@ -43,8 +43,6 @@ _PLACE = re.compile(r'File "(tests\.[\w.]+)", line \d+')
 _IMPORT_ERROR = re.compile(r"(?m)^(?:ModuleNotFoundError|ImportError): ?(.*)$")
 _MODULE = re.compile(r"No module named '([^'.]+)")
 _LINE = re.compile(r'File "test\.py", line (\d+)')
-#: Words of cases that may look for a file of the program.
-_FILES = re.compile(r"(?i)open|exists|is_?file|is_?dir|path|glob|listdir|scandir|read_|load")
 _MAX_REASON = 200
 
 
@@ -64,12 +62,13 @@ class Preflight:
             Why cases do not count, by index: those that pass without a program.
 
         Raises:
-            InvalidRequest: One of them fails, or all cases pass without a program.
+            InvalidRequest: One of them fails, or a case by itself; or all pass without a program.
             Unavailable: Their jail died.
         """
         if not tests.trial:
             return {}
-        return await self._checked.get(f"{limits} {tests.trial}", lambda: self._run(tests, limits))
+        key = f"{limits} {tests.trial} {tests.solution and tests.digest}"
+        return await self._checked.get(key, lambda: self._run(tests, limits))
 
     async def check_solution(self, tests: PreparedTests, limits: RunLimits) -> None:
         """Check that programs can import what the solution of a row imports.
@@ -86,21 +85,6 @@ class Preflight:
         if tests.check_reference:
             key = f"solution {limits} {tests.digest}"
             await self._checked.get(key, lambda: self._try(tests, limits))
-
-    async def check_cases(self, tests: PreparedTests, limits: RunLimits) -> None:
-        """Check that no case fails by itself.
-
-        It is run with the solution of the row, or, without one, until it uses the program.
-
-        Raises:
-            InvalidRequest: A line of it fails, twice.
-            Unavailable: Its jail died.
-        """
-        plain, key = tests.tests, f"cases {limits} {tests.digest}"
-        # SandboxFusion has no process of the tests; with `check_reference`, all have passed.
-        is_apart = self._settings.sandbox == "jail" and not tests.check_reference
-        if is_apart and isinstance(plain, AssertTests):
-            await self._checked.get(key, lambda: self._run_cases(tests, plain, limits))
 
     async def repeated_as_needed(self, tests: PreparedTests, limits: RunLimits) -> PreparedTests:
         """Return tests that are repeated only if the solution of the row passes only then."""
@@ -138,11 +122,46 @@ class Preflight:
         failed = failure(result, limits)
         if failed is not None or not has_held:
             raise InvalidRequest(self._explain(result, str(failed or "").replace("_", " ")))
-        if not (tests.alone and isinstance(plain, AssertTests)):
+        if not isinstance(plain, AssertTests):
             return {}
-        call_run = assert_run(plain, [tests.asserts[index] for index in tests.alone])
-        result = await self._result(Job("", [call_run.run], limits))
-        return _left_out(plain.cases, tests.alone, call_run.checks_alone(result))
+        left_out: Mapping[int, str] = {}
+        if tests.alone:
+            call_run = assert_run(plain, [tests.asserts[index] for index in tests.alone])
+            result = await self._result(Job("", [call_run.run], limits))
+            left_out = _left_out(plain.cases, tests.alone, call_run.checks_alone(result))
+        # SandboxFusion has no process of the tests; with `check_reference`, all cases must pass.
+        if self._settings.sandbox == "jail" and not tests.check_reference:
+            await self._try_all(tests.without(left_out) if left_out else tests, plain, limits)
+        return left_out
+
+    async def _try_all(self, tests: PreparedTests, plain: AssertTests, limits: RunLimits) -> None:
+        """Run cases with the solution of the row, or, without one, until they use the program."""
+        solution = tests.solution or ""
+        if solution:  # a case that passes only in the program's process stays one to repeat
+            tests = await self.repeated_as_needed(tests, limits)
+
+        async def failing(indexes: Sequence[int]) -> Mapping[int, str]:
+            planned = assert_run(plain, [tests.asserts[n] for n in indexes], alone=not solution)
+            result = await self._result(Job(solution, [planned.run], limits))
+            stderr = result.stderr.decode(errors="replace")
+            line, error = (_LINE.findall(stderr) or [1])[-1], last_error(stderr)[:_MAX_REASON]
+            return {
+                index: f"line {line} fails {how}: {error or answer['raised']}"
+                for index, answer in zip(indexes, planned.answers(result), strict=True)
+                if answer.get("own") is True
+            }
+
+        how = "with the row's solution" if solution else "without the program"
+        chosen = [
+            index
+            for index, each in enumerate(tests.asserts)
+            if each.kind in {"value", "assert"}
+            and not (each.may_repeat if solution else each.fails_alone)
+        ]
+        for index in await failing(chosen) if chosen else ():
+            # Again, as cases that share a process may disturb each other.
+            for reason in (await failing([index])).values():
+                raise InvalidRequest(f"tests.cases.{tests.numbers[index] - 1}: {reason}")
 
     async def _result(self, job: Job) -> RunResult:
         result = await run_once(self._sandbox, job)
@@ -182,41 +201,6 @@ class Preflight:
             raise InvalidRequest(
                 f"tests.row: its own solution takes more than max_submission_s ({longest:g} s)"
             )
-        return {}
-
-    async def _run_cases(
-        self, tests: PreparedTests, plain: AssertTests, limits: RunLimits
-    ) -> Mapping[int, str]:
-        async def failing(indexes: Sequence[int]) -> Mapping[int, str]:
-            planned = assert_run(plain, [tests.asserts[index] for index in indexes])
-            cases = [plain.cases[tests.numbers[index] - 1] for index in indexes]
-            if not tests.solution:
-                checks = (Check("alone", case, entry_point=plain.entry_point) for case in cases)
-                planned = replace(planned, run=replace(planned.run, checks=tuple(checks)))
-            result = await self._result(Job(tests.solution or "", [planned.run], limits))
-            stderr = result.stderr.decode(errors="replace")
-            line, error = (_LINE.findall(stderr) or [1])[-1], last_error(stderr)[:_MAX_REASON]
-            return {
-                indexes[n]: f"line {line} fails {how}: {error or name}"
-                for n, name in planned.failed_by_themselves(result).items()
-                if tests.solution or name == "PermissionError" or not _FILES.search(cases[n])
-            }
-
-        how = "with the row's solution" if tests.solution else "without the program"
-        chosen = [
-            index
-            for index, each in enumerate(tests.asserts)
-            if each.kind in {"value", "assert"}
-            and (not each.fails_alone or (each.may_repeat and tests.solution))
-        ]
-        for index in await failing(chosen) if chosen else ():
-            if tests.solution:  # it may pass only in the program's process
-                repeated = await self.repeated_as_needed(tests, limits)
-                if repeated.asserts[index].may_repeat:
-                    continue
-            # Cases that share a process may disturb each other.
-            for reason in (await failing([index])).values():
-                raise InvalidRequest(f"tests.cases.{tests.numbers[index] - 1}: {reason}")
         return {}
 
     def _reason(self, verdict: Verdict) -> str:

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import itertools
 import logging
+import re
 import threading
 import time
 from collections import deque
@@ -49,6 +50,9 @@ _LONG_PROGRAM = 10_000
 #: Seconds after which a job that was paused comes before those that have not begun, and for which
 #: it then has a core.
 _LONGEST_PAUSE_S, _QUANTUM_S = 1.0, 0.025
+#: Jails import what so many of the last programs that import a package do.
+_POPULAR, _RECENT = 3, 200
+_IMPORT = re.compile(r"^(?:from|import)[ \t]+(\w+)", re.MULTILINE)
 
 
 def build(settings: CodeSettings) -> "JailPool":
@@ -138,6 +142,8 @@ class Schedule:
         self._cores = self._free_cores = cores
         self._memory = memory
         self._jails = len(workers)
+        self._workers = [*workers, *checkers]
+        self._recent: deque[frozenset[str]] = deque(maxlen=_RECENT)
         self._idle = {False: [*reversed(workers)], True: [*reversed(checkers)]}
         self._new: deque[CoreTurn] = deque()
         self._stopped: deque[CoreTurn] = deque()
@@ -238,11 +244,30 @@ class Schedule:
                 queue.remove(turn)
                 self._take(turn, urgent=urgent)
                 self._begun.add(turn)
-                turn.begin(self._idle[turn.is_checker].pop())
+                turn.begin(self._take_jail(turn))
                 if turn.is_long:
                     self._start_ahead()
                 return True
         return False
+
+    def _take_jail(self, turn: "CoreTurn") -> Worker:
+        """Take the idle jail that imports most of what a program does, and nothing else.
+
+        One that imports nothing may begin to, as long as there are fewer than cores that do.
+        """
+        idle, modules = self._idle[turn.is_checker], turn.modules
+        jail = max(idle[::-1], key=lambda each: (each.modules <= modules, len(each.modules)))
+        if modules not in {frozenset(), *jail.config.not_preloaded}:
+            self._recent.append(modules)
+            if not jail.modules and self._recent.count(modules) >= _POPULAR:
+                others = {each for each in self._workers if each.modules}
+                needed = {each for each in others if each.modules in self._recent}
+                if len(needed) < self._cores:
+                    jail = next(filter((others - needed).__contains__, idle), jail)
+                    jail.modules = modules
+        jail.modules &= modules
+        idle.remove(jail)
+        return jail
 
     def _take(self, turn: "CoreTurn", *, urgent: bool) -> None:
         self._free_cores -= 1
@@ -342,6 +367,7 @@ class CoreTurn:
         self.is_checker = is_checker
         self.number = next(self._numbers)  #: the order in which jobs came
         self.begins: asyncio.Future[Worker]  #: gets the jail, while it waits to begin
+        self.modules = frozenset[str]()  #: those that its program imports, of installed packages
         self.has_core = self.is_long = self.is_stopped = False
         self.keeps_core_until = 0.0  #: until when it is not paused for another one
         self.since = time.monotonic()  #: since when it has a core, or has none (`time.monotonic`)
@@ -439,6 +465,7 @@ class JailPool:
             lambda worker: run_in_thread(self._threads, worker.start),
         )
         handshake = self._workers[0].handshake
+        self._importable = frozenset(() if config.preload else handshake["environment"])
         #: Whether the kernel counts how long programs wait for a core.
         self.counts_delays: bool = handshake["counts_delays"]
         self.provenance: Mapping[str, JsonValue] = {
@@ -464,6 +491,8 @@ class JailPool:
         share = Share(run_bytes(job.limits, tests_apart=tests_apart, writable=self._writable))
         turn = CoreTurn(self._schedule, share, timing, is_checker=job.is_checker)
         turn.is_long = len(job.program) > _LONG_PROGRAM
+        imported = _IMPORT.findall(job.program[:_LONG_PROGRAM])
+        turn.modules = self._importable.intersection(imported)
         runs, cpu_ms = deque(job.runs), 0.0
 
         def on_next(result: RunResult) -> bool:

@@ -9,7 +9,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult
@@ -69,6 +69,8 @@ class WorkerConfig:
     spec: IsolationSpec  #: how to start a supervisor
     seccomp: Filters
     preload: tuple[str, ...]  #: modules to import before the first program, besides the usual ones
+    #: Modules that jails cannot import for programs.
+    not_preloaded: set[frozenset[str]] = field(default_factory=set)
 
 
 class Worker:
@@ -85,6 +87,8 @@ class Worker:
         self._stopped = threading.Event()
         self._run_number = 0
         self._grant: CoreTurn | None = None
+        #: What the next job's jail imports for all programs, and what this one has imported.
+        self.modules = self._imported = frozenset[str]()
         #: What the supervisor reported when it started: its Python, packages and Landlock.
         self.handshake: Mapping[str, Any] = {}
         self.restarts = 0  #: how many times a jail was started in place of another one
@@ -109,6 +113,7 @@ class Worker:
         spec, seccomp = self.config.spec, self.config.seccomp
         config = {
             "preload": [*_PRELOAD.split(), *self.config.preload],
+            "modules": sorted(self.modules),
             "readable": spec.readable,
             "writable": spec.writable,
             "processes": spec.processes,
@@ -180,6 +185,8 @@ class Worker:
             JailUnavailable: No jail can be started now.
             Killed: A run was killed, and could not be completed in a new jail.
         """
+        if self.modules != self._imported:
+            self._preload()
         self.start()
         try:
             return self._run_all(job, on_result)
@@ -198,6 +205,18 @@ class Worker:
         except BaseException:
             self.close()  # its next message would belong to this job
             raise
+
+    def _preload(self) -> None:
+        """Start a jail that imports the modules. If there cannot be one, none tries it again."""
+        self.close()
+        self.handshake = {}  # it is not in place of one that died
+        try:
+            self.probe()
+        except JailUnavailable:
+            log.info("programs import %s themselves: no jail can before", [*self.modules])
+            self.config.not_preloaded.add(self.modules)
+            self.modules = frozenset()
+        self._imported = self.modules
 
     def _run_all(self, job: Job, on_result: Callable[[RunResult], bool]) -> bool:
         """Run a job. The next run is started before `on_result` sees the last one."""

@@ -85,6 +85,7 @@ def end_with(supervisor: int) -> None:
 
 def limit_all_runs() -> None:
     """Set the limits that all runs share, and that do not affect the supervisor."""
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     limit(resource.RLIMIT_NOFILE, MAX_DESCRIPTORS)
     limit(resource.RLIMIT_CORE, 0)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and continues to write

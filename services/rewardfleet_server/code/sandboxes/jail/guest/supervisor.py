@@ -61,7 +61,7 @@ SILENCE_S = 5.0
 MAX_FILES = 10_000
 
 
-def main() -> NoReturn:
+def main() -> NoReturn:  # noqa: PLR0915 - the order matters
     """Prepare the jail, start the zygote, and serve runs."""
     # The descriptors of a run come before these.
     channel, orders = (keep_open(int(number)) for number in sys.argv[1:3])
@@ -103,6 +103,7 @@ def main() -> NoReturn:
             if landlock:  # what the kernel counts is for the supervisor only
                 restrict_files(config["readable"], config["writable"])
             supervisor_filter.install()
+            zygote.preload(config["modules"])
             zygote.serve(orders, writer, confinement, program)
         finally:
             os._exit(1)
@@ -112,13 +113,8 @@ def main() -> NoReturn:
     supervisor = Supervisor(channel, reader, config["writable"], config["kept"], zygote_pid)
     for first in range(0, len(environment), NAMES):
         send(channel, {"packages": environment[first : first + NAMES]})
-    handshake = {
-        "landlock": landlock,
-        "python": sys.version.split()[0],
-        "missing": missing,
-        "counts_delays": counts_delays(),
-    }
-    send(channel, handshake)
+    versions = {"landlock": landlock, "python": sys.version.split()[0]}
+    send(channel, {**versions, "missing": missing, "counts_delays": counts_delays()})
     while True:
         supervisor.serve()
 

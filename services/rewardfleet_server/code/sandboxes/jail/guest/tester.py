@@ -46,13 +46,11 @@ _REFLECTING = {
 }  # fmt: skip
 
 #: Files of the guest in whose functions an exception is of the program, or of its use.
-_OF_PROGRAM = {"boundary.py", "program.py", "proxies.py", "tester.py"}
+_OF_PROGRAM = {"boundary.py", "program.py", "proxies.py"}
 #: Exceptions for which the program, or a busy machine, may be the reason.
 _UNCERTAIN = (NameError, FileNotFoundError, TimeoutError)
-
-
-class ProgramUsed(BaseException):
-    """A test that is run alone needs the program."""
+#: Packages of tests that may look for files of the program without naming it.
+_OF_FILES = {"os", "pathlib", "glob", "shutil"}
 
 
 class Namespace(dict[str, Any]):
@@ -67,7 +65,6 @@ class Namespace(dict[str, Any]):
         self.standard_names: AbstractSet[str] = set()
         self.program_has_run = False  #: whether there are names to look up
         self.is_alone = False  #: whether the current test ends where it uses the program
-        self.was_used = False  #: whether it has
         self._side = side
 
     def __getitem__(self, name: str) -> Any:
@@ -79,8 +76,8 @@ class Namespace(dict[str, Any]):
         if not self.program_has_run or (hasattr(builtins, name) and name not in self.own_names):
             raise KeyError(name)
         if self.is_alone:
-            self.was_used = True
-            raise ProgramUsed
+            self._side.refused = True
+            raise Gone("the test is alone")
         try:
             return self._side.look_up(name)
         except NameError:
@@ -190,14 +187,14 @@ class Tester:
         source = _source(check)
         linecache.cache["test.py"] = (lambda: source,)
         is_alone = "alone" in check
-        self.namespace.is_alone = self.namespace.was_used = False
+        self.namespace.is_alone = False
         try:
             if "inside" in check:
                 checks = self.side.run_inside(check["inside"], check["entry_point"])
                 return {"held": True, "checks": checks}
             tree = ast.parse(source)
-            is_named = self.take_names(source, tree, check["entry_point"])
-            if is_alone and not is_named:  # what it calls may have been replaced by the program
+            names_program = self.take_names(source, tree, check["entry_point"])
+            if is_alone and not names_program:
                 return {"held": True}
             (_take_nothing if is_alone else self.share_imports)(tree)
             self.namespace.is_alone = is_alone
@@ -205,8 +202,6 @@ class Tester:
             if "value" in check:
                 return {"value": plain(script.value_of(source))}
             script.run(tree)
-        except ProgramUsed:
-            return {"held": True}
         except UnsupportedTest as error:
             return unsupported(error)
         except Gone as gone:
@@ -224,20 +219,16 @@ class Tester:
 
     def is_own(self, error: BaseException) -> bool:
         """Return whether a line of the test fails by itself, and not what the program did."""
-        used = self.namespace.was_used or self.side.refused
-        _, *frames = traceback.walk_tb(error.__traceback__)  # without that of `answer`
-        is_of_program = any(frame.f_code.co_filename in _OF_PROGRAM for frame, _ in frames)
-        return not (used or is_of_program or isinstance(error, _UNCERTAIN))
+        files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
+        return not (self.side.refused or files & _OF_PROGRAM or isinstance(error, _UNCERTAIN))
 
     def take_names(self, source: str, tree: ast.Module, entry_point: str) -> bool:
         """Determine where the names come from that a test does not define.
 
-        Returns:
-            Whether the test names what only the program can have.
-
         Those of the standard library come from there, unless they are all that the test is about.
         If it is about no name that only the program can have, it is about built-in or imported
-        functions that the program has replaced.
+        functions that the program has replaced. Return whether all that it asks of the program is
+        by such a name.
         """
         names, root = Names(tree), _root(entry_point)
         free = {name for name in names.used | self.setup_names.used if self.is_free(name)}
@@ -267,7 +258,7 @@ class Tester:
         self.side.entry_names = names.methods | {entry_point.rpartition(".")[2]}
         if self.setup_seeds or seeds(tree):
             self.side.generators.watch(packages | names.modules)
-        return bool(is_named)
+        return bool(is_named) and packages.isdisjoint(_OF_FILES)
 
     def share_imports(self, tree: ast.Module) -> None:
         """Let the program have the imports of a test, if that does not import the program."""

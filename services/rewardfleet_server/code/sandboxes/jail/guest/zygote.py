@@ -5,10 +5,14 @@ So a run finds nothing of earlier submissions in its memory, and all runs start 
 Its children are those of the supervisor, which waits for them.
 """
 
+import gc
+import importlib
 import os
+import resource
 import signal
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -23,6 +27,8 @@ _CLONE = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
 _FLAGS = 0x8000 | int(signal.SIGCHLD)
 #: Room for more descriptors than any message has.
 _MAX_ANCILLARY_BYTES = socket.CMSG_SPACE(64 * 4)
+#: KiB that the zygote may have once it has imported modules.
+_MOST_KIB = 160 * 2**10
 
 #: What follows the order of a run in the message to the supervisor: when its processes were
 #: started (`time.monotonic`), and their ids: negative if that failed, 0 if there is no second one.
@@ -43,6 +49,25 @@ def serve(orders: socket.socket, runs: int, confinement: Confinement, program: P
     confine, role = confinement.apply, program.run
     while True:
         serve_run(orders, runs, confine, role)
+
+
+def preload(modules: list[str]) -> None:
+    """Import modules for all runs, or end the jail if that is not as if each run did so.
+
+    So it is if a module fails, prints, takes much memory, or starts a thread: no run would have it.
+    """
+    if not modules:
+        return
+    limits = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, limits[1]))
+    for name in modules:
+        importlib.import_module(name)
+    resource.setrlimit(resource.RLIMIT_NPROC, limits)
+    sys.stdout.flush()
+    taken_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if taken_kib > _MOST_KIB or os.fstat(1).st_size:
+        os._exit(1)
+    gc.freeze()
 
 
 def serve_run(orders: socket.socket, runs: int, confine: Confine, program: Role) -> None:
