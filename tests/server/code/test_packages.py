@@ -121,6 +121,40 @@ def test_an_environment_is_built_once_and_can_be_used_by_the_user_of_the_jails(
     assert module.with_name("__pycache__").is_dir(), "compiled, as jails cannot write"
 
 
+#: Modules by what they do when they are imported, and whether jails may do that for programs.
+IMPORTED = {
+    "rf_prints": "print('from', __name__)",
+    "rf_fails": "raise ImportError",
+    "rf_threads": "import threading, time\nthreading.Thread(target=time.sleep, args=[0.1]).start()",
+    "rf_large": "data = bytearray(b'x') * (200 << 20)",
+    "rf_plain": "",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
+def test_jails_import_what_many_programs_do_unless_that_changes_something(cache, wheels, level):
+    with zipfile.ZipFile(wheels / "rf_sample-2.0-py3-none-any.whl", "a") as wheel:
+        for name, source in IMPORTED.items():
+            wheel.writestr(f"{name}/__init__.py", f"import os\nPID = os.getpid()\n{source}\n")
+    with served_code(level, packages=["rf-sample"], workers=1) as service:
+        for name in IMPORTED:
+            program = f"import os\nimport {name}\nprint({name}.PID == os.getpid())"
+            shown = [
+                service.score(program, stdio(("", "")))["verdicts"][0]["stdout"] for _ in range(5)
+            ]
+            before = {"rf_prints": f"from {name}\n", "rf_fails": None}.get(name, "")
+            usual = "" if before is None else f"{before}True\n"
+            assert shown == [usual] * 2 + ["False\n" if name == "rf_plain" else usual] * 3
+        both = "import rf_plain\nimport rf_threads\nprint('rf_plain' in sys.modules)"
+        assert service.verdict(f"import sys\n{both}", stdio(("", "True"))) == "accepted"
+        alone = "import sys\nprint('rf_plain' in sys.modules)"
+        assert service.verdict(alone, stdio(("", "False"))) == "accepted"
+    with served_code(level, packages=["rf-sample"], preload=["rf_sample"]) as service:
+        shown = {service.score(program, stdio(("", "True")))["score"] for _ in range(5)}
+        assert shown == {1.0}, "off with --preload"
+
+
 @pytest.mark.slow
 def test_packages_are_part_of_the_provenance_of_verdicts(cache, wheels):
     digests = set()

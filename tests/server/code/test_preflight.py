@@ -45,7 +45,9 @@ async def test_the_same_imports_are_checked_once():
         cases = [f"assert f({number}) == math.pi", "import math\nassert f() == math.pi"]
         tests = AssertTests(kind="asserts", cases=cases)
         await check.check(prepare(tests, ""), LIMITS)
-    assert len(sandbox.jobs) == 2, "its imports, and the script without a program"
+    assert len(sandbox.jobs) == 3, (
+        "its imports; the script without a program, and until it uses one"
+    )
 
 
 @pytest.mark.parametrize("row", sample(rows("preflight", "missing")))
@@ -81,6 +83,33 @@ def test_tests_that_fail_without_the_program_are_invalid(service, row, revision)
     response = service.post(revision, row["tests"], **options)
     assert (response.status_code, response.json()["kind"]) == (422, "invalid"), response.text
     assert response.json()["detail"].startswith(row["reason"])
+
+
+#: Passes the tests of the table, also those that need more of it than a function.
+PROGRAM = """
+open("out.txt", "w").write("1")
+class C: pass
+class E(Exception): pass
+def sum(a, b): return 3
+def f(x):
+    if x == "x": raise E
+    return 1
+"""
+
+
+@pytest.mark.parametrize("row", sample(rows("preflight", "alone")))
+def test_a_case_may_not_fail_the_program_for_what_that_did_not_do(service, row):
+    for revision in (PROGRAM, "def f(x): raise ValueError"):
+        response = service.post(revision, row["tests"])
+        if row["reason"]:
+            assert (response.status_code, response.json()["detail"]) == (422, row["reason"])
+        else:
+            assert response.json()["score"] == (revision is PROGRAM), response.text
+
+
+def test_a_case_that_takes_too_long_by_itself_is_not_invalid(service):
+    tests = asserts("while True: pass\nassert f() == 1")
+    assert service.verdict(F, tests, limits={"cpu_s": 0.2, "wall_s": 5}) == "time_limit"
 
 
 def test_a_setup_may_read_standard_input_and_use_the_time_of_a_run(service):

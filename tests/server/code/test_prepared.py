@@ -37,7 +37,7 @@ async def test_a_group_shares_its_tests_and_their_trial_but_no_secret(tests: dic
     scorer.close()
     groups = [[each for run in job.runs for each in run.checks] for job in sandbox.jobs]
     trials = [job for job in sandbox.jobs if not job.program]
-    assert len(sandbox.jobs) == 8 + len(trials) and len(trials) <= 2
+    assert len(sandbox.jobs) == 8 + len(trials) and len(trials) <= 3
     secrets = [check.nonce for group in groups for check in group]
     assert len({*secrets}) == len(secrets)
     of_programs = groups[len(trials) :]

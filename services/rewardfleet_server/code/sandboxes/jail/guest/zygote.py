@@ -64,8 +64,7 @@ def preload(modules: list[str]) -> None:
         importlib.import_module(name)
     resource.setrlimit(resource.RLIMIT_NPROC, limits)
     sys.stdout.flush()
-    taken_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if taken_kib > _MOST_KIB or os.fstat(1).st_size:
+    if os.fstat(1).st_size or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _MOST_KIB:
         os._exit(1)
     gc.freeze()
 
