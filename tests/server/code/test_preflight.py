@@ -94,6 +94,7 @@ def sum(a, b): return 3
 def f(x):
     if x == "x": raise E
     return 1
+globals().get("R", {})["f"] = f
 """
 
 

@@ -115,16 +115,14 @@ def _call_run(tests: FunctionalTests, case: FunctionalCase) -> "CallRun":
     return CallRun(run, (expected,), _equality(tests, as_json=True))
 
 
-def assert_run(
-    tests: AssertTests, asserts: Sequence[ParsedAssert], *, alone: bool = False
-) -> "CallRun":
-    """Return one run that evaluates asserts, or what they do alone, with new secrets."""
+def assert_run(tests: AssertTests, asserts: Sequence[ParsedAssert]) -> "CallRun":
+    """Return one run that evaluates asserts, with new secrets."""
     rule = _equality(tests, as_json=False)
     # What one process evaluates, it evaluates in order.
     is_apart = any(each.kind in {"value", "assert"} for each in asserts)
     checks = tuple(
         Check(
-            "alone" if alone else "value" if is_apart and each.kind == "eval" else each.kind,
+            "value" if is_apart and each.kind == "eval" else each.kind,
             each.source,
             entry_point=tests.entry_point,
         )

@@ -44,8 +44,8 @@ class ParsedAssert:
 
     #: `eval`: the program evaluates `source`, its own call with constants. `value`: the process of
     #: the tests evaluates it. `assert`: that process evaluates the complete case. `inside`: the
-    #: program's process does.
-    kind: Literal["eval", "value", "assert", "inside"]
+    #: program's process does. `alone`: see `Check`.
+    kind: Literal["eval", "value", "assert", "inside", "alone"]
     source: str  #: the case, or the expression to be compared with the literal
     #: The literal that is expected, in a tuple; None for a complete case.
     expected: tuple[Any] | None = None

@@ -261,7 +261,7 @@ class Schedule:
             self._recent.append(modules)
             if not jail.modules and self._recent.count(modules) >= _POPULAR:
                 others = {each for each in self._workers if each.modules}
-                needed = {each for each in others if each.modules in self._recent}
+                needed = {n for n in others if self._recent.count(n.modules) >= _POPULAR}
                 if len(needed) < self._cores:
                     jail = next(filter((others - needed).__contains__, idle), jail)
                     jail.modules = modules

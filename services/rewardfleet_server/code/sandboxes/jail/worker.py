@@ -69,8 +69,7 @@ class WorkerConfig:
     spec: IsolationSpec  #: how to start a supervisor
     seccomp: Filters
     preload: tuple[str, ...]  #: modules to import before the first program, besides the usual ones
-    #: Modules that jails cannot import for programs.
-    not_preloaded: set[frozenset[str]] = field(default_factory=set)
+    not_preloaded: set[frozenset[str]] = field(default_factory=set)  #: what jails cannot import
 
 
 class Worker:
