@@ -253,15 +253,15 @@ class Schedule:
     def _take_jail(self, turn: "CoreTurn") -> Worker:
         """Take the idle jail that imports most of what a program does, and nothing else.
 
-        One that imports nothing may begin to, as long as there are fewer than cores that do.
+        One that imports nothing may begin to, as long as fewer than there are cores do.
         """
         idle, modules = self._idle[turn.is_checker], turn.modules
         jail = max(idle[::-1], key=lambda each: (each.modules <= modules, len(each.modules)))
-        if modules not in {frozenset(), *jail.config.not_preloaded}:
+        if modules and modules not in jail.config.not_preloaded:
             self._recent.append(modules)
             if not jail.modules and self._recent.count(modules) >= _POPULAR:
                 others = {each for each in self._workers if each.modules}
-                needed = {n for n in others if self._recent.count(n.modules) >= _POPULAR}
+                needed = {each for each in others if self._recent.count(each.modules) >= _POPULAR}
                 if len(needed) < self._cores:
                     jail = next(filter((others - needed).__contains__, idle), jail)
                     jail.modules = modules
@@ -491,8 +491,7 @@ class JailPool:
         share = Share(run_bytes(job.limits, tests_apart=tests_apart, writable=self._writable))
         turn = CoreTurn(self._schedule, share, timing, is_checker=job.is_checker)
         turn.is_long = len(job.program) > _LONG_PROGRAM
-        imported = _IMPORT.findall(job.program[:_LONG_PROGRAM])
-        turn.modules = self._importable.intersection(imported)
+        turn.modules = self._importable.intersection(_IMPORT.findall(job.program[:_LONG_PROGRAM]))
         runs, cpu_ms = deque(job.runs), 0.0
 
         def on_next(result: RunResult) -> bool:

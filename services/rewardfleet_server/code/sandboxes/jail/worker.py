@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -69,7 +70,8 @@ class WorkerConfig:
     spec: IsolationSpec  #: how to start a supervisor
     seccomp: Filters
     preload: tuple[str, ...]  #: modules to import before the first program, besides the usual ones
-    not_preloaded: set[frozenset[str]] = field(default_factory=set)  #: what jails cannot import
+    #: The last sets of modules that jails could not import.
+    not_preloaded: deque[frozenset[str]] = field(default_factory=lambda: deque(maxlen=1000))
 
 
 class Worker:
@@ -213,7 +215,7 @@ class Worker:
             self.probe()
         except JailUnavailable:
             log.info("programs import %s themselves: no jail can before", [*self.modules])
-            self.config.not_preloaded.add(self.modules)
+            self.config.not_preloaded.append(self.modules)
             self.modules = frozenset()
         self._imported = self.modules
 

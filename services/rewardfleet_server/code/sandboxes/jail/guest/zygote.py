@@ -52,14 +52,11 @@ def serve(orders: socket.socket, runs: int, confinement: Confinement, program: P
 
 
 def preload(modules: list[str]) -> None:
-    """Import modules for all runs, or end the jail if that is not as if each run did so.
-
-    So it is if a module fails, prints, takes much memory, or starts a thread: no run would have it.
-    """
+    """Import modules for all runs; end the jail if one fails, prints, is large, or has threads."""
     if not modules:
         return
     limits = resource.getrlimit(resource.RLIMIT_NPROC)
-    resource.setrlimit(resource.RLIMIT_NPROC, (0, limits[1]))
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, limits[1]))  # no run would have the threads
     for name in modules:
         importlib.import_module(name)
     resource.setrlimit(resource.RLIMIT_NPROC, limits)
