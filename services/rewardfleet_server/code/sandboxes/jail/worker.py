@@ -214,8 +214,9 @@ class Worker:
         try:
             self.probe()
         except JailUnavailable:
-            log.info("programs import %s themselves: no jail can before", [*self.modules])
-            self.config.not_preloaded.append(self.modules)
+            if not self._stopped.is_set():  # else that is the reason
+                log.info("programs import %s themselves: no jail can before", [*self.modules])
+                self.config.not_preloaded.append(self.modules)
             self.modules = frozenset()
         self._imported = self.modules
 

@@ -291,13 +291,14 @@ def _source(check: dict[str, Any]) -> str:
 
 def _take_nothing(tree: ast.Module) -> None:
     """Remove what a script takes of the program before it uses it, so that it looks that up."""
+    functions = {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(module=module) if module in PROGRAM_MODULES:
                 node.module, node.names = "builtins", [ast.alias("Ellipsis")]  # changes nothing
             case ast.FunctionDef(name="check"):
-                node.args = ast.arguments([], [], None, [], [], None, [])
-            case ast.Call(func=ast.Name(id="check")):
+                node.args = ast.arguments([], [], ast.arg("_args"), [], [], ast.arg("_named"), [])
+            case ast.Call(func=ast.Name(id="check")) if "check" in functions:
                 node.args, node.keywords = [], []
 
 
