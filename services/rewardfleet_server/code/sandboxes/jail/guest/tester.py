@@ -22,7 +22,6 @@ from .answers import Report, plain
 from .boundary import Gone, TestSide
 from .confinement import Confine, limit
 from .descriptors import ORDER, TESTS_MEMORY, Order, Script, read_script
-from .exceptions import fails_a_test
 from .names import (
     ALIASES,
     PROGRAM_MODULES,
@@ -47,8 +46,9 @@ _REFLECTING = {
 
 #: Files of the guest in whose functions an exception is of the program, or of its use.
 _OF_PROGRAM = {"boundary.py", "program.py", "proxies.py"}
-#: Exceptions for which the program, or a busy machine, may be the reason.
+#: Exceptions for which the program, or a busy machine, may be the reason; also after its first use.
 _UNCERTAIN = (NameError, FileNotFoundError, TimeoutError)
+_UNCERTAIN_LATER = (*_UNCERTAIN, AssertionError, AttributeError, TypeError)
 #: Packages of tests that may look for files of the program without naming it.
 _OF_FILES = {"os", "pathlib", "glob", "shutil"}
 
@@ -212,15 +212,15 @@ class Tester:
             show(error, err)
             return {"raised": "AssertionError" if error.code else "SystemExit"}
         except BaseException as error:
-            is_own = self.is_own(error) and (is_alone or not fails_a_test(error))
+            is_own = self.is_own(error, _UNCERTAIN if is_alone else _UNCERTAIN_LATER)
             show(error, err)
-            return {"raised": type(error).__name__, "own": is_own}
+            return {"raised": type(error).__name__, "own": is_own and isinstance(error, Exception)}
         return {"held": True, "checks": script.checks}
 
-    def is_own(self, error: BaseException) -> bool:
+    def is_own(self, error: BaseException, uncertain: tuple[type[Exception], ...]) -> bool:
         """Return whether a line of the test fails by itself, and not what the program did."""
         files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
-        return not (self.side.refused or files & _OF_PROGRAM or isinstance(error, _UNCERTAIN))
+        return not (self.side.refused or files & _OF_PROGRAM or isinstance(error, uncertain))
 
     def take_names(self, source: str, tree: ast.Module, entry_point: str) -> bool:
         """Determine where the names come from that a test does not define.
