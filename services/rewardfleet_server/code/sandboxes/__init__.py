@@ -41,9 +41,8 @@ class Check:
 
     #: `call`: call the function named `source` with `args`. `eval`: evaluate the expression
     #: `source`, a call of the program with constants. `assert`: run the statements `source`, and
-    #: `value`: evaluate the expression `source`, both in a process of the tests. `alone`: run the
-    #: statements `source` there until they use the program. `inside`: run the statements `source`
-    #: in the program's process.
+    #: `value`: evaluate the expression `source`, both in a process of the tests. `alone`: the same
+    #: until it uses the program. `inside`: run the statements `source` in the program's process.
     kind: Literal["call", "eval", "assert", "value", "alone", "inside"]
     source: str  #: a name, or source code
     #: A secret that the answer repeats. Without it, the program cannot forge an answer.

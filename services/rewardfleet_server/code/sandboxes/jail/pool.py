@@ -52,7 +52,7 @@ _LONG_PROGRAM = 10_000
 _LONGEST_PAUSE_S, _QUANTUM_S = 1.0, 0.025
 #: Jails import what so many of the last programs that import a package do.
 _POPULAR, _RECENT = 3, 200
-_IMPORT = re.compile(r"^(?:from|import)[ \t]+(\w+)", re.MULTILINE)
+_IMPORT = re.compile(r"^(?:from|import)[ \t]+([\w.]+)", re.MULTILINE)
 
 
 def build(settings: CodeSettings) -> "JailPool":
@@ -491,7 +491,8 @@ class JailPool:
         share = Share(run_bytes(job.limits, tests_apart=tests_apart, writable=self._writable))
         turn = CoreTurn(self._schedule, share, timing, is_checker=job.is_checker)
         turn.is_long = len(job.program) > _LONG_PROGRAM
-        turn.modules = self._importable.intersection(_IMPORT.findall(job.program[:_LONG_PROGRAM]))
+        names = _IMPORT.findall(job.program[:_LONG_PROGRAM])
+        turn.modules = frozenset(n for n in names if n.partition(".")[0] in self._importable)
         runs, cpu_ms = deque(job.runs), 0.0
 
         def on_next(result: RunResult) -> bool:
