@@ -26,7 +26,7 @@ class ToolsFields(TypedDict, total=False):
     run: str | None
     uid: str | None
     options: ToolsOptions | Mapping[str, Any]
-    tools: Sequence[ToolDescription | Mapping[str, str]]
+    tools: Sequence[ToolDescription | Mapping[str, Any]]
     tool_families: Mapping[str, Family]
 
 

@@ -68,7 +68,7 @@ USUAL = {"name": "lookup", "description": "Convert units", "parameters": {"type"
     ],
 )  # fmt: skip
 def test_tools_of_a_row_are_read_in_the_usual_forms(tools: Any):
-    described = [{"name": "lookup", "description": "Convert units"}]
+    described = [USUAL]
     assert tools_fields(TRUTH, TRUTH, {"tools": tools})["tools"] == described
     truth = json.dumps({"ground_truth": TRUTH, "tools": tools, "difficulty": 3, "step": None})
     expected = {"response": TRUTH, "ground_truth": TRUTH, "tools": described}

@@ -45,7 +45,8 @@ def story_of_answer(request: Mapping[str, Any], score: Mapping[str, Any]) -> Ite
 def _parsed(
     request: Mapping[str, Any], score: Mapping[str, Any], truth: GroundTruth
 ) -> Iterator[Part]:
-    answer = parse_answer(request["response"] or "")
+    options = ToolsOptions.model_validate(request.get("options") or {})
+    answer = parse_answer(request["response"] or "", options)
     correct = request["ground_truth"]
     yield Text("What the policy wrote", request["response"] or "")
     yield Text("The correct answer", correct if isinstance(correct, str) else json.dumps(correct))
@@ -54,7 +55,7 @@ def _parsed(
     if truth.has_tags and not answer.is_clean:
         yield "  Something is outside of the tags, nested, not closed, or a call cannot be parsed."
     yield f"Calls of the answer: {len(answer.calls)}; of the correct one: {len(truth.calls)}"
-    calls = list(_calls(answer.calls, truth.calls, request, score))
+    calls = list(_calls(answer.calls, truth.calls, options, score))
     for what in ("missing", "not expected"):
         for call in [each["call"] for each in calls if each["state"] == what][:_MAX_CALLS]:
             yield f"  {what}: {quoted(call)}"
@@ -64,14 +65,13 @@ def _parsed(
 def _calls(
     calls: Iterable[ToolCall],
     expected: Iterable[ToolCall],
-    request: Mapping[str, Any],
+    options: ToolsOptions,
     score: Mapping[str, Any],
 ) -> Iterator[dict[str, str]]:
     """Yield the calls of an answer in order, then those of the correct answer that it lacks.
 
     Those of the answer have the family of their tool, and their part of the answer's cost.
     """
-    options = ToolsOptions.model_validate(request.get("options") or {})
     families = {
         name: family for family, tools in (score.get("tools") or {}).items() for name in tools
     }

@@ -7,7 +7,7 @@ card documents them. `role` stands for the name of who speaks.
 import re
 from typing import Literal
 
-Role = Literal["assistant", "thought", "user", "tool", "system", "end"]
+Role = Literal["assistant", "thought", "call", "user", "tool", "system", "end"]
 
 #: Names of thoughts, in any brackets: an opening mark at the beginning of a turn needs no row.
 _NAME = (
@@ -64,7 +64,7 @@ _ROLE = (
     r"(system|developer|user|human|assistant|chatbot|model|ai|bot|tool|observation|ipython"
     r"|environment)"
 )
-_REST, _FORMAT = "[^<]{0,80}", r"(?:<\|constrain\|>\w{1,9})?"
+_REST, _FORMAT = "[^<]{0,80}", r"(?:<\|constrain\|>\w{1,9})?<\|message\|>"
 #: What begins a turn; the group is the role. The second pattern of gpt-oss is that of a tool.
 TURNS = [
     (rf"<\|im_start\|>{_ROLE}[^\n<'\"]{{0,40}}(?:<\|im_sep\|>|\n)?", "ChatML: Qwen, Hermes, Phi-4"),
@@ -81,7 +81,7 @@ TURNS = [
     (rf"\[\|{_ROLE}\|\]", "EXAONE"),
     (rf"\]~b\]{_ROLE}\n?", "MiniMax"),
     (rf"<seed:bos>{_ROLE}\n?", "Seed-OSS"),
-    (rf"(?:<\|start\|>assistant{_REST})?<\|channel\|>(\w{{1,12}}){_REST}{_FORMAT}<\|message\|>",
+    (rf"(?:(?:<\|start\|>assistant|\A\s?to=){_REST})?<\|channel\|>(\w{{1,12}}){_REST}{_FORMAT}",
      "gpt-oss"),
     (rf"<\|start\|>(?!assistant)([\w.]{{1,80}}){_REST}(?:<\|channel\|>{_REST})?<\|message\|>",
      "gpt-oss"),

@@ -40,7 +40,7 @@ class Thought(NamedTuple):
 class Turn(NamedTuple):
     """What one speaker wrote, without marks of turns and ends."""
 
-    role: Role  #: who wrote it; `thought` for a turn that is one as a whole
+    role: Role  #: who wrote it; a `thought` is one as a whole, a `call` has the mark before it
     text: str  #: all of it, without what tools answered
     thoughts: tuple[Thought, ...] = ()  #: where thoughts are in `text`
     cut: bool = False  #: whether the last thought never ends
@@ -117,6 +117,8 @@ def _parts(text: str, *, code: bool) -> Iterator[tuple[Role, str]]:
             is_end = mark.lastindex == TURN.groups
             role = "end" if is_end else marks.ROLES.get(mark[mark.lastindex or 0].lower(), "tool")
             position = mark.end()
+            if role == "thought" and "to=" in mark[0]:
+                role, position = "call", mark.start()
     yield role, text[position:]
 
 

@@ -14,19 +14,26 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from rewardfleet.text import Thought, read
+from rewardfleet.wire.causes import ToolsCause
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.tool_truths import choices_of, truth_text
+from rewardfleet.wire.tools import ToolDescription, ToolsOptions
 from rewardfleet.wire.truth import parsed
+
+from .dialects import Untyped, decoded_text, take_calls
 
 #: Limit on the tool calls of a ground truth.
 _MAX_GROUND_TRUTH_CALLS = 64
 
+_DEFAULT, _NO_THOUGHT = ToolsOptions(), Thought(0, 0, 0, 0)
 #: A block, which ends with the text if nothing closes it; or a tag that closes nothing.
 _BLOCK = re.compile(
     r"<(?P<name>think|tool_call|response)>(?P<content>[^<]*(?:<(?!/(?P=name)>)[^<]*)*)"
     r"(?P<end></(?P=name)>)?|</(?:think|tool_call|response)>"
 )
 _CALLS = re.compile(r"<tool_call>([^<]*(?:<(?!/tool_call>)[^<]*)*)(</tool_call>)?")
+#: A text that is one block, without other marks: most that call tools are.
+_ONE_BLOCK = re.compile(r"\s*<tool_call>\s*+[{[][^<]*</tool_call>\s*")
 #: The tag in a sentence: words follow in its line, and neither JSON nor the tags of other dialects.
 _MENTION = re.compile(
     r"<tool_call>(?=[^\S\n]+[^\s{[<]|[^\w\s{[<])[^{[<]*+(?![{[]|<(?!/?(?:tool_call|response)>))"
@@ -63,7 +70,7 @@ MALFORMED = ToolCall("", frozenset(), frozenset())
 class ParsedAnswer(NamedTuple):
     """A parsed answer."""
 
-    blocks: tuple[str, ...]  #: the tags outside of others, in order
+    blocks: tuple[str, ...]  #: the tags outside of others, in order; calls of any dialect are one
     #: The tool calls outside of the first thought of each turn, `MALFORMED` for what cannot be
     #: parsed.
     calls: tuple[ToolCall, ...]
@@ -72,41 +79,83 @@ class ParsedAnswer(NamedTuple):
     #: can be parsed.
     is_clean: bool
     is_silent: bool  #: whether nothing is outside of these thoughts
+    dialect: str | None = None  #: of the calls
+    fault: ToolsCause | None = None  #: why a call that can be parsed is malformed or missing
+    untyped: int = 0  #: how many values are `Untyped`
 
 
-def parse_answer(text: str) -> ParsedAnswer:
-    """Parse an answer of a policy, whatever it contains: all its turns, as if they were one."""
+def parse_answer(
+    text: str, options: ToolsOptions = _DEFAULT, tools: Iterable[ToolDescription] = ()
+) -> ParsedAnswer:
+    """Parse an answer of a policy, whatever it contains: all its turns, as if they were one.
+
+    Args:
+        options: `dialect` and `as_executed`.
+        tools: Those with the types of values, for dialects that have none.
+    """
     blocks: list[str] = []
-    calls: list[ToolCall] = []
+    hermes: list[ToolCall] = []
+    foreign: dict[str, list[Any]] = {}
     thoughts: list[str] = []
-    is_clean, is_silent = True, True
+    is_clean, is_silent, fault = True, True, None
     for turn in read(text, code=True).turns:
-        if turn.role not in {"assistant", "thought", "end"}:
+        if turn.role not in {"assistant", "thought", "call", "end"}:
             continue
         # What follows the end of a turn is no answer, and an executor may run it.
         is_clean = is_clean and turn.role != "end" and not turn.unended
-        thought = turn.thoughts[0] if turn.thoughts else Thought(0, 0, 0, 0)
+        thought = turn.thoughts[0] if turn.thoughts else _NO_THOUGHT
         before = turn.text[: thought.start]
         if "<tool_call>" in before or "<response>" in before:
-            thought, before = Thought(0, 0, 0, 0), ""  # an executor runs what is in it
+            thought, before = _NO_THOUGHT, ""  # an executor runs what is in it
         after = turn.text[thought.end :]
-        if _MENTION.search(after):  # it may be in the arguments of a call
-            after = _TAG.sub(lambda tag: "tool_call" if tag[1] is None else tag[0], after)
+        is_block = _ONE_BLOCK.fullmatch(after) is not None
+        if not is_block:
+            after = take_calls(after, foreign, tools)
+            if _MENTION.search(after):  # it may be in the arguments of a call
+                after = _TAG.sub(lambda tag: "tool_call" if tag[1] is None else tag[0], after)
         is_silent = is_silent and not after.strip()
         if thought.end:
             # An executor that skips one thought runs what is in a second one.
             is_whole = thought.start < thought.begin and thought.close < thought.end
-            is_clean = is_clean and is_whole and not before.strip()
+            is_clean = is_clean and (is_whole or turn.role == "thought") and not before.strip()
             blocks.append("think")
             thoughts.append(turn.text[thought.begin : thought.close])
-        names, is_tagged = _tags(after)
+        names, is_tagged = (["tool_call"], True) if is_block else _tags(after)
         blocks += names
         is_clean = is_clean and is_tagged
-        for part in filter(None, (before, after, turn.unended)):
-            calls += _calls(part)
-    has_calls = MALFORMED not in calls and bool(calls) == ("tool_call" in blocks)
+        others = [take_calls(part, foreign, tools) for part in (before, turn.unended) if part]
+        for part in (after, *others):
+            hermes += _calls(part)
+            fault = fault or (_fault_of(part) if options.as_executed else None)
+    think = "\n".join(thoughts)
+    demanded = "hermes" if options.variant == "toolrl" else options.dialect
+    calls: dict[str, list[ToolCall]] = {"hermes": hermes} if hermes else {}
+    calls |= {name: [*map(call_of, each)] for name, each in foreign.items()}
+    own = demanded if demanded in calls else next(iter(calls), None)
+    found = calls[own] if own and demanded in {"auto", own} and not fault else []
+    if wrong := sum(map(len, calls.values())) - len(found):
+        found = [*found, *[MALFORMED] * wrong]
+        fault = fault or ToolsCause.OTHER_DIALECT
+    elif options.as_executed and not own and any(each.name for each in parse_answer(think).calls):
+        fault = ToolsCause.CALL_IN_THOUGHT
+    has_calls = MALFORMED not in found and bool(found) == ("tool_call" in blocks)
     is_clean = is_clean and bool(blocks) and has_calls
-    return ParsedAnswer(tuple(blocks), tuple(calls), "\n".join(thoughts), is_clean, is_silent)
+    values = [value for call in found for _, value in call.parameters] if foreign else []
+    untyped = sum(isinstance(value, Untyped) for value in values)
+    return ParsedAnswer(
+        tuple(blocks), tuple(found), think, is_clean, is_silent, own, fault, untyped
+    )
+
+
+def _fault_of(text: str) -> ToolsCause | None:
+    """Return why vLLM runs no call in Hermes' dialect: each block has to have one object."""
+    for content, _ in _CALLS.findall(text):
+        values, _, error = _decoded(content)
+        if len(values) > 1 or content.lstrip().startswith("["):
+            return ToolsCause.SEVERAL_CALLS
+        if not error and any(isinstance(each, dict) and "arguments" not in each for each in values):
+            return ToolsCause.NO_ARGUMENTS
+    return None
 
 
 def _tags(text: str) -> tuple[list[str], bool]:
@@ -201,18 +250,27 @@ def _canonical(value: Any, depth: int = _MAX_DEPTH) -> Any:
     return ("null",) if value is None else _of_number(value)
 
 
+def with_type(value: Any) -> Any:
+    """Return a canonical value; of an `Untyped` one, that of which it is the JSON."""
+    try:
+        return _canonical(decoded_text(value)) if isinstance(value, Untyped) else value
+    except RecursionError:
+        return str(value)
+
+
 def is_same(one: Any, other: Any) -> bool:
     """Return whether two canonical values are equal, with numbers as texts where one is a text.
 
     A number or a truth value equals its JSON text, as tools convert them: 3 equals "3" and "3.0",
-    which differ from each other. "007" is a text only.
+    which differ from each other. "007" is a text only. `Untyped` text equals what it is in JSON.
     """
     if one == other:
         return True
-    if isinstance(one, str):
-        return not isinstance(other, str) and bool(_of_text(one) == other)
+    if isinstance(one, str) and not isinstance(other, str):
+        typed = with_type(one) if isinstance(one, Untyped) else _of_text(one)
+        return bool(typed == other) or (not isinstance(typed, str) and is_same(typed, other))
     if isinstance(other, str):
-        return is_same(other, one)
+        return not isinstance(one, str) and is_same(other, one)
     match one, other:
         case ("list", *values), ("list", *others):
             return len(values) == len(others) and all(map(is_same, values, others))

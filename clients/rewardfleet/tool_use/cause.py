@@ -31,8 +31,8 @@ def cause_of(
     """
     if right_format and right_calls:
         return None if full_length else ToolsCause.SHORT_THINKING
-    if MALFORMED in answer.calls:
-        return ToolsCause.MALFORMED_CALL
+    if answer.fault or MALFORMED in answer.calls:
+        return answer.fault or ToolsCause.MALFORMED_CALL
     if not right_format:
         # The tags of a call are missing or superfluous because the call is.
         is_clean = not truth.has_tags or (answer.is_clean and answer.blocks)

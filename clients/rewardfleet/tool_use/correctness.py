@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .answer import MALFORMED, GroundTruth, ParsedAnswer, ToolCall, is_same
+from .answer import MALFORMED, GroundTruth, ParsedAnswer, ToolCall, is_same, with_type
 
 #: The range of the correctness.
 MAX_CORRECTNESS = 3.0
@@ -20,7 +20,7 @@ def strict_format(answer: ParsedAnswer, truth: GroundTruth) -> float:
     """Return 1 if an answer has the tags of the ground truth, in order, else 0.
 
     White space between and inside of the tags does not matter. Nothing may be outside of them, none
-    may be nested, and all tool calls must be JSON objects with a name. If the ground truth has no
+    may be nested, and all tool calls must be parsable, in any dialect. If the ground truth has no
     tags, an answer needs parsable calls, or a text outside of thoughts if no call is wanted.
     """
     if not truth.has_tags:
@@ -105,7 +105,7 @@ def _is_one_of(value: Any, choices: Any) -> bool:
 
 
 def _is_choice(value: Any, choice: Any) -> bool:
-    match choice, value:
+    match choice, value if isinstance(choice, str) else with_type(value):
         case ("dict", choices), ("dict", pairs):
             by_name, found = dict(choices), dict(pairs)
             is_known = found.keys() <= by_name.keys()

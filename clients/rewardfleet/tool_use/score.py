@@ -8,7 +8,7 @@ from rewardfleet.wire.causes import ToolsCause
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.tools import Family, ToolDescription, ToolsOptions
 
-from .answer import ToolCall, parse_answer, parse_ground_truth
+from .answer import ParsedAnswer, ToolCall, parse_answer, parse_ground_truth
 from .cause import cause_of
 from .correctness import MAX_CORRECTNESS, strict_correctness, strict_format
 from .toolrl import (
@@ -34,7 +34,8 @@ class ToolUseReward(NamedTuple):
     length: float  #: in [0, 1]; 0 without `with_length`
     cost: float  #: what the tools that it used cost, 0 or more
     usage: Usage  #: these tools
-    cause: ToolsCause | None = None  #: why `task` is below its maximum, if it is
+    cause: ToolsCause | None  #: why `task` is below its maximum, if it is
+    answer: ParsedAnswer  #: as it was read
 
     @property
     def task(self) -> float:
@@ -68,7 +69,7 @@ def score_answer(
         InvalidRequest: The ground truth is malformed, or is nothing that the variant compares.
     """
     truth = parse_ground_truth(ground_truth)
-    answer = parse_answer(response)
+    answer = parse_answer(response, options, tools)
     calls: Sequence[ToolCall] = answer.calls
     if options.variant == "strict":
         think = answer.think
@@ -96,4 +97,5 @@ def score_answer(
         is_strict=options.variant == "strict",
     )
     usage = usage_of(calls, options, labels or {}, tools, default_labels or {})
-    return ToolUseReward(format_reward, correctness, length, cost_of(usage, options), usage, cause)
+    cost = cost_of(usage, options)
+    return ToolUseReward(format_reward, correctness, length, cost, usage, cause, answer)

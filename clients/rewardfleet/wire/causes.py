@@ -211,8 +211,28 @@ class ToolsCause(Cause):
     NO_ANSWER = _NO_ANSWER
     MALFORMED_CALL = (
         "malformed_call",
-        "A tool call is not a JSON object with a name and parameters, or is not closed.",
-        "The policy must write its calls as JSON objects in `<tool_call>`.",
+        "A tool call is not one of its dialect, e.g. no JSON object with a name, or is not closed.",
+        "The policy must write its calls as JSON objects in `<tool_call>`, or in another dialect.",
+    )
+    OTHER_DIALECT = (
+        "other_dialect",
+        "A tool call is in another dialect than `dialect` demands, or than the other calls.",
+        "The policy must write its calls as its chat template does; or `dialect: auto`.",
+    )
+    SEVERAL_CALLS = (
+        "several_calls",
+        "With `as_executed`: a `<tool_call>` has several calls, which vLLM does not run.",
+        "The policy must write each call in a `<tool_call>` of its own.",
+    )
+    NO_ARGUMENTS = (
+        "no_arguments",
+        "With `as_executed`: a call has no key `arguments`, so vLLM does not run it.",
+        "The policy must write `arguments`, not `parameters`.",
+    )
+    CALL_IN_THOUGHT = (
+        "call_in_thought",
+        "With `as_executed`: a call is missing, and there is one in a thought, which is not run.",
+        "The policy must end its thought before it calls.",
     )
     FORMAT = (
         "format",

@@ -1,6 +1,6 @@
 """Models of the tools service: `POST /score`, `/score/batch`, and budgets."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, FiniteFloat, JsonValue, model_validator
 from pydantic.config import JsonDict
@@ -33,6 +33,11 @@ MAX_PATTERNS = 100
 MAX_SUM = 10**30
 #: Families of tools.
 Family = Literal["search", "calculate", "other"]
+#: How models write tool calls; see `rewardfleet.tool_use.dialects`.
+Dialect = Literal[
+    "hermes", "qwen3_coder", "glm", "mistral", "llama_json", "pythonic", "kimi_k2", "deepseek",
+    "minimax_m2", "harmony",
+]  # fmt: skip
 
 _TAGS_OR_JSON = {"pattern": r"<(think|tool_call|response)>|^\s*[\[{]"}
 _TruthText = Annotated[
@@ -82,6 +87,12 @@ class ToolsOptions(
         "strict",
         description="strict: without the faults of the published reward. toolrl: the reward of "
         "ToolRL as published.",
+    )
+    dialect: Literal["auto"] | Dialect = Field(
+        "auto", description="Of the calls; auto: any one. `toolrl` compares those in hermes only."
+    )
+    as_executed: bool = Field(
+        False, description="Calls in hermes that vLLM does not run are malformed, with a cause."
     )
     with_length: bool = Field(False, description="Reward the length of `<think>`, in [0, 1].")
     schedule_length: bool = Field(
@@ -139,6 +150,18 @@ class ToolDescription(Request):
 
     name: ToolName = Field(description="As it is called.")
     description: str = Field("", max_length=20_000, description="What it does.")
+    parameters: dict[str, JsonValue] | None = Field(
+        None, description="JSON Schema of its arguments, for dialects whose values have no types."
+    )
+    strict: bool | None = Field(None, description="Of OpenAI's form; not used.")
+
+
+def _described(tool: Any) -> Any:
+    return tool["function"] if isinstance(tool, dict) and "function" in tool else tool
+
+
+_ToolForms = ToolDescription | dict[Literal["type", "function"], Any]
+_Tool = Annotated[ToolDescription, BeforeValidator(_described, json_schema_input_type=_ToolForms)]
 
 
 class ToolsRequest(
@@ -162,10 +185,10 @@ class ToolsRequest(
     )
     attempt: str | None = ATTEMPT
     options: ToolsOptions = Field(ToolsOptions(), description="How the answer is scored.")
-    tools: list[ToolDescription] = Field(
+    tools: list[_Tool] = Field(
         default_factory=list,
         max_length=1_000,
-        description="The tools that were available, for patterns.",
+        description="The tools that were available, for patterns and types; as OpenAI has them.",
         json_schema_extra={"default": []},
     )
     tool_families: dict[ToolName, Family] = Field(
@@ -202,6 +225,12 @@ class ToolsScore(Score):
     used_search: bool = Field(False, description="Whether it calls a search tool.")
     used_calculate: bool = Field(False, description="Whether it calls a calculation tool.")
     calls: int = Field(0, description="Number of tool calls, also of those that cannot be parsed.")
+    dialect: Dialect | str | None = Field(
+        None, description="Of its calls. Newer services may have further dialects."
+    )
+    untyped: int = Field(
+        0, description="Number of values compared as text and as JSON, as no schema has their type."
+    )
     repeats: int = Field(0, description="Number of calls that equal an earlier one.")
     tools: dict[Family | str, dict[str, int]] = Field(
         default_factory=dict,

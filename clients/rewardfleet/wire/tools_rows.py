@@ -25,7 +25,7 @@ def fields_of_truth(ground_truth: Any, row: Mapping[str, Any] | None = None) -> 
 
 
 def _as_tools(tools: Any) -> Any:
-    """Return the tools of a row as `ToolsRequest` has them, by name and description.
+    """Return the tools of a row as `ToolsRequest` has them, by name, description and `parameters`.
 
     A tool is an object with these, among others, or with a `function` that has them, as in OpenAI's
     interface; or its name. The list may be JSON as text. Anything else stays as it is.
@@ -37,5 +37,7 @@ def _as_tools(tools: Any) -> Any:
 def _as_tool(tool: Any) -> Any:
     match tool:
         case {"function": dict(described)} | dict(described):
-            return given(described, ("name", "description"))
+            schema = parsed(described.get("parameters"))
+            found = given(described, ("name", "description"))
+            return {**found, "parameters": schema} if isinstance(schema, dict) else found
     return {"name": tool} if isinstance(tool, str) else tool

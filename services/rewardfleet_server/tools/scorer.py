@@ -127,6 +127,8 @@ class ToolsScorer:
             "used_calculate": usage.used("calculate"),
             "calls": usage.calls,
             "repeats": usage.repeats,
+            "dialect": reward.answer.dialect,
+            "untyped": reward.answer.untyped,
             "tools": usage.by_family,
         }
 
