@@ -84,7 +84,7 @@ def family_by_patterns(name: str, description: str, options: ToolsOptions) -> Fa
 
     They are matched with the name first, then with the description, without regard to case.
     """
-    patterns = tuple(options.family_patterns.items()) if options.family_patterns else _DEFAULT
+    patterns = tuple(options.family_patterns.items()) if options.family_patterns else None
     return (
         _matched(name[:_MAX_CHARACTERS], patterns)
         or _matched(description[:_MAX_CHARACTERS], patterns)
@@ -93,21 +93,17 @@ def family_by_patterns(name: str, description: str, options: ToolsOptions) -> Fa
 
 
 @lru_cache(maxsize=1024)  # the answers of a run call the same tools
-def _matched(text: str, patterns: _Patterns) -> Family | None:
+def _matched(text: str, patterns: _Patterns | None) -> Family | None:
     """Return the first family of which a pattern matches a text that is not empty."""
-    for family, pattern in _compiled(patterns):
-        if text and pattern.match(text):
+    for family, globs in _DEFAULT if patterns is None else patterns:
+        if text and globs and _compiled(globs).match(text):
             return family
     return None
 
 
 @lru_cache(maxsize=256)
-def _compiled(patterns: _Patterns) -> tuple[tuple[Family, re.Pattern[str]], ...]:
-    return tuple(
-        (family, re.compile("|".join(map(translate, globs)), re.IGNORECASE))
-        for family, globs in patterns
-        if globs
-    )
+def _compiled(globs: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, globs)), re.IGNORECASE)
 
 
 def cost_of(usage: Usage, options: ToolsOptions) -> float:
