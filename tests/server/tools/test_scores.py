@@ -41,6 +41,26 @@ def test_an_answer_has_components_and_usage(service: httpx.Client):
     assert result["used_calculate"] is True
 
 
+def test_schemas_in_openais_form_decide_on_values_without_types(service: httpx.Client):
+    written = "<parameter=query>\n7\n</parameter>\n<parameter=limit>\n3\n</parameter>\n"
+    written = f"<tool_call>\n<function=web_search>\n{written}</function>\n</tool_call>"
+    text = f"<think>plan</think>\n{written}"
+    properties = {"query": {"type": "string"}, "limit": {"type": "integer"}}
+    function = {"name": "web_search", "parameters": {"properties": properties}, "strict": True}
+    tools = [{"type": "function", "function": function}]
+    for given, untyped in (([], 2), ([{"name": "web_search"}], 2), (tools, 0)):
+        result = score(service, text, tools=given, ground_truth=answer(call(query="7", limit=3)))
+        found = (result["score"], result["dialect"], result["untyped"], result["calls"])
+        assert found == (4.0, "qwen3_coder", untyped, 1)
+    body = {
+        "response": text,
+        "ground_truth": TRUTH,
+        "tools": [{"type": "function", "function": {}}],
+    }
+    refused = service.post("/score", json=body)
+    assert (refused.status_code, "tools.0.name" in refused.text) == (422, True)
+
+
 def test_the_answers_of_a_batch_that_the_deadline_leaves_no_time_for_fail_alone(monkeypatch):
     """Also while one of them hangs. Each is counted, and observed, once."""
     release, score_one = threading.Event(), ToolsScorer.score
