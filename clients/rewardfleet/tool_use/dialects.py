@@ -173,7 +173,8 @@ def _tagged_call(text: str, position: int, grammar: _Grammar, schemas: Any) -> t
 
 def _typed(text: str, schema: Any) -> Any:
     """Return the value that a text is by a schema; the text if it has another type."""
-    options = [schema, *(schema.get("anyOf") or ())] if isinstance(schema, dict) else []
+    any_of = schema.get("anyOf") if isinstance(schema, dict) else None
+    options = [schema, *(any_of if isinstance(any_of, list) else ())]
     given = [each.get("type") for each in options if isinstance(each, dict)]
     types = [kind for each in given for kind in (each if isinstance(each, list) else [each])]
     types = ["number" if each == "integer" else each for each in types]
