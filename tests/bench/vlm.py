@@ -48,7 +48,7 @@ from rewardfleet_server.system.threads import usable_cores
 from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video, video_cost
 from rewardfleet_server.video.judges.vlm import VideoPart
 from rewardfleet_server.video.judges.vlm.checkpoint import read_config
-from rewardfleet_server.video.judges.vlm.families.qwen_geometry import QwenGeometry, read_geometry
+from rewardfleet_server.video.judges.vlm.geometry import QwenGeometry, read_geometry
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo
 from rewardfleet_server.video.judges.vlm.settings import ModelSettings
 from rewardfleet_server.video.prompts import PERCENTAGE

@@ -2,9 +2,9 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,26 @@ def next_logprobs(
     inputs = processor(text=[prompt], videos=[frames], video_metadata=[metadata], **options)
     with torch.inference_mode():
         return processor.tokenizer, model(**inputs).logits[0, -1].log_softmax(-1)
+
+
+async def unseen_frames(videos: list[Path], judged: Callable[[Clip], Awaitable[Any]]) -> list[str]:
+    """Return the frames in which noise changes nothing, of clips with few and with many frames.
+
+    Args:
+        judged: Returns what depends on a clip.
+    """
+    noise = np.random.default_rng(0).integers(0, 256, (112, 112, 3), np.uint8)
+    unseen = []
+    for count in (1, 2, 5, 16, 33):
+        clip = decode_video(str(videos[0]), DecodeSpec(count, 12_544))
+        assert clip.frames[0].shape == noise.shape
+        plain = await judged(clip)
+        assert plain == await judged(clip)
+        for index in range(count):
+            frames = (*clip.frames[:index], noise, *clip.frames[index + 1 :])
+            if await judged(replace(clip, frames=frames)) == plain:
+                unseen.append(f"{index} of {count}")
+    return unseen
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ..contract.test_judges import (
     test_it_rejects_unknown_options,
     test_its_provenance_is_json_and_constant,
 )
-from .conftest import IN_PROCESS
+from .conftest import IN_PROCESS, unseen_frames
 
 __all__ = [
     "test_a_deterministic_judge_repeats_its_judgments",
@@ -77,6 +77,17 @@ async def test_it_returns_a_judgment(judge: VlmJudge, clip: Clip):
         assert judgment.score is None
     else:
         assert judgment.score is not None and 0 <= judgment.score <= 1
+
+
+async def test_noise_in_any_frame_changes_the_answer(judge: VlmJudge, videos: list[Path]):
+    """PRIMO-R1 has the same engine, and no probabilities."""
+    if judge.provenance["judge"] == "PRIMO-R1":
+        return
+
+    async def judged(clip: Clip) -> object:
+        return (await judge.judge(TASK, clip, {"readout": "probability"})).details
+
+    assert await unseen_frames(videos, judged) == []
 
 
 async def test_a_cancelled_request_is_removed_from_vllms_batch(judge: VlmJudge, clip: Clip):

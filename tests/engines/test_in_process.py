@@ -26,10 +26,6 @@ from rewardfleet_server.video.judges.vlm import (
 from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
 from rewardfleet_server.video.judges.vlm.engine_transformers import TransformersEngine
 from rewardfleet_server.video.judges.vlm.families import primo_r1, qwen
-from rewardfleet_server.video.judges.vlm.families.qwen_geometry import (
-    QwenGeometry,
-    QwenVlUtilsGeometry,
-)
 from rewardfleet_server.video.judges.vlm.judge import VlmJudge
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo, FirstVideoLast
 from rewardfleet_server.video.judges.vlm.settings import ModelSettings, QwenVlSettings
@@ -39,7 +35,7 @@ from .conftest import TASK, VIDEOS
 
 
 def load(folder: Path, **given: Any) -> Checkpoint:
-    return qwen.load_checkpoint(ModelSettings(model_path=str(folder), **given), "a judge", 1)
+    return qwen.load_checkpoint(ModelSettings(model_path=str(folder), **given), "a judge")
 
 
 def load_judge(folder: Path, *own: str, **more: Any) -> VlmJudge:
@@ -50,11 +46,6 @@ def load_judge(folder: Path, *own: str, **more: Any) -> VlmJudge:
     judge = deferred.load()
     assert isinstance(judge, VlmJudge)
     return judge
-
-
-def geometry_of(checkpoint: Checkpoint) -> QwenGeometry:
-    assert isinstance(checkpoint.geometry, QwenGeometry)
-    return checkpoint.geometry
 
 
 @pytest.mark.parametrize("readout", ["probability", "text"])
@@ -138,30 +129,13 @@ SIZES = [(256, 256), (128, 128), (100, 300), (480, 640)]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("max_pixels", [50_176, 200_704])
-def test_qwen_vl_utils_resizes_lists_of_frames_similarly(
-    checkpoint: Path, clip: Clip, size: tuple[int, int], max_pixels: int
-):
-    """`frame_resize=qwen-vl-utils`: the same size, and within a level on average."""
-    layout = primo_r1.judge_spec(primo_r1.PrimoSettings()).layout
-    conversation = layout.full_prompt(_resized(clip, size, max_pixels), "?", None)
-    single = load(checkpoint).geometry.prepare(conversation)
-    with_library = load(checkpoint, frame_resize="qwen-vl-utils").geometry
-    assert isinstance(with_library, QwenVlUtilsGeometry)
-    by_library = with_library.prepare(conversation)
-    for resized, other in zip(_pixels(single), _pixels(by_library), strict=True):
-        assert resized.shape == other.shape
-        assert np.abs(resized - other).mean() < 1
-
-
-@pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("patch", [14, 16])
 @pytest.mark.parametrize("max_pixels", [131_072, 200_704, 1_605_632])
 def test_frames_are_resized_as_qwen_vl_utils_resizes_files(
     checkpoint: Path, clip: Clip, size: tuple[int, int], patch: int, max_pixels: int
 ):
     """Sizes are equal; pixels differ by at most 4 of 255 levels, and a fifth of one on average."""
-    geometry = replace(geometry_of(load(checkpoint)), patch=patch)
+    geometry = replace(load(checkpoint).geometry, patch=patch)
     clip = _resized(clip, size, max_pixels)
     by_library = _file_by_qwen_vl_utils(clip, patch, max_pixels)
     (resized,) = _pixels(geometry.prepare(AsVideo().full_prompt(clip, "?", None)))
@@ -242,14 +216,14 @@ def test_the_prompts_of_a_curve_do_not_copy_frames(clip: Clip):
 
 
 def test_the_provenance_contains_everything_that_judgments_depend_on(checkpoint: Path):
-    """Frame size, resizing, the prompts of all readouts, and the checkpoint's files."""
+    """Frame size, the prompts of all readouts, and the checkpoint's files."""
     provenances = [
         load_judge(checkpoint, *own).provenance
-        for own in ([], ["frame_pixels=12544"], ["frame_resize=qwen-vl-utils"], ["readout=rubric"])
+        for own in ([], ["frame_pixels=12544"], ["readout=rubric"])
     ]
     (checkpoint / "model.safetensors").touch()
     provenances.append(load_judge(checkpoint).provenance)
-    assert len({json.dumps(dict(each), sort_keys=True) for each in provenances}) == 5
+    assert len({json.dumps(dict(each), sort_keys=True) for each in provenances}) == 4
 
 
 def test_a_conversation_that_is_too_long_is_rejected(checkpoint: Path, clip: Clip):

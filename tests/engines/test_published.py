@@ -21,7 +21,14 @@ from rewardfleet_server.video.judges.vlm.judge import VlmJudge
 from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import table
-from .conftest import IN_PROCESS, TASK, RunningService, next_logprobs, serving_video
+from .conftest import (
+    IN_PROCESS,
+    TASK,
+    RunningService,
+    next_logprobs,
+    serving_video,
+    unseen_frames,
+)
 
 # vLLM's engine works in one event loop only.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -97,8 +104,7 @@ def _direct_logprobs(clip: Clip, count: int, folder: Path) -> tuple[float, float
     """Return those of True and of False after the first frames, by transformers alone."""
     prompt = (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-        "<|im_start|>user\n<|vision_start|><|video_pad|><|vision_end|>"
-        + topreward.PROMPT.render(TASK)
+        "<|im_start|>user\n<|video_pad|>" + topreward.PROMPT.render(TASK)
     )
     # The sizes that qwen-vl-utils would choose: 3x3 tokens, as the caller allows 12544 pixels.
     frames = _resized(np.stack(clip.frames[:count]), 96)
@@ -115,6 +121,24 @@ def _resized(frames: np.ndarray, side: int) -> np.ndarray:
     channels_first = torch.from_numpy(frames).permute(0, 3, 1, 2)
     resized = interpolate(channels_first, (side, side), mode="bicubic", antialias=True)
     return resized.permute(0, 2, 3, 1).numpy()
+
+
+async def test_noise_in_any_frame_changes_the_answer(judges: Judges, videos: list[Path]):
+    async def judged(clip: Clip) -> object:
+        return (await judges.topreward.judge(TASK, clip, {})).details
+
+    assert await unseen_frames(videos, judged) == []
+
+
+async def test_the_model_gets_the_tokens_that_transformers_would_give_it(judges: Judges):
+    """From both engines. The marks of the template around all frames are not among them."""
+    conversation = judges.topreward._warm_up_prompt
+    prompt = judges.checkpoint.prompt(conversation)
+    prepared = judges.checkpoint.geometry.prepare(conversation)
+    tokens = judges.topreward._engine.tokens(prepared, prompt)
+    text = judges.checkpoint.processor.tokenizer.decode(tokens)
+    pair = f"<|vision_start|>{'<|video_pad|>' * 7 * 7}<|vision_end|>"
+    assert text.partition("user\n")[2] == f"<0.8 seconds>{pair}<3.8 seconds>{pair}Ready?"
 
 
 async def test_the_curve_of_topreward_covers_0_to_1(judges: Judges, clip: Clip):

@@ -160,7 +160,7 @@ def _qwen2_5(tokenizer: Any, context: int) -> tuple[Any, Any]:
     config = hf.Qwen2_5_VLConfig(**_config("qwen2_5_vl", tokenizer, context))
     processor = hf.Qwen2_5_VLProcessor(
         image_processor=hf.Qwen2VLImageProcessor(size=_PIXELS),
-        video_processor=hf.Qwen2VLVideoProcessor(size=_PIXELS, do_sample_frames=False),
+        video_processor=hf.Qwen2VLVideoProcessor(size=_PIXELS),
         tokenizer=tokenizer,
         chat_template=_TEMPLATE,
     )
@@ -174,7 +174,7 @@ def _qwen3(tokenizer: Any, context: int) -> tuple[Any, Any]:
         image_processor=hf.Qwen2VLImageProcessor(
             patch_size=16, size=_PIXELS, image_mean=half, image_std=half
         ),
-        video_processor=hf.Qwen3VLVideoProcessor(size=_PIXELS, do_sample_frames=False),
+        video_processor=hf.Qwen3VLVideoProcessor(size=_PIXELS),
         tokenizer=tokenizer,
         chat_template=_TEMPLATE,
     )

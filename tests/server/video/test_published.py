@@ -158,6 +158,9 @@ class ScriptedEngine:
         self.questions: list[str] = []
         self.images: list[np.ndarray] = []
 
+    def tokens(self, conversation: Conversation, prompt: str) -> list[int]:
+        return [0]
+
     async def generate(
         self, conversation: Conversation, prompt: str, params: GenerationParams
     ) -> list[Completion]:

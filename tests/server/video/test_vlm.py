@@ -18,7 +18,7 @@ from rewardfleet_server.video.judges.vlm import Completion, ImagePart, VideoPart
 from rewardfleet_server.video.judges.vlm.families import primo_r1
 from rewardfleet_server.video.judges.vlm.families.primo_r1 import PrimoSettings
 from rewardfleet_server.video.judges.vlm.families.qwen import load_checkpoint
-from rewardfleet_server.video.judges.vlm.families.qwen_geometry import QwenGeometry
+from rewardfleet_server.video.judges.vlm.geometry import QwenGeometry
 from rewardfleet_server.video.judges.vlm.judge import order_correlation, scores, with_curve
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo, FirstVideoLast, even_lengths
 from rewardfleet_server.video.judges.vlm.readouts import LabelReadout, TextReadout
@@ -116,9 +116,9 @@ def test_a_judge_without_a_checkpoint_names_the_flag(judge: str):
 
 def test_the_settings_may_shorten_the_context(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    assert load_checkpoint(ModelSettings(model_path=str(tmp_path)), "x", 1).context == 16384
+    assert load_checkpoint(ModelSettings(model_path=str(tmp_path)), "x").context == 16384
     own = ModelSettings(model_path=str(tmp_path), max_model_len=4096)
-    assert load_checkpoint(own, "x", 1).context == 4096
+    assert load_checkpoint(own, "x").context == 4096
 
 
 # Sizes
@@ -143,7 +143,7 @@ def test_the_settings_may_reduce_the_pixels_of_frames():
 
 def test_the_name_of_a_geometry_is_part_of_cache_keys_and_does_not_change():
     geometry = QwenGeometry(patch=14, merge=2, max_pixels=50_176)
-    assert geometry.name == "single Geometry(patch=14, merge=2, temporal=2, max_pixels=50176)"
+    assert str(geometry) == "QwenGeometry(patch=14, merge=2, temporal=2, max_pixels=50176)"
 
 
 # Prompt layouts

@@ -6,14 +6,14 @@ geometry resizes the frames to what the model takes, an engine generates complet
 (`readouts.py`). `judge.py` runs these steps. What is specific to a family of models is in
 `families/`, what their builders share in `factory.py` and `settings.py`.
 
-To add a family, write `families/<name>.py` with its settings, a builder and, if it is not of the
-Qwen-VL family, a geometry; `JUDGE` names them, by which the judge is found. Its prompt is a file in
-`video/prompts`.
+To add a family, write `families/<name>.py` with its settings and a builder; `JUDGE` names them, by
+which the judge is found. Its prompt is a file in `video/prompts`. All are based on Qwen-VL, whose
+sizes of frames are in `geometry.py`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,17 @@ class VideoPart:
     fps: float  #: frames per second of the source, above 0
     max_pixels: int  #: the most pixels per frame that the model may see
     id: str  #: identifies the content in an engine's caches
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """When the frames were taken, as engines ask for it. They would assume other times."""
+        return {
+            "fps": self.fps,
+            "total_num_frames": self.total,
+            "duration": self.total / self.fps,
+            "frames_indices": list(self.indices),
+            "video_backend": "opencv",
+        }
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,9 @@ class InferenceEngine(Protocol[T_co]):
     @property
     def failure(self) -> str | None:
         """Why the engine can no longer work, or None."""
+
+    def tokens(self, conversation: Conversation, prompt: str) -> list[int]:
+        """Return the token ids that the model gets, with those of its frames. Blocks."""
 
     async def generate(
         self, conversation: Conversation, prompt: str, params: GenerationParams

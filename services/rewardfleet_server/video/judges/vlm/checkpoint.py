@@ -6,37 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.optional_imports import require
 
 from . import Conversation, GenerationParams, ImagePart, VideoPart
+from .geometry import QwenGeometry
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FINGERPRINTED_FILES = (".safetensors", ".bin", ".json", ".jinja", ".txt")
-
-
-class Geometry(Protocol):
-    """The size of the frames that a family of models takes, and the tokens that they become."""
-
-    @property
-    def placeholders(self) -> re.Pattern[str]:
-        """Matches what the chat template writes where an image or a video goes."""
-
-    @property
-    def name(self) -> str:
-        """Describes the geometry in provenance; part of cache keys."""
-
-    def tokens(self, conversation: Conversation) -> int:
-        """Return how many tokens the images and videos of a conversation take.
-
-        Raises:
-            InvalidRequest: The model cannot take frames of this shape.
-        """
-
-    def prepare(self, conversation: Conversation) -> Conversation:
-        """Resize the frames to what the model takes. Blocks, without holding the GIL."""
 
 
 class Checkpoint:
@@ -45,7 +24,7 @@ class Checkpoint:
     Args:
         path: A folder with the checkpoint, or its name on a hub.
         config: Its `config.json`, see `read_config`.
-        geometry: The geometry of its family.
+        geometry: The size of the frames that it takes.
         max_model_len: Tokens of prompt, frames and answer together.
 
     Raises:
@@ -53,7 +32,7 @@ class Checkpoint:
     """
 
     def __init__(
-        self, path: str, config: Mapping[str, Any], geometry: Geometry, max_model_len: int
+        self, path: str, config: Mapping[str, Any], geometry: QwenGeometry, max_model_len: int
     ) -> None:
         self.path = path
         self.name = _name_of(path)  #: its name for provenance, without the folder that it is in
@@ -107,6 +86,11 @@ class Checkpoint:
         prompt: str = self.processor.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=not conversation.is_open
         )
+        # The processor of Qwen3-VL puts marks around each pair of frames. Later versions of it, as
+        # in transformers 5.19, leave the marks of the template around all of them as well.
+        names = ("vision_start_token", "video_token", "vision_end_token")
+        start, video, end = (getattr(self.processor, name, "") for name in names)
+        prompt = prompt.replace(start + video + end, video)
         if conversation.is_open:
             # No text of a caller contains this token, see `_template_part`.
             return prompt[: prompt.rindex(self.processor.tokenizer.eos_token)]

@@ -76,8 +76,9 @@ class RobometerEngine(BatchingEngine[FrameScores]):
         return model
 
     def _run_batch(self, batch: list[QueuedPrompt[FrameScores]]) -> list[FrameScores]:
+        inputs = self._inputs([(job.conversation, job.prompt) for job in batch])
         with torch.inference_mode():
-            scores = self._model(self._checkpoint.progress_token, **self._inputs(batch))
+            scores = self._model(self._checkpoint.progress_token, **inputs)
         return [
             FrameScores(tuple(progress.tolist()), tuple(success.tolist()))
             for progress, success in scores

@@ -7,7 +7,7 @@ it, `engine_robometer.py` reads numbers from a model's heads.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -97,6 +97,10 @@ class BatchingEngine(Generic[T]):
         """Return the result of each conversation. Runs in a thread."""
         raise NotImplementedError
 
+    def tokens(self, conversation: Conversation, prompt: str) -> list[int]:
+        ids: list[int] = self._inputs([(conversation, prompt)])["input_ids"][0].tolist()
+        return ids
+
     async def generate(
         self, conversation: Conversation, prompt: str, params: GenerationParams
     ) -> T:
@@ -178,17 +182,15 @@ class BatchingEngine(Generic[T]):
     def _count(self, *_: object) -> None:
         self.passes += 1
 
-    def _inputs(self, batch: list[QueuedPrompt[T]]) -> Any:
-        parts = [part for job in batch for part in job.conversation.parts]
+    def _inputs(self, batch: Sequence[tuple[Conversation, str]]) -> Any:
+        parts = [part for conversation, _ in batch for part in conversation.parts]
         images = [part.frame for part in parts if isinstance(part, ImagePart)]
         videos = [part for part in parts if isinstance(part, VideoPart)]
         inputs = self._checkpoint.processor(
-            text=[job.prompt for job in batch],
+            text=[prompt for _, prompt in batch],
             images=images or None,
             videos=[np.asarray(video.frames) for video in videos] or None,
-            # Without metadata the processor writes into the prompt that there are 24 frames per
-            # second.
-            video_metadata=[_metadata(video) for video in videos] or None,
+            video_metadata=[VideoMetadata(**video.metadata) for video in videos] or None,
             do_sample_frames=False,
             do_resize=False,
             padding=True,
@@ -216,7 +218,7 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
         return AutoModelForImageTextToText.from_pretrained(self._checkpoint.path, dtype="auto")
 
     def _run_batch(self, batch: list[QueuedPrompt[list[Completion]]]) -> list[list[Completion]]:
-        inputs = self._inputs(batch)
+        inputs = self._inputs([(job.conversation, job.prompt) for job in batch])
         with torch.inference_mode():
             if batch[0].params.labels:
                 return [[each] for each in self._first_tokens(inputs, batch[0].params)]
@@ -275,12 +277,6 @@ class _AllCancelled(StoppingCriteria):  # type: ignore[misc] # transformers has 
     def __call__(self, input_ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         cancelled = all(job.result.done() for job in self._batch)
         return torch.full((input_ids.shape[0],), cancelled, device=input_ids.device)
-
-
-def _metadata(video: VideoPart) -> VideoMetadata:
-    return VideoMetadata(
-        total_num_frames=video.total, fps=video.fps, frames_indices=list(video.indices)
-    )
 
 
 def _continuations(texts: list[list[int]], end: int) -> dict[tuple[int, ...], list[int]]:

@@ -9,6 +9,7 @@ from typing import Any
 import vllm
 from pydantic import JsonValue
 from vllm import AsyncEngineArgs, SamplingParams
+from vllm.config import ModelConfig
 from vllm.exceptions import VLLMClientError
 from vllm.platforms import current_platform
 from vllm.renderers.inputs.preprocess import parse_model_prompt
@@ -74,13 +75,17 @@ class VllmEngine:
     def failure(self) -> str | None:
         return "the vLLM engine died" if self._engine.errored else None
 
+    def tokens(self, conversation: Conversation, prompt: str) -> list[int]:
+        parsed = _parsed(prompt, conversation, self._engine.model_config)
+        (engine_input,) = self._engine.renderer.render_cmpl([parsed])
+        return [*engine_input["prompt_token_ids"]]
+
     async def generate(
         self, conversation: Conversation, prompt: str, params: GenerationParams
     ) -> list[Completion]:
         try:
-            (engine_input,) = await self._engine.renderer.render_cmpl_async(
-                [parse_model_prompt(self._engine.model_config, _model_input(prompt, conversation))]
-            )
+            parsed = _parsed(prompt, conversation, self._engine.model_config)
+            (engine_input,) = await self._engine.renderer.render_cmpl_async([parsed])
             sampling = SamplingParams(
                 n=params.n,
                 temperature=params.temperature,
@@ -112,7 +117,7 @@ class VllmEngine:
         self._engine.shutdown(timeout=_SHUTDOWN_SECONDS)
 
 
-def _model_input(prompt: str, conversation: Conversation) -> dict[str, Any]:
+def _parsed(prompt: str, conversation: Conversation, model: ModelConfig) -> Any:
     images = [part for part in conversation.parts if isinstance(part, ImagePart)]
     videos = [part for part in conversation.parts if isinstance(part, VideoPart)]
     data: dict[str, Any] = {}
@@ -121,21 +126,11 @@ def _model_input(prompt: str, conversation: Conversation) -> dict[str, Any]:
         data["image"] = [image.frame for image in images]
         ids["image"] = [image.id for image in images]
     if videos:
-        data["video"] = [(video.frames, _metadata(video)) for video in videos]
+        metadata = [{**video.metadata, "do_sample_frames": False} for video in videos]
+        data["video"] = [*zip((video.frames for video in videos), metadata, strict=True)]
         ids["video"] = [video.id for video in videos]
-    return {"prompt": prompt, "multi_modal_data": data, "multi_modal_uuids": ids}
-
-
-def _metadata(video: VideoPart) -> dict[str, Any]:
-    """Return when the frames were taken; vLLM refuses frames without it."""
-    return {
-        "fps": video.fps,
-        "total_num_frames": video.total,
-        "duration": video.total / video.fps,
-        "frames_indices": list(video.indices),
-        "video_backend": "opencv",
-        "do_sample_frames": False,
-    }
+    inputs = {"prompt": prompt, "multi_modal_data": data, "multi_modal_uuids": ids}
+    return parse_model_prompt(model, inputs)
 
 
 def _completion(output: Any, tokenizer: Any) -> Completion:

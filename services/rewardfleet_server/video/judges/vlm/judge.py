@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -34,8 +35,8 @@ _MAX_COMPLETIONS = 64
 _MAX_CURVE_POINTS = 64
 #: Conversations of one curve in progress at the same time; each holds its own frames.
 _CONCURRENT_PREFIXES = 4
-#: What is judged before the first request.
-WARM_UP_CLIP = Clip((np.zeros((224, 224, 3), np.uint8),) * 2, (0, 1), 2, None, 224 * 224)
+#: What is judged before the first request. Its frames are more than a second apart.
+WARM_UP_CLIP = Clip((np.zeros((224, 224, 3), np.uint8),) * 4, (0, 30, 60, 90), 91, 20.0, 224 * 224)
 
 
 class VlmOptions(PromptOptions):
@@ -135,6 +136,13 @@ class ModelJudge(Generic[T]):
     async def _warm_up(self) -> None:
         raise NotImplementedError
 
+    def _rendered(self, conversation: Conversation) -> str:
+        """Return a digest of the text and of the tokens that a conversation becomes."""
+        prompt = self._checkpoint.prompt(conversation)
+        prepared = self._checkpoint.geometry.prepare(conversation)
+        content = f"{prompt}\n{self._engine.tokens(prepared, prompt)}"
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
     async def _run(self, conversation: Conversation, params: GenerationParams) -> T:
         def prepare() -> tuple[Conversation, str]:
             prompt = self._checkpoint.prompt(conversation)
@@ -153,7 +161,7 @@ class VlmJudge(ModelJudge[list[Completion]]):
         self._spec = spec
         self.deterministic = spec.sampling.temperature == 0
 
-    @property
+    @cached_property
     def provenance(self) -> Mapping[str, JsonValue]:
         sampling = self._spec.sampling
         return {
@@ -163,7 +171,8 @@ class VlmJudge(ModelJudge[list[Completion]]):
             **self._query(VlmOptions()).provenance,
             # Requests may choose another readout, whose prompt the lines above do not name.
             "readouts": self._spec.digest,
-            "frames_for_model": self._checkpoint.geometry.name,
+            "frames_for_model": str(self._checkpoint.geometry),
+            "rendered_prompt": self._rendered(self._warm_up_prompt),
             "sampling": {
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
@@ -197,8 +206,11 @@ class VlmJudge(ModelJudge[list[Completion]]):
     async def _warm_up(self) -> None:
         for readout in self._spec.readouts.values():
             params = replace(readout.generation_params(self._spec.sampling, 1), max_tokens=1)
-            prompt = self._spec.layout.full_prompt(WARM_UP_CLIP, "Ready?", None)
-            await self._run(prompt, params)
+            await self._run(self._warm_up_prompt, params)
+
+    @property
+    def _warm_up_prompt(self) -> Conversation:
+        return self._spec.layout.full_prompt(WARM_UP_CLIP, "Ready?", None)
 
     def _query(self, options: VlmOptions) -> _Query:
         """Check a request's options, and resolve them against the spec."""

@@ -22,7 +22,6 @@ class ModelSettings(JudgeSettings):
 
     model_path: str | None = own(None, CHECKPOINT)
     max_model_len: PositiveInt = own(16384, "Tokens of prompt, frames and answer together.")
-    frame_resize: Literal["single", "qwen-vl-utils"] = own("single", "How frames are resized. single: one resize. qwen-vl-utils: by that library, which is slower.")
 
 
 class VllmSettings(ModelSettings):

@@ -6,6 +6,7 @@ from typing import Any
 from rewardfleet_server.video.judges import DeferredJudge
 from rewardfleet_server.video.judges.vlm import GenerationParams, factory
 from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint, read_config
+from rewardfleet_server.video.judges.vlm.geometry import read_geometry
 from rewardfleet_server.video.judges.vlm.judge import JudgeSpec, VlmJudge
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo
 from rewardfleet_server.video.judges.vlm.readouts import readouts
@@ -14,13 +15,8 @@ from rewardfleet_server.video.prompts import PERCENTAGE, Prompt
 from rewardfleet_server.video.prompts.authors import original_prompt, prompts_of
 from rewardfleet_server.video.settings import VideoSettings
 
-from .qwen_geometry import read_geometry
-
 #: The `model_type` of checkpoints that published models were trained from.
 QWEN3_VL = "qwen3_vl"
-
-#: Tokens of a short question and of two small frames.
-_MIN_PROMPT_TOKENS = 64
 
 #: The readouts of any model of the family, see `readouts.py`.
 READOUTS = {
@@ -34,7 +30,6 @@ READOUTS = {
 def builder(
     judge: str,
     spec_of: Callable[[Any, Checkpoint], JudgeSpec],
-    sampling: GenerationParams | None = None,
     model_type: str | None = None,
     judge_type: type[VlmJudge] = VlmJudge,
 ) -> Callable[[Any, VideoSettings], DeferredJudge]:
@@ -43,37 +38,26 @@ def builder(
     Args:
         judge: Its name.
         spec_of: Returns how a checkpoint is used, by the judge's settings.
-        sampling: How it samples; None if its settings say it.
         model_type: The type of its checkpoints; None for any of the family.
     """
 
     def build(settings: Any, service: VideoSettings) -> DeferredJudge:
-        checkpoint = load_checkpoint(
-            settings, judge, (sampling or settings).max_tokens, model_type=model_type
-        )
+        checkpoint = load_checkpoint(settings, judge, model_type)
         spec = spec_of(settings, checkpoint)
         return factory.build(settings, service, checkpoint, spec, judge_type)
 
     return build
 
 
-def builder_of_any(judge: str) -> Callable[[Any, VideoSettings], DeferredJudge]:
-    """Return what builds a judge that prompts any model of the family; see `builder`."""
-    return builder(judge, lambda own, checkpoint: judge_spec(judge, own, checkpoint))
-
-
-def load_checkpoint(
-    own: ModelSettings, judge: str, max_tokens: int, *, model_type: str | None = None
-) -> Checkpoint:
+def load_checkpoint(own: ModelSettings, judge: str, model_type: str | None = None) -> Checkpoint:
     """Read a checkpoint of the family, without its weights.
 
     Args:
         judge: The name of the judge.
-        max_tokens: The most tokens of an answer.
         model_type: The type of its checkpoints; None for any of the family.
 
     Raises:
-        ValueError: There is none, it is of another family, or its context is too short.
+        ValueError: There is none, it is of another family, or `max_model_len` is too long.
     """
     path = own.model_path
     if path is None:
@@ -84,13 +68,7 @@ def load_checkpoint(
         raise ValueError(
             f"--model-path {path}: {found!r} is not {judge}, which is a {model_type!r}"
         )
-    checkpoint = Checkpoint(path, config, read_geometry(config, own), own.max_model_len)
-    if max_tokens + _MIN_PROMPT_TOKENS > checkpoint.context:
-        raise ValueError(
-            f"max_model_len {checkpoint.context} leaves no room for an answer of {max_tokens} "
-            "tokens, a question and the frames"
-        )
-    return checkpoint
+    return Checkpoint(path, config, read_geometry(config, own), own.max_model_len)
 
 
 def judge_spec(judge: str, own: QwenVlSettings, checkpoint: Checkpoint) -> JudgeSpec:

@@ -9,7 +9,7 @@ from rewardfleet_server.video.judges.vlm.settings import (
     VllmSettings,
 )
 
-from .qwen import READOUTS, builder_of_any
+from .qwen import READOUTS, builder, judge_spec
 
 _NAME = "qwen2_5_vl_vllm"
 
@@ -23,7 +23,7 @@ class QwenVllmSettings(VllmSettings, QwenVlSettings):
 JUDGE = BuiltInJudge(
     _NAME,
     QwenVllmSettings,
-    builder_of_any(_NAME),
+    builder(_NAME, lambda own, checkpoint: judge_spec(_NAME, own, checkpoint)),
     "Asks any Qwen-VL (2.5, 3), by vLLM in this process.",
     READOUTS,
     ("--model-path", "Qwen/Qwen2.5-VL-7B-Instruct", "--set", "tensor_parallel_size=1"),

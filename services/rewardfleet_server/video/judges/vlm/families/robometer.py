@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -16,12 +17,12 @@ from rewardfleet_server.video.judges.options import PromptOptions
 from rewardfleet_server.video.judges.settings import ENGINES, BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Conversation, GenerationParams, ImagePart
 from rewardfleet_server.video.judges.vlm.checkpoint import read_config
+from rewardfleet_server.video.judges.vlm.geometry import read_geometry
 from rewardfleet_server.video.judges.vlm.judge import WARM_UP_CLIP, ModelJudge, with_curve
 from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, TransformersSettings
 from rewardfleet_server.video.prompts import Prompt, authors
 from rewardfleet_server.video.settings import VideoSettings
 
-from .qwen_geometry import read_geometry
 from .robometer_checkpoint import RobometerCheckpoint, read_layout
 
 if TYPE_CHECKING:  # it imports torch
@@ -72,14 +73,15 @@ class RobometerJudge(ModelJudge[FrameScores]):
         super().__init__(checkpoint, engine)
         self._prompt = prompt
 
-    @property
+    @cached_property
     def provenance(self) -> Mapping[str, JsonValue]:
         return {
             "judge": _NAME,
             "model": self._checkpoint.name,
             "checkpoint": self._checkpoint.fingerprint,
             "processor": self._checkpoint.layout.processor,
-            "frames_for_model": self._checkpoint.geometry.name,
+            "frames_for_model": str(self._checkpoint.geometry),
+            "rendered_prompt": self._rendered(_conversation(WARM_UP_CLIP, "Ready?")),
             **self._of_request(RobometerOptions()),
             **self._engine.provenance,
         }

@@ -15,7 +15,8 @@ from typing import Any
 
 from rewardfleet.wire.optional_imports import require
 from rewardfleet_server.video.judges.vlm import Conversation, ImagePart, VideoPart
-from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint, Geometry
+from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
+from rewardfleet_server.video.judges.vlm.geometry import QwenGeometry
 
 #: The token after each frame at which the heads are read.
 PROGRESS_TOKEN = "<|prog_token|>"  # noqa: S105 - not a password
@@ -69,7 +70,7 @@ class RobometerCheckpoint(Checkpoint):
         path: str,
         config: Mapping[str, Any],
         layout: RobometerLayout,
-        geometry: Geometry,
+        geometry: QwenGeometry,
         max_model_len: int,
     ) -> None:
         super().__init__(path, config, geometry, max_model_len)

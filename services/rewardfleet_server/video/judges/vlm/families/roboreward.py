@@ -67,7 +67,7 @@ class GradeReadout(TextReadout):
 JUDGE = BuiltInJudge(
     _NAME,
     RoboRewardSettings,
-    builder(_NAME, lambda own, _: judge_spec(own), _SAMPLING, QWEN3_VL),
+    builder(_NAME, lambda own, _: judge_spec(own), QWEN3_VL),
     "Grades the end of a clip from 1 to 5 (arXiv 2601.00675).",
     {"grade": "The grade after ANSWER: in the answer; the score is (grade - 1) / 4."},
 )

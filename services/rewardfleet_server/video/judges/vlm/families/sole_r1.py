@@ -143,7 +143,7 @@ class SoleJudge(VlmJudge):
 JUDGE = BuiltInJudge(
     _NAME,
     SoleSettings,
-    builder(_NAME, lambda own, _: judge_spec(own), _SAMPLING, QWEN3_VL, SoleJudge),
+    builder(_NAME, lambda own, _: judge_spec(own), QWEN3_VL, SoleJudge),
     "Reasons about one frame after another (arXiv 2603.28730).",
     {"progress": "The percentage in <answer> at the last frame; 0 if it is negative."},
 )

@@ -79,7 +79,7 @@ def authors_text(file: Path) -> Prompt:
 JUDGE = BuiltInJudge(
     _NAME,
     TopRewardSettings,
-    builder(_NAME, judge_spec, _SAMPLING),
+    builder(_NAME, judge_spec),
     "How likely any Qwen-VL finds that the task was done (arXiv 2602.19313).",
     {"true_logprob": "P(True) / (P(True) + P(False)) of the next word."},
 )

@@ -9,7 +9,7 @@ from rewardfleet_server.video.judges.vlm.settings import (
     TransformersSettings,
 )
 
-from .qwen import READOUTS, builder_of_any
+from .qwen import READOUTS, builder, judge_spec
 
 _NAME = "transformers"
 
@@ -28,7 +28,7 @@ class QwenTransformersSettings(TransformersSettings, QwenVlSettings):
 JUDGE = BuiltInJudge(
     _NAME,
     QwenTransformersSettings,
-    builder_of_any(_NAME),
+    builder(_NAME, lambda own, checkpoint: judge_spec(_NAME, own, checkpoint)),
     "Asks any Qwen-VL (2.5, 3), on any device of transformers.",
     READOUTS,
 )

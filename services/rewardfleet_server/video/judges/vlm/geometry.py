@@ -2,9 +2,9 @@
 
 The sizes are those of `smart_resize` in qwen-vl-utils: both sides are multiples of the side of one
 token, and the area lies between a minimum and a maximum number of tokens. If the caller allows
-fewer pixels than the minimum, the caller's limit applies. `QwenGeometry` resizes each frame once.
-Its pixels differ from those that qwen-vl-utils makes of files by at most 4 of 255 levels, and by a
-fifth of a level on average. `QwenVlUtilsGeometry` calls qwen-vl-utils itself.
+fewer pixels than the minimum, the caller's limit applies. Frames are resized once. Their pixels
+differ from those that qwen-vl-utils makes of files by at most 4 of 255 levels, and by a fifth of a
+level on average.
 """
 
 import math
@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from PIL import Image
 
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.optional_imports import require
-from rewardfleet_server.video.judges.vlm import Conversation, Frames, ImagePart, VideoPart
-from rewardfleet_server.video.judges.vlm.settings import ModelSettings
+
+from . import Conversation, Frames, ImagePart, VideoPart
+from .settings import ModelSettings
 
 #: The fewest and the most tokens of a frame of a video, and of an image, in qwen-vl-utils 0.0.14.
 _VIDEO_TOKENS = (128, 768)
@@ -32,21 +31,14 @@ _MAX_RATIO = 200
 class QwenGeometry:
     """The geometry of a checkpoint; resizes each frame once, with torch."""
 
+    #: What the chat template writes where an image or a video goes.
     placeholders: ClassVar[re.Pattern[str]] = re.compile(r"<\|(?:image|video)_pad\|>")
-    frame_resize: ClassVar[str] = "single"
 
     patch: int  #: pixels per side of a patch
     merge: int  #: patches per side of a token
     temporal: int = 2  #: frames that one token covers
     #: The most pixels of a frame, whatever requests allow; None for no limit.
     max_pixels: int | None = None
-
-    @property
-    def name(self) -> str:
-        return (
-            f"{self.frame_resize} Geometry(patch={self.patch}, merge={self.merge}, "
-            f"temporal={self.temporal}, max_pixels={self.max_pixels})"
-        )
 
     @property
     def side(self) -> int:
@@ -70,6 +62,11 @@ class QwenGeometry:
         return self._size(height, width, min(least, most), most)
 
     def tokens(self, conversation: Conversation) -> int:
+        """Return how many tokens the images and videos of a conversation take.
+
+        Raises:
+            InvalidRequest: The frames are too narrow.
+        """
         tokens = 0
         for part in conversation.parts:
             if not isinstance(part, str):
@@ -102,6 +99,7 @@ class QwenGeometry:
         return sides[0], sides[1]
 
     def prepare(self, conversation: Conversation) -> Conversation:
+        """Resize the frames to what the model takes. Blocks, without holding the GIL."""
         return replace(conversation, parts=tuple(map(self._prepared, conversation.parts)))
 
     def _prepared(self, part: ImagePart | VideoPart | str) -> ImagePart | VideoPart | str:
@@ -127,57 +125,11 @@ def _resized(frames: Frames, size: tuple[int, int]) -> Frames:
     return np.ascontiguousarray(resized.permute(0, 2, 3, 1).numpy())
 
 
-@dataclass(frozen=True)
-class QwenVlUtilsGeometry(QwenGeometry):
-    """A geometry with these sizes in which `qwen_vl_utils.process_vision_info` resizes, twice.
-
-    Raises:
-        ValueError: The package is missing.
-    """
-
-    frame_resize: ClassVar[str] = "qwen-vl-utils"
-
-    def __post_init__(self) -> None:
-        require("transformers", "frame_resize=qwen-vl-utils", "qwen_vl_utils")
-
-    def prepare(self, conversation: Conversation) -> Conversation:
-        from qwen_vl_utils import process_vision_info  # noqa: PLC0415 - imports torch: seconds
-
-        content = [self._message_part(part) for part in conversation.parts]
-        all_images, all_videos = process_vision_info(
-            [{"role": "user", "content": content}], image_patch_size=self.patch
-        )
-        images, videos = iter(all_images or ()), iter(all_videos or ())
-        parts: list[ImagePart | VideoPart | str] = []
-        for part in conversation.parts:
-            if isinstance(part, ImagePart):
-                parts.append(replace(part, frame=np.asarray(next(images))))
-            elif isinstance(part, VideoPart):
-                # Float tensors of whole numbers, channels first.
-                frames = next(videos).byte().permute(0, 2, 3, 1).contiguous().numpy()
-                parts.append(replace(part, frames=frames))
-            else:
-                parts.append(part)
-        return replace(conversation, parts=tuple(parts))
-
-    def _message_part(self, part: ImagePart | VideoPart | str) -> dict[str, Any]:
-        if isinstance(part, str):
-            return {"type": "text", "text": part}
-        height, width = self._size_of(part)
-        size = {"resized_height": height, "resized_width": width}
-        if isinstance(part, ImagePart):
-            image = {"type": "image", "image": Image.fromarray(part.frame)}
-            return image if self.max_pixels is None else {**image, **size}
-        # Given no size for a list of frames, the library rounds to twice the side of a token, and
-        # fails if its minimum is above what the caller allows.
-        return {"type": "video", "video": [*map(Image.fromarray, part.frames)], **size}
-
-
 def read_geometry(config: Mapping[str, Any], own: ModelSettings) -> QwenGeometry:
     """Return the geometry of a checkpoint with this `config.json`, by the settings of its judge.
 
     Raises:
-        ValueError: It is not a model of the family, or a package is missing.
+        ValueError: It is not a model of the family.
     """
     vision = config.get("vision_config") or {}
     if "spatial_merge_size" not in vision:
@@ -186,9 +138,7 @@ def read_geometry(config: Mapping[str, Any], own: ModelSettings) -> QwenGeometry
             "vision-language model of the Qwen-VL family (Qwen2.5-VL, Qwen3-VL and models "
             "derived from them)"
         )
-    classes = (QwenGeometry, QwenVlUtilsGeometry)
-    (geometry,) = (each for each in classes if each.frame_resize == own.frame_resize)
-    return geometry(
+    return QwenGeometry(
         patch=vision.get("patch_size", 14),
         merge=vision["spatial_merge_size"],
         temporal=vision.get("temporal_patch_size", 2),
