@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import uvicorn
@@ -42,7 +43,7 @@ class FakeJudge:
     failure: str | None = field(default=None, init=False)  #: set it to make the service end
     outage = None
 
-    @property
+    @cached_property
     def provenance(self) -> Mapping[str, JsonValue]:
         return {"judge": "fake", "score": self.score}
 

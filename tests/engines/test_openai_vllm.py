@@ -1,29 +1,52 @@
 """The judge `openai` with vLLM's own OpenAI server."""
 
+import re
+import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from rewardfleet_server.up.settings import free_port
+from rewardfleet_server.video.app import create_app
+from rewardfleet_server.video.clip.frames import Clip
+from rewardfleet_server.video.judges.loading import find_judge
+from rewardfleet_server.video.judges.openai import OpenAIJudge
+from rewardfleet_server.video.judges.shown import _REMEDY
+from rewardfleet_server.video.prompts import YES_OR_NO
+from rewardfleet_server.video.settings import VideoSettings
 
+from ..conftest import client_of
 from ..running import running
-from .conftest import ENVIRONMENT, serving_video
+from .conftest import ENVIRONMENT, TASK, serving_video, unseen_frames
+
+#: The flags that the error names.
+FLAGS = shlex.split(re.findall(r"vLLM with (.*);", _REMEDY)[0])
 
 
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[str]:
-    port = free_port()
-    log = tmp_path_factory.mktemp("openai") / "log"
+@contextmanager
+def serving_vllm(folder: Path, log: Path, *flags: str) -> Iterator[str]:
+    url = f"http://127.0.0.1:{(port := free_port())}"
     command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)),
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)),
         *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)),
         *("--enforce-eager", "--max-model-len", "8192", "--mm-processor-cache-gb", "0"),
+        # Its rounding would differ between equal requests.
+        *("--no-enable-prefix-caching", *flags),
     ]
-    url = f"http://127.0.0.1:{port}"
     with running(command, f"{url}/health", log=log, seconds=400, env=ENVIRONMENT):
         yield f"{url}/v1"
+
+
+@pytest.fixture(scope="module", params=["checkpoint", "checkpoint3"])
+def endpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    folder = request.getfixturevalue(request.param)
+    with serving_vllm(folder, tmp_path_factory.mktemp("openai") / "log", *FLAGS) as url:
+        yield url
 
 
 @pytest.mark.parametrize("media", ["images", "video"])
@@ -40,3 +63,37 @@ def test_the_judge_openai_works_with_vllm(
         answer = service.score(video_path=str(videos[0]), nframes=8).json()
     assert (answer["backend"], answer["status"]) == ("openai", "abstained"), answer
     assert ("lies between" if readout == "probability" else "token limit") in answer["model_output"]
+    assert answer["provenance"]["shown"] == "proved"
+
+
+@pytest.mark.parametrize("media", ["images", "video"])
+async def test_noise_in_any_frame_changes_the_answer(endpoint: str, videos: list[Path], media: str):
+    settings = VideoSettings(openai_url=endpoint, openai_model="tiny", set=[f"media={media}"])
+    judge = find_judge("openai", settings)
+    assert isinstance(judge, OpenAIJudge)
+
+    async def judged(clip: Clip) -> object:
+        more = {"temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": 20}
+        return (await judge._ask(YES_OR_NO, TASK, clip, more)).logprobs
+
+    async with judge.lifespan():
+        assert await unseen_frames(videos, judged) == []
+        assert judge.outage is None
+
+
+def test_vllm_without_the_flags_is_found_out(tmp_path: Path, checkpoint: Path, videos: list[Path]):
+    """It shows 4 of 16 frames of a video, and all images."""
+    with serving_vllm(checkpoint, tmp_path / "vllm") as url:
+        for media, status in (("video", 502), ("images", 200)):
+            own = VideoSettings(
+                openai_url=url,
+                openai_model="tiny",
+                video_root=[videos[0].parent],
+                set=[f"media={media}"],
+            )
+            with client_of(create_app(own)) as client:
+                body = {"task_text": TASK, "video_path": str(videos[0]), "nframes": 8}
+                answer = client.post("/score", json=body)
+                assert answer.status_code == status, answer.text
+                assert (client.get("/readyz").status_code == 200) == (status == 200)
+            assert status == 200 or "about 4 of 16 frames" in answer.json()["detail"]

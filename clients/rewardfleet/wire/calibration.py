@@ -12,7 +12,7 @@ from .video import FrameCount, MaxPixels
 
 #: What a judge's provenance has that its scores are not bound to: versions of software, the
 #: hardware, and what differs between clips or is the calibration itself.
-_NOT_BOUND = {"service", "engine", "device", "frames", "calibration"}
+_NOT_BOUND = {"service", "engine", "device", "frames", "shown", "calibration"}
 #: The fields of a request that a calibration is bound to.
 BOUND_FIELDS = ("nframes", "max_pixels", "backend_kwargs")
 #: Raw scores are at least this far from 0 and 1 before their logit is taken.

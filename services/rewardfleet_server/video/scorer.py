@@ -112,17 +112,10 @@ class VideoScorer:
                     self.loaded_names = dict.fromkeys(same, loaded) | self.loaded_names
         self._refusals = refusals
         self._select: Selection = floor_indices if settings.profile else sample_indices
-        selection = {"frame_selection": "floor"} if settings.profile else {}
-        self._provenance = {
-            name: {"service": f"rewardfleet {__version__}", **judge.provenance, **selection}
-            for name, judge in judges.items()
-        }
+        self._selection = {"frame_selection": "floor"} if settings.profile else {}
         self.calibrations: dict[str, JudgeCalibration] = {}  #: by the judge's name
         if calibration is not None:
             self._calibrate(calibration)
-        self._fingerprints = {
-            name: _digest(provenance) for name, provenance in self._provenance.items()
-        }
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
@@ -157,15 +150,18 @@ class VideoScorer:
                     "or send null, as by `backend: null` in a trainer's configuration"
                 ),
             )
-        judge = self._judges[name]
+        judge, provenance = self._judges[name], self.provenance(name)
         cause = f"backend_kwargs of {name}"
         try:
             judge.check_options(request.backend_kwargs)
             if (calibration := self.calibrations.get(name)) is not None:
                 cause = f"calibration of {name}"
+                calibration.check_judge(provenance)
                 calibration.check_request(request)
         except InvalidRequest as error:
             raise self._refusals.of(cause, error) from None
+        except ValueError as error:  # since the start, its endpoint was restarted
+            raise BackendFailed(str(error)) from None
         source = await self._source(request, upload)
         sha256 = source.cached_sha256()
         if sha256 is None:
@@ -183,13 +179,21 @@ class VideoScorer:
         if judge.deterministic:
             # Everything that the judgment depends on.
             asked = (digest, request.task_text, request.nframes, request.max_pixels, *(part or ()))
-            judged = [name, self._fingerprints[name], self._faults, *asked, request.backend_kwargs]
+            judged = [name, _digest(provenance), self._faults, *asked, request.backend_kwargs]
             policy = CachePolicy((_digest(judged),))
         is_sent = request.video_path is None and request.video_url is None
         seen = Seen(sha256 if is_sent else None)
+
+        async def compute(_: object) -> VideoScore:
+            score = await self._score(name, request, source, sha256, cost=cost, seen=seen)
+            if self.provenance(name) != provenance:  # its key in the cache would be wrong
+                reason = f"what the judge {name} depends on has changed; send this again"
+                raise Unavailable(reason, retry_after=0.1)
+            return score
+
         return ScoringPlan(
             name,
-            lambda _: self._score(name, request, source, sha256, cost=cost, seen=seen),
+            compute,
             policy,
             # Otherwise those that wait for memory would hold the permits of small ones.
             is_large=is_large(_frame_bytes(request) + cost.memory, cost.pixels),
@@ -202,8 +206,14 @@ class VideoScorer:
         return [*self._judges]
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:
-        """Return the provenance that all judgments of `backend` share."""
-        return dict(self._provenance[backend])
+        """Return the provenance that all judgments of `backend` share now."""
+        calibration = self.calibrations.get(backend)
+        return {
+            "service": f"rewardfleet {__version__}",
+            **self._judges[backend].provenance,
+            **self._selection,
+            **({} if calibration is None else {"calibration": calibration.provenance}),
+        }
 
     async def probe(self) -> None:
         """Decode a clip; raise if that fails. Judges say themselves whether they work."""
@@ -217,9 +227,9 @@ class VideoScorer:
                 f"--calibration is of the judge {calibration.backend!r:.60}, which is not loaded; "
                 f"loaded: {loaded}"
             )
-        calibration.check_judge(self._provenance[name])
+        if self._judges[name].outage is None:  # else it is not known yet what judges
+            calibration.check_judge(self.provenance(name))
         self.calibrations[name] = calibration
-        self._provenance[name]["calibration"] = calibration.provenance
 
     async def _source(self, request: VideoRequest, upload: AnonymousFile | None) -> Source:
         if upload is not None:

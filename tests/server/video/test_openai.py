@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import gzip
+import io
+import json
 import math
 import socketserver
 import threading
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 
+import av
 import cv2
 import httpx
 import numpy as np
@@ -18,6 +21,7 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from rewardfleet.commands.main import main
+from rewardfleet.wire.calibration import bound_provenance
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import chat_endpoint, openai
@@ -37,10 +41,15 @@ class Endpoint:
 
     def __init__(self) -> None:
         self.requests: list[dict[str, object]] = []
+        self.proofs: list[int] = []  #: how many frames were sent to see how many arrive
         self.keys: list[str | None] = []
         self.times: list[float] = []
         self.answers: list[Response | str | dict[str, float]] = ["80"]
         self.finish_reason = "stop"
+        #: The number of frames that the model sees of those that are sent; None to count nothing.
+        self.sees: Callable[[int], int] | None = lambda sent: sent
+        self.template = [151644, 872]  #: tokens around frames
+        self.refused: set[str] = set()  #: fields that are not accepted
         self.wait_s = 0.0
         self.concurrent = self.max_concurrent = 0
         self.app = FastAPI()
@@ -49,7 +58,12 @@ class Endpoint:
         self.app.get("/v1/models")(lambda: Response(status_code=self.models_status))
 
     async def _complete(self, request: Request) -> Response:
-        self.requests.append(await request.json())
+        body = await request.json()
+        if self.refused & body.keys():
+            return Response("Unrecognized request argument", status_code=400)
+        if "Ready?" in body["messages"][0]["content"][-1]["text"]:
+            return self._proof(body)
+        self.requests.append(body)
         self.keys.append(request.headers.get("authorization"))
         self.times.append(time.monotonic())
         self.concurrent += 1
@@ -71,6 +85,32 @@ class Endpoint:
             choice["logprobs"] = {"content": [position(answer)]}
         body = {"id": "1", "object": "chat.completion", "model": "m", "choices": [choice]}
         return Response(httpx.Response(200, json=body).content, media_type="application/json")
+
+    def _proof(self, body: dict) -> Response:
+        """Answer what shows how many frames reach the model."""
+        self.proofs.append(frames_of(body))
+        answer: dict[str, object] = {"choices": [{"message": {}, "finish_reason": "length"}]}
+        if self.sees is not None:
+            ids = self.template + [0] * 64 * self.sees(self.proofs[-1])
+            answer["usage"] = {"prompt_tokens": len(ids)}
+            answer |= {"prompt_token_ids": ids} if body.get("return_token_ids") else {}
+        return Response(json.dumps(answer), media_type="application/json")
+
+
+def frames_of(body: dict) -> int:
+    """Return how many frames a request has."""
+    parts = body["messages"][0]["content"][:-1]
+    return sum(len(mp4_levels(each)[1]) if "video_url" in each else 1 for each in parts)
+
+
+def mp4_levels(part: dict) -> tuple[float, list[float]]:
+    """Return the rate of an mp4 and the mean level of each of its frames."""
+    content = part["video_url"]["url"].removeprefix("data:video/mp4;base64,")
+    with av.open(io.BytesIO(base64.b64decode(content))) as video:
+        rate = float(video.streams.video[0].average_rate or 0)
+        return rate, [
+            float(frame.to_ndarray(format="rgb24").mean()) for frame in video.decode(video=0)
+        ]
 
 
 def position(tokens: dict[str, float]) -> dict[str, object]:
@@ -113,6 +153,7 @@ def serving_judge(endpoint: Endpoint | str, **settings: object):
                 return client.post("/score", json=body)
 
             post_score.metrics = lambda: client.get("/metrics").text
+            post_score.ready = lambda: client.get("/readyz")
             yield post_score
 
 
@@ -142,24 +183,99 @@ def _level(url: str) -> float:
     return float(cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR).mean())
 
 
-def test_frames_are_sent_as_one_video_if_set(endpoint, tmp_path):
+def test_frames_are_sent_as_one_video_if_set(endpoint):
+    """In real time, and an odd last one twice, as models merge frames in pairs."""
     with serving_judge(endpoint, set=["media=video"]) as post_score:
         assert post_score().json()["score"] == 0.8
-    video, question = endpoint.requests[0]["messages"][0]["content"]
-    assert (video["type"], question["type"]) == ("video_url", "text")
-    path = tmp_path / "sent.mp4"
-    path.write_bytes(
-        base64.b64decode(video["video_url"]["url"].removeprefix("data:video/mp4;base64,"))
-    )
-    capture = cv2.VideoCapture(str(path))
-    assert capture.get(cv2.CAP_PROP_FPS) == pytest.approx(10), "in real time"
-    levels = []
-    while True:
-        decoded, frame = capture.read()
-        if not decoded:
-            break
-        levels.append(float(frame.mean()))
-    assert levels == pytest.approx([0, 100, 200], abs=6)
+        one = post_score(frames_base64=[image_base64(level=90)], fps=None).json()
+    assert (one["score"], one["provenance"]["frames"]["indices"]) == (0.8, [0])
+    for request, expected in zip(endpoint.requests, ([0, 100, 200, 200], [90, 90]), strict=True):
+        video, question = request["messages"][0]["content"]
+        assert (video["type"], question["type"]) == ("video_url", "text")
+        rate, levels = mp4_levels(video)
+        assert rate == (10 if len(levels) == 4 else 20)
+        assert levels == pytest.approx(expected, abs=6)
+
+
+# What the model is shown
+
+
+def at_2_fps(sent: int) -> int:
+    """Sample what plays at 20 frames per second again, as vLLM does."""
+    return min(max(sent // 10, 4), sent)
+
+
+@pytest.mark.parametrize("media", ["images", "video"])
+@pytest.mark.parametrize("refused", [set(), {"return_token_ids"}])
+def test_that_all_frames_are_shown_is_proved_at_the_start(endpoint, media, refused):
+    """And again for longer clips only; also where fields of vLLM are refused, as by OpenAI."""
+    endpoint.refused = refused
+    with serving_judge(endpoint, set=[f"media={media}"]) as post_score:
+        assert endpoint.proofs == [0, 2, 4, 16]
+        provenance = post_score().json()["provenance"]
+        assert len(endpoint.proofs) == 4
+        post_score(frames_base64=[image_base64()] * 33, nframes=33)
+        assert endpoint.proofs[4:] == [0, 2, 4, 34 if media == "video" else 33]
+    assert provenance["shown"] == "proved"
+    assert len(provenance["rendered_prompt"]) == 16
+
+
+@pytest.mark.parametrize("sees", [at_2_fps, lambda sent: min(sent, 15), lambda sent: min(sent, 2)])
+def test_a_judge_whose_model_is_not_shown_all_frames_is_not_ready(endpoint, sees, monkeypatch):
+    """Until the endpoint is restarted with the flags that the reason names."""
+    monkeypatch.setattr(openai, "_CHECK_SECONDS", 0.05)
+    endpoint.sees = sees
+    with serving_judge(endpoint, set=["media=video"]) as post_score:
+        answer, ready = post_score(), post_score.ready()
+        assert (answer.status_code, answer.json()["kind"]) == (502, "backend_failed")
+        assert f"about {sees(16)} of 16 frames" in answer.json()["detail"]
+        assert "--mm-processor-kwargs '{\"do_sample_frames\": false}'" in answer.json()["detail"]
+        assert ready.status_code == 503 and "of 16 frames" in ready.text
+        endpoint.sees = lambda sent: sent
+        wait_until(lambda: post_score.ready().status_code == 200)
+        assert post_score().json()["provenance"]["shown"] == "proved"
+
+
+@pytest.mark.parametrize("sees", [None, lambda _: 0])
+def test_an_endpoint_that_counts_no_frames_is_served_with_a_warning(endpoint, sees, caplog):
+    endpoint.sees = sees
+    with serving_judge(endpoint) as post_score:
+        for _ in range(2):
+            answer = post_score(frames_base64=[image_base64()] * 33, nframes=33).json()
+            assert (answer["score"], answer["provenance"]["shown"]) == (0.8, "unproved")
+        assert endpoint.proofs == [0, 2, 4, 16]
+    assert "not known whether the model sees all frames" in caplog.text
+
+
+def test_what_is_shown_is_proved_again_after_a_restart(endpoint):
+    """An answer after it does not count before; scores of another template are not mixed."""
+    with serving_judge(endpoint) as post_score:
+        first = post_score().json()
+        endpoint.template = [151644, 872, 198]
+        endpoint.answers = [failed(503), "80"]
+        again = post_score(fps=3)
+        assert (again.status_code, again.json()["kind"]) == (503, "unavailable")
+        third = post_score(fps=3).json()
+        assert third["provenance"]["rendered_prompt"] != first["provenance"]["rendered_prompt"]
+        assert post_score(fps=3).json()["cached"] and not post_score().json()["cached"]
+        endpoint.sees, endpoint.answers = at_2_fps, [failed(502), "80"]
+        answer = post_score(fps=4)
+        assert answer.status_code == 502 and "of 16 frames" in answer.json()["detail"]
+
+
+def test_a_calibration_is_bound_to_the_tokens_of_the_prompt(endpoint, write_calibration):
+    """Also if the endpoint gets another template while the service runs."""
+    with serving(endpoint.app) as url:
+        with serving_judge(url) as post_score:
+            provenance = bound_provenance(post_score().json()["provenance"])
+        path = write_calibration(backend="openai", provenance=provenance, frame_sizes=[])
+        with serving_judge(url, calibration=path) as post_score:
+            assert post_score().json()["details"]["raw_score"] == 0.8
+            endpoint.template, endpoint.answers = [151644], [failed(503), "80"]
+            assert [post_score(fps=3).status_code for _ in range(2)] == [503, 502]
+            assert "its rendered_prompt is" in post_score(fps=3).json()["detail"]
+        with serving_judge(url, calibration=path) as post_score:
+            assert post_score(fps=3).status_code == 502
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,8 @@ class Choice(BaseModel):
     finish_reason: str | None = None  #: why it ended; `length` if it was cut off
     error: JsonValue = None
     logprobs: _Logprobs | None = None  #: log-probabilities, if they were requested
+    prompt_tokens: int = 0  #: what the prompt became; 0 if the endpoint does not say
+    prompt_token_ids: list[int] | None = None  #: these tokens, by vLLM, if they were requested
 
     @property
     def refusal(self) -> str | None:
@@ -69,8 +71,14 @@ class Choice(BaseModel):
         return self.message.refusal or ("by a content filter" if is_filtered else None)
 
 
+class _Usage(BaseModel):
+    prompt_tokens: int | None = None
+
+
 class _ChatCompletion(BaseModel):
     choices: list[Choice] = Field(min_length=1)
+    usage: _Usage | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class ChatEndpoint:
@@ -90,6 +98,7 @@ class ChatEndpoint:
         self.model = model
         self._slots = asyncio.Semaphore(concurrency)
         self._completions = 0
+        self.breaks = 0  #: how often it could not be reached: it may have been restarted
         self._http = httpx.AsyncClient(
             headers={"authorization": f"Bearer {api_key}"} if api_key else {},
             limits=httpx.Limits(max_connections=concurrency + 1),  # one for `outage`
@@ -119,6 +128,7 @@ class ChatEndpoint:
             reason = f"HTTP {status}"
         if self._completions > completions:
             return None
+        self.breaks += 1
         return f"the endpoint {self._base} does not answer: {reason}"
 
     async def complete(
@@ -147,6 +157,7 @@ class ChatEndpoint:
                     raise BackendFailed(f"the endpoint of {self.model}: {problem}") from None
                 reason = f"{type(error).__name__}: {error}"
                 wait = 0.0
+                self.breaks += not isinstance(error, httpx.TimeoutException)
             else:
                 reason = f"HTTP {response.status_code}: {content[:200].decode(errors='replace')}"
                 if response.status_code == 200:
@@ -157,6 +168,7 @@ class ChatEndpoint:
                     reason = f"its answer ended with {choice.error or choice.finish_reason}"[:200]
                 elif response.status_code != 429 and response.status_code < 500:
                     raise BackendFailed(f"the endpoint of {self.model} refused: {reason}")
+                self.breaks += response.status_code in _DOWN
                 wait = _retry_after(response)
             if attempt < _ATTEMPTS:
                 log.warning("endpoint of %s, attempt %d: %s", self.model, attempt, reason)
@@ -178,8 +190,8 @@ class ChatEndpoint:
     def _first_choice(self, content: bytes) -> Choice:
         """Return the choice 0 of a response; it must have ended for a known reason."""
         try:
-            choices = _ChatCompletion.model_validate_json(content).choices
-            choice = next(each for each in choices if each.index == 0)
+            completion = _ChatCompletion.model_validate_json(content)
+            choice = next(each for each in completion.choices if each.index == 0)
         except (ValidationError, StopIteration):
             reason = "did not return a valid chat completion, or none with log-probabilities"
             raise BackendFailed(f"the endpoint of {self.model} {reason}") from None
@@ -187,6 +199,8 @@ class ChatEndpoint:
         if not (choice.error or choice.refusal or end in _ENDS or end in _INTERRUPTED):
             reason = f"ended its answer with finish_reason {str(end)[:60]!r}, not `stop`"
             raise BackendFailed(f"the endpoint of {self.model} {reason}")
+        choice.prompt_token_ids = completion.prompt_token_ids
+        choice.prompt_tokens = (completion.usage and completion.usage.prompt_tokens) or 0
         return choice
 
     async def aclose(self) -> None:

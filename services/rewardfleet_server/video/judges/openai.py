@@ -12,6 +12,8 @@ import math
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import cv2
@@ -19,8 +21,8 @@ from pydantic import FilePath, HttpUrl, JsonValue, PositiveInt
 
 from rewardfleet.text import read
 from rewardfleet.wire.causes import VideoCause
-from rewardfleet.wire.errors import BackendFailed
-from rewardfleet_server.video.clip.frames import Clip, as_mp4
+from rewardfleet.wire.errors import BackendFailed, Unavailable
+from rewardfleet_server.video.clip.frames import UNKNOWN_FPS, Clip, as_mp4
 from rewardfleet_server.video.judges.score_parser import PARSER_VERSION, Scale, parse_score
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
 from rewardfleet_server.video.settings import VideoSettings, openai_api_key
@@ -30,6 +32,7 @@ from .chat_endpoint import ChatEndpoint, Choice, Position
 from .label_mass import HELP, LABEL_MASS, checked_probabilities
 from .options import PromptOptions
 from .settings import BuiltInJudge, SamplingSettings, own
+from .shown import ShownFrames
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,8 @@ _MARKS = re.compile(r"[\W_]+")
 _MAX_UNCERTAINTY = 0.1
 #: Seconds between checks whether the endpoint is up.
 _CHECK_SECONDS = 5
+#: Seconds in which it must answer what the model is shown.
+_PROOF_SECONDS = 60
 
 
 class OpenAISettings(SamplingSettings):
@@ -97,7 +102,8 @@ class OpenAIJudge:
     """
 
     failure = None
-    outage: str | None = None  #: why the endpoint cannot be used now, or None
+    #: Why the endpoint cannot be used now, or None.
+    outage: str | None = "the endpoint has not been asked yet"
 
     def __init__(self, endpoint: ChatEndpoint, settings: OpenAISettings) -> None:
         self._endpoint = endpoint
@@ -115,7 +121,8 @@ class OpenAIJudge:
             self._sampling["max_tokens"] = settings.max_tokens
         self._min_mass = settings.min_label_mass
         self.deterministic = self._sampling["temperature"] == 0
-        self.provenance: Mapping[str, JsonValue] = {
+        self._shown = ShownFrames(endpoint, self._show)
+        self._provenance: Mapping[str, JsonValue] = {
             "judge": "openai",
             "url": endpoint.url,
             "model": endpoint.model,
@@ -126,6 +133,10 @@ class OpenAIJudge:
             **({} if self._readout == "text" else {"min_label_mass": self._min_mass}),
         }
 
+    @property
+    def provenance(self) -> Mapping[str, JsonValue]:
+        return {**self._provenance, "rendered_prompt": self._shown.digest}
+
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
         PromptOptions.of(backend_kwargs).prompt_or(self._prompt)
 
@@ -134,25 +145,44 @@ class OpenAIJudge:
     ) -> Judgment:
         options = PromptOptions.of(backend_kwargs)
         prompt = options.prompt_or(self._prompt)
-        parts = await asyncio.to_thread(_video_parts if self._media == "video" else _images, clip)
-        question = {"type": "text", "text": prompt.render(task_text)}
-        messages = [{"role": "user", "content": [*parts, question]}]
         is_text = self._readout == "text"
         more = {} if is_text else {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
-        choice = await self._endpoint.complete(messages, {**self._sampling, **more})
+        choice = await self._ask(prompt, task_text, clip, {**self._sampling, **more})
+        # After the answer: the endpoint may have been restarted while this waited for it.
+        is_proved = await self._shown.prove(len(clip.frames), clip.fps or UNKNOWN_FPS)
         if choice.refusal is not None:
             text = f"{choice.message.content or ''}\n[refused: {choice.refusal}]"
-            return Judgment(None, text, cause=VideoCause.REFUSED)
-        if not is_text:
-            return _probability(choice, self._min_mass)
-        # Parsing a long chain of thought takes milliseconds.
-        mode = options.mode(prompt, is_percentage=prompt is PERCENTAGE)
-        return await asyncio.to_thread(_text, choice, mode)
+            judgment = Judgment(None, text, cause=VideoCause.REFUSED)
+        elif not is_text:
+            judgment = _probability(choice, self._min_mass)
+        else:
+            # Parsing a long chain of thought takes milliseconds.
+            mode = options.mode(prompt, is_percentage=prompt is PERCENTAGE)
+            judgment = await asyncio.to_thread(_text, choice, mode)
+        return replace(judgment, provenance={"shown": "proved" if is_proved else "unproved"})
+
+    async def _ask(
+        self, prompt: Prompt, task_text: str, clip: Clip | None, more: Mapping[str, JsonValue]
+    ) -> Choice:
+        make_parts = _video_parts if self._media == "video" else _images
+        parts = await asyncio.to_thread(make_parts, clip) if clip else []
+        question = {"type": "text", "text": prompt.render(task_text)}
+        return await self._endpoint.complete(
+            [{"role": "user", "content": [*parts, question]}], more
+        )
+
+    async def _show(self, clip: Clip | None) -> Choice:
+        """Show a clip, for the tokens of the prompt."""
+        ask = partial(self._ask, self._prompt, "Ready?", clip)
+        try:
+            return await ask({"max_tokens": 1, "return_token_ids": True})
+        except BackendFailed:  # OpenAI's own API refuses fields that it does not know
+            return await ask({"max_tokens": 1})
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
         """Until the end, `outage` says whether the endpoint answers."""
-        self.outage = await self._endpoint.outage()
+        await self._check()
         watching = asyncio.create_task(self._watch())
         try:
             yield
@@ -163,10 +193,19 @@ class OpenAIJudge:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
-            outage = await self._endpoint.outage()
-            if outage is not None and self.outage is None:
-                log.warning(outage)
-            self.outage = outage
+            await self._check()
+
+    async def _check(self) -> None:
+        outage = await self._endpoint.outage()
+        if outage is None:
+            try:
+                async with asyncio.timeout(_PROOF_SECONDS):
+                    await self._shown.prove()
+            except (BackendFailed, Unavailable, TimeoutError) as error:
+                outage = getattr(error, "detail", "the endpoint answers too slowly")
+        if outage not in {None, self.outage}:
+            log.warning(outage)
+        self.outage = outage
 
 
 def _images(clip: Clip) -> list[dict[str, object]]:
@@ -179,7 +218,12 @@ def _images(clip: Clip) -> list[dict[str, object]]:
 
 
 def _video_parts(clip: Clip) -> list[dict[str, object]]:
-    with as_mp4(clip) as path:
+    """Return an mp4 whose odd last frame is shown twice.
+
+    vLLM leaves it out for Qwen2.5-VL, which merges frames in pairs, and reads no single frame.
+    """
+    last = clip.frames[-1:] if len(clip.frames) % 2 else ()
+    with as_mp4(replace(clip, frames=(*clip.frames, *last))) as path:
         return [_part("video_url", "video/mp4", path.read_bytes())]
 
 
