@@ -99,7 +99,7 @@ def compared() -> Iterator[Ratio]:
         waiting = iter(items)
         serve = ["-m", "rewardfleet_server", "serve", "video", "--video-root", clips]
         serve += ["--model-path", model, "--max-model-len", "4096", "--set", "enforce_eager=true"]
-        serve += ["--set", "log_level=error", "--port"]
+        serve += ["--set", "readout=text", "--set", "log_level=error", "--port"]
         ours = stack.enter_context(program_serving("/readyz", *serve))
         other = Path(__file__).with_name("original_libero_server.py")
         original = stack.enter_context(program_serving("/healthz", other, model))

@@ -187,8 +187,7 @@ class VideoScorer:
         async def compute(_: object) -> VideoScore:
             score = await self._score(name, request, source, sha256, cost=cost, seen=seen)
             if self.provenance(name) != provenance:  # its key in the cache would be wrong
-                reason = f"what the judge {name} depends on has changed; send this again"
-                raise Unavailable(reason, retry_after=0.1)
+                raise Unavailable(f"{name} depends on something else now; send this again")
             return score
 
         return ScoringPlan(

@@ -50,6 +50,7 @@ class Endpoint:
         self.sees: Callable[[int], int] | None = lambda sent: sent
         self.template = [151644, 872]  #: tokens around frames
         self.refused: set[str] = set()  #: fields that are not accepted
+        self.honors_format = False
         self.wait_s = 0.0
         self.concurrent = self.max_concurrent = 0
         self.app = FastAPI()
@@ -88,10 +89,12 @@ class Endpoint:
 
     def _proof(self, body: dict) -> Response:
         """Answer what shows how many frames reach the model."""
-        self.proofs.append(frames_of(body))
         answer: dict[str, object] = {"choices": [{"message": {}, "finish_reason": "length"}]}
+        if "response_format" in body:
+            return self._completion('{"score": 1}' if self.honors_format else "I am ready.")
+        self.proofs.append(frames_of(body))
         if self.sees is not None:
-            ids = self.template + [0] * 64 * self.sees(self.proofs[-1])
+            ids = self.template + [0] * 64 * self.sees(frames_of(body))
             answer["usage"] = {"prompt_tokens": len(ids)}
             answer |= {"prompt_token_ids": ids} if body.get("return_token_ids") else {}
         return Response(json.dumps(answer), media_type="application/json")
@@ -195,6 +198,38 @@ def test_frames_are_sent_as_one_video_if_set(endpoint):
         rate, levels = mp4_levels(video)
         assert rate == (10 if len(levels) == 4 else 20)
         assert levels == pytest.approx(expected, abs=6)
+
+
+# Structured output
+
+
+def test_answers_are_structured_where_the_endpoint_honors_that(endpoint):
+    """It is verified at the start, by a question that nobody answers so without it."""
+    endpoint.honors_format, endpoint.answers = True, ['{"score": 85}']
+    with serving_judge(endpoint) as post_score:
+        answer = post_score().json()
+    assert (answer["score"], answer["provenance"]["structured"]) == (0.85, True)
+    schema = endpoint.requests[0]["response_format"]["json_schema"]["schema"]
+    assert schema["properties"]["score"]["type"] == "number"
+    assert (schema["required"], schema["additionalProperties"]) == (["score"], False)
+
+
+@pytest.mark.parametrize(
+    ("readout", "refused", "honors"),
+    [
+        ("structured", set(), False),
+        ("structured", {"response_format"}, True),
+        ("text", set(), True),
+    ],
+)
+def test_answers_are_parsed_as_text_elsewhere(endpoint, readout, refused, honors, caplog):
+    endpoint.refused, endpoint.honors_format = refused, honors
+    endpoint.answers = ["The task is about 80% complete."]
+    with serving_judge(endpoint, set=[f"readout={readout}"]) as post_score:
+        answer = post_score().json()
+    assert (answer["score"], answer["provenance"]["structured"]) == (0.8, False)
+    assert "response_format" not in endpoint.requests[0]
+    assert ("honors no response_format" in caplog.text) == (readout == "structured")
 
 
 # What the model is shown

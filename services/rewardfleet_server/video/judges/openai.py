@@ -17,7 +17,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import cv2
-from pydantic import FilePath, HttpUrl, JsonValue, PositiveInt
+from pydantic import BaseModel, FilePath, HttpUrl, JsonValue, PositiveInt
 
 from rewardfleet.text import read
 from rewardfleet.wire.causes import VideoCause
@@ -51,11 +51,19 @@ _CHECK_SECONDS = 5
 _PROOF_SECONDS = 60
 
 
+class _Score(BaseModel, extra="forbid"):
+    score: float
+
+
+_SCHEMA: JsonValue = {"name": "score", "strict": True, "schema": _Score.model_json_schema()}
+_FORMAT: JsonValue = {"type": "json_schema", "json_schema": _SCHEMA}
+
+
 class OpenAISettings(SamplingSettings):
     """The settings of `openai`."""
 
     read_if: ClassVar = {
-        **dict.fromkeys(("temperature", "top_p"), ("readout", "text")),
+        **dict.fromkeys(("temperature", "top_p"), ("readout", "structured", "text")),
         "min_label_mass": ("readout", "probability"),
     }
 
@@ -64,8 +72,10 @@ class OpenAISettings(SamplingSettings):
     api_key_file: FilePath | None = own(
         None, "File with the endpoint's API key. Default: the variable OPENAI_API_KEY."
     )
-    readout: Literal["text", "probability"] = own(
-        "text", "How the answer becomes a score. text: parse it. probability: P(yes) against P(no)."
+    readout: Literal["structured", "text", "probability"] = own(
+        "structured",
+        "How the answer becomes a score. structured: it can only be JSON with a number; where the "
+        "endpoint does not honor that, as text. text: parse it. probability: P(yes) against P(no).",
     )
     min_label_mass: float = own(0.1, HELP, ge=0, le=1)
     media: Literal["images", "video"] = own(
@@ -109,19 +119,20 @@ class OpenAIJudge:
         self._endpoint = endpoint
         self._readout = settings.readout
         template = settings.prompt_template
-        shipped = PERCENTAGE if self._readout == "text" else YES_OR_NO
+        shipped = YES_OR_NO if self._readout == "probability" else PERCENTAGE
         self._prompt = Prompt.of(template) if template else shipped
         self._media = settings.media
         self._sampling: dict[str, JsonValue] = (
-            settings.model_dump(include={"temperature", "top_p", "max_tokens"})
-            if self._readout == "text"
-            else {"temperature": 0, "max_tokens": _LABEL_TOKENS}
+            {"temperature": 0, "max_tokens": _LABEL_TOKENS}
+            if self._readout == "probability"
+            else settings.model_dump(include={"temperature", "top_p", "max_tokens"})
         )
         if "max_tokens" in settings.model_fields_set:  # of thoughts before a label
             self._sampling["max_tokens"] = settings.max_tokens
         self._min_mass = settings.min_label_mass
         self.deterministic = self._sampling["temperature"] == 0
         self._shown = ShownFrames(endpoint, self._show)
+        self._format: Mapping[str, JsonValue] = {}  #: of answers, if the endpoint honors it
         self._provenance: Mapping[str, JsonValue] = {
             "judge": "openai",
             "url": endpoint.url,
@@ -130,12 +141,13 @@ class OpenAIJudge:
             "prompt": {**self._prompt.provenance},
             "media": self._media,
             "sampling": self._sampling,
-            **({} if self._readout == "text" else {"min_label_mass": self._min_mass}),
+            **({"min_label_mass": self._min_mass} if self._readout == "probability" else {}),
         }
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
-        return {**self._provenance, "rendered_prompt": self._shown.digest}
+        found = {"rendered_prompt": self._shown.digest, "structured": bool(self._format)}
+        return {**self._provenance, **found}
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
         PromptOptions.of(backend_kwargs).prompt_or(self._prompt)
@@ -145,8 +157,8 @@ class OpenAIJudge:
     ) -> Judgment:
         options = PromptOptions.of(backend_kwargs)
         prompt = options.prompt_or(self._prompt)
-        is_text = self._readout == "text"
-        more = {} if is_text else {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
+        is_text = self._readout != "probability"
+        more = self._format if is_text else {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
         choice = await self._ask(prompt, task_text, clip, {**self._sampling, **more})
         # After the answer: the endpoint may have been restarted while this waited for it.
         is_proved = await self._shown.prove(len(clip.frames), clip.fps or UNKNOWN_FPS)
@@ -172,8 +184,18 @@ class OpenAIJudge:
         )
 
     async def _show(self, clip: Clip | None) -> Choice:
-        """Show a clip, for the tokens of the prompt."""
+        """Show a clip, for the tokens of the prompt; without one, also find the format."""
         ask = partial(self._ask, self._prompt, "Ready?", clip)
+        if clip is None and self._readout == "structured":
+            wanted = {"response_format": _FORMAT}
+            try:
+                answer = (await ask({**self._sampling, **wanted})).message.content or ""
+            except BackendFailed as error:
+                answer = error.detail
+            is_honored = answer.lstrip().startswith("{")  # which the question does not ask for
+            if not is_honored:
+                log.warning("the endpoint honors no response_format, so text is parsed: %s", answer)
+            self._format = wanted if is_honored else {}
         try:
             return await ask({"max_tokens": 1, "return_token_ids": True})
         except BackendFailed:  # OpenAI's own API refuses fields that it does not know
@@ -306,6 +328,7 @@ JUDGE = BuiltInJudge(
     build,
     "A model behind any OpenAI-compatible endpoint: vLLM, SGLang, Ollama, a cloud.",
     {
+        "structured": "The number in the JSON that the answer can only be.",
         "text": "The number or the verdict that the answer states.",
         "probability": "P(yes) / (P(yes) + P(no)), behind thoughts and marks.",
     },

@@ -35,17 +35,17 @@ class JudgeSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    #: Settings that are read only if another one has a value: by name, the name and the value of
+    #: Settings that are read only if another one has a value: by name, the name and the values of
     #: the other.
-    read_if: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    read_if: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     @model_validator(mode="after")
     def _reads_all(self) -> Self:
         """Refuse settings that are not read with the values of others."""
         for name in self.model_fields_set & self.read_if.keys():
-            other, wanted = self.read_if[name]
-            if getattr(self, other) != wanted:
-                raise ValueError(f"{name} is read with {other}={wanted} only")
+            other, *wanted = self.read_if[name]
+            if getattr(self, other) not in wanted:
+                raise ValueError(f"{name} is read with {other}={' or '.join(wanted)} only")
         return self
 
     @property

@@ -55,7 +55,7 @@ class TransformersSettings(ModelSettings):
 class EitherEngineSettings(VllmSettings, TransformersSettings):
     """The settings of a judge whose model runs on vLLM or on transformers."""
 
-    read_if: ClassVar[Mapping[str, tuple[str, str]]] = {
+    read_if: ClassVar[Mapping[str, tuple[str, ...]]] = {
         name: ("engine", engine)
         for engine, settings in (("vllm", VllmSettings), ("transformers", TransformersSettings))
         for name in settings.model_fields.keys() - ModelSettings.model_fields.keys()
@@ -73,5 +73,5 @@ class QwenVlSettings(ModelSettings, SamplingSettings):
     """The settings of a judge that prompts any model of the Qwen-VL family."""
 
     prompts: FilePath | None = own(None, "The original LIBERO server's libero_reward_server.py, whose prompt replaces the shipped one that asks for a percentage. It is parsed, not executed.")
-    readout: Literal["text", "constrained", "probability", "rubric"] = own("text", "How the answer becomes a score. text: parse it. constrained: it can only be a number. probability: P(yes) against P(no). rubric: the expected grade from 1 to 5.")
+    readout: Literal["constrained", "text", "probability", "rubric"] = own("constrained", "How the answer becomes a score. constrained: it can only be a number. text: parse it. probability: P(yes) against P(no). rubric: the expected grade from 1 to 5.")
     min_label_mass: float = own(0.1, HELP, ge=0, le=1)

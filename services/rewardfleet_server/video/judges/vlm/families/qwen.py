@@ -20,8 +20,8 @@ QWEN3_VL = "qwen3_vl"
 
 #: The readouts of any model of the family, see `readouts.py`.
 READOUTS = {
+    "constrained": "The model can only generate a whole number, from 0 to 100.",
     "text": "The number or the verdict that the answer states.",
-    "constrained": "Like text, but the model can only generate a whole number from 0 to 100.",
     "probability": "P(yes) / (P(yes) + P(no)) of the first token.",
     "rubric": "The expected grade from 1 to 5 of the first token, scaled to [0, 1].",
 }

@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 from pydantic import FilePath, JsonValue, PositiveInt
 
 from rewardfleet.wire.errors import InvalidRequest
@@ -17,13 +16,12 @@ from rewardfleet_server.video.judges.options import PromptOptions
 from rewardfleet_server.video.judges.settings import ENGINES, BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Conversation, GenerationParams, ImagePart
 from rewardfleet_server.video.judges.vlm.checkpoint import read_config
-from rewardfleet_server.video.judges.vlm.geometry import read_geometry
 from rewardfleet_server.video.judges.vlm.judge import WARM_UP_CLIP, ModelJudge, with_curve
 from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, TransformersSettings
 from rewardfleet_server.video.prompts import Prompt, authors
 from rewardfleet_server.video.settings import VideoSettings
 
-from .robometer_checkpoint import RobometerCheckpoint, read_layout
+from .robometer_checkpoint import RobometerCheckpoint
 
 if TYPE_CHECKING:  # it imports torch
     from rewardfleet_server.video.judges.vlm.engine_robometer import RobometerEngine
@@ -34,7 +32,6 @@ _PROMPT = Prompt.load("robometer")
 _READOUT_VERSION = 1
 #: Nothing is generated: the engine and the check of the context have no use for other values.
 _PARAMS = GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0)
-_SMALLEST_CLIP = Clip((np.zeros((28, 28, 3), np.uint8),), (0,), 1, None, 784)
 
 
 class RobometerOptions(PromptOptions):
@@ -143,7 +140,7 @@ def build(settings: RobometerSettings, service: VideoSettings) -> DeferredJudge:
     checkpoint = load_checkpoint(settings)
     require("transformers", f"the judge {_NAME}", *ENGINES["transformers"])
     try:
-        conversation = _conversation(_SMALLEST_CLIP, prompt.render("a task"))
+        conversation = _conversation(WARM_UP_CLIP, prompt.render("a task"))
         checkpoint.check_length(conversation, checkpoint.prompt(conversation), _PARAMS)
     except InvalidRequest as error:
         raise ValueError(f"max_model_len {checkpoint.context}: {error.detail}") from None
@@ -163,9 +160,7 @@ def load_checkpoint(settings: RobometerSettings) -> RobometerCheckpoint:
     """Read the checkpoint of the settings, without its weights; see `read_layout` for errors."""
     path = settings.model_path or ""
     config = read_config(path)
-    layout = read_layout(path, config)
-    geometry = read_geometry(config, settings)
-    return RobometerCheckpoint(path, config, layout, geometry, settings.max_model_len)
+    return RobometerCheckpoint(path, config, settings)
 
 
 def authors_text(file: Path) -> Prompt:

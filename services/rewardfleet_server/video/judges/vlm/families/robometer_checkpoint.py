@@ -16,7 +16,8 @@ from typing import Any
 from rewardfleet.wire.optional_imports import require
 from rewardfleet_server.video.judges.vlm import Conversation, ImagePart, VideoPart
 from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
-from rewardfleet_server.video.judges.vlm.geometry import QwenGeometry
+from rewardfleet_server.video.judges.vlm.geometry import read_geometry
+from rewardfleet_server.video.judges.vlm.settings import ModelSettings
 
 #: The token after each frame at which the heads are read.
 PROGRESS_TOKEN = "<|prog_token|>"  # noqa: S105 - not a password
@@ -59,22 +60,11 @@ class RobometerLayout:
 
 
 class RobometerCheckpoint(Checkpoint):
-    """A Robometer checkpoint, without its weights. Other arguments and errors: see `Checkpoint`.
+    """A Robometer checkpoint, without its weights; see `Checkpoint` and `read_layout`."""
 
-    Args:
-        layout: The layout of its files, see `read_layout`.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        config: Mapping[str, Any],
-        layout: RobometerLayout,
-        geometry: QwenGeometry,
-        max_model_len: int,
-    ) -> None:
-        super().__init__(path, config, geometry, max_model_len)
-        self.layout = layout
+    def __init__(self, path: str, config: Mapping[str, Any], own: ModelSettings) -> None:
+        self.layout = read_layout(path, config)
+        super().__init__(path, config, read_geometry(config, own), own.max_model_len)
 
     @cached_property
     def processor(self) -> Any:
