@@ -50,11 +50,11 @@ def endpoint(
 
 
 @pytest.mark.parametrize("media", ["images", "video"])
-@pytest.mark.parametrize("readout", ["text", "probability"])
+@pytest.mark.parametrize("readout", ["structured", "text", "probability"])
 def test_the_judge_openai_works_with_vllm(
     tmp_path: Path, endpoint: str, videos: list[Path], media: str, readout: str
 ):
-    """A random model abstains: its text has no score, and its probabilities are unsure."""
+    """A random model abstains: its number is too long, its text has no score, it is unsure."""
     with serving_video(
         tmp_path / "log",
         *("--backend", "openai", "--openai-url", endpoint, "--openai-model", "tiny"),
@@ -62,8 +62,11 @@ def test_the_judge_openai_works_with_vllm(
     ) as service:
         answer = service.score(video_path=str(videos[0]), nframes=8).json()
     assert (answer["backend"], answer["status"]) == ("openai", "abstained"), answer
-    assert ("lies between" if readout == "probability" else "token limit") in answer["model_output"]
+    text = answer["model_output"]
+    assert ("lies between" if readout == "probability" else "token limit") in text
+    assert text.lstrip().startswith("{") == (readout == "structured")
     assert answer["provenance"]["shown"] == "proved"
+    assert answer["provenance"]["structured"] == (readout == "structured")
 
 
 @pytest.mark.parametrize("media", ["images", "video"])

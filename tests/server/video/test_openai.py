@@ -49,6 +49,7 @@ class Endpoint:
         #: The number of frames that the model sees of those that are sent; None to count nothing.
         self.sees: Callable[[int], int] | None = lambda sent: sent
         self.template = [151644, 872]  #: tokens around frames
+        self.usage: object = None  #: what is said instead of their number
         self.refused: set[str] = set()  #: fields that are not accepted
         self.honors_format = False
         self.wait_s = 0.0
@@ -95,7 +96,7 @@ class Endpoint:
         self.proofs.append(frames_of(body))
         if self.sees is not None:
             ids = self.template + [0] * 64 * self.sees(frames_of(body))
-            answer["usage"] = {"prompt_tokens": len(ids)}
+            answer["usage"] = self.usage or {"prompt_tokens": len(ids)}
             answer |= {"prompt_token_ids": ids} if body.get("return_token_ids") else {}
         return Response(json.dumps(answer), media_type="application/json")
 
@@ -271,9 +272,15 @@ def test_a_judge_whose_model_is_not_shown_all_frames_is_not_ready(endpoint, sees
         assert post_score().json()["provenance"]["shown"] == "proved"
 
 
-@pytest.mark.parametrize("sees", [None, lambda _: 0])
-def test_an_endpoint_that_counts_no_frames_is_served_with_a_warning(endpoint, sees, caplog):
-    endpoint.sees = sees
+@pytest.mark.parametrize(
+    ("counts", "usage"),
+    [(False, None), (True, None), (True, {"prompt_tokens": None}), (True, {"prompt_tokens": "9.5"}),
+     (True, [1])],
+)  # fmt: skip
+def test_an_endpoint_that_counts_no_frames_is_served_with_a_warning(
+    endpoint, counts, usage, caplog
+):
+    endpoint.sees, endpoint.usage = (lambda _: 0) if counts else None, usage
     with serving_judge(endpoint) as post_score:
         for _ in range(2):
             answer = post_score(frames_base64=[image_base64()] * 33, nframes=33).json()

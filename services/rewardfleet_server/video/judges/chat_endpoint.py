@@ -62,7 +62,7 @@ class Choice(BaseModel):
     error: JsonValue = None
     logprobs: _Logprobs | None = None  #: log-probabilities, if they were requested
     prompt_tokens: int = 0  #: what the prompt became; 0 if the endpoint does not say
-    prompt_token_ids: list[int] | None = None  #: these tokens, by vLLM, if they were requested
+    prompt_token_ids: JsonValue = None  #: these tokens, by vLLM, if they were requested
 
     @property
     def refusal(self) -> str | None:
@@ -71,14 +71,10 @@ class Choice(BaseModel):
         return self.message.refusal or ("by a content filter" if is_filtered else None)
 
 
-class _Usage(BaseModel):
-    prompt_tokens: int | None = None
-
-
 class _ChatCompletion(BaseModel):
     choices: list[Choice] = Field(min_length=1)
-    usage: _Usage | None = None
-    prompt_token_ids: list[int] | None = None
+    usage: JsonValue = None
+    prompt_token_ids: JsonValue = None
 
 
 class ChatEndpoint:
@@ -200,7 +196,9 @@ class ChatEndpoint:
             reason = f"ended its answer with finish_reason {str(end)[:60]!r}, not `stop`"
             raise BackendFailed(f"the endpoint of {self.model} {reason}")
         choice.prompt_token_ids = completion.prompt_token_ids
-        choice.prompt_tokens = (completion.usage and completion.usage.prompt_tokens) or 0
+        if isinstance(completion.usage, dict):
+            tokens = completion.usage.get("prompt_tokens")
+            choice.prompt_tokens = tokens if isinstance(tokens, int) else 0
         return choice
 
     async def aclose(self) -> None:
