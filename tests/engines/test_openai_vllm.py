@@ -54,17 +54,17 @@ def endpoint(
 def test_the_judge_openai_works_with_vllm(
     tmp_path: Path, endpoint: str, videos: list[Path], media: str, readout: str
 ):
-    """A random model abstains: its number is too long, its text has no score, it is unsure."""
+    """A random model writes any number where it must, else none; its probabilities are unsure."""
     with serving_video(
         tmp_path / "log",
         *("--backend", "openai", "--openai-url", endpoint, "--openai-model", "tiny"),
         *("--set", f"media={media}", "--set", f"readout={readout}"),
     ) as service:
         answer = service.score(video_path=str(videos[0]), nframes=8).json()
-    assert (answer["backend"], answer["status"]) == ("openai", "abstained"), answer
-    text = answer["model_output"]
-    assert ("lies between" if readout == "probability" else "token limit") in text
-    assert text.lstrip().startswith("{") == (readout == "structured")
+    assert answer["backend"] == "openai", answer
+    output = {"structured": '{"score"', "text": "token limit", "probability": "lies between"}
+    assert output[readout] in answer["model_output"].replace(" ", "") + answer["model_output"]
+    assert (answer["status"] == "abstained") or readout == "structured"
     assert answer["provenance"]["shown"] == "proved"
     assert answer["provenance"]["structured"] == (readout == "structured")
 
