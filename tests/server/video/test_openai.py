@@ -209,7 +209,9 @@ def test_answers_are_structured_where_the_endpoint_honors_that(endpoint):
     endpoint.honors_format, endpoint.answers = True, ['{"score": 85}']
     with serving_judge(endpoint) as post_score:
         answer = post_score().json()
+        post_score(backend_kwargs={"prompt_template": "Think about {task} first."})
     assert (answer["score"], answer["provenance"]["structured"]) == (0.85, True)
+    assert "response_format" not in endpoint.requests[1]
     schema = endpoint.requests[0]["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["score"]["type"] == "number"
     assert (schema["required"], schema["additionalProperties"]) == (["score"], False)

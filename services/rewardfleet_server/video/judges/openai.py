@@ -158,7 +158,9 @@ class OpenAIJudge:
         options = PromptOptions.of(backend_kwargs)
         prompt = options.prompt_or(self._prompt)
         is_text = self._readout != "probability"
-        more = self._format if is_text else {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
+        more = self._format if prompt is PERCENTAGE else {}  # others may want other answers
+        if not is_text:
+            more = {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
         choice = await self._ask(prompt, task_text, clip, {**self._sampling, **more})
         # After the answer: the endpoint may have been restarted while this waited for it.
         is_proved = await self._shown.prove(len(clip.frames), clip.fps or UNKNOWN_FPS)
@@ -186,7 +188,7 @@ class OpenAIJudge:
     async def _show(self, clip: Clip | None) -> Choice:
         """Show a clip, for the tokens of the prompt; without one, also find the format."""
         ask = partial(self._ask, self._prompt, "Ready?", clip)
-        if clip is None and self._readout == "structured":
+        if clip is None and self._readout == "structured" and self._prompt is PERCENTAGE:
             wanted = {"response_format": _FORMAT}
             try:
                 answer = (await ask({**self._sampling, **wanted})).message.content or ""
@@ -194,7 +196,9 @@ class OpenAIJudge:
                 answer = error.detail
             is_honored = answer.lstrip().startswith("{")  # which the question does not ask for
             if not is_honored:
-                log.warning("the endpoint honors no response_format, so text is parsed: %s", answer)
+                log.warning(
+                    "the endpoint honors no response_format, so text is parsed: %.99s", answer
+                )
             self._format = wanted if is_honored else {}
         try:
             return await ask({"max_tokens": 1, "return_token_ids": True})
