@@ -26,11 +26,13 @@ from rewardfleet_server.video.judges.vlm import (
 from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
 from rewardfleet_server.video.judges.vlm.engine_transformers import TransformersEngine
 from rewardfleet_server.video.judges.vlm.families import primo_r1, qwen
+from rewardfleet_server.video.judges.vlm.geometry import QwenGeometry
 from rewardfleet_server.video.judges.vlm.judge import VlmJudge
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo, FirstVideoLast
 from rewardfleet_server.video.judges.vlm.settings import ModelSettings, QwenVlSettings
 from rewardfleet_server.video.settings import VideoSettings
 
+from ..conftest import table
 from .conftest import TASK, VIDEOS
 
 
@@ -232,3 +234,20 @@ def test_a_conversation_that_is_too_long_is_rejected(checkpoint: Path, clip: Cli
     assert model.geometry.tokens(conversation) == 8 * 12 * 12
     with pytest.raises(InvalidRequest, match="the frames take 1152 tokens"):
         model.check_length(conversation, model.prompt(conversation), GenerationParams(1, 0.0, 1.0))
+
+
+@pytest.mark.parametrize(("size", "max_pixels", "expected"), table("qwen_sizes"))
+def test_frames_are_resized_like_in_qwen_vl_utils(
+    size: tuple[int, int], max_pixels: int, expected: tuple[int, int]
+):
+    assert QwenGeometry(patch=14, merge=2).video_size(*size, max_pixels) == tuple(expected)
+
+
+def test_frames_that_are_too_narrow_are_rejected():
+    with pytest.raises(InvalidRequest, match="no side may be more than 200 times the other"):
+        QwenGeometry(patch=14, merge=2).video_size(1, 201, 200_704)
+
+
+def test_the_settings_may_reduce_the_pixels_of_frames():
+    geometry = QwenGeometry(patch=16, merge=2, max_pixels=50_176)
+    assert geometry.video_size(256, 256, 200_704) == (224, 224)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rewardfleet.wire.errors import BackendFailed, InvalidRequest
+from rewardfleet.wire.errors import BackendFailed
 from rewardfleet.wire.video import Curve
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.app import create_app
@@ -122,23 +122,6 @@ def test_the_settings_may_shorten_the_context(tmp_path: Path):
 
 
 # Sizes
-
-
-@pytest.mark.parametrize(("size", "max_pixels", "expected"), table("qwen_sizes"))
-def test_frames_are_resized_like_in_qwen_vl_utils(
-    size: tuple[int, int], max_pixels: int, expected: tuple[int, int]
-):
-    assert QwenGeometry(patch=14, merge=2).video_size(*size, max_pixels) == tuple(expected)
-
-
-def test_frames_that_are_too_narrow_are_rejected():
-    with pytest.raises(InvalidRequest, match="no side may be more than 200 times the other"):
-        QwenGeometry(patch=14, merge=2).video_size(1, 201, 200_704)
-
-
-def test_the_settings_may_reduce_the_pixels_of_frames():
-    geometry = QwenGeometry(patch=16, merge=2, max_pixels=50_176)
-    assert geometry.video_size(256, 256, 200_704) == (224, 224)
 
 
 def test_the_name_of_a_geometry_is_part_of_cache_keys_and_does_not_change():

@@ -23,8 +23,6 @@ from .settings import ModelSettings
 #: The fewest and the most tokens of a frame of a video, and of an image, in qwen-vl-utils 0.0.14.
 _VIDEO_TOKENS = (128, 768)
 _IMAGE_TOKENS = (4, 16384)
-#: The most that the longer side may be of the shorter one, in qwen-vl-utils 0.0.14.
-_MAX_RATIO = 200
 
 
 @dataclass(frozen=True)
@@ -81,22 +79,16 @@ class QwenGeometry:
         return self.video_size(height, width, part.max_pixels)
 
     def _size(self, height: int, width: int, least: int, most: int) -> tuple[int, int]:
-        """Apply `smart_resize` of qwen-vl-utils 0.0.14."""
-        if max(height, width) > _MAX_RATIO * min(height, width):
+        # Imported here: services without a model need not wait seconds for torch.
+        from qwen_vl_utils.vision_process import smart_resize  # noqa: PLC0415
+
+        try:
+            size: tuple[int, int] = smart_resize(height, width, self.side, least, most)
+        except ValueError:
             raise InvalidRequest(
-                f"frames of {width}x{height}: no side may be more than {_MAX_RATIO} times the other"
-            )
-        sides = [max(self.side, round(side / self.side) * self.side) for side in (height, width)]
-        if math.prod(sides) > most:
-            shrink = math.sqrt(height * width / most)
-            sides = [
-                max(self.side, math.floor(side / shrink / self.side) * self.side)
-                for side in (height, width)
-            ]
-        elif math.prod(sides) < least:
-            grow = math.sqrt(least / (height * width))
-            sides = [math.ceil(side * grow / self.side) * self.side for side in (height, width)]
-        return sides[0], sides[1]
+                f"frames of {width}x{height}: no side may be more than 200 times the other"
+            ) from None
+        return size
 
     def prepare(self, conversation: Conversation) -> Conversation:
         """Resize the frames to what the model takes. Blocks, without holding the GIL."""
@@ -115,7 +107,6 @@ def _resized(frames: Frames, size: tuple[int, int]) -> Frames:
     """Resize as torchvision does, bicubic with antialiasing, but in uint8 throughout."""
     if frames.shape[1:3] == size:
         return frames
-    # Imported here: services without a model need not wait seconds for torch.
     import torch  # noqa: PLC0415
     from torch.nn.functional import interpolate  # noqa: PLC0415
 
