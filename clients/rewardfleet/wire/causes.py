@@ -81,6 +81,11 @@ class CodeCause(Cause):
         "The program imports a module that is not installed in the sandbox.",
         "Install the module for the sandbox, or tell the policy which modules there are.",
     )
+    REFUSED_BY_JAIL = (
+        "refused_by_jail",
+        "The jail refused what the program, a package or the test needs; `stderr` ends with it.",
+        "Write nothing outside of /tmp, start no processes, and open no connections.",
+    )
     SANDBOX_DIED = (
         "sandbox_died",
         "The sandbox died while the program ran; programs that attack it do that.",

@@ -470,6 +470,9 @@ class Verdict(Response):
         description="The module that the program imports and that is not installed, if the test "
         "failed for this reason.",
     )
+    refused_by_jail: str = Field(
+        "", description="The path or the call that the jail refused, if the test failed for that."
+    )
     cpu_ms: float = Field(0.0, description="Milliseconds of CPU time of the run.")
     wall_ms: float = Field(0.0, description="Milliseconds of wall time of the run.")
     stdout: str = Field("", description="The first 1000 bytes of standard output.")

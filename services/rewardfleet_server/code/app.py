@@ -25,6 +25,7 @@ _COUNTERS = {
     "jail_restarts": "Jails started again because one died or could not be cleaned.",
     "missing_modules": "Programs that failed a test because they import a module that is not "
     "installed.",
+    "refused_by_jail": "Programs that failed a test because of what the jail refuses.",
     "program_decisions": "Tests that passed, and that the program could have decided: verdicts by "
     "`jail`.",
     "program_kills": "Runs that SIGKILL ended, e.g. for lack of memory. They are repeated once.",

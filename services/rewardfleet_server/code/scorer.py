@@ -44,6 +44,8 @@ _MAX_PREPARED = 128 * 2**20
 #: runs are planned there.
 _SHORT_PROGRAM, _SMALL_TESTS = 20_000, 100_000
 
+#: What precedes the path or the call that a jail refused, in the last line of a failed program.
+_REFUSED = "\nrefused by the jail: "
 #: A program that prints what it reads, and its limits.
 _KNOWN_GOOD = Job(
     "print(input())", [ProgramRun(stdin=b"works")], RunLimits(5.0, 20.0, 64 * 2**20, 2**16)
@@ -69,7 +71,7 @@ class CodeScorer:
         self._checkers = Checkers(sandbox, settings)
         #: By the names of the service's metrics: programs that failed a test because they import a
         #: module that is not installed, and tests that passed which the program could have decided.
-        self.counts = {"missing_modules": 0, "program_decisions": 0}
+        self.counts = {"missing_modules": 0, "refused_by_jail": 0, "program_decisions": 0}
         #: Seconds of CPU time for all runs of a program, in a call that has all of its time.
         self._max_seconds = min(settings.max_submission_s, settings.deadline_s / 2)
         ceilings = {
@@ -307,7 +309,9 @@ class CodeScorer:
         for verdict in verdicts:
             if verdict.verdict is Outcome.RUNTIME_ERROR:
                 verdict.missing_module = missing_module(verdict.stderr)
+                verdict.refused_by_jail = verdict.stderr.partition(_REFUSED)[2].strip()[:200]
         self.counts["missing_modules"] += any(each.missing_module for each in verdicts)
+        self.counts["refused_by_jail"] += any(each.refused_by_jail for each in verdicts)
         self.counts["program_decisions"] += sum(
             each.verdict is Outcome.ACCEPTED and each.verdict_by == "jail" for each in verdicts
         )

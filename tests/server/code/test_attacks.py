@@ -20,6 +20,7 @@ import pytest
 from rewardfleet_server.testing import wait_until
 
 from ...measure import Stopwatch
+from ..http.test_requests import metric
 from ..processes import descendants
 from .conftest import (
     LIMITS,
@@ -404,6 +405,23 @@ def test_a_refused_process_is_explained(service: Service, row):
     assert verdict["verdict"] == "runtime_error"
     assert "the jail does not allow new processes" in verdict["stderr"], verdict
     assert verdict["wall_ms"] < 10_000
+
+
+REFUSALS = {
+    "open('/usr/x', 'w')": "/usr/x",
+    "import socket\nsocket.socket()": "_socket.socket.__init__(self, family, type, proto, fileno)",
+    "try: open('/usr/x', 'w')\nexcept OSError as error: raise ValueError from error": "/usr/x",
+}
+
+
+def test_what_the_jail_refused_is_named_and_counted(service: Service):
+    name = "rewardfleet_refused_by_jail_total"
+    before = metric(service.client, name)
+    for program, refused in REFUSALS.items():
+        (verdict,) = service.score(program, stdio(("", "")))["verdicts"]
+        assert verdict["refused_by_jail"] == refused
+        assert verdict["stderr"].endswith(f"\nrefused by the jail: {refused}\n")
+    assert metric(service.client, name) == before + len(REFUSALS)
 
 
 def test_a_program_that_only_clears_the_screen_passes(service: Service):

@@ -35,6 +35,8 @@ def _special_cause(score: CodeScore, index: int) -> CodeCause | None:
     """Return a cause of the failure of a test that is narrower than its outcome."""
     if score.verdicts[index].missing_module:
         return CodeCause.MISSING_MODULE
+    if score.verdicts[index].refused_by_jail:
+        return CodeCause.REFUSED_BY_JAIL
     own = [each for each in score.suspicions if each.startswith(f"test {index + 1}: ")]
     if any(each.endswith(SANDBOX_DIED) for each in own):
         return CodeCause.SANDBOX_DIED

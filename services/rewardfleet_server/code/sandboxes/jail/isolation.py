@@ -35,9 +35,14 @@ _MAX_TASKS = 128
 _VERSION_TIMEOUT_S = 20.0
 #: Folders of a jail that programs may write to.
 _WRITABLE = ("/tmp", "/dev/shm")  # noqa: S108 - of the jail
-#: The complete environment. With a fixed hash seed, sets have the same order in every run.
-#: Threads share one arena of malloc: each arena takes 64 MiB of the memory limit.
+#: The complete environment, also of programs. With a fixed hash seed, sets have the same order in
+#: every run. Threads share one arena of malloc: each arena takes 64 MiB of the memory limit.
 ENVIRONMENT = {
+    "HOME": "/tmp",  # noqa: S108 - of the jail
+    "USER": "user",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "DASK_SCHEDULER": "threads",
+    "JOBLIB_MULTIPROCESSING": "0",  # otherwise these two start processes
     "PYTHONHASHSEED": "0",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",

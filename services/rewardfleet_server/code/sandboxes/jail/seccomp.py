@@ -15,6 +15,8 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
+from .guest.descriptors import LISTENER_REQUESTS
+
 _ALLOWED = """
 read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek sendfile
 copy_file_range fadvise64 readahead fallocate ftruncate fsync fdatasync flock
@@ -41,14 +43,14 @@ rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimed
 #: Calls that only the supervisor and the zygote may make. Each run inherits their large filter, and
 #: adds a small one that refuses them: the kernel is slow to load a large filter.
 _SUPERVISOR = """
-fork vfork kill pidfd_open memfd_create
+fork vfork kill pidfd_open memfd_create sendmsg seccomp
 """
 
 #: Refused with EPERM, which is clearer in a traceback than ENOSYS.
 _REFUSED = """
 execve execveat tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo
 pidfd_getfd pidfd_send_signal ptrace process_vm_readv process_vm_writev kcmp
-socket connect bind listen accept accept4 sendmsg sendmmsg
+socket connect bind listen accept accept4 sendmmsg
 unshare setns mount umount2 pivot_root chroot bpf perf_event_open userfaultfd keyctl add_key
 request_key io_uring_setup memfd_secret shmget semget msgget mq_open
 chown fchown lchown fchownat mknod mknodat setxattr lsetxattr fsetxattr timer_create
@@ -63,8 +65,9 @@ _IGNORED = "chmod fchmod fchmodat fchmodat2"
 #: Ignored as well where other files than those of the jail could be named.
 _TIMES = "utime utimes utimensat futimesat"
 
-#: Masks and values of the flags of open: without truncation, or for writing.
-_OPEN = ((os.O_TRUNC, 0), (os.O_ACCMODE, os.O_WRONLY), (os.O_ACCMODE, os.O_RDWR))
+#: Masks and values of the flags of open: for reading without truncation, and for writing.
+_OPEN_TO_READ = (os.O_ACCMODE | os.O_TRUNC, os.O_RDONLY)
+_OPEN_TO_WRITE = ((os.O_ACCMODE, os.O_WRONLY), (os.O_ACCMODE, os.O_RDWR))
 #: Commands of fcntl: copies, flags, queries of locks, the size of a pipe and seals. None that names
 #: a process.
 _FCNTL = (0, 1, 2, 3, 4, 5, 36, 1030, 1032, 1033, 1034)
@@ -74,12 +77,13 @@ _IGNORED_FCNTL = (6, 7, 37, 38)
 #: It sets the size of a pipe. The kernel limits the sum over all pipes of a user, so one program
 #: could leave the programs of other jails with pipes of one page.
 _SET_PIPE_SIZE = 1031
-#: Requests of ioctl: whether it is a terminal, its size, bytes that can be read, flags.
-_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+#: Requests of ioctl: whether it is a terminal, its size, bytes that can be read, flags; answers to
+#: calls of programs, for which only the supervisor has a descriptor.
+_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, *LISTENER_REQUESTS)
 #: Options of prctl: names of threads and of memory, and harmless queries.
 _PRCTL = (3, 15, 16, 39, 0x53564D41)
-#: Options of prctl for the supervisor: to end with its parent, and to load a filter.
-_SUPERVISOR_PRCTL = (1, 22)
+#: Options of prctl for the supervisor and the zygote: to end with its parent, to be dumpable.
+_SUPERVISOR_PRCTL = (1, 4)
 
 _CLONE_THREAD = 0x00010000
 #: Flags of clone, in its first argument, that make namespaces.
@@ -89,10 +93,11 @@ _AF_UNIX, _SOCK_STREAM = 1, 1
 
 @dataclass(frozen=True)
 class Filters:
-    """The two filters, as BPF programs."""
+    """The filters, as BPF programs."""
 
     supervisor: bytes  #: for the supervisor and the zygote, inherited by each run
     run: bytes  #: for each run, in addition
+    asking: bytes = b""  #: for the zygote instead, if the supervisor decides what can be read
 
 
 def compiled_filters(*, sets_times: bool) -> Filters:
@@ -108,7 +113,9 @@ def compiled_filters(*, sets_times: bool) -> Filters:
     # The import fails if the C library is missing.
     import pyseccomp as seccomp  # type: ignore[import-untyped] # noqa: PLC0415
 
-    return Filters(_supervisor_filter(seccomp, sets_times), _run_filter(seccomp))
+    actions = (seccomp.ALLOW, seccomp.NOTIFY)
+    supervisor, asking = (_supervisor_filter(seccomp, sets_times, each) for each in actions)
+    return Filters(supervisor, _run_filter(seccomp), asking)
 
 
 def _run_filter(seccomp: Any) -> bytes:
@@ -120,15 +127,16 @@ def _run_filter(seccomp: Any) -> bytes:
         rules.add_rule(refused, "prctl", seccomp.Arg(0, seccomp.EQ, value))
     process = seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, 0)
     rules.add_rule(refused, "clone", process)
-    # The kernel sends SIGKILL at a hard limit on CPU time. It reads 32 bits of the argument.
+    # The one on CPU time would send SIGKILL, that on core dumps prevents them. 32 bits are read.
     for name, index in (("setrlimit", 0), ("prlimit64", 1)):
-        is_cpu = seccomp.Arg(index, seccomp.MASKED_EQ, 0xFFFFFFFF, resource.RLIMIT_CPU)
         changes = (seccomp.Arg(2, seccomp.NE, 0),) if name == "prlimit64" else ()
-        rules.add_rule(refused, name, is_cpu, *changes)
+        for kind in (resource.RLIMIT_CPU, resource.RLIMIT_CORE):
+            is_kind = seccomp.Arg(index, seccomp.MASKED_EQ, 0xFFFFFFFF, kind)
+            rules.add_rule(refused, name, is_kind, *changes)
     return _exported(rules)
 
 
-def _supervisor_filter(seccomp: Any, sets_times: bool) -> bytes:
+def _supervisor_filter(seccomp: Any, sets_times: bool, reading: Any) -> bytes:
     def equals(index: int, value: int) -> Any:
         return seccomp.Arg(index, seccomp.EQ, value)
 
@@ -148,8 +156,10 @@ def _supervisor_filter(seccomp: Any, sets_times: bool) -> bytes:
         rules.add_rule(ignored, "fcntl", equals(1, value))
     # Old versions of Landlock do not prevent truncation by opening a file for reading.
     for name, index in (("open", 1), ("openat", 2)):
-        for mask, value in _OPEN:
-            for known in _known(seccomp, name):
+        for known in _known(seccomp, name):
+            action = reading if name == "openat" else seccomp.ALLOW  # C libraries use no other
+            rules.add_rule(action, known, seccomp.Arg(index, seccomp.MASKED_EQ, *_OPEN_TO_READ))
+            for mask, value in _OPEN_TO_WRITE:
                 flags = seccomp.Arg(index, seccomp.MASKED_EQ, mask, value)
                 rules.add_rule(seccomp.ALLOW, known, flags)
     for name, values in (("fcntl", _FCNTL), ("ioctl", _IOCTL)):

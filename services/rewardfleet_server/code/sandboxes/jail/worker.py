@@ -120,7 +120,7 @@ class Worker:
             "processes": spec.processes,
             "kept": spec.kept,
             "landlock": spec.landlock,
-            "filters": [seccomp.supervisor.hex(), seccomp.run.hex()],
+            "filters": [each.hex() for each in (seccomp.supervisor, seccomp.run, seccomp.asking)],
         }
         try:
             self._process = spawn(

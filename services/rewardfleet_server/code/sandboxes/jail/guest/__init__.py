@@ -11,6 +11,7 @@ _FOLDER = Path(__file__).parent
 MODULES = (
     "descriptors",
     "confinement",
+    "machine",
     "names",
     "random_numbers",
     "arrays",

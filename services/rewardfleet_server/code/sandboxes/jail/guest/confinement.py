@@ -8,8 +8,10 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
-SECCOMP_MODE_FILTER = 2
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
+#: The system call, its operation, and its flag.
+SECCOMP = {"x86_64": 317}.get(os.uname().machine, 277)
+SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER = 1, 8
 
 #: System calls and rights of Landlock, which the C library has no names for.
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
@@ -44,16 +46,18 @@ class Filter(ctypes.Structure):
         """Return the filter with a BPF program."""
         return cls(len(program) // 8, program)  # which keeps the bytes alive
 
-    def install(self) -> None:
-        """Apply the filter to this process, for good."""
-        if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(self), 0, 0):
-            raise OSError(ctypes.get_errno(), "seccomp")
+    def install(self, *, asks: bool = False) -> int:
+        """Apply the filter to this process, for good; return its listener if it asks."""
+        flags = SECCOMP_FILTER_FLAG_NEW_LISTENER if asks else 0
+        call = (SECCOMP, SECCOMP_SET_MODE_FILTER, flags, ctypes.byref(self))
+        return checked(libc.syscall(*call), "seccomp")
 
 
 class Confinement(NamedTuple):
     """What confines the processes of a run, in addition to what they inherit."""
 
     filter: Filter  #: their seccomp filter
+    asks: bool  #: whether the supervisor answers which files they read
     processes: int  #: limit on the processes and threads of their user
     base_bytes: int  #: memory of the interpreter, which their limit does not count
     supervisor: int  #: the process id of their parent
@@ -68,6 +72,7 @@ class Confinement(NamedTuple):
         # Not the supervisor's limit: it must fork whatever other jails of the same user do.
         limit(resource.RLIMIT_NPROC, self.processes)
         limit(resource.RLIMIT_AS, self.base_bytes + memory_bytes)
+        fast_libc.prctl(PR_SET_DUMPABLE, int(self.asks))  # whether it can read their memory
         self.filter.install()
 
 
@@ -85,9 +90,9 @@ def end_with(supervisor: int) -> None:
 
 def limit_all_runs() -> None:
     """Set the limits that all runs share, and that do not affect the supervisor."""
-    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     limit(resource.RLIMIT_NOFILE, MAX_DESCRIPTORS)
-    limit(resource.RLIMIT_CORE, 0)
+    # Not 0, at which the kernel still gives a dump to a program of the host that collects them.
+    limit(resource.RLIMIT_CORE, 1)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and continues to write
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)  # which programs set for themselves
     soft = STACK_BYTES if hard == resource.RLIM_INFINITY else min(hard, STACK_BYTES)
@@ -134,12 +139,12 @@ def restrict_files(readable: list[str], writable: list[str], *, may_execute: boo
     return version
 
 
-def checked(result: Any) -> int:
+def checked(result: Any, name: str = "landlock") -> int:
     """Return the result of a system call.
 
     Raises:
         OSError: It failed.
     """
     if result < 0:
-        raise OSError(ctypes.get_errno(), "landlock: " + os.strerror(ctypes.get_errno()))
+        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
     return int(result)

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 #: The exit status of a jail whose zygote was ended by SIGKILL, and of bubblewrap if its jail was.
 KILLED = 128 + signal.SIGKILL
+#: Requests of `ioctl` to a listener of seccomp: receive a call, answer it, or give it a file.
+LISTENER_REQUESTS = RECEIVE, ANSWER, GIVE = 0xC0502100, 0xC0182101, 0x40182103
 #: The memory limit of the process of the tests, as a multiple of the program's: the values that
 #: cross are in the memory of both, and there also as JSON.
 TESTS_MEMORY = 2

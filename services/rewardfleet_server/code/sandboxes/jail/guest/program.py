@@ -14,6 +14,7 @@ import gc
 import linecache
 import marshal
 import os
+import re
 import resource
 import sys
 import threading
@@ -37,6 +38,8 @@ LOST_OUTPUT = 120
 #: CPython optimizes a function after eight calls, and its instructions after some more.
 _WARM_UPS = 30
 NO_PROCESSES = "the jail does not allow new processes"
+#: What the system, this jail and `tempfile` say of what is refused.
+_REFUSAL = re.compile("not permitted|denied|Read-only|the jail|No usable temporary directory")
 
 
 class Program:
@@ -245,10 +248,24 @@ def show(error: BaseException, err: Any) -> None:
             if frame.tb_next.tb_frame.f_code.co_filename == "boundary.py":
                 frame.tb_next = None
             frame = frame.tb_next
-        if isinstance(error, PermissionError) and "multiprocessing" in sys.modules:
-            # It fails before it makes a process, where it must make a lock or a socket.
-            error.add_note(NO_PROCESSES)
+        if refused := refusal(error):
+            error.add_note(f"refused by the jail: {refused}")
         traceback.print_exception(error, file=err)
+
+
+def refusal(error: BaseException | None) -> str:
+    """Return the path or the call that the jail refused, if a program failed for that; or ""."""
+    while error is not None:
+        if isinstance(error, OSError) and _REFUSAL.search(str(error.strerror)):
+            frames = traceback.extract_tb(error.__traceback__)
+            if any("/multiprocessing/" in each.filename for each in frames):
+                return NO_PROCESSES  # before it makes one, it must make a lock or a socket
+            is_call = error.strerror == os.strerror(error.errno or 0)
+            return str(
+                error.filename or (frames[-1].line if is_call and frames else error.strerror)
+            )
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def new_module(name: str) -> types.ModuleType:

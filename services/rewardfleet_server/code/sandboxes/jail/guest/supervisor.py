@@ -40,6 +40,7 @@ from .confinement import (
     restrict_files,
 )
 from .descriptors import KILLED, ORDER, Order, open_streams
+from .machine import Machine, give_names
 from .processes import LONGEST_LOOK_S, PROC, Process, Run, counts_delays
 from .program import NO_PROCESSES, prepare
 from .zygote import STARTED
@@ -69,6 +70,7 @@ def main() -> NoReturn:  # noqa: PLR0915 - the order matters
     config = receive(channel)
     missing = preload(config["preload"])
     explain_refusals()
+    give_names()
     environment = packages()
     random.seed(0)
     base_bytes = mapped_bytes()
@@ -76,7 +78,6 @@ def main() -> NoReturn:  # noqa: PLR0915 - the order matters
     # If memory runs out, programs are ended first, not the service.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")
-    os.environ.clear()
     os.chdir(config["writable"][0] if config["writable"] else "/")
     libc.prctl(PR_SET_DUMPABLE, 0)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
@@ -85,11 +86,14 @@ def main() -> NoReturn:  # noqa: PLR0915 - the order matters
         restrict_files([*config["readable"], PROC], config["writable"]) if config["landlock"] else 0
     )
     open_streams()
-    reader, writer = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, MAX_DESCRIPTORS) for end in os.pipe())
+    reader, writer = (keep_open(end.detach()) for end in socket.socketpair())
     os.closerange(3, MAX_DESCRIPTORS)
     limit_all_runs()
-    supervisor_filter, run_filter = (Filter.of(bytes.fromhex(each)) for each in config["filters"])
-    confinement = Confinement(run_filter, config["processes"], base_bytes, os.getpid())
+    own, of_run, asking = (Filter.of(bytes.fromhex(each)) for each in config["filters"])
+    # Without Landlock, the answers could be evaded, and the memory of the tests could be read.
+    asks = bool(landlock and asking.count)
+    limits = (config["processes"], base_bytes, os.getpid())
+    confinement = Confinement(of_run, asks, *limits)
     program = prepare()
     gc.collect()
     if hasattr(libc, "malloc_trim"):  # else it is another C library than glibc
@@ -99,18 +103,28 @@ def main() -> NoReturn:  # noqa: PLR0915 - the order matters
     if not zygote_pid:
         try:
             channel.close()
-            os.close(reader)
+            reader.close()
             if landlock:  # what the kernel counts is for the supervisor only
                 restrict_files(config["readable"], config["writable"])
-            supervisor_filter.install()
+            # Whoever opens a file from here on waits for the supervisor.
+            listener = (asking if asks else own).install(asks=asks)
+            socket.send_fds(writer, [b"."], [listener] if asks else [])
+            os.closerange(3, MAX_DESCRIPTORS)
+            libc.prctl(PR_SET_DUMPABLE, int(asks))  # so that it is answered while it imports
             zygote.preload(config["modules"])
-            zygote.serve(orders, writer, confinement, program)
+            libc.prctl(PR_SET_DUMPABLE, 0)
+            zygote.serve(orders, writer.fileno(), confinement, program)
         finally:
             os._exit(1)
-    supervisor_filter.install()
+    own.install()
     orders.close()
-    os.close(writer)
-    supervisor = Supervisor(channel, reader, config["writable"], config["kept"], zygote_pid)
+    writer.close()
+    supervisor = Supervisor(
+        channel, reader.fileno(), config["writable"], config["kept"], zygote_pid
+    )
+    for listener in socket.recv_fds(reader, 1, 1)[1]:
+        supervisor.machine = Machine(listener, [*config["readable"], *config["writable"]])
+        supervisor.poll.register(listener, select.POLLIN)
     for first in range(0, len(environment), NAMES):
         send(channel, {"packages": environment[first : first + NAMES]})
     versions = {"landlock": landlock, "python": sys.version.split()[0]}
@@ -246,6 +260,7 @@ class Supervisor:
         zygote_pid: int,
     ) -> None:
         self.channel = channel
+        self.machine: Machine | None = None  #: answers programs that open files
         self.runs = runs
         self.zygote_pid = zygote_pid
         self.stopped = -1  #: the number of the last run that the service stopped
@@ -296,7 +311,12 @@ class Supervisor:
 
     def ready(self, timeout_ms: float | None) -> list[int]:
         """Wait for messages, or the end of a process that is watched; return what is ready."""
-        return [descriptor for descriptor, _ in self.poll.poll(timeout_ms)]
+        ready = [descriptor for descriptor, _ in self.poll.poll(timeout_ms)]
+        if self.machine is not None and self.machine.listener in ready:
+            ready.remove(self.machine.listener)
+            if not ready:  # else the zygote may have ended
+                self.machine.answer()
+        return ready
 
     def receive_message(self) -> dict[str, Any]:
         """Receive a message from the service, and remember what it asks for."""
