@@ -19,7 +19,7 @@ INSTALL := $(PYTHON) tests/install.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help release install install-server jail servers packages demo test test-fast test-full test-interpreters check check-all mutations docs screenshots fuzz-normal-form
+.PHONY: help release install install-server jail servers packages demo test test-fast test-full test-packages test-interpreters check check-all mutations docs screenshots fuzz-normal-form
 .PHONY: bench bench-answers bench-client bench-code bench-episode bench-tools bench-bulk bench-builds bench-gateway bench-growth bench-outages bench-recordings bench-score-log bench-tail example-episode example-router example-learning serve lock
 .PHONY: up down secrets browser test-browser test-deploy test-k8s test-chaos chaos
 .PHONY: install-engines test-engines bench-vlm bench-gpu
@@ -69,6 +69,9 @@ demo: install-server  ## score real LIBERO rollouts over real HTTP
 	$(BIN)/rewardfleet demo tests/data/libero
 
 PARALLEL_TESTS := -m "not serial and not full and not chaos and not browser"
+
+test-packages: install  ## programs of popular packages, at home and in jails, with the packages
+	$(BIN)/python -m pytest -q -m "packages$(AND_SLICE)" tests/packages
 
 # What fails beside others must pass alone: a machine that pauses fails no test for good.
 test: install  ## every behavior once, in WORKERS processes, then what measures time or memory alone

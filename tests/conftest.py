@@ -52,6 +52,7 @@ GATES = {
     "deploy": ("deploy", 900),
     "engines": ("engines", 600),
     "k8s": ("k8s", 180),
+    "packages": ("packages", 900),
     "ray_serve": ("ray", 600),
 }
 #: What the tests of such a folder import, where that is in an environment of its own. It warns.
