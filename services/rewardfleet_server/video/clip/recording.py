@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 _SIDE = 64  # pixels per side of a picture
 _BESIDE = np.array([[1, 1, 1, 1, 0, 1, 1, 1, 1]], np.uint8)  # the steps that one is compared with
 _FEWEST = 33  # frames in which a step tells something: sampled ones are often fewer, and far apart
-_SUSPECTS, _SUSPECT, _NOISE = 8, 1.1, 0.3  # steps that are examined: their difference stands out
-_LEAST, _PATTERN_NOISE = 0.02, 0.01  # a change that is seen, and one that is added beside a step
+_SUSPECTS, _SUSPECT, _NOISE = 8, 1.0, 0.3  # steps that are examined: their difference stands out
+_LEAST, _PATTERN_NOISE = 0.015, 0.01  # a change that is seen, and one that is added beside a step
 # How far the first scene is after a reset, or nearly one, and before it, as a part of the step.
 _BACK, _NEARLY_BACK, _AWAY = 0.4, 0.85, 0.7
-_STANDS_OUT, _CHANGED, _NEW = 1.7, 0.5, 0.01  # the least change of a cut, and what must be new
+_STANDS_OUT, _CHANGED, _NEW = 1.5, 0.5, 0.01  # the least change of a cut, and what must be new
 _REACH = np.ones((15, 15), np.uint8)  # what moves is not new so near
 _WINDOW, _FAINT = (5, 5), 9.0  # in which patterns are compared, and the variance of none
 # Deviations of a blank frame and of another one that neighbors share, and their share in noise.
@@ -98,8 +98,8 @@ def _cut(pictures: Gray, steps: NDArray[Any], index: int) -> list[Fault]:
     change = changed.mean()
     if change < _LEAST or len(pictures) < _FEWEST:
         return []
-    away, back = (_patterns(pictures[0], each).mean() / change for each in pictures[index:][:2])
-    if back <= _BACK and away >= _AWAY:
+    back = _patterns(pictures[0], after).mean() / change
+    if back <= _BACK and _patterns(*pictures[[0, index]]).mean() >= _AWAY * change:
         return [Fault(_RESET, index + 1, is_end=True)]
     beside = {*range(max(0, index - reach), min(len(steps), index + reach + 1))} - {index}
     near = np.zeros_like(after)  # where something moves in these steps

@@ -5,16 +5,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple, cast
 
 import av
 import numpy as np
-from av import CodecContext, Packet, VideoCodecContext, VideoFrame, VideoStream
+from av import CodecContext, Packet, VideoCodecContext, VideoFormat, VideoFrame, VideoStream
 from av.bitstream import BitStreamFilterContext
 from av.codec import codecs_available
 from av.container import InputContainer
 from av.error import FFmpegError, InvalidDataError
 from av.sidedata.sidedata import SideData
+from av.video.plane import VideoPlane
 from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
@@ -188,9 +190,9 @@ class VideoReader:
 
     def gray(self, frame: VideoFrame) -> NDArray[np.uint8]:
         """Return how bright the pixels of a frame are, as it is stored, `[H, W]`."""
-        if not frame.format.is_planar or frame.format.components[0].bits > 8:
+        if not _has_byte_luma(frame.format.name):
             return frame.to_ndarray(format="gray").astype(np.uint8, copy=False)
-        luma = frame.planes[0]
+        luma = VideoPlane(frame, 0)
         return np.frombuffer(memoryview(luma), np.uint8).reshape(luma.height, -1)[:, : luma.width]
 
     def _decoder(self) -> VideoCodecContext:
@@ -363,6 +365,12 @@ def _check_parameter_sets(stream: VideoStream) -> None:
             BitStreamFilterContext(_METADATA_FILTERS[stream.codec_context.name], stream)
         except InvalidDataError:
             raise InvalidRequest("the video is damaged: its parameter sets are invalid") from None
+
+
+@cache
+def _has_byte_luma(name: str) -> bool:
+    pixels = VideoFormat(name)
+    return pixels.is_planar and pixels.components[0].bits <= 8
 
 
 def _matrix_of(frame: VideoFrame) -> bytes | None:
