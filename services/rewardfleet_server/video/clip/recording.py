@@ -22,7 +22,7 @@ _SUSPECTS, _SUSPECT, _NOISE = 8, 1.0, 0.3  # steps that are examined: their diff
 _LEAST, _PATTERN_NOISE = 0.015, 0.01  # a change that is seen, and one that is added beside a step
 # How far the first scene is after a reset, or nearly one, and before it, as a part of the step.
 _BACK, _NEARLY_BACK, _AWAY = 0.4, 0.85, 0.7
-_STANDS_OUT, _CHANGED, _NEW = 1.5, 0.5, 0.01  # the least change of a cut, and what must be new
+_STANDS_OUT, _CHANGED, _NEW = 1.6, 0.5, 0.01  # the least change of a cut, and what must be new
 _REACH = np.ones((15, 15), np.uint8)  # what moves is not new so near
 _WINDOW, _FAINT = (5, 5), 9.0  # in which patterns are compared, and the variance of none
 # Deviations of a blank frame and of another one that neighbors share, and their share in noise.
