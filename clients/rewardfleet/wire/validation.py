@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -62,6 +63,9 @@ def validate_json(
         try:
             return model.model_validate_json(body, strict=True, context=context)
         except ValidationError as error:
+            if "number out of range" in str(error):  # an integer that only Python's parser takes
+                with suppress(ValueError):
+                    return validate(model, json.loads(body))
             accepted = body if is_last else _accepted(body, error, policy_fields)
             if accepted is body:
                 raise InvalidRequest(format_validation_error(error, model)) from None

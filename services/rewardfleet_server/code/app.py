@@ -1,5 +1,6 @@
 """Assembly of the code service."""
 
+import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
@@ -17,6 +18,7 @@ from rewardfleet_server.http.trainers import TrainerApi
 from .datasets.ground_truth import request_of
 from .sandbox_fusion_api import SandboxFusionApi
 from .sandboxes import SANDBOXES, Sandbox
+from .sandboxes.jail.guest import MAX_INTEGER_DIGITS
 from .scorer import CodeScorer
 from .settings import CodeSettings
 
@@ -48,6 +50,7 @@ def create_app(settings: CodeSettings, sandbox: Sandbox | None = None) -> Reward
 
 def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeRequest, CodeScore]:
     """Return the parts of the code service that the server needs."""
+    sys.set_int_max_str_digits(MAX_INTEGER_DIGITS)  # of tests, and of what programs return
     scorer = CodeScorer(settings.sandbox, sandbox, settings)
     ceilings = {name: {"maximum": value} for name, value in scorer.ceilings.items()}
     ceilings |= {"run_timeout": ceilings["cpu_s"], "memory_limit_MB": ceilings["memory_mb"]}

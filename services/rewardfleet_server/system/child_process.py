@@ -171,9 +171,10 @@ class _Child:
     def __init__(self, label: str, arguments: tuple[str | int, ...]) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         more = [json.dumps(sys.path), *map(str, (theirs.fileno(), os.getpid(), *arguments))]
+        options = ["-X", f"int_max_str_digits={sys.get_int_max_str_digits()}"]
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - a fixed command
-                [sys.executable, "-P", "-c", _PROGRAM, *more],
+                [sys.executable, *options, "-P", "-c", _PROGRAM, *more],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

@@ -17,7 +17,7 @@ from ...conftest import JSON
 from ...measure import CpuStopwatch
 from ..http.test_requests import metric
 from ..video.test_bad_input import check_problem
-from .conftest import Service, check_verdicts, rows, sample
+from .conftest import Service, asserts, check_verdicts, functional, rows, sample, stdio
 
 PAIRS = [{"input": {"stdin": "1 2"}, "output": {"stdout": "3"}}] * 2
 
@@ -195,3 +195,30 @@ def test_a_package_that_only_the_program_imports_is_named_and_counted(service: S
     (verdict,) = service.score("    import absent_.x", dataset("auto", row))["verdicts"]
     assert (verdict["verdict"], verdict["missing_module"]) == ("runtime_error", "absent_")
     assert metric(service.client, "rewardfleet_missing_modules_total") == before + 1
+
+
+@pytest.mark.slow
+def test_integers_may_have_50_000_digits_in_every_kind_of_row(service: Service):
+    power, digits = "3 ** 100_000", str(3**100_000)
+    echo = "def f(x):\n    return x"
+    pair = {"inputs": [digits], "outputs": [digits], "fn_name": "f"}
+    for program, tests in [
+        (f"print({power} + int(input()))", stdio(("0", digits))),
+        ("print(int(input()) + 1 - 1)", stdio((digits, digits))),
+        (echo, asserts(f"assert f({digits}) == {power}")),
+        (echo, asserts(f"assert f({digits}) == {digits}")),
+        (echo, asserts(f"x = str(f({power}))\nassert x == str({power})")),
+        (echo, functional("f", ([3**100_000], 3**100_000))),
+        (echo, {"kind": "dataset", "dataset": "auto", "row": {"input_output": json.dumps(pair)}}),
+        (f"def f(x):\n    return {digits}", functional("f", ([1], 3**100_000))),
+    ]:
+        assert service.score(program, tests)["score"] == 1, tests["kind"]
+    verdicts = service.score("print(10 ** 50_000)", stdio(("", "")))["verdicts"]
+    assert "Exceeds the limit (50000 digits)" in verdicts[0]["stderr"]
+    longer = {"inputs": [f"{digits}{digits}"], "outputs": ["1"], "fn_name": "f"}
+    tests = {
+        "kind": "dataset",
+        "dataset": "livecodebench",
+        "row": {"test": {"input_output": longer}},
+    }
+    check_problem(service.post(echo, tests), "invalid", "Exceeds the limit (50000 digits)")

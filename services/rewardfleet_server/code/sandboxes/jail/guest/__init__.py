@@ -32,6 +32,10 @@ MODULES = (
     "supervisor",
 )
 
+#: Digits of the longest integer that programs and tests can read and write, as in LiveCodeBench's
+#: runner. Python's own limit is 4300.
+MAX_INTEGER_DIGITS = 50_000
+
 _LOADER = """
 import sys, types
 package = sys.modules["rewardfleet_guest"] = types.ModuleType("rewardfleet_guest")
@@ -50,4 +54,5 @@ def loader(module: str) -> str:
     """Return a program that loads a module, and those before it, as `rewardfleet_guest.NAME`."""
     names = MODULES[: MODULES.index(module) + 1]
     sources = {name: (_FOLDER / f"{name}.py").read_text() for name in names}
-    return f"SOURCES = {sources!r}{_LOADER}"
+    limit = f"import sys; sys.set_int_max_str_digits({MAX_INTEGER_DIGITS})\n"
+    return f"{limit}SOURCES = {sources!r}{_LOADER}"
