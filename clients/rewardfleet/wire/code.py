@@ -98,12 +98,15 @@ _EntryPoint = Annotated[
 
 #: How the output of a program is compared.
 _CheckerName = Literal[
-    "exact", "lines", "decimal_lines", "unordered_lines", "tokens", "unordered", "float"
-]
+    "exact", "lines", "decimal_lines", "unordered_lines", "tokens", "unordered", "float",
+    "sandbox_fusion", "code_contests", "apps", "apps_in_order", "taco",
+]  # fmt: skip
 _CHECKERS = (
     "exact: the same text; the kind of line ends and trailing newlines are ignored. lines: the "
     "same lines; white space at their ends is ignored. decimal_lines: LiveCodeBench's rule: like "
     "lines, without white space around them, and lines of equal numbers are equal. "
+    "sandbox_fusion, code_contests, apps, apps_in_order, taco: the rules of these runners, see "
+    "docs/code-service.md. "
     "unordered_lines: the same lines in any order. tokens: the same words, separated by any white "
     "space. unordered: the same words in any order. float: like tokens, but a number may differ "
     "by `tolerance`, unless an integer is expected."

@@ -59,7 +59,8 @@ def truth_of_row(row: Mapping[str, Any]) -> Any:
     rows = list(_rows(row))
     for each in rows:
         for name in given(each, TRUTH_COLUMNS):
-            return dict(each) if name == "tests" else each[name]  # `tests` are of this project
+            # `tests` are of this project; without its name, `unit_tests` may be those of others.
+            return dict(each) if name in {"tests", "unit_tests"} else each[name]
     return {name: value for each in reversed(rows) for name, value in each.items()}
 
 

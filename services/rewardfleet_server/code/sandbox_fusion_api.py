@@ -29,7 +29,6 @@ from rewardfleet_server.http.trainers import checked
 from rewardfleet_server.observe.telemetry import RequestContext
 
 from .datasets.columns import decode_column
-from .datasets.rows import CODE_CONTESTS_RULE
 from .judging.verdict import failure
 from .sandboxes import Job, ProgramRun, RunLimits, RunResult, Sandbox, run_once
 from .scorer import CodeScorer
@@ -164,7 +163,7 @@ def _tests(request: SubmitRequest) -> tuple[dict[str, Any], list[StdioTest]]:
     except ValidationError as error:
         raise InvalidRequest(f"{column}: {format_validation_error(error, StdioTest)}") from None
     pairs = [{"stdin": case.input.stdin, "stdout": case.output.stdout} for case in cases]
-    return {"kind": "stdio", "cases": pairs, **CODE_CONTESTS_RULE}, cases
+    return {"kind": "stdio", "cases": pairs, "checker": "sandbox_fusion"}, cases
 
 
 def _until_failure(verdicts: Sequence[Verdict]) -> Sequence[Verdict]:

@@ -3,14 +3,18 @@
 The outputs and values are in `tests/data/code/outputs.jsonl`.
 """
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rewardfleet.wire.code import DatasetTests, StdioTests
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.truth import truth_of_row
 from rewardfleet_server.code.datasets.rows import read_row
 from rewardfleet_server.code.judging.output_checkers import output_equals
+from rewardfleet_server.code.judging.source_rules import SOURCE_RULES
 from rewardfleet_server.code.judging.values import Tolerance
 
 from ...measure import CpuStopwatch
@@ -25,13 +29,20 @@ def equals(
     return output_equals(printed.encode(), expected.encode(), checker, given, **options)
 
 
-@pytest.mark.parametrize("checker", ["float", "decimal_lines"])
 @pytest.mark.parametrize("tolerance", [Tolerance(1e-6), Tolerance(1.0), Tolerance(1.0, 1.0)])
-def test_an_expected_integer_needs_an_equal_number(checker: str, tolerance: Tolerance):
+def test_an_expected_integer_needs_an_equal_number(tolerance: Tolerance):
     for row in rows("outputs", "integers").values():
         printed, expected, equal = row.values()
-        assert equals(printed, expected, checker, tolerance) is equal, row
-        assert equals(f"1 {printed}", f"1 {expected}", checker, tolerance) is equal, row
+        assert equals(printed, expected, "float", tolerance) is equal, row
+        assert equals(f"1 {printed}", f"1 {expected}", "float", tolerance) is equal, row
+
+
+def test_each_rule_has_the_verdicts_of_its_source():
+    """`accepted` names the sources that accept an output, as their own code decided."""
+    for row in rows("compared").values():
+        printed, expected, accepted = row.values()
+        found = [name for name in sorted(SOURCE_RULES) if equals(printed, expected, name)]
+        assert found == accepted, row
 
 
 CHECKERS = StdioTests.model_fields["checker"].annotation.__args__
@@ -41,7 +52,7 @@ CHECKERS = StdioTests.model_fields["checker"].annotation.__args__
 def test_every_checker_can_ignore_case_and_accepts_the_answer_itself(checker: str):
     text = "Yes 1.5\nNO\n\n 7"
     assert equals(text, text, checker)
-    assert not equals(text.lower(), text, checker)
+    assert equals(text.lower(), text, checker) is (checker in {"sandbox_fusion", "code_contests"})
     assert equals(text.lower(), text, checker, ignore_case=True)
     assert equals("", "", checker)
     assert not equals("", "x", checker) and not equals("x", "", checker)
@@ -101,11 +112,11 @@ def test_score_and_submit_agree(service: Service):
     for dataset, dataset_type in types.items():
         for printed, expected in sorted(pairs):
             program = f"print({printed!r})"
-            row = stdio_row(dataset, expected)
-            score = service.score(program, {"kind": "dataset", "dataset": dataset, "row": row})
             test: object = {"input_output": {"inputs": [""], "outputs": [expected]}}
             if dataset == "code_contests":
                 test = [{"input": {"stdin": ""}, "output": {"stdout": expected}}]
+            tests = {"kind": "dataset", "dataset": dataset, "row": {"test": test}}
+            score = service.score(program, tests)
             config = {"dataset_type": dataset_type, "language": "python"}
             config["provided_data"] = {"test": test}
             body = {"dataset": "x", "id": 1, "completion": program, "config": config}
@@ -115,6 +126,39 @@ def test_score_and_submit_agree(service: Service):
 
 def read(dataset: str, row: dict, **overrides: object):
     return read_row(DatasetTests(kind="dataset", dataset=dataset, row=row, **overrides))[0]
+
+
+PAIR = {"inputs": ["1"], "outputs": ["2"]}
+
+
+@pytest.mark.parametrize(
+    ("row", "checker"),
+    [
+        ({"public_tests": {"input": ["1"], "output": ["2"]}}, "code_contests"),
+        ({"test": [{"input": {"stdin": "1"}, "output": {"stdout": "2"}}]}, "sandbox_fusion"),
+        ([{"input": {"stdin": "1"}, "output": {"stdout": "2"}}], "sandbox_fusion"),
+        ({"public_test_cases": [{"input": "1", "output": "2"}]}, "decimal_lines"),
+        ({"verifier_metadata": {"unit_tests": PAIR}}, "decimal_lines"),
+        ({"unit_tests": json.dumps(PAIR)}, "decimal_lines"),
+        ({"input_output": PAIR}, "apps"),
+        ({"input_output": PAIR, "skill_types": "[]"}, "taco"),
+        (PAIR, "apps_in_order"),
+    ],
+)
+def test_the_form_of_a_row_determines_the_rule(row: object, checker: str):
+    truth = truth_of_row(row) if isinstance(row, dict) else row
+    assert read("auto", {"ground_truth": row}).checker == checker
+    assert read("auto", {"ground_truth": truth}).checker == checker
+
+
+@pytest.mark.slow
+def test_values_of_nemo_gym_may_be_near(service: Service):
+    tests = {"inputs": ["1"], "outputs": ["0.3"], "fn_name": "f"}
+    for value, accepted in (("0.1 + 0.2", True), ("0.3001", False), ("'x'", False)):
+        row = {"ground_truth": {"unit_tests": tests}}
+        program = f"def f(x):\n    return {value}"
+        found = service.score(program, {"kind": "dataset", "dataset": "auto", "row": row})["score"]
+        assert found == float(accepted), value
 
 
 def test_a_request_can_override_the_rule_of_a_dataset():

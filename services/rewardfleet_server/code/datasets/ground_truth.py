@@ -4,8 +4,8 @@ docs/wire-formats.md lists the forms, and whose they are. They may be in a row o
 NeMo Gym (`reward_model`, `verifier_metadata`, …).
 
 Tests are compared by the rule of the dataset whose form they have, see `rows.py`: those of verl and
-PRIME by that of APPS, from which their runners come; `test_cases` and lists of `input` and `output`
-line by line, as in LiveCodeBench.
+PRIME as their runners do, which is that of APPS but in order; `test_cases` and lists of `input` and
+`output` line by line, as in LiveCodeBench.
 """
 
 import json
@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from rewardfleet.wire.code import CodeRequest, check_values, fields_of_tests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.policy_text import text_of
-from rewardfleet.wire.truth import AMBIGUOUS_COLUMNS, NESTED_COLUMNS, TRUTH_COLUMNS
+from rewardfleet.wire.truth import AMBIGUOUS_COLUMNS, NESTED_COLUMNS, TRUTH_COLUMNS, parsed
 from rewardfleet.wire.validation import validate
 
 from .columns import Row, decompress, func_name_of, json_of, read_json, without_nan
@@ -103,13 +103,17 @@ def _is_script(value: JsonValue) -> bool:
 def _of_object(value: Row) -> tuple[str, Row]:  # noqa: PLR0911, PLR0912 - one for each form
     if value.get("assert_case"):  # verl: in place of inputs and outputs
         return "mbppplus", {"test_list": value["assert_case"]}
+    tests = parsed(value.get("unit_tests"))
+    if isinstance(tests, dict) and "outputs" in tests:  # NeMo Gym, with LiveCodeBench's runner
+        return "livecodebench", {**value, "unit_tests": tests}
     if value.get("packed") is not None:  # NeMo Gym: base64 of zlib of JSON
         packed = read_json(decompress(value["packed"], "packed").decode(errors="replace"), "packed")
         if not isinstance(packed, dict) or "packed" in packed:
             raise InvalidRequest("packed: must be an object with `inputs` and `outputs`")
         return _of_object({**packed, "fn_name": value.get("fn_name") or packed.get("fn_name")})
     if value.get("inputs") is not None and value.get("outputs") is not None:
-        return "apps", {"input_output": value}
+        form: Row = {"input_output": value}
+        return ("apps", form) if value.get("fn_name") else ("livecodebench", {"test": form})
     for column in _SCRIPTS:
         if _is_script(value.get(column)):
             return "mbppplus", {**value, "test": value[column]}

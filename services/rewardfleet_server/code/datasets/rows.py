@@ -3,19 +3,10 @@
 Rows come as in the dataset, or as CTRL (`selected_uts`, `all_uts`) and SandboxFusion (`test`) store
 them. A column may be JSON as an object or as text.
 
-Outputs and values are compared by the rule of the dataset's own runner, except that an expected
-integer always needs an equal number:
-
-    CodeContests+               the row's `checker` decides: C++ with testlib
-    CodeContests                word by word, regardless of case; numbers within 1e-5
-                                (`OutputsMatch` in execution/tester_sandboxer.cc)
-    LiveCodeBench               line by line; lines of numbers as decimals, so 9.0 equals 9. Values
-                                as Python does (`grade_stdio`, `grade_call_based` in
-                                testing_util.py)
-    APPS, TACO                  word by word; numbers as `numpy.allclose` does (testing_util.py).
-                                Its runner also accepts words in any order, which is unsound.
-                                Values: see `apps.py`
-    MBPP+                       as Python does; floating-point numbers with EvalPlus's tolerance
+Outputs are compared by the rule of the dataset's own runner, or of SandboxFusion where a row has
+its form; see `judging/source_rules.py`. Of CodeContests+, the row's `checker` decides: C++ with
+testlib. Values are compared as Python does, floating-point numbers of MBPP+ and NeMo Gym with the
+tolerance of EvalPlus and numpy; for APPS and TACO see `apps.py`.
 
 docs/code-service.md says what else differs from CTRL with SandboxFusion.
 """
@@ -51,16 +42,6 @@ from .columns import (
 from .ground_truth import recognize
 from .scripts import PRELUDE, read_tests
 from .solutions import first_solution_of, solution_of
-
-#: The rules of comparison, as fields of `StdioTests`.
-CODE_CONTESTS_RULE: dict[str, Any] = {
-    "checker": "float",
-    "tolerance": 1e-5,
-    "relative_tolerance": 0.0,
-    "ignore_case": True,
-}
-_LIVECODEBENCH_RULE = {"checker": "decimal_lines"}
-_APPS_RULE = {"checker": "float", "tolerance": 1e-8, "relative_tolerance": 1e-5}
 
 #: The fields of `DatasetTests` that do not override the rule of the dataset.
 _NOT_RULES = {"kind", "dataset", "row", "first", "check_reference"}
@@ -192,7 +173,8 @@ def _code_contests(row: Row) -> dict[str, Any]:
             if not isinstance(tests, dict):
                 raise InvalidRequest(f"{column}: must be an object with `input` and `output`")
             pairs += _zip(tests.get("input") or [], tests.get("output") or [], column)
-    fields = {**_stdio(pairs), **CODE_CONTESTS_RULE}
+    rule = "code_contests" if column.endswith(("_tests", "_cases")) else "sandbox_fusion"
+    fields = {**_stdio(pairs), "checker": rule, "ignore_case": True}
     if column == "test_cases" and (source := row.get("checker")):  # in C++ with testlib
         fields["checker"] = "tokens"
         fields["checker_program"] = {"language": "cpp", "source": source}
@@ -200,8 +182,10 @@ def _code_contests(row: Row) -> dict[str, Any]:
 
 
 def _livecodebench(row: Row) -> dict[str, Any]:
-    column = "test"
-    if (encoded := row.get(column)) is not None:
+    column, encoded = first_of(row, "test", "unit_tests")
+    if column == "unit_tests":
+        inputs, outputs, fn_name = _input_output(encoded)
+    elif column:
         tests = decode_column(encoded, column, may_be_object=True)
         if not isinstance(tests, dict) or "input_output" not in tests:
             raise InvalidRequest("test: `input_output` is missing")
@@ -221,9 +205,12 @@ def _livecodebench(row: Row) -> dict[str, Any]:
             raise InvalidRequest("metadata: `func_name` is missing, and a test is functional")
     pairs = _zip(inputs, outputs, column)
     if not fn_name:
-        return {**_stdio(pairs), **_LIVECODEBENCH_RULE, "setup": PRELUDE}
+        rule = "apps_in_order" if column == "test" else "decimal_lines"
+        return {**_stdio(pairs), "checker": rule, "setup": PRELUDE}
     results = (read_json(text, f"output {index}") for index, (_, text) in enumerate(pairs))
-    return _functional(row, fn_name, inputs, results)
+    # NeMo Gym's runner also compares numbers as `numpy.allclose` does.
+    near = {"tolerance": 1e-8, "relative_tolerance": 1e-5} if column == "unit_tests" else {}
+    return {**_functional(row, fn_name, inputs, results), **near}
 
 
 def _apps(row: Row) -> dict[str, Any]:
@@ -236,7 +223,8 @@ def _apps(row: Row) -> dict[str, Any]:
     inputs, outputs, fn_name = _input_output(row["input_output"])
     pairs = _zip(inputs, outputs, "input_output")
     if not fn_name:
-        return {**_stdio(pairs), **_APPS_RULE, "setup": PRELUDE}
+        rule = "taco" if "skill_types" in row else "apps"
+        return {**_stdio(pairs), "checker": rule, "setup": PRELUDE}
     results = [
         json_of(output, f"output {index}") if isinstance(given, str) else output  # as in verl
         for index, (given, output) in enumerate(pairs)

@@ -1,7 +1,7 @@
 """Comparison of what a program printed with the expected output.
 
-An expected integer needs an equal number, whatever the checker: `9.0` equals 9, and 1000000007 is
-not close to 1000000000.
+The checker `float` needs an equal number where an integer is expected: `9.0` equals 9, and
+1000000007 is not close to 1000000000.
 """
 
 import re
@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 
+from .source_rules import SOURCE_RULES
 from .values import Tolerance
 
 #: Without alternatives that overlap, so that a long word that is not a number takes linear time.
@@ -30,8 +31,8 @@ def output_equals(
         printed, expected = printed.lower(), expected.lower()
     if (normalized := _BY_LINES.get(checker)) is not None:
         return bool(normalized(printed) == normalized(expected))
-    if checker == "decimal_lines":
-        return _decimal_lines(printed, expected)
+    if (rule := SOURCE_RULES.get(checker)) is not None:
+        return rule(*(text.decode(errors="surrogateescape") for text in (printed, expected)))
     wanted = expected.split()
     words = printed.split(None, len(wanted) + 1)  # limits the work to the size of the test
     if checker == "tokens":
@@ -44,31 +45,12 @@ def output_equals(
     )
 
 
-def _decimal_lines(printed: bytes, expected: bytes) -> bool:
-    """Compare as LiveCodeBench does."""
-    got, wanted = (_unix(text).strip().split(b"\n") for text in (printed, expected))
-    return len(got) == len(wanted) and all(
-        one.strip() == other.strip() or _equal_numbers(one.split(), other.split())
-        for one, other in zip(got, wanted, strict=True)
-    )
-
-
 def _close(printed: bytes, expected: bytes, tolerance: Tolerance) -> bool:
     if not (_NUMBER.fullmatch(printed) and _NUMBER.fullmatch(expected)):
         return False
     if _INTEGER.fullmatch(expected):
-        return _equal_numbers([printed], [expected])
+        return _decimal(printed) == _decimal(expected)
     return tolerance.accepts(float(printed), float(expected))
-
-
-def _equal_numbers(printed: list[bytes], expected: list[bytes]) -> bool:
-    """Return whether two lists of words are numbers, and equal."""
-    return len(printed) == len(expected) and all(
-        _NUMBER.fullmatch(one) is not None
-        and _NUMBER.fullmatch(other) is not None
-        and _decimal(one) == _decimal(other)
-        for one, other in zip(printed, expected, strict=True)
-    )
 
 
 def _decimal(number: bytes) -> Decimal:
