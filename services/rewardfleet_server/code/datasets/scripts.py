@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.code.sandboxes.jail.guest.names import PROGRAM_MODULES, imported_packages
 from rewardfleet_server.code.tests.asserts import parse
 
 from .columns import Row, entry_point_of, first_of, labels_of, list_of, prompt_of
@@ -105,7 +106,9 @@ def read_tests(row: Row) -> dict[str, Any]:
         imports.append(preparation)
         preparation = ""
     if isinstance(script := row.get("functional"), str):
-        imports.append(PRELUDE + _LEETCODE if _OF_LEETCODE.search(script) else PRELUDE)
+        imported = imported_packages(ast.Module(parse(script, "functional"), []))
+        if imported.isdisjoint(PROGRAM_MODULES):  # else it has the names that it needs
+            imports.append(PRELUDE + _LEETCODE if _OF_LEETCODE.search(script) else PRELUDE)
     fields: dict[str, Any] = {
         "kind": "asserts",
         "setup": "\n".join(["from math import inf", *imports]),
