@@ -63,7 +63,8 @@ def validate_json(
         try:
             return model.model_validate_json(body, strict=True, context=context)
         except ValidationError as error:
-            if "number out of range" in str(error):  # an integer that only Python's parser takes
+            reason = error.errors(include_input=False)[0]["msg"] if error.error_count() == 1 else ""
+            if "JSON: number out of range" in reason:  # an integer that only Python's parser takes
                 with suppress(ValueError):
                     return validate(model, json.loads(body))
             accepted = body if is_last else _accepted(body, error, policy_fields)
