@@ -155,9 +155,18 @@ async def score_tool_calls(fleet: RewardFleet, rng: Rng) -> None:
         options = drawn(
             ToolsOptions, rng, families=[{}, {"search": "other"}],
             family_patterns=[None, *patterns], cost_weights=[{}, {"search": 2.0}],
+            dialect=["auto", "hermes"],
         )  # fmt: skip
         if options["variant"] == "strict":
-            common = {"variant", "with_length", "schedule_length", "cost", "cost_weights"}
+            common = {
+                "variant",
+                "dialect",
+                "as_executed",
+                "with_length",
+                "schedule_length",
+                "cost",
+                "cost_weights",
+            }
             options = {name: each for name, each in options.items() if name in common}
         given = drawn_of(
             rng, run=[None, "run"], tool_families=[{}, {"search": "calculate"}],

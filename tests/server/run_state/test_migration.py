@@ -18,8 +18,8 @@ from .test_state import PREFIX
 
 #: What the version before stored, and what it answered to the calls that followed.
 RECORDED = json.loads((DATA / "run_state/version_5.json").read_text())
-#: What differs from call to call, and what budgets had not before: there is none here.
-_OTHER = {"timing_ms", "provenance", "retry_after_s", "warning"}
+#: What differs from call to call, and what answers had not before.
+_OTHER = {"timing_ms", "provenance", "retry_after_s", "warning", "dialect", "untyped"}
 
 
 def write_file(path: Path, *, version: int | None = None) -> Path:
