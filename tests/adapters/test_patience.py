@@ -25,7 +25,7 @@ async def abstaining(request: Received) -> Reply:
 @pytest.mark.parametrize("on_failure", [math.nan, -1.0])
 async def test_the_third_batch_in_a_row_without_any_reward_raises(replica, on_failure: float):  # noqa: F811
     service = await replica()
-    scorer = RowReward("video", service.url, on_failure=on_failure, timeout_s=0.3)
+    scorer = RowReward("video", service.url, on_failure=on_failure, timeout_s=1)
     for script in [healthy, AWAY, AWAY, healthy, AWAY, abstaining, AWAY]:
         service.script = script
         rewards = await scorer.rewards([None] * 2, COLUMNS)
