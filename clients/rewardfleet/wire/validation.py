@@ -65,7 +65,7 @@ def validate_json(
         except ValidationError as error:
             reason = error.errors(include_input=False)[0]["msg"] if error.error_count() == 1 else ""
             if "JSON: number out of range" in reason:  # an integer that only Python's parser takes
-                with suppress(ValueError):
+                with suppress(ValueError, RecursionError):
                     return validate(model, json.loads(body))
             accepted = body if is_last else _accepted(body, error, policy_fields)
             if accepted is body:

@@ -222,3 +222,8 @@ def test_integers_may_have_50_000_digits_in_every_kind_of_row(service: Service):
         "row": {"test": {"input_output": longer}},
     }
     check_problem(service.post(echo, tests), "invalid", "Exceeds the limit (50000 digits)")
+    deep = f'{{"revision": "", "tests": [{digits}, {"[" * 100_000}'
+    response = service.client.post(
+        "/score", content=deep, headers={"content-type": "application/json"}
+    )
+    check_problem(response, "invalid", "not valid JSON")
