@@ -7,7 +7,7 @@ time is linear in the text.
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -45,6 +45,8 @@ _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,39})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3
 _SPACE = re.compile(r"[\s,]*")
 #: Parameters that are nested deeper are malformed, wherever Python's own limit is.
 _MAX_DEPTH = 100
+#: Calls in longer blocks are not kept, in characters.
+_MAX_KNOWN = 4_000
 #: Integers below this are exact as floats, and hash as themselves.
 _MAX_EXACT = 2**53
 
@@ -108,31 +110,36 @@ def parse_answer(
         if "<tool_call>" in before or "<response>" in before:
             thought, before = _NO_THOUGHT, ""  # an executor runs what is in it
         after = turn.text[thought.end :]
-        is_block = _ONE_BLOCK.fullmatch(after) is not None
-        if not is_block:
-            after = take_calls(after, foreign, tools)
-            if _MENTION.search(after):  # it may be in the arguments of a call
-                after = _TAG.sub(lambda tag: "tool_call" if tag[1] is None else tag[0], after)
-        is_silent = is_silent and not after.strip()
         if thought.end:
             # An executor that skips one thought runs what is in a second one.
             is_whole = thought.start < thought.begin and thought.close < thought.end
             is_clean = is_clean and (is_whole or turn.role == "thought") and not before.strip()
             blocks.append("think")
             thoughts.append(turn.text[thought.begin : thought.close])
-        names, is_tagged = (["tool_call"], True) if is_block else _tags(after)
-        blocks += names
-        is_clean = is_clean and is_tagged
-        others = [take_calls(part, foreign, tools) for part in (before, turn.unended) if part]
-        for part in (after, *others):
+        if _ONE_BLOCK.fullmatch(after):
+            is_silent = False
+            blocks.append("tool_call")
+        else:
+            after = take_calls(after, foreign, tools)
+            if _MENTION.search(after):  # it may be in the arguments of a call
+                after = _TAG.sub(lambda tag: "tool_call" if tag[1] is None else tag[0], after)
+            is_silent = is_silent and not after.strip()
+            names, is_tagged = _tags(after)
+            blocks += names
+            is_clean = is_clean and is_tagged
+        parts = [after]
+        if before or turn.unended:
+            parts += [take_calls(each, foreign, tools) for each in (before, turn.unended)]
+        for part in parts:
             hermes += _calls(part)
             fault = fault or (_fault_of(part) if options.as_executed else None)
     think = "\n".join(thoughts)
     demanded = "hermes" if options.variant == "toolrl" else options.dialect
     calls: dict[str, list[ToolCall]] = {"hermes": hermes} if hermes else {}
-    calls |= {name: [*map(call_of, each)] for name, each in foreign.items()}
+    if foreign:
+        calls |= {name: [*map(call_of, each)] for name, each in foreign.items()}
     own = demanded if demanded in calls else next(iter(calls), None)
-    found = calls[own] if own and demanded in {"auto", own} and not fault else []
+    found = calls[own] if own and demanded in ("auto", own) and not fault else []
     if wrong := sum(map(len, calls.values())) - len(found):
         found = [*found, *[MALFORMED] * wrong]
         fault = fault or ToolsCause.OTHER_DIALECT
@@ -140,8 +147,8 @@ def parse_answer(
         fault = ToolsCause.CALL_IN_THOUGHT
     has_calls = MALFORMED not in found and bool(found) == ("tool_call" in blocks)
     is_clean = is_clean and bool(blocks) and has_calls
-    values = [value for call in found for _, value in call.parameters] if foreign else []
-    untyped = sum(isinstance(value, Untyped) for value in values)
+    values = [value for call in found for _, value in call.parameters] if foreign else ()
+    untyped = sum([isinstance(value, Untyped) for value in values])
     return ParsedAnswer(
         tuple(blocks), tuple(found), think, is_clean, is_silent, own, fault, untyped
     )
@@ -177,13 +184,31 @@ def _calls(text: str) -> list[ToolCall]:
     """Return the calls in all `<tool_call>` blocks, as an executor finds them: also nested ones."""
     calls: list[ToolCall] = []
     for content, closing in _CALLS.findall(text):
+        lines = content.strip().split("\n") if len(content) <= _MAX_KNOWN else [""]
+        of_lines = [_known_call(line) for line in lines]
+        if None not in of_lines:
+            calls += of_lines
+            continue
         values, end, error = _decoded(content)
         if not closing and (error or not values):
             values, error = [None], None  # a call that was cut
         calls += map(call_of, values)
-        if error:
-            calls += [MALFORMED, *_calls_in_lines(content[end:].split("\n")[1:])]
+        if error:  # after which an executor that reads lines still runs calls
+            found = map(_call_in, content[end:].split("\n")[1:])
+            calls += [MALFORMED, *(each for each in found if each not in (None, MALFORMED))]
     return calls
+
+
+def _call_in(line: str) -> ToolCall | None:
+    """Return the call that a line is; None if it is not a JSON object."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return call_of(value) if isinstance(value, dict) else None
+
+
+_known_call = lru_cache(maxsize=1024)(_call_in)  # the answers of a group repeat calls
 
 
 def _decoded(content: str) -> tuple[list[Any], int, Exception | None]:
@@ -201,18 +226,6 @@ def _decoded(content: str) -> tuple[list[Any], int, Exception | None]:
     except (ValueError, RecursionError) as error:
         return values, position, error
     return values, position, None
-
-
-def _calls_in_lines(lines: Iterable[str]) -> Iterator[ToolCall]:
-    """Yield the calls after something malformed, which an executor that reads lines still runs."""
-    for line in lines:
-        if line.lstrip().startswith("{"):
-            try:
-                call = call_of(json.loads(line))
-            except (ValueError, RecursionError):
-                continue
-            if call != MALFORMED:
-                yield call
 
 
 def call_of(value: Any) -> ToolCall:
