@@ -180,10 +180,11 @@ THOUGHT = [
     )
     for bracket in ("<", r"\[", "\u25c1", r"\{")
 ]
-_TEXT = r"[^<]*+(?:<(?![/|\uff5c\w])[^<]*+)*+"
+#: A text without marks that begin with `<`.
+TEXT = r"[^<]*+(?:<(?![/|\uff5c\w])[^<]*+)*+"
 #: A text with thoughts, then calls or a response, and no other mark that begins with `<`; the two
 #: groups are the marks of the thoughts. Most answers that call tools are one.
-PLAIN = re.compile(rf"\s*(<think>){_TEXT}(</think>){_TEXT}(?:</?(?:tool_call|response)>{_TEXT})*")
+PLAIN = re.compile(rf"\s*(<think>){TEXT}(</think>){TEXT}(?:</?(?:tool_call|response)>{TEXT})*")
 #: The same of every mark that does not begin with `<`.
 OTHER_HINTS = _hints(
     *(rf"{bracket}(?=[/|\uff5c]|[^\W\d])" for bracket in (r"\[", r"\{", "\u25c1")),

@@ -75,7 +75,7 @@ def read(text: str, *, code: bool = False) -> Reading:
             and in whose comments marks are text, too.
     """
     plain = marks.PLAIN.fullmatch(text)
-    if plain and not _has(text, marks.OTHER_HINTS):
+    if plain and not has_hint(text, marks.OTHER_HINTS):
         return Reading((Turn("assistant", text, (Thought(*plain.span(1), *plain.span(2)),)),))
     for opening, closing, _ in marks.THOUGHTS_IN_WORDS:
         start = len(text) - len(text.lstrip())
@@ -108,7 +108,7 @@ def _parts(text: str, *, code: bool) -> Iterator[tuple[Role, str]]:
     role: Role = "assistant"
     position = 0
     pattern = marks.BARE_OR_MARKED_TURN if "\nassistant\n" in text else TURN
-    if pattern is not TURN or _has(text, marks.TURN_HINTS):
+    if pattern is not TURN or has_hint(text, marks.TURN_HINTS):
         source = _Source(text, has_comments=code)
         for mark in pattern.finditer(text):
             if source.has(mark) or _is_unpaired(mark, role):
@@ -139,7 +139,7 @@ def _turn(role: Role, text: str, *, code: bool) -> Turn:
     if role != "assistant":
         return Turn(role, text)
     parts, unended = (
-        _without_tools(text, code=code) if _has(text, marks.TOOL_HINTS) else ([text], "")
+        _without_tools(text, code=code) if has_hint(text, marks.TOOL_HINTS) else ([text], "")
     )
     thoughts: list[Thought] = []
     length = 0
@@ -210,7 +210,8 @@ def _may_open(mark: re.Match[str], source: "_Source") -> bool:
     return may_open and not source.is_text(mark)
 
 
-def _has(text: str, hints: Iterable[tuple[str, re.Pattern[str]]]) -> bool:
+def has_hint(text: str, hints: Iterable[tuple[str, re.Pattern[str]]]) -> bool:
+    """Return whether a text may have marks, by one of the tables of hints in `marks`."""
     for first, hint in hints:  # noqa: SIM110 - a generator takes as long as the rest
         if first in text and hint.search(text):
             return True

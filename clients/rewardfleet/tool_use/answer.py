@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
-from rewardfleet.text import Thought, read
+from rewardfleet.text import Thought, marks, read
+from rewardfleet.text.reading import has_hint
 from rewardfleet.wire.causes import ToolsCause
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.tool_truths import choices_of, truth_text
@@ -32,8 +34,11 @@ _BLOCK = re.compile(
     r"(?P<end></(?P=name)>)?|</(?:think|tool_call|response)>"
 )
 _CALLS = re.compile(r"<tool_call>([^<]*(?:<(?!/tool_call>)[^<]*)*)(</tool_call>)?")
-#: A text that is one block, without other marks: most that call tools are.
-_ONE_BLOCK = re.compile(r"\s*<tool_call>\s*+[{[][^<]*</tool_call>\s*")
+#: A thought and a block, or a block, without other marks that begin with `<`: most answers that
+#: call tools are that.
+_PLAIN = re.compile(
+    rf"\s*(?:<think>({marks.TEXT})</think>\s*)?<tool_call>\s*+([{{[][^<]*)</tool_call>\s*"
+)
 #: The tag in a sentence: words follow in its line, and neither JSON nor the tags of other dialects.
 _MENTION = re.compile(
     r"<tool_call>(?=[^\S\n]+[^\s{[<]|[^\w\s{[<])[^{[<]*+(?![{[]|<(?!/?(?:tool_call|response)>))"
@@ -95,6 +100,14 @@ def parse_answer(
         options: `dialect` and `as_executed`.
         tools: Those with the types of values, for dialects that have none.
     """
+    demanded = "hermes" if options.variant == "toolrl" else options.dialect
+    plain = _PLAIN.fullmatch(text) if demanded in ("auto", "hermes") else None
+    if plain and not options.as_executed and not has_hint(text, marks.OTHER_HINTS):
+        tags = ("tool_call",) if plain[1] is None else ("think", "tool_call")
+        known = tuple(_calls_in(plain[2]))
+        is_clean = bool(known) and MALFORMED not in known
+        dialect = "hermes" if known else None
+        return ParsedAnswer(tags, known, plain[1] or "", is_clean, False, dialect)
     blocks: list[str] = []
     hermes: list[ToolCall] = []
     foreign: dict[str, list[Any]] = {}
@@ -116,30 +129,22 @@ def parse_answer(
             is_clean = is_clean and (is_whole or turn.role == "thought") and not before.strip()
             blocks.append("think")
             thoughts.append(turn.text[thought.begin : thought.close])
-        if _ONE_BLOCK.fullmatch(after):
-            is_silent = False
-            blocks.append("tool_call")
-        else:
-            after = take_calls(after, foreign, tools)
-            if _MENTION.search(after):  # it may be in the arguments of a call
-                after = _TAG.sub(lambda tag: "tool_call" if tag[1] is None else tag[0], after)
-            is_silent = is_silent and not after.strip()
-            names, is_tagged = _tags(after)
-            blocks += names
-            is_clean = is_clean and is_tagged
-        parts = [after]
-        if before or turn.unended:
-            parts += [take_calls(each, foreign, tools) for each in (before, turn.unended)]
-        for part in parts:
+        after = take_calls(after, foreign, tools)
+        if _MENTION.search(after):  # it may be in the arguments of a call
+            after = _TAG.sub(lambda tag: "tool_call" if tag[1] is None else tag[0], after)
+        is_silent = is_silent and not after.strip()
+        names, is_tagged = _tags(after)
+        blocks += names
+        is_clean = is_clean and is_tagged
+        others = [take_calls(part, foreign, tools) for part in (before, turn.unended) if part]
+        for part in (after, *others):
             hermes += _calls(part)
             fault = fault or (_fault_of(part) if options.as_executed else None)
     think = "\n".join(thoughts)
-    demanded = "hermes" if options.variant == "toolrl" else options.dialect
     calls: dict[str, list[ToolCall]] = {"hermes": hermes} if hermes else {}
-    if foreign:
-        calls |= {name: [*map(call_of, each)] for name, each in foreign.items()}
+    calls |= {name: [*map(call_of, each)] for name, each in foreign.items()}
     own = demanded if demanded in calls else next(iter(calls), None)
-    found = calls[own] if own and demanded in ("auto", own) and not fault else []
+    found = calls[own] if own and demanded in {"auto", own} and not fault else []
     if wrong := sum(map(len, calls.values())) - len(found):
         found = [*found, *[MALFORMED] * wrong]
         fault = fault or ToolsCause.OTHER_DIALECT
@@ -147,8 +152,8 @@ def parse_answer(
         fault = ToolsCause.CALL_IN_THOUGHT
     has_calls = MALFORMED not in found and bool(found) == ("tool_call" in blocks)
     is_clean = is_clean and bool(blocks) and has_calls
-    values = [value for call in found for _, value in call.parameters] if foreign else ()
-    untyped = sum([isinstance(value, Untyped) for value in values])
+    values = [value for call in found for _, value in call.parameters] if foreign else []
+    untyped = sum(isinstance(value, Untyped) for value in values)
     return ParsedAnswer(
         tuple(blocks), tuple(found), think, is_clean, is_silent, own, fault, untyped
     )
@@ -182,30 +187,33 @@ def _tags(text: str) -> tuple[list[str], bool]:
 
 def _calls(text: str) -> list[ToolCall]:
     """Return the calls in all `<tool_call>` blocks, as an executor finds them: also nested ones."""
-    calls: list[ToolCall] = []
-    for content, closing in _CALLS.findall(text):
-        lines = content.strip().split("\n") if len(content) <= _MAX_KNOWN else [""]
-        of_lines = [_known_call(line) for line in lines]
-        if None not in of_lines:
-            calls += of_lines
-            continue
-        values, end, error = _decoded(content)
-        if not closing and (error or not values):
-            values, error = [None], None  # a call that was cut
-        calls += map(call_of, values)
-        if error:  # after which an executor that reads lines still runs calls
-            found = map(_call_in, content[end:].split("\n")[1:])
-            calls += [MALFORMED, *(each for each in found if each not in (None, MALFORMED))]
+    calls = [_calls_in(content, bool(end)) for content, end in _CALLS.findall(text)]
+    return [*chain.from_iterable(calls)]
+
+
+def _calls_in(content: str, is_closed: bool = True) -> list[ToolCall]:
+    lines = content.strip().split("\n") if len(content) <= _MAX_KNOWN else [""]
+    found = [call for line in lines if (call := _known_call(line))]
+    if len(found) == len(lines):
+        return found
+    values, end, error = _decoded(content)
+    if not is_closed and (error or not values):
+        return [MALFORMED]  # a call that was cut
+    calls = [*map(call_of, values)]
+    if error:  # after which an executor that reads lines still runs calls
+        found = [call for line in content[end:].split("\n")[1:] if (call := _call_in(line))]
+        calls += [MALFORMED, *[call for call in found if call.name]]
     return calls
 
 
 def _call_in(line: str) -> ToolCall | None:
     """Return the call that a line is; None if it is not a JSON object."""
+    line = line.strip(" \t\r")
     try:
-        value = json.loads(line)
+        value, end = _DECODER.raw_decode(line)
     except (ValueError, RecursionError):
         return None
-    return call_of(value) if isinstance(value, dict) else None
+    return call_of(value) if end == len(line) and isinstance(value, dict) else None
 
 
 _known_call = lru_cache(maxsize=1024)(_call_in)  # the answers of a group repeat calls
@@ -297,9 +305,10 @@ def is_same(one: Any, other: Any) -> bool:
 def _of_text(text: str) -> Any:
     if text in {"true", "false"}:
         return ("bool", text)
-    if not _NUMBER.fullmatch(text):
+    number = _NUMBER.fullmatch(text)
+    if number is None:
         return text
-    exact = Fraction(text) if {".", "e", "E"} & set(text) else int(text)
+    exact = int(text) if number.lastindex == 1 else Fraction(text)
     return _of_number(exact.numerator if exact.denominator == 1 else float(text))
 
 

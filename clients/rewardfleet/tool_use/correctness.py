@@ -1,7 +1,7 @@
 """The variant `strict` of format and correctness."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,22 +41,28 @@ def strict_correctness(calls: Sequence[ToolCall], truth: Sequence[ToolCall]) -> 
     Returns:
         A number in [-3, 3]; 3 only if the calls are those of the ground truth, in any order.
     """
-    weight = sum([call.weight for call in truth])
+    if calls == truth and truth:  # in the same order, as is usual late in training
+        return MAX_CORRECTNESS
     total = sum([call.weight for call in calls])
     if not truth:
         return MAX_CORRECTNESS * (1 / (1 + _SUPERFLUOUS_SHARE * total) - 1)
-    if calls == truth:  # in the same order, as is usual late in training
-        return MAX_CORRECTNESS
+    weight = sum([call.weight for call in truth])
     similarity, matched = 0.0, 0
-    for name in dict.fromkeys(call.name for call in truth):
-        wanted = [call for call in truth if call.name == name]
-        given = [call for call in calls if call.name == name]
-        if given:
-            similarity_of_name, matched_of_name = _best_matching(wanted, given)
+    given = _by_name(calls)
+    for name, wanted in _by_name(truth).items():
+        if name in given:
+            similarity_of_name, matched_of_name = _best_matching(wanted, given[name])
             similarity += similarity_of_name
             matched += matched_of_name
     share = similarity / (weight + _SUPERFLUOUS_SHARE * (total - matched))
     return -MAX_CORRECTNESS + 2 * MAX_CORRECTNESS * share
+
+
+def _by_name(calls: Iterable[ToolCall]) -> dict[str, list[ToolCall]]:
+    found: dict[str, list[ToolCall]] = {}
+    for call in calls:
+        found.setdefault(call.name, []).append(call)
+    return found
 
 
 def _best_matching(wanted: list[ToolCall], given: list[ToolCall]) -> tuple[float, int]:
@@ -82,6 +88,8 @@ def _best_matching(wanted: list[ToolCall], given: list[ToolCall]) -> tuple[float
 
 def _similarity(wanted: ToolCall, given: ToolCall) -> float:
     """Return the similarity of two calls with the same name, from 1 to the weight of `wanted`."""
+    if wanted == given:
+        return float(wanted.weight)
     keys, equal = given.keys, len(wanted.parameters & given.parameters)
     if wanted.has_choices:
         keys = keys | {name for name, choices in wanted.parameters if "" in choices}

@@ -76,7 +76,8 @@ def usage_of(
 def reported_name(name: str) -> str:
     """Return the name of a tool as scores have it."""
     # A name in a policy's JSON may have lone surrogates, which cannot be sent.
-    return name[:_MAX_NAME].encode(errors="replace").decode()
+    shown = name[:_MAX_NAME]
+    return shown if shown.isascii() else shown.encode(errors="replace").decode()
 
 
 def family_by_patterns(name: str, description: str, options: ToolsOptions) -> Family:
