@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import lru_cache
+from typing import NamedTuple
 
 from rewardfleet.wire.tools import Family, ToolDescription, ToolsOptions
 
@@ -25,14 +25,13 @@ _MAX_CHARACTERS = 2_000
 _MAX_NAME = 200
 
 
-@dataclass
-class Usage:
+class Usage(NamedTuple):
     """The use of tools by one answer."""
 
-    calls: int = 0  #: how many tools it called, those included that cannot be parsed
-    repeats: int = 0  #: how many of these calls equal an earlier one
+    calls: int  #: how many tools it called, those included that cannot be parsed
+    repeats: int  #: how many of these calls equal an earlier one
     #: How many calls of each tool, by family and name.
-    by_family: dict[Family, dict[str, int]] = field(default_factory=dict)
+    by_family: dict[Family, dict[str, int]]
 
     def used(self, family: Family) -> bool:
         """Return whether a tool of a family was called."""
@@ -54,23 +53,22 @@ def usage_of(
         tools: Descriptions of the tools, for the patterns.
         default_labels: Families by name. They come after the options, and before the patterns.
     """
-    usage = Usage(len(calls), len(calls) - len(set(calls)))
-    if calls:
-        descriptions = {tool.name: tool.description for tool in tools}
-        counts: dict[str, int] = {}  # a Counter takes as long as the rest
-        for call in calls:
-            counts[call.name] = counts.get(call.name, 0) + 1
-        for name, count in counts.items():
-            family = (
-                labels.get(name)
-                or options.families.get(name)
-                or (default_labels or {}).get(name)
-                or family_by_patterns(name, descriptions.get(name, ""), options)
-            )
-            shown = reported_name(name)
-            tools_of_family = usage.by_family.setdefault(family, {})
-            tools_of_family[shown] = tools_of_family.get(shown, 0) + count
-    return usage
+    by_family: dict[Family, dict[str, int]] = {}
+    descriptions = {tool.name: tool.description for tool in tools}
+    counts: dict[str, int] = {}  # a Counter takes as long as the rest
+    for call in calls:
+        counts[call.name] = counts.get(call.name, 0) + 1
+    for name, count in counts.items():
+        family = (
+            labels.get(name)
+            or options.families.get(name)
+            or (default_labels or {}).get(name)
+            or family_by_patterns(name, descriptions.get(name, ""), options)
+        )
+        shown = reported_name(name)
+        tools_of_family = by_family.setdefault(family, {})
+        tools_of_family[shown] = tools_of_family.get(shown, 0) + count
+    return Usage(len(calls), len(calls) - len(set(calls)), by_family)
 
 
 def reported_name(name: str) -> str:
