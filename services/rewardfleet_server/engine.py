@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Generic, TypeVar
 
+import msgspec
 import numpy as np
 from pydantic import BaseModel
 
@@ -48,6 +49,11 @@ log = logging.getLogger(__name__)
 #: Items of a batch that are planned at the same time, so that those of other requests, which use
 #: the same threads and the same event loop, do not wait for all of them.
 _PLANNED_AT_ONCE = 8
+#: A larger batch is scored in a thread, in bytes of its body.
+_SMALL_BATCH = 64 * 1024
+
+#: A score as JSON, and what metrics take from it: the status, the score and the cause.
+_Encoded = tuple[bytes, Status, float | None, str | None]
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 ScoreT = TypeVar("ScoreT", bound=Score)
@@ -135,45 +141,49 @@ class Engine(Generic[RequestT, ScoreT]):
         scorer: BulkScorer[RequestT],
         items: Sequence[RequestT | RewardFleetError],
         context: RequestContext,
-    ) -> list[ScoreFields]:
+    ) -> ScoredBatch:
         """Score independent items in one computation, which holds one permit.
 
         As in `score_batch`, the error of an item is part of its own score, also the deadline that
         leaves no time for it.
+
+        Returns:
+            The batch, whose content is the list of scores.
         """
         timing = Timing()
         requests = [item for item in items if not isinstance(item, RewardFleetError)]
-        scored: list[ScoreFields] = []
+        scored: list[_Encoded] = []
         failure: RewardFleetError = _overdue(context)  # of the items that are not scored
         try:
             async with self.permit(context, timing, items=len(items), backend=scorer.backend):
                 with stage(timing, "backend"):
                     score = await scorer.prepare(requests)
                     work = partial(_score_in_turn, items, score, context, scored)
-                    if scorer.is_small(requests):
+                    if context.body_bytes <= _SMALL_BATCH:
                         work()
                     else:
                         await asyncio.to_thread(work)
         except RewardFleetError as error:
             failure = error
         results = scored[:]  # the thread may go on with the item that it has begun
-        results += [_failed(failure, context)] * (len(items) - len(results))
+        results += [_encoded(_failed(failure, context))] * (len(items) - len(results))
+        contents, statuses, scores, causes = zip(*results, strict=True)
         shares = {"queue": timing.queue, "backend": timing.backend / max(len(items), 1)}
         of_each = {"timing_ms": {**shares, "total": round(context.elapsed_ms, 3)}}
         batch = ScoredBatch(
-            b"",
-            Counter(each["status"] for each in results),
-            np.array([each["score"] for each in results if each["score"] is not None], float),
-            Counter(each["cause"] for each in results if each["cause"] is not None),
+            b"[%b]" % b",".join(contents),
+            Counter(statuses),
+            np.array([each for each in scores if each is not None], float),
+            Counter(filter(None, causes)),
             lambda: (
-                (item, {**of_each, **fields})
-                for item, fields in zip(items, results, strict=True)
+                (item, {**of_each, **msgspec.json.decode(content)})
+                for item, content in zip(items, contents, strict=True)
                 if not isinstance(item, RewardFleetError)
             ),
             len(items),
         )
         self._record_batch(batch, scorer.backend, context, timing)
-        return results
+        return batch
 
     async def score_together(
         self,
@@ -374,19 +384,24 @@ def _score_in_turn(
     items: Sequence[RequestT | RewardFleetError],
     score: Callable[[RequestT], ScoreFields],
     context: RequestContext,
-    results: list[ScoreFields],
+    results: list[_Encoded],
 ) -> None:
-    """Append the result of each item, until the deadline."""
+    """Append the result of each item, until the deadline. Encoded at once, it is still cached."""
     for item in items:
         if context.deadline is not None and time.monotonic() > context.deadline:
             return
         if isinstance(item, RewardFleetError):
-            results.append(_failed(item, context))
-            continue
-        try:
-            results.append(score(item))
-        except Exception as error:  # noqa: BLE001 - every failure gets a type
-            results.append(_failed(as_failure(error, context, overdue=False), context))
+            fields = _failed(item, context)
+        else:
+            try:
+                fields = score(item)
+            except Exception as error:  # noqa: BLE001 - every failure gets a type
+                fields = _failed(as_failure(error, context, overdue=False), context)
+        results.append(_encoded(fields))
+
+
+def _encoded(fields: ScoreFields) -> _Encoded:
+    return msgspec.json.encode(fields), fields["status"], fields["score"], fields["cause"]
 
 
 def _failed(failure: RewardFleetError, context: RequestContext) -> ScoreFields:

@@ -74,9 +74,6 @@ class BulkScorer(Protocol[RequestT_contra]):
     ) -> Callable[[RequestT_contra], ScoreFields]:
         """Return the function that scores an item; it may raise RewardFleetError."""
 
-    def is_small(self, requests: Sequence[RequestT_contra]) -> bool:
-        """Return whether scoring all of them takes at most milliseconds."""
-
 
 class Scorer(Protocol[RequestT_contra, ScoreT]):
     """What a service does for one item."""

@@ -33,6 +33,8 @@ _EXIT_SECONDS = 2.5
 _LOG_SECONDS = 0.2
 #: How long another thread may run before the event loop gets its turn; the default is 5 ms.
 _SWITCH_SECONDS = 0.0002
+#: New objects after which Python looks for cycles; the default is 700, and a batch has thousands.
+_NEW_OBJECTS = 5_000
 #: Parameters of glibc's `mallopt`, and the values that are set: freed memory above
 #: `M_TRIM_THRESHOLD` is returned to the system, blocks above `M_MMAP_THRESHOLD` are mapped.
 _M_TRIM_THRESHOLD, _TRIM_BYTES = -1, 256 * 2**20
@@ -77,6 +79,7 @@ class Server(GracefulServer):
         # milliseconds at a time.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(_NEW_OBJECTS)
         gc.enable()
         super().run(sockets or [self._listener])
 

@@ -1,12 +1,13 @@
 """Ground truths of the tools service: the forms that data sets have, as one text."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from .truth import given, parsed, plain, truth_of_row
 
-_TAGS = ("<think>", "<tool_call>", "<response>")
+_TAG = re.compile("<(?:think|tool_call|response)>")
 _FORMS = (
     "give a correct answer with <think>, <tool_call> or <response>; or its calls, also as JSON: "
     '{"name": …, "arguments": …}, {"function": …}, a message with `tool_calls`, BFCL\'s '
@@ -27,7 +28,7 @@ def truth_text(truth: Any) -> str:
         found = parsed(truth) if isinstance(truth, str) else plain(truth, nulls=False)
         while isinstance(found, dict) and (inner := parsed(truth_of_row(found))) != found:
             found = inner
-        if isinstance(found, str) and any(tag in found for tag in _TAGS):
+        if isinstance(found, str) and _TAG.search(found):
             return found
         return json.dumps([*_calls(found)], ensure_ascii=False)
     except (RecursionError, TypeError) as error:

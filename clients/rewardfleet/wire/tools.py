@@ -142,7 +142,10 @@ class ToolsOptions(
     @property
     def scheduled_by(self) -> str | None:
         """The option that needs a `step`, or None."""
-        return next((name for name in _SCHEDULED if getattr(self, name)), None)
+        for name in _SCHEDULED:  # a generator takes as long as all other fields of a request
+            if getattr(self, name):
+                return name
+        return None
 
 
 class ToolDescription(Request):

@@ -255,10 +255,12 @@ def _batch_route(
 
     async def handler(items: Sequence[Any], context: RequestContext) -> bytes:
         if bulk is not None:
-            results = await engine.score_in_bulk(bulk, items, context)
-            _check_available([e and Problem(**e) for e in (each.get("error") for each in results)])
-            shared = {bulk.backend: service.scorer.provenance(bulk.backend)}
-            return msgspec.json.encode({"results": results, "provenance": shared})
+            batch = await engine.score_in_bulk(bulk, items, context)
+            if batch.causes.get(ErrorKind.UNAVAILABLE) == len(items):
+                results = msgspec.json.decode(batch.content)
+                _check_available([Problem(**each["error"]) for each in results])
+            shared = msgspec.json.encode({bulk.backend: service.scorer.provenance(bulk.backend)})
+            return b'{"results":%b,"provenance":%b}' % (batch.content, shared)
         scores = await engine.score_batch(items, context)
         _check_available([score.error for score in scores])
         backends = {score.backend for score in scores if score.status is not Status.ERROR}

@@ -18,7 +18,7 @@ from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 from .budgets import Budgets, Price
 
-#: A longer answer, or batch of answers, is scored in a thread, in characters.
+#: A longer answer is scored in a thread, in characters with its ground truth.
 _SHORT_ANSWER = 64 * 1024
 
 
@@ -45,7 +45,7 @@ class ToolsScorer:
                 price = await self._budgets.price(request.run, request.step, request.attempt)
             timing = Timing()
             with stage(timing, "backend"):
-                if self.is_small([request]):
+                if len(request.response or "") + len(request.ground_truth) <= _SHORT_ANSWER:
                     fields = self.score(request, price)
                 else:
                     fields = await asyncio.to_thread(self.score, request, price)
@@ -59,26 +59,20 @@ class ToolsScorer:
         """Read the price of each step of a run once; an item whose run has none fails."""
         prices: dict[tuple[str | None, int | None, str | None], Price | RewardFleetError] = {}
         # Of a new attempt, the first call discards all from its step on.
-        places = {_place(each) for each in requests}
+        places = {(each.run, each.step, each.attempt) for each in requests if each.run is not None}
         for run, step, attempt in sorted(places, key=lambda place: place[1] or 0):
-            if run is not None:
-                try:
-                    prices[run, step, attempt] = await self._budgets.price(run, step, attempt)
-                except RewardFleetError as error:
-                    prices[run, step, attempt] = error
+            try:
+                prices[run, step, attempt] = await self._budgets.price(run, step, attempt)
+            except RewardFleetError as error:
+                prices[run, step, attempt] = error
 
         def score(request: ToolsRequest) -> ScoreFields:
-            price = None if request.run is None else prices[_place(request)]
+            price = prices.get((request.run, request.step, request.attempt))
             if isinstance(price, RewardFleetError):
                 raise price
             return self.score(request, price)
 
         return score
-
-    def is_small(self, requests: Sequence[ToolsRequest]) -> bool:
-        """Return whether the answers are short."""
-        lengths = (len(each.response or "") + len(each.ground_truth) for each in requests)
-        return sum(lengths) <= _SHORT_ANSWER
 
     def score(self, request: ToolsRequest, price: Price | None) -> ScoreFields:
         """Return the fields of the `ToolsScore` of an answer.
@@ -104,19 +98,18 @@ class ToolsScorer:
             default_labels=self._families,
         )
         multiplier = 0.0 if price is None else price.multiplier
-        usage = reward.usage
-        cause = reward.cause
+        usage, task, cause = reward.usage, reward.task, reward.cause
         if cause is None and multiplier * reward.cost > 0:
             cause = ToolsCause.TOOL_COST
         components = {"format": reward.format, "correctness": reward.correctness}
         if request.options.with_length:
             components["length"] = reward.length
-        details = {"task": reward.task, "cost": reward.cost}
+        details = {"task": task, "cost": reward.cost}
         if price is not None:
             components["tool_cost"] = 0.0 - multiplier * reward.cost  # 0, not -0
             details |= {"lambda": multiplier, "violation": reward.cost - price.budget}
         return {
-            "score": reward.task - multiplier * reward.cost,
+            "score": task - multiplier * reward.cost,
             "status": Status.OK,
             "cause": cause,
             "components": components,
@@ -134,8 +127,3 @@ class ToolsScorer:
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:  # noqa: ARG002 - there is one
         return {"service": f"rewardfleet {__version__}"}
-
-
-def _place(request: ToolsRequest) -> tuple[str | None, int | None, str | None]:
-    """Return what the price of an answer depends on."""
-    return request.run, request.step, request.attempt

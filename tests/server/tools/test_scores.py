@@ -71,7 +71,7 @@ def test_the_answers_of_a_batch_that_the_deadline_leaves_no_time_for_fail_alone(
         return score_one(self, request, price)
 
     monkeypatch.setattr(ToolsScorer, "score", hang)
-    monkeypatch.setattr(ToolsScorer, "is_small", lambda *_: False)
+    monkeypatch.setattr("rewardfleet_server.engine._SMALL_BATCH", 0)
     texts = [TRUTH, "", "hang", TRUTH]
     items = [{"response": text, "ground_truth": TRUTH} for text in texts]
     items.insert(1, {"response": 5, "ground_truth": TRUTH})
