@@ -390,13 +390,10 @@ def _score_in_turn(
     for item in items:
         if context.deadline is not None and time.monotonic() > context.deadline:
             return
-        if isinstance(item, RewardFleetError):
-            fields = _failed(item, context)
-        else:
-            try:
-                fields = score(item)
-            except Exception as error:  # noqa: BLE001 - every failure gets a type
-                fields = _failed(as_failure(error, context, overdue=False), context)
+        try:
+            fields = _failed(item, context) if isinstance(item, RewardFleetError) else score(item)
+        except Exception as error:  # noqa: BLE001 - every failure gets a type
+            fields = _failed(as_failure(error, context, overdue=False), context)
         results.append(_encoded(fields))
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import chain
 from typing import Any, NamedTuple
 
 from rewardfleet.text import Thought, marks, read
@@ -70,6 +69,14 @@ class ToolCall(NamedTuple):
         return 2 + len(self.parameters)
 
 
+def by_name(calls: Iterable[ToolCall]) -> dict[str, list[ToolCall]]:
+    """Return calls by the name of the tool, in order."""
+    found: dict[str, list[ToolCall]] = {}
+    for call in calls:
+        found.setdefault(call.name, []).append(call)
+    return found
+
+
 #: A call that cannot be parsed. It counts as the use of a tool.
 MALFORMED = ToolCall("", frozenset(), frozenset())
 
@@ -101,12 +108,11 @@ def parse_answer(
         tools: Those with the types of values, for dialects that have none.
     """
     demanded = "hermes" if options.variant == "toolrl" else options.dialect
-    plain = _PLAIN.fullmatch(text) if demanded in ("auto", "hermes") else None
-    if plain and not options.as_executed and not has_hint(text, marks.OTHER_HINTS):
+    plain = None if options.as_executed else _PLAIN.fullmatch(text)
+    if plain and demanded in ("auto", "hermes") and not has_hint(text, marks.OTHER_HINTS):
         tags = ("tool_call",) if plain[1] is None else ("think", "tool_call")
         known = tuple(_calls_in(plain[2]))
-        is_clean = bool(known) and MALFORMED not in known
-        dialect = "hermes" if known else None
+        is_clean, dialect = bool(known) and MALFORMED not in known, "hermes" if known else None
         return ParsedAnswer(tags, known, plain[1] or "", is_clean, False, dialect)
     blocks: list[str] = []
     hermes: list[ToolCall] = []
@@ -187,11 +193,11 @@ def _tags(text: str) -> tuple[list[str], bool]:
 
 def _calls(text: str) -> list[ToolCall]:
     """Return the calls in all `<tool_call>` blocks, as an executor finds them: also nested ones."""
-    calls = [_calls_in(content, bool(end)) for content, end in _CALLS.findall(text)]
-    return [*chain.from_iterable(calls)]
+    blocks = _CALLS.findall(text)
+    return [call for content, end in blocks for call in _calls_in(content, is_closed=bool(end))]
 
 
-def _calls_in(content: str, is_closed: bool = True) -> list[ToolCall]:
+def _calls_in(content: str, *, is_closed: bool = True) -> list[ToolCall]:
     lines = content.strip().split("\n") if len(content) <= _MAX_KNOWN else [""]
     found = [call for line in lines if (call := _known_call(line))]
     if len(found) == len(lines):

@@ -1,12 +1,12 @@
 """The variant `strict` of format and correctness."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from .answer import MALFORMED, GroundTruth, ParsedAnswer, ToolCall, is_same, with_type
+from .answer import MALFORMED, GroundTruth, ParsedAnswer, ToolCall, by_name, is_same, with_type
 
 #: The range of the correctness.
 MAX_CORRECTNESS = 3.0
@@ -48,21 +48,14 @@ def strict_correctness(calls: Sequence[ToolCall], truth: Sequence[ToolCall]) -> 
         return MAX_CORRECTNESS * (1 / (1 + _SUPERFLUOUS_SHARE * total) - 1)
     weight = sum([call.weight for call in truth])
     similarity, matched = 0.0, 0
-    given = _by_name(calls)
-    for name, wanted in _by_name(truth).items():
+    given = by_name(calls)
+    for name, wanted in by_name(truth).items():
         if name in given:
             similarity_of_name, matched_of_name = _best_matching(wanted, given[name])
             similarity += similarity_of_name
             matched += matched_of_name
     share = similarity / (weight + _SUPERFLUOUS_SHARE * (total - matched))
     return -MAX_CORRECTNESS + 2 * MAX_CORRECTNESS * share
-
-
-def _by_name(calls: Iterable[ToolCall]) -> dict[str, list[ToolCall]]:
-    found: dict[str, list[ToolCall]] = {}
-    for call in calls:
-        found.setdefault(call.name, []).append(call)
-    return found
 
 
 def _best_matching(wanted: list[ToolCall], given: list[ToolCall]) -> tuple[float, int]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rewardfleet.wire.tools import Family, ToolDescription, ToolsOptions
 
-from .answer import ToolCall
+from .answer import ToolCall, by_name
 
 _Patterns = tuple[tuple[Family, tuple[str, ...]], ...]
 #: Patterns of names and descriptions of tools, by family, with `*` for any text.
@@ -55,10 +55,7 @@ def usage_of(
     """
     by_family: dict[Family, dict[str, int]] = {}
     descriptions = {tool.name: tool.description for tool in tools}
-    counts: dict[str, int] = {}  # a Counter takes as long as the rest
-    for call in calls:
-        counts[call.name] = counts.get(call.name, 0) + 1
-    for name, count in counts.items():
+    for name, of_tool in by_name(calls).items():
         family = (
             labels.get(name)
             or options.families.get(name)
@@ -67,7 +64,7 @@ def usage_of(
         )
         shown = reported_name(name)
         tools_of_family = by_family.setdefault(family, {})
-        tools_of_family[shown] = tools_of_family.get(shown, 0) + count
+        tools_of_family[shown] = tools_of_family.get(shown, 0) + len(of_tool)
     return Usage(len(calls), len(calls) - len(set(calls)), by_family)
 
 

@@ -142,10 +142,7 @@ class ToolsOptions(
     @property
     def scheduled_by(self) -> str | None:
         """The option that needs a `step`, or None."""
-        for name in _SCHEDULED:  # a generator takes as long as all other fields of a request
-            if getattr(self, name):
-                return name
-        return None
+        return next(filter(vars(self).get, _SCHEDULED), None)
 
 
 class ToolDescription(Request):
