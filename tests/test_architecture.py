@@ -37,7 +37,7 @@ ROUTER = ROOT / "contrib" / "router" / "rewardfleet_router"
 GUEST = SERVER / "code" / "sandboxes" / "jail" / "guest"
 #: What the server shares with them.
 SHARED_WITH_GUEST = {
-    GUEST / f"{name}.py" for name in ("__init__", "descriptors", "names", "scripts")
+    GUEST / f"{name}.py" for name in ("__init__", "descriptors", "names", "nodes", "scripts")
 }
 
 #: The only files of the server that use the client: commands and a demo.

@@ -117,6 +117,15 @@ _RELATIVE = (
     "If given, a number may differ by `tolerance` plus this share of the expected number, as in "
     "numpy.isclose."
 )
+_IN_PLACE = (
+    "Whether the answer is what the call leaves in an argument: the one that the prompt names "
+    "(`modify nums in-place`), or the first list. So it is also if the prompt has `-> None`."
+)
+_ANY_ORDER = (
+    "Whether the items of a returned list may have any order; nested: also those of lists in it."
+)
+#: Of `any_order`.
+_AnyOrder = bool | Literal["nested"]
 _BOOL_IS_INT = "Whether True equals 1 and False equals 0, as in Python."
 #: Where tests have values that a program gets or gives.
 _VALUES = frozenset({"args", "kwargs", "expected", "input", "inputs", "output", "outputs"})
@@ -188,7 +197,10 @@ class FunctionalCase(Request):
 
 
 class FunctionalTests(Request):
-    """Call a function of the program, or a method of its class `Solution`, once per case."""
+    """Call a function of the program, or a method of its class `Solution`, once per case.
+
+    Values of LeetCode's types, and operations on a class: see docs/code-service.md.
+    """
 
     kind: Literal["functional"] = Field(description="The kind of these tests.")
     fn_name: str = Field(
@@ -205,6 +217,8 @@ class FunctionalTests(Request):
     )
     relative_tolerance: _Tolerance | None = Field(None, description=_RELATIVE)
     bool_is_int: bool = Field(False, description=_BOOL_IS_INT)
+    in_place: bool = Field(False, description=_IN_PLACE)
+    any_order: _AnyOrder = Field(False, description=_ANY_ORDER)
 
 
 _STRICT = "Whether a pass that the program could decide (`verdict_by: jail`) is a wrong answer."
@@ -269,6 +283,8 @@ class DatasetTests(Request, json_schema_extra=_ONE_CHECKER):
     relative_tolerance: _Tolerance | None = Field(None, description=_RELATIVE)
     ignore_case: bool | None = Field(None, description="Whether `YES` and `Yes` are equal.")
     bool_is_int: bool | None = Field(None, description=_BOOL_IS_INT)
+    in_place: bool | None = Field(None, description=_IN_PLACE)
+    any_order: _AnyOrder | None = Field(None, description=_ANY_ORDER)
     strict: bool | None = Field(None, description=_STRICT)
     checker_program: CheckerProgram | None = Field(
         None, description="As in `stdio`. Null: that of the row, unless `checker` is given."

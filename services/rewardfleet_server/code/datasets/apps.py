@@ -24,7 +24,7 @@ class AppsTests(FunctionalTests):
                 expected = [with_integer_keys(only) or only]
             case dict():
                 expected = with_integer_keys(expected) or expected
-        return (expected, expected[0]) if self.is_wrapped else (expected,)
+        return (expected, expected[0]) if self.is_wrapped and expected else (expected,)
 
 
 def with_integer_keys(value: dict[str, Any]) -> dict[int, Any] | None:

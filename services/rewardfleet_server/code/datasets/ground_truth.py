@@ -54,7 +54,7 @@ _CONTAINERS = [
 _AROUND = (
     "prompt", "complete_prompt", "code_prompt", "content", "starter_code", "import_statement",
     "entry_point", "class_name", "test_info", "test_imports", "test_setup_code",
-    "extra_info", "time_limit", *SOLUTIONS,
+    "extra_info", "time_limit", "in_place", "any_order", *SOLUTIONS,
 )  # fmt: skip
 #: Base64 as LiveCodeBench writes it, in the first characters of a text.
 _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]{40,}")

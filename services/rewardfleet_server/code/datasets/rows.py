@@ -24,6 +24,7 @@ from rewardfleet.wire.code import (
     StdioTests,
 )
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.truth import given, parsed
 from rewardfleet.wire.validation import validate
 
 from .apps import AppsTests
@@ -201,7 +202,12 @@ def _livecodebench(row: Row) -> dict[str, Any]:
             raise InvalidRequest(f"{column}: each test must be an object")
         inputs, outputs = ([test.get(key) for test in listed] for key in ("input", "output"))
         fn_name = func_name_of(row)
-        if not fn_name and any(test.get("testtype") == "functional" for test in listed):
+        is_functional = any(test.get("testtype") == "functional" for test in listed)
+        if not fn_name and is_functional and isinstance(inputs[0], str):  # operations on a class
+            match parsed(inputs[0].partition("\n")[0]):
+                case [str(name), *_] if name in str(row.get("starter_code")):
+                    fn_name = name
+        if not fn_name and is_functional:
             raise InvalidRequest("metadata: `func_name` is missing, and a test is functional")
     pairs = _zip(inputs, outputs, column)
     if not fn_name:
@@ -292,7 +298,12 @@ def _functional(
     pairs = enumerate(zip(inputs, outputs, strict=True))
     cases = [{"args": _arguments(args, index), "expected": value} for index, (args, value) in pairs]
     fields = {"kind": "functional", "setup": PRELUDE, "fn_name": fn_name, "bool_is_int": True}
-    return {**fields, "prompt": prompt_of(row, fn_name), "cases": cases}
+    return {
+        **fields,
+        "prompt": prompt_of(row, fn_name),
+        "cases": cases,
+        **given(row, ("in_place", "any_order")),
+    }
 
 
 def _text(value: Any) -> Any:

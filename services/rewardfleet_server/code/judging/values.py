@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -62,6 +62,8 @@ class Equality:
     #: Whether tuples equal lists, as the expected value came as JSON, which has no tuples.
     as_json: bool = False
     bool_is_int: bool = False  #: whether True equals 1 and False equals 0, as in Python
+    #: Whether lists have no order: False, True for the outermost one only, or "nested" for all.
+    any_order: bool | str = False
 
     def equal(self, given: Any, expected: Any) -> bool:  # noqa: PLR0911 - one for each kind
         """Return whether a program returned the expected value.
@@ -89,7 +91,7 @@ class Equality:
             return (
                 isinstance(items, list)
                 and len(items) == len(expected)  # limits the work to the size of the test
-                and set(map(self._key, items)) == set(map(self._key_of_literal, expected))
+                and set(map(self.key, items)) == set(map(self.key_of_literal, expected))
             )
         return False
 
@@ -112,15 +114,19 @@ class Equality:
             items = _content(given, "tuple")
         if not isinstance(items, list) or len(items) != len(expected):
             return False
-        return all(map(self.equal, items, expected))
+        if not self.any_order:
+            return all(map(self.equal, items, expected))
+        inner = self if self.any_order == "nested" else replace(self, any_order=False)
+        ordered = sorted(items, key=inner.key), sorted(expected, key=inner.key_of_literal)
+        return all(map(inner.equal, *ordered))
 
     def _dicts_equal(self, pairs: Any, expected: dict[Any, Any]) -> bool:
         if not isinstance(pairs, list) or len(pairs) != len(expected):
             return False
         if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
             return False
-        given = {self._key(key): value for key, value in pairs}
-        wanted = {self._key_of_literal(key): value for key, value in expected.items()}
+        given = {self.key(key): value for key, value in pairs}
+        wanted = {self.key_of_literal(key): value for key, value in expected.items()}
         return given.keys() == wanted.keys() and all(
             self.equal(given[key], wanted[key]) for key in wanted
         )
@@ -136,7 +142,7 @@ class Equality:
         except (AttributeError, LookupError, ValueError, TypeError, ArithmeticError):
             return None  # it is none, or forged
 
-    def _key(self, given: Any) -> str:
+    def key(self, given: Any) -> str:
         """Return an item of a set, or a key, as a string: equal strings for equal values.
 
         Python's hash of strings is keyed. With numbers or tuples, a program could choose values
@@ -147,23 +153,32 @@ class Equality:
             return _key_of_number(number)
         if given is None or isinstance(given, bool | str):
             return json.dumps(given)
-        for kind in ("tuple", "set"):
-            items = _content(given, kind)
-            if isinstance(items, list):
-                return _key_of_items(kind, map(self._key, items))
+        if isinstance(given, list) or isinstance(given := _content(given, "tuple") or given, list):
+            return self._key_of_sequence(map(self.key, given))
+        if isinstance(items := _content(given, "set"), list):
+            return _key_of_items("set", map(self.key, items))
+        if isinstance(pairs := _content(given, "dict"), list):
+            return _key_of_items("set", (self.key({"tuple": pair}) for pair in pairs))
         return f"bytes {_content(given, 'bytes')}"
 
-    def _key_of_literal(self, value: Any) -> str:
+    def key_of_literal(self, value: Any) -> str:
+        """Return an expected value as such a string."""
         is_word = value is None or isinstance(value, str)
         if is_word or (isinstance(value, bool) and not self.bool_is_int):
             return json.dumps(value)
         if isinstance(value, int | float | complex):
             return _key_of_number(int(value) if isinstance(value, bool) else value)
-        if isinstance(value, tuple):
-            return _key_of_items("tuple", map(self._key_of_literal, value))
+        if isinstance(value, tuple | list):
+            return self._key_of_sequence(map(self.key_of_literal, value))
+        if isinstance(value, dict):
+            pairs = (map(self.key_of_literal, pair) for pair in value.items())
+            return _key_of_items("set", (_key_of_items("tuple", pair) for pair in pairs))
         if isinstance(value, frozenset):
-            return _key_of_items("set", map(self._key_of_literal, value))
+            return _key_of_items("set", map(self.key_of_literal, value))
         return f"bytes {value.hex()}"
+
+    def _key_of_sequence(self, keys: Iterable[str]) -> str:
+        return _key_of_items("tuple", sorted(keys) if self.any_order == "nested" else keys)
 
 
 def is_plain(given: Any) -> bool:

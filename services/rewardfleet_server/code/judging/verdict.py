@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
 from rewardfleet.wire.code import (
@@ -32,6 +33,7 @@ from rewardfleet_server.code.sandboxes import (
     RunResult,
 )
 from rewardfleet_server.code.tests.asserts import ParsedAssert
+from rewardfleet_server.code.tests.calls import CallForm
 
 from .output_checkers import output_equals
 from .values import Equality, Tolerance, is_plain
@@ -90,7 +92,9 @@ class RunVerdicts:
     again: "TestRun | None" = None  #: a run that replaces this one, if the submission has time left
 
 
-def plan_runs(tests: PlainTests, asserts: Sequence[ParsedAssert]) -> Sequence["TestRun"]:
+def plan_runs(
+    tests: PlainTests, asserts: Sequence[ParsedAssert], forms: Sequence[CallForm] = ()
+) -> Sequence["TestRun"]:
     """Return the runs that the tests, or their parsed cases, require, with new secrets."""
     if isinstance(tests, StdioTests):
         return [
@@ -98,19 +102,21 @@ def plan_runs(tests: PlainTests, asserts: Sequence[ParsedAssert]) -> Sequence["T
             for case in tests.cases
         ]
     if isinstance(tests, FunctionalTests):
-        return [_call_run(tests, case) for case in tests.cases]
+        return [_call_run(tests, *each) for each in zip_longest(tests.cases, forms)]
     groups = [asserts] if tests.single_run else [[each] for each in asserts]
     return [assert_run(tests, group) for group in groups]
 
 
-def _call_run(tests: FunctionalTests, case: FunctionalCase) -> "CallRun":
+def _call_run(tests: FunctionalTests, case: FunctionalCase, form: CallForm | None) -> "CallRun":
     expected: tuple[Any, ...] = (case.expected,)
     has_integers = False
     if isinstance(tests, AppsTests):
         expected = tests.accepted(case.expected)
         only = case.args[0] if len(case.args) == 1 else None
         has_integers = isinstance(only, dict) and with_integer_keys(only) is not None
-    check = Check("call", tests.fn_name, args=tuple(case.args), integer_keys=has_integers)
+    called = {} if form is None else form._asdict()
+    args = tuple(case.args)
+    check = Check("call", tests.fn_name, args=args, integer_keys=has_integers, **called)
     run = ProgramRun(setup=tests.setup, checks=(check,))
     return CallRun(run, (expected,), _equality(tests, as_json=True))
 
@@ -140,7 +146,8 @@ def encoded(text: str) -> bytes:
 
 def _equality(tests: FunctionalTests | AssertTests, *, as_json: bool) -> Equality:
     tolerance = Tolerance(tests.tolerance, tests.relative_tolerance)
-    return Equality(tolerance, as_json=as_json, bool_is_int=tests.bool_is_int)
+    any_order = tests.any_order if isinstance(tests, FunctionalTests) else False
+    return Equality(tolerance, as_json, tests.bool_is_int, any_order)
 
 
 # Runs that read and print

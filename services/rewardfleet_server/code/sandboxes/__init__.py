@@ -7,11 +7,13 @@ service's `CodeSettings` and returns a `Sandbox`.
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import JsonValue
 
 from rewardfleet.wire.score import Timing
+
+from .jail.guest.nodes import Signature
 
 #: The sandboxes that come with the service, by name.
 SANDBOXES: dict[str, str] = {
@@ -49,14 +51,20 @@ class Check:
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
     args: tuple[JsonValue, ...] = ()  #: the arguments of a `call`
     integer_keys: bool = False  #: whether the keys of its first one are integers, as in no JSON
+    #: If a `call` is made as LeetCode makes it: the signatures of the function, or of the methods
+    #: that are called in turn, and their names, of which the first is the class.
+    signatures: tuple[Signature, ...] = ()
+    methods: tuple[str, ...] = ()
     entry_point: str = ""  #: what the tests of a script call, if it does not name it
 
-    def as_json(self) -> dict[str, JsonValue]:
+    def as_json(self) -> dict[str, Any]:
         """Return the check as the jail reads it."""
         return {
             self.kind: self.source,
             "args": list(self.args),
             "integer_keys": self.integer_keys,
+            "signatures": self.signatures,
+            "methods": self.methods,
             "nonce": self.nonce,
             "entry_point": self.entry_point,
         }

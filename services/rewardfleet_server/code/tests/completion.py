@@ -25,6 +25,11 @@ _HEADER = re.compile(r"^([ \t]*)(?:async[ \t]+def|def|class)\b", re.MULTILINE)
 _NO_CODE = re.compile(r"[ \t]*(?:#|$)")
 #: What is not valid outside of functions.
 _RETURNS = re.compile(r"[ \t]*(?:return|yield)\b")
+#: A function without a body, before the next one, as in LeetCode's classes.
+_EMPTY = re.compile(
+    r"^([ \t]*)((?:async[ \t]+)?def\b[^\n]*:)[ \t]*$(?=\s*^\1(?:@|(?:async|def|class)\b))",
+    re.MULTILINE,
+)
 _DEFINES = re.compile(r"^(?:async[ \t]+def|def|class)\b", re.MULTILINE)
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -68,6 +73,11 @@ def complete(program: str, prompt: CodePrompt) -> str:
 # The prompt
 
 
+def parsed_prompt(prompt: str) -> list[ast.stmt] | None:
+    """Return the statements of a prompt, which may lack a body; None if it is not valid Python."""
+    return _parsed(prompt)[1]
+
+
 def read_prompt(prompt: str, entry_point: str) -> CodePrompt | None:
     """Take a prompt apart; return None if it is not valid Python.
 
@@ -95,6 +105,7 @@ def read_prompt(prompt: str, entry_point: str) -> CodePrompt | None:
 
 def _parsed(prompt: str) -> tuple[str, list[ast.stmt] | None]:
     """Return a prompt as a valid program, and its statements; None if it cannot be made one."""
+    prompt = _EMPTY.sub(r"\1\2 pass", prompt)
     headers = list(_HEADER.finditer(prompt))
     sources = [prompt]
     if headers:  # the last function has no body

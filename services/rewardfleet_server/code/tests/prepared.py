@@ -26,6 +26,7 @@ from rewardfleet_server.code.normal_form import names_of_tests
 from rewardfleet_server.code.normal_form.introspection import Uses
 
 from .asserts import ParsedAssert, parse, parsed_asserts
+from .calls import CallForm, call_forms
 from .chance import chance_in
 from .completion import CodePrompt, complete, take_prompt
 from .imports import imports_of_solution, trial_script
@@ -43,6 +44,7 @@ class PreparedTests:
     digest: str  #: of the tests as they are in a request
     tests: PlainTests  #: with the prompt in their setup
     asserts: Sequence[ParsedAssert]  #: those cases that count, if they are asserts
+    forms: Sequence[CallForm]  #: how functions are called; empty if as any function
     numbers: Sequence[int]  #: the numbers of the cases that count, from 1
     prompt: CodePrompt
     called: frozenset[str]  #: functions and classes that the tests use, as far as is known
@@ -60,7 +62,7 @@ class PreparedTests:
 
     def runs(self) -> Sequence[TestRun]:
         """Return the runs of one program, with secrets that no other run has."""
-        return plan_runs(self.tests, self.asserts)
+        return plan_runs(self.tests, self.asserts, self.forms)
 
     def without(self, indexes: Collection[int]) -> "PreparedTests":
         """Return these tests without some of their asserts."""
@@ -77,7 +79,8 @@ def prepare(tests: Tests, digest: str) -> PreparedTests:
             is not valid Python.
     """
     row = read_row(tests) if isinstance(tests, DatasetTests) else DatasetRow(tests, None, None)
-    prompt, plain = take_prompt(row.tests)
+    read, forms = call_forms(row.tests, row.solution)
+    prompt, plain = take_prompt(read)
     asserts = _parsed(plain)
     script = trial_script(plain)
     alone = [index for index, each in enumerate(asserts) if not each.fails_alone]
@@ -86,6 +89,7 @@ def prepare(tests: Tests, digest: str) -> PreparedTests:
         digest=digest,
         tests=plain,
         asserts=asserts,
+        forms=forms,
         numbers=range(1, len(plain.cases) + 1),
         prompt=prompt,
         called=frozenset(_called(plain)),

@@ -25,6 +25,7 @@ MODULES = (
     "replacements",
     "permissions",
     "boundary",
+    "nodes",
     "program",
     "tester",
     "zygote",

@@ -28,6 +28,7 @@ from .answers import MAX_PLAIN_INT, Report, plain
 from .boundary import ProgramSide
 from .confinement import MAX_DESCRIPTORS, Confine, libc, limit
 from .descriptors import ALL_SEALS, ORDER, Script, read_all, read_script, write_all
+from .nodes import ListNode, TreeNode, call_all
 from .scripts import TestScript, UnsupportedTest, unsupported
 
 #: The program may replace these.
@@ -167,6 +168,8 @@ class Program:
     ) -> int:
         """Run setup and program; return the exit status."""
         try:
+            if any(check["signatures"] for check in self.script.checks):
+                namespace.update(ListNode=ListNode, TreeNode=TreeNode)
             if self.script.setup:
                 exec(compile(self.script.setup, "setup.py", "exec"), namespace)
                 for check in self.script.checks:  # which calls what the program defines
@@ -198,7 +201,11 @@ class Program:
                 args = check["args"]
                 if check["integer_keys"]:
                     args[0] = {int(key): each for key, each in args[0].items()}
-                value = find(namespace, check["call"])(*args)
+                function = find(namespace, check["call"])
+                if signatures := check["signatures"]:
+                    value = call_all(function, check["methods"], signatures, args)
+                else:
+                    value = function(*args)
             elif (source := check.get("eval") or check.get("value")) is not None:
                 value = EVAL(COMPILE(source, "test.py", "eval"), namespace)
             else:
