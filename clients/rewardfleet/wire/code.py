@@ -99,14 +99,14 @@ _EntryPoint = Annotated[
 #: How the output of a program is compared.
 _CheckerName = Literal[
     "exact", "lines", "decimal_lines", "unordered_lines", "tokens", "unordered", "float",
-    "sandbox_fusion", "code_contests", "apps", "apps_in_order", "taco",
+    "sandbox_fusion", "code_contests", "codeforces", "apps", "apps_in_order", "taco",
 ]  # fmt: skip
 _CHECKERS = (
     "exact: the same text; the kind of line ends and trailing newlines are ignored. lines: the "
     "same lines; white space at their ends is ignored. decimal_lines: LiveCodeBench's rule: like "
     "lines, without white space around them, and lines of equal numbers are equal. "
-    "sandbox_fusion, code_contests, apps, apps_in_order, taco: the rules of these runners, see "
-    "docs/code-service.md. "
+    "sandbox_fusion, code_contests, codeforces, apps, apps_in_order, taco: the rules of these "
+    "runners, see docs/code-service.md. "
     "unordered_lines: the same lines in any order. tokens: the same words, separated by any white "
     "space. unordered: the same words in any order. float: like tokens, but a number may differ "
     "by `tolerance`, unless an integer is expected."
@@ -264,7 +264,9 @@ class DatasetTests(Request, json_schema_extra=_ONE_CHECKER):
     """Read a raw row of a dataset as one of the other kinds of tests."""
 
     kind: Literal["dataset"] = Field(description="The kind of these tests.")
-    dataset: Literal["code_contests", "livecodebench", "mbppplus", "apps", "auto"] = Field(
+    dataset: Literal[
+        "code_contests", "livecodebench", "mbppplus", "apps", "codeforces", "cruxeval", "auto"
+    ] = Field(
         description="The dataset of the row. Give `apps` for rows of TACO. auto: recognized by the "
         "row's columns; for the ground truths of trainers, see docs/wire-formats.md."
     )

@@ -1,7 +1,7 @@
 """Scoring of a program: run it on its tests, and return the verdicts."""
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
@@ -183,7 +183,7 @@ class CodeScorer:
         chance: str = "",
     ) -> CodeScore:
         tests = await prepared()
-        limits = self._limits_of_row(request.limits, tests.cpu_s, limits)
+        limits = self._limits_of_row(request.limits, tests.limits, limits)
         # Even if nothing is run: invalid tests are an error.
         left_out = await self._preflight.check(tests, limits)
         tests = tests.without(left_out) if left_out else tests
@@ -241,17 +241,21 @@ class CodeScorer:
                 score.details["judgment_correct"] = float(right)
         return score
 
-    def _limits_of_row(self, given: Limits, cpu_s: float | None, limits: RunLimits) -> RunLimits:
-        """Return the limits with the time limit of a row, unless the request gives one."""
-        if cpu_s is None or "cpu_s" in given.model_fields_set:
+    def _limits_of_row(
+        self, given: Limits, of_row: Mapping[str, float], limits: RunLimits
+    ) -> RunLimits:
+        """Return the limits with those of a row, unless the request gives them."""
+        changed = {k: each for k, each in of_row.items() if k not in given.model_fields_set}
+        if not changed:
             return limits
-        changed = {"cpu_s": cpu_s}
         if "wall_s" not in given.model_fields_set:  # keep it well above the CPU time
-            changed["wall_s"] = max(given.wall_s, min(3 * cpu_s, self._settings.max_wall_s))
+            longest = min(3 * changed.get("cpu_s", 0), self._settings.max_wall_s)
+            changed["wall_s"] = max(given.wall_s, longest)
         try:
             return self.run_limits(given.model_copy(update=changed))
         except InvalidRequest as error:
-            raise InvalidRequest(f"tests.row: time_limit: as {error.detail}") from None
+            column = "memory_limit" if "memory_mb" in error.detail else "time_limit"
+            raise InvalidRequest(f"tests.row: {column}: as {error.detail}") from None
 
     async def _run_solution(
         self, tests: PreparedTests, limits: RunLimits, stop_at_failure: bool

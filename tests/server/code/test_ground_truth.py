@@ -48,8 +48,8 @@ def test_a_ground_truth_becomes_its_tests(row):
     if isinstance(truth, dict) and "kind" not in truth:
         limited = {**truth, "time_limit": 0.2}
         for tests in (as_tests(limited), as_tests({"tests": limited})):
-            assert read_row(validate(DatasetTests, tests)).cpu_s == 0.2
-        assert read_row(request_of("", limited).tests).cpu_s == 0.2
+            assert read_row(validate(DatasetTests, tests)).limits == {"cpu_s": 0.2}
+        assert read_row(request_of("", limited).tests).limits == {"cpu_s": 0.2}
 
 
 @pytest.mark.parametrize("row", sample(rows("ground_truths", "wrong")))

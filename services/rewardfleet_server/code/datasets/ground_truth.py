@@ -38,6 +38,7 @@ _COLUMNS = {
     "public_tests": "code_contests",
     "private_tests": "code_contests",
     "generated_tests": "code_contests",
+    "official_tests": "codeforces",
     "test_list": "mbppplus",
     "plus_input": "mbppplus",  # whose reader says why it cannot be used
 }
@@ -126,6 +127,8 @@ def _of_object(value: Row) -> tuple[str, Row]:  # noqa: PLR0911, PLR0912 - one f
     for column, dataset in _COLUMNS.items():
         if value.get(column) is not None:
             return dataset, value
+    if {"code", "input", "output"} <= value.keys():
+        return "cruxeval", value
     for column in _CONTAINERS:
         if value.get(column) is not None:
             return _recognize(value[column])

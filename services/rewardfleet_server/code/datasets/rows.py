@@ -11,8 +11,9 @@ tolerance of EvalPlus and numpy; for APPS and TACO see `apps.py`.
 docs/code-service.md says what else differs from CTRL with SandboxFusion.
 """
 
+import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rewardfleet.wire.code import (
@@ -28,6 +29,7 @@ from rewardfleet.wire.truth import given, parsed
 from rewardfleet.wire.validation import validate
 
 from .apps import AppsTests
+from .codeforces import read_codeforces
 from .columns import (
     Row,
     decode_column,
@@ -40,6 +42,7 @@ from .columns import (
     read_json,
     without_nan,
 )
+from .cruxeval import read_cruxeval
 from .ground_truth import recognize
 from .scripts import PRELUDE, read_tests
 from .solutions import first_solution_of, solution_of
@@ -62,8 +65,8 @@ class DatasetRow(NamedTuple):
     """What a row becomes."""
 
     tests: PlainTests
-    #: Its time limit in seconds of CPU time; None if it has none.
-    cpu_s: float | None
+    #: Its own limits, by the fields of `Limits`.
+    limits: Mapping[str, float]
     #: Its own solution, which may be a completion of the prompt; None if it has none. Of several,
     #: one is read only for `check_reference`.
     solution: str | None
@@ -76,21 +79,25 @@ def read_row(tests: DatasetTests) -> DatasetRow:
         InvalidRequest: The row cannot be read, has no tests, or has no solution to check.
     """
     try:
-        given = without_nan(tests.row)
-        dataset, row = recognize(given) if tests.dataset == "auto" else (tests.dataset, given)
+        columns = without_nan(tests.row)
+        dataset, row = recognize(columns) if tests.dataset == "auto" else (tests.dataset, columns)
         _check_labels(row)
         fields = _READERS[dataset](row)
         fields["cases"] = _first_cases(fields["cases"], tests.first)
         fields |= _overrides(tests, fields["kind"])
         is_plus = dataset == "code_contests" and row.get("test_cases") is not None
-        time_limit = _time_limit(row.get("time_limit"), unit=1e-3 if is_plus else 1.0)
-        solution = first_solution_of(row) if tests.check_reference else solution_of(row)
+        limits = {"cpu_s": _time_limit(row.get("time_limit"), unit=1e-3 if is_plus else 1.0)}
+        if dataset == "codeforces":
+            limits["memory_mb"] = _megabytes(row.get("memory_limit"))
+        solution = fields.pop("solution", None)
+        if solution is None:
+            solution = first_solution_of(row) if tests.check_reference else solution_of(row)
     except InvalidRequest as error:
         raise InvalidRequest(f"tests.row: {error}") from None
     kind = fields["kind"]
-    model = AppsTests if "is_wrapped" in fields else _KINDS[kind]
+    model = fields.pop("model", _KINDS[kind])
     plain = validate(model, fields, prefix=f"tests.row: as {kind} tests, ")
-    return DatasetRow(plain, time_limit, solution)
+    return DatasetRow(plain, given(limits), solution)
 
 
 _KINDS: dict[str, type[PlainTests]] = {
@@ -157,6 +164,12 @@ def _time_limit(limit: Any, unit: float) -> float | None:
             f"'1.5 s', '1000 ms' or '1 minute' (got {str(limit)[:40]!r})"
         )
     return float(limit * unit)
+
+
+def _megabytes(limit: Any) -> int | None:
+    if limit is not None and not (isinstance(limit, int | float) and 0 < limit < 1e6):
+        raise InvalidRequest(f"memory_limit: must be MiB above 0 (got {str(limit)[:40]!r})")
+    return None if limit is None else math.ceil(limit)
 
 
 # Datasets
@@ -236,7 +249,11 @@ def _apps(row: Row) -> dict[str, Any]:
         for index, (given, output) in enumerate(pairs)
     ]
     is_wrapped = all(isinstance(each, list) and len(each) == 1 for each in results)
-    return {**_functional(row, fn_name, inputs, results), "is_wrapped": is_wrapped}
+    return {
+        **_functional(row, fn_name, inputs, results),
+        "model": AppsTests,
+        "is_wrapped": is_wrapped,
+    }
 
 
 _READERS: dict[str, Callable[[Row], dict[str, Any]]] = {
@@ -244,6 +261,8 @@ _READERS: dict[str, Callable[[Row], dict[str, Any]]] = {
     "livecodebench": _livecodebench,
     "mbppplus": read_tests,
     "apps": _apps,
+    "codeforces": read_codeforces,
+    "cruxeval": read_cruxeval,
 }
 
 

@@ -17,6 +17,7 @@ from .values import Tolerance
 #: is not a number takes linear time.
 _WORD = re.compile(rb"[^ \n\t\r\v]+")
 _NUMBER = re.compile(rb"\f*[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?|inf(?:inity)?|nan)\f*")
+_YES_NO = re.compile(r"\b(?:yes|no)\b", re.IGNORECASE | re.ASCII)
 #: The default of `numpy.allclose`.
 _ALLCLOSE = Tolerance(1e-8, 1e-5)
 
@@ -56,6 +57,12 @@ def _same_values(printed: bytes, expected: bytes) -> bool:
     if _NUMBER.fullmatch(printed) and _NUMBER.fullmatch(expected):
         return abs(float(printed) - float(expected)) < 1e-5
     return printed == expected
+
+
+def _codeforces(printed: str, expected: str) -> bool:
+    texts = (_YES_NO.sub(lambda found: found[0].upper(), each) for each in (printed, expected))
+    got, wanted = (each.encode(errors="surrogateescape").split() for each in texts)
+    return got == wanted
 
 
 def _apps(printed: str, expected: str, *, in_order: bool = False) -> bool:
@@ -121,6 +128,7 @@ SOURCE_RULES: dict[str, Callable[[str, str], bool]] = {
     "sandbox_fusion": partial(_by_lines, _same_or_near),
     "apps_in_order": partial(_apps, in_order=True),
     "code_contests": _code_contests,
+    "codeforces": _codeforces,
     "apps": _apps,
     "taco": _taco,
 }

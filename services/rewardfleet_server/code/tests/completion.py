@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from rewardfleet.text.python import parse_source
 from rewardfleet.wire.code import AssertTests, PlainTests, StdioTests
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.code.datasets.cruxeval import PredictionTests
 
 #: A definition of a function or class, with its indentation.
 _HEADER = re.compile(r"^([ \t]*)(?:async[ \t]+def|def|class)\b", re.MULTILINE)
@@ -43,6 +44,8 @@ class CodePrompt:
     stub: str = ""
     indent: str = ""  #: the indentation of the function's body
     names: frozenset[str] = frozenset()  #: what a complete program defines at least one of
+    #: A program that has the text as its variable `ANSWER`, if that is no program.
+    program: str = ""
 
 
 def take_prompt(tests: PlainTests) -> tuple[CodePrompt, PlainTests]:
@@ -53,6 +56,8 @@ def take_prompt(tests: PlainTests) -> tuple[CodePrompt, PlainTests]:
     Raises:
         InvalidRequest: The prompt is not valid Python.
     """
+    if isinstance(tests, PredictionTests):
+        return CodePrompt("", program=tests.program), tests
     if isinstance(tests, StdioTests) or not tests.prompt:
         return CodePrompt(""), tests
     called = tests.entry_point if isinstance(tests, AssertTests) else tests.fn_name
@@ -65,6 +70,8 @@ def take_prompt(tests: PlainTests) -> tuple[CodePrompt, PlainTests]:
 
 def complete(program: str, prompt: CodePrompt) -> str:
     """Return the program that runs: a body continues the function that the prompt began."""
+    if prompt.program:
+        return f"ANSWER = {program!r}\n{prompt.program}"
     if not prompt.stub or not _is_body(program, prompt.names):
         return program
     return f"{prompt.stub}\n{_indented(program, prompt.indent)}"

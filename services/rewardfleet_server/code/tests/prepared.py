@@ -6,7 +6,7 @@ No program, no limit and no secret is part of it.
 import hashlib
 import keyword
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rewardfleet.text.program import defined_names
@@ -53,7 +53,7 @@ class PreparedTests:
     script: str
     alone: Sequence[int]  #: the indexes of the asserts that may pass without a program
     trial: str  #: a digest of what is run without a program; "" if nothing is
-    cpu_s: float | None  #: see `DatasetRow`
+    limits: Mapping[str, float]  #: see `DatasetRow`
     solution: str | None  #: see `DatasetRow`; with the prompt that it completes
     chance: str  #: what the tests use that may be different the next time; "" if nothing is
     check_reference: bool  #: whether the solution must pass
@@ -78,7 +78,7 @@ def prepare(tests: Tests, digest: str) -> PreparedTests:
         InvalidRequest: A row cannot be read; a case is no assert; the setup, a case or the prompt
             is not valid Python.
     """
-    row = read_row(tests) if isinstance(tests, DatasetTests) else DatasetRow(tests, None, None)
+    row = read_row(tests) if isinstance(tests, DatasetTests) else DatasetRow(tests, {}, None)
     read, forms = call_forms(row.tests, row.solution)
     prompt, plain = take_prompt(read)
     asserts = _parsed(plain)
@@ -97,7 +97,7 @@ def prepare(tests: Tests, digest: str) -> PreparedTests:
         script=script,
         alone=alone,
         trial=_trial_digest(plain, script, alone) if script or alone else "",
-        cpu_s=row.cpu_s,
+        limits=row.limits,
         solution=solution,
         chance=_chance(plain, asserts),
         check_reference=isinstance(tests, DatasetTests) and tests.check_reference,
