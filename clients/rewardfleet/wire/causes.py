@@ -102,6 +102,11 @@ class CodeCause(Cause):
             "wrong answer; without it, it counts."
         ),
     )
+    ALIKE_OUTPUTS = (
+        "alike_outputs",
+        "All tests passed, but a constant does: all expected outputs are empty, or the same.",
+        "Add tests with other expected outputs, or leave the row out.",
+    )
     WRONG_ANSWER = (
         "wrong_answer",
         "The program ended well, with another output or value than expected.",

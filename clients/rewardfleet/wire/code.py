@@ -530,7 +530,9 @@ class CodeScore(Score):
     )
     judgment: CritiqueJudgment | None = Field(None, description="The critique's overall judgment.")
     isolation: str = Field("", description="How the program was isolated; see `GET /readyz`.")
-    suspicions: list[str] = Field(default_factory=list, description="Signs of tampering.")
+    suspicions: list[str] = Field(
+        default_factory=list, description="Signs of tampering, or of tests that a constant passes."
+    )
     left_out: list[str] = Field(
         default_factory=list, description="Tests that do not count: they pass without a program."
     )

@@ -30,6 +30,8 @@ _COUNTERS = {
     "refused_by_jail": "Programs that failed a test because of what the jail refuses.",
     "program_decisions": "Tests that passed, and that the program could have decided: verdicts by "
     "`jail`.",
+    "alike_outputs": "Programs that were run on tests whose expected outputs are all empty, or the "
+    "same.",
     "program_kills": "Runs that SIGKILL ended, e.g. for lack of memory. They are repeated once.",
     "memory_waits": "Submissions that waited for the memory of others.",
 }

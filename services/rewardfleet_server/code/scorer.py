@@ -72,6 +72,7 @@ class CodeScorer:
         #: By the names of the service's metrics: programs that failed a test because they import a
         #: module that is not installed, and tests that passed which the program could have decided.
         self.counts = {"missing_modules": 0, "refused_by_jail": 0, "program_decisions": 0}
+        self.counts["alike_outputs"] = 0  # programs on tests that a constant passes
         #: Seconds of CPU time for all runs of a program, in a call that has all of its time.
         self._max_seconds = min(settings.max_submission_s, settings.deadline_s / 2)
         ceilings = {
@@ -219,7 +220,7 @@ class CodeScorer:
             )
         if run.was_cut and max_seconds < budget:
             raise _too_little_time(max_seconds, budget)
-        score = self._verdicts(run, request.mode)
+        score = self._verdicts(run, request.mode, tests.alike)
         for index, reason in left_out.items():
             score.verdicts.insert(index, Verdict(verdict=Outcome.LEFT_OUT))
             score.left_out.append(f"test {index + 1}: {reason}")
@@ -304,7 +305,7 @@ class CodeScorer:
             return False
         return True if len(run.verdicts) == len(run.numbers) else None
 
-    def _verdicts(self, run: SubmissionRun, mode: str) -> CodeScore:
+    def _verdicts(self, run: SubmissionRun, mode: str, alike: str) -> CodeScore:
         verdicts, count = run.verdicts, len(run.numbers)
         if verdicts and verdicts[-1].verdict is Outcome.COMPILE_ERROR:  # as in all other tests
             rest = verdicts[-1].model_copy(update={"cpu_ms": 0.0, "wall_ms": 0.0})
@@ -323,6 +324,7 @@ class CodeScorer:
         passed = sum(each.verdict is Outcome.ACCEPTED for each in verdicts)
         pass_rate = passed / count
         suspicions = sorted(run.suspicions, key=lambda each: SANDBOX_DIED not in each)
+        self.counts["alike_outputs"] += bool(alike)
         return CodeScore(
             **_reward(mode, pass_rate),
             status=Status.OK,
@@ -330,7 +332,7 @@ class CodeScorer:
             timing_ms=run.timing,
             verdicts=verdicts,
             isolation=self.isolation,
-            suspicions=suspicions[:_MAX_SUSPICIONS],
+            suspicions=[*filter(None, [alike]), *suspicions][:_MAX_SUSPICIONS],
         )
 
 

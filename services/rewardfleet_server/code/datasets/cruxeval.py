@@ -1,8 +1,8 @@
 """Rows of CRUXEval, in which an answer is no program: it predicts what a function returns or takes.
 
-As in its own evaluation (commit in docs/code-service.md), an output may be all of the assertion,
-and an input is a call. An answer must consist of literals, as CRUXEval's prompts say: an
-expression could compute it.
+As in its own evaluation, an output may be all of the assertion,
+and an input is a call. An output must be a literal, as CRUXEval's prompts say: an expression could
+compute it.
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,8 @@ def answer():
         return ast.literal_eval(node)
     if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "f"):
         raise ValueError("an input must be a call of f")
-    return (
-        [ast.literal_eval(each) for each in node.args],
-        {each.arg: ast.literal_eval(each.value) for each in node.keywords},
-    )
+    names = {**globals(), "f": lambda *args, **named: (args, named)}
+    return eval(compile(ast.Expression(node), "answer", "eval"), names)
 """
 
 

@@ -4,7 +4,7 @@ from rewardfleet.wire.causes import CodeCause
 from rewardfleet.wire.code import CodeScore, Outcome
 from rewardfleet_server.code.running.submission import Submission
 
-from .verdict import REJECTED_BY_STRICT, SANDBOX_DIED
+from .verdict import ALIKE, REJECTED_BY_STRICT, SANDBOX_DIED
 
 _PASSES = {Outcome.ACCEPTED, Outcome.LEFT_OUT}
 
@@ -22,7 +22,9 @@ def cause_of(score: CodeScore, submission: Submission) -> CodeCause | None:
     index = next(failures, None)
     if index is None:
         is_forgeable = any(each.verdict_by == "jail" for each in score.verdicts)
-        return CodeCause.DECIDED_BY_PROGRAM if is_forgeable else None
+        is_alike = any(each.startswith(ALIKE) for each in score.suspicions)
+        of_tests = CodeCause.ALIKE_OUTPUTS if is_alike else None
+        return CodeCause.DECIDED_BY_PROGRAM if is_forgeable else of_tests
     outcome = score.verdicts[index].verdict
     if outcome is Outcome.COMPILE_ERROR:
         return submission.cause_of_compile_error

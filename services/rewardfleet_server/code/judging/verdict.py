@@ -40,6 +40,8 @@ from .values import Equality, Tolerance, is_plain
 
 #: The suspicion of a run that ended together with its jail.
 SANDBOX_DIED = "its sandbox died"
+#: How the suspicion of tests begins that a constant passes.
+ALIKE = "all expected outputs are "
 #: How the suspicion of a pass ends that the program could decide, and that is none with `strict`.
 REJECTED_BY_STRICT = ", which `strict` rejects"
 

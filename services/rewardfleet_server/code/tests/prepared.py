@@ -21,7 +21,7 @@ from rewardfleet.wire.code import (
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.cache.single_flight import bytes_of
 from rewardfleet_server.code.datasets.rows import DatasetRow, read_row
-from rewardfleet_server.code.judging.verdict import TestRun, plan_runs
+from rewardfleet_server.code.judging.verdict import ALIKE, TestRun, plan_runs
 from rewardfleet_server.code.normal_form import names_of_tests
 from rewardfleet_server.code.normal_form.introspection import Uses
 
@@ -55,6 +55,7 @@ class PreparedTests:
     trial: str  #: a digest of what is run without a program; "" if nothing is
     limits: Mapping[str, float]  #: see `DatasetRow`
     solution: str | None  #: see `DatasetRow`; with the prompt that it completes
+    alike: str  #: how all expected outputs are alike; "" if they are not
     chance: str  #: what the tests use that may be different the next time; "" if nothing is
     check_reference: bool  #: whether the solution must pass
     solution_imports: str  #: a program that makes the imports of the solution
@@ -99,6 +100,7 @@ def prepare(tests: Tests, digest: str) -> PreparedTests:
         trial=_trial_digest(plain, script, alone) if script or alone else "",
         limits=row.limits,
         solution=solution,
+        alike=_alike(plain, asserts),
         chance=_chance(plain, asserts),
         check_reference=isinstance(tests, DatasetTests) and tests.check_reference,
         solution_imports="" if solution is None else imports_of_solution(solution),
@@ -125,6 +127,22 @@ def _chance(tests: PlainTests, asserts: Sequence[ParsedAssert]) -> str:
     if any(each.kind == "inside" or each.may_repeat for each in asserts):
         return chance_in(*sources)
     return chance_in("random.seed(0)", *sources)
+
+
+def _alike(tests: PlainTests, asserts: Sequence[ParsedAssert]) -> str:
+    """Return how all expected outputs are alike; "" if they are not, or another program decides."""
+    outputs: list[str]
+    match tests:
+        case StdioTests(checker_program=None):
+            outputs = [case.stdout.strip() for case in tests.cases]
+            if not any(outputs):
+                return f"{ALIKE}empty"
+        case FunctionalTests():
+            outputs = [repr(case.expected) for case in tests.cases]
+        case _:
+            outputs = [repr(each.expected) for each in asserts if each.expected]
+    is_all = len(outputs) == len(tests.cases) > 1
+    return f"{ALIKE}the same" if is_all and len({*outputs}) == 1 else ""
 
 
 def _called(tests: PlainTests) -> set[str]:
