@@ -147,8 +147,8 @@ class CheckerProgram(Request):
     """
 
     language: Literal["python", "cpp"] = Field(
-        description="python: a script. cpp: C++17, which may include `testlib.h`; requires a "
-        "compiler where the service runs."
+        description="python: a script. cpp: C++17; requires a compiler where the service "
+        "runs, and `testlib_path` if it includes `testlib.h`."
     )
     source: _Test = Field(description="The source code. Never give text that a policy wrote.")
 

@@ -91,7 +91,7 @@ class CodeSettings(CacheSettings):
     python: FilePath | None = setting(None, "Interpreter of programs, with its packages unless --packages is given.", shown="that of this service, without its packages")
     packages: Annotated[list[str], NoDecode, BeforeValidator(_parse_requirements)] = setting([], "Packages that programs can import, e.g. numpy,scipy>=1.14. The first start installs them, or `rewardfleet packages build` does it beforehand.", shown="numpy,pytest,sortedcontainers if that command has installed them", metavar="PACKAGES")
     preload: NameList = setting([], "Module to import once for all programs, e.g. numpy; repeatable.", metavar="MODULE")
-    testlib_path: FilePath | None = setting(None, "testlib.h for checkers in C++.", shown="this service's own")
+    testlib_path: FilePath | None = setting(None, "The original testlib.h, for checkers in C++ that include it.", shown="none")
     max_cpu_s: PositiveFloat = setting(60.0, "Largest limits.cpu_s of a request.")
     max_wall_s: PositiveFloat = setting(60.0, "Largest limits.wall_s of a request.")
     max_memory_mb: PositiveInt = setting(help_text="Largest limits.memory_mb of a request; the process of its tests may use twice as much. If it is given, there must be this much for each worker.", default_factory=lambda given: MOST_MB if given.get("fusion_url") else default_limit_mb(), shown="4096, or what one program and its tests can have")

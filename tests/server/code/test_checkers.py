@@ -3,9 +3,7 @@
 import asyncio
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +25,7 @@ from .conftest import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.protocol]
 
-HEADER = Path(compiler.__file__).with_name("testlib.h")
+TESTLIB = DATA / "code" / "testlib" / "testlib.h"
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -57,14 +55,14 @@ def service(
         if "PYTEST_XDIST_WORKER" in os.environ:  # workers share compiled checkers
             cache = cache.parent
         patch.setenv("XDG_CACHE_HOME", str(cache / "checkers"))
-        with served_code(request.param) as started:
+        with served_code(request.param, testlib_path=TESTLIB) as started:
             yield started
 
 
 @pytest.fixture(scope="module", params=LEVELS)
 def hasty_service(request: pytest.FixtureRequest) -> Iterator[Service]:
     """One that soon ends checkers which do not end, also on a machine that is busy."""
-    with served_code(request.param, max_cpu_s=0.3, max_wall_s=8.0) as started:
+    with served_code(request.param, max_cpu_s=0.3, max_wall_s=8.0, testlib_path=TESTLIB) as started:
         yield started
 
 
@@ -300,12 +298,13 @@ def test_a_checker_that_does_not_compile_is_invalid(service, source, message):
 
 
 @needs_compiler
-def test_a_testlib_checker_must_decide(service):
-    """Returning from `main` is not a decision, as it is not in testlib."""
-    source = '#include "testlib.h"\nint main(int c, char** v) { registerTestlibCmd(c, v); }'
-    response = service.post(DOWN, checked(source, language="cpp"))
-    assert response.status_code == 422
-    assert "must end with quit" in response.text
+def test_partial_points_are_no_right_answer_and_testlib_is_not_included(service):
+    """`quitf(_pc(0))` of the original exits with 0."""
+    source = '#include "testlib.h"\nint main(int c, char** v) { quitf(_pc(0), "points"); }'
+    assert service.verdict(DOWN, checked(source, language="cpp")) == "wrong_answer"
+    with served_code() as without:
+        response = without.post(DOWN, checked(source, language="cpp"))
+        assert (response.status_code, "testlib_path" in response.text) == (422, True)
 
 
 def test_without_a_compiler_a_checker_in_cpp_is_invalid(monkeypatch):
@@ -340,33 +339,3 @@ def test_a_checker_is_compiled_once(tmp_path, monkeypatch):
     assert compiled == [source]
     (file,) = (tmp_path / "rewardfleet" / "checkers").iterdir()
     assert file.suffix == ".so"
-
-
-# testlib.h
-
-#: Besides `tests/data/code/testlib.jsonl`: input, output, exit status, and a part of the message.
-LONG_READS = [
-    ("int", "9" * 5000, 2, "Expected integer"),
-    ("word [0-9]{1,100000}", "7" * 100_000, 0, "777"),
-    ("word (a*)*b", "a" * 5000, 1, "does not match"),
-]
-
-
-@needs_compiler
-def test_testlib_reads_as_documented(tmp_path: Path):
-    """The reader reads what the input names, from the output."""
-    reader = DATA / "code" / "testlib_reader.cpp"
-    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{HEADER.parent}"]
-    subprocess.run(["g++", *flags, reader, "-o", "reader"], cwd=tmp_path, check=True)
-    reads = [tuple(row.values()) for row in rows("testlib").values()]
-    for given, output, status, message in reads + LONG_READS:
-        for name, text in (("input", given), ("output", output), ("answer", "1")):
-            (tmp_path / name).write_bytes(text.encode())
-        done = subprocess.run(
-            ["./reader", "input", "output", "answer"],
-            cwd=tmp_path,
-            capture_output=True,
-            check=False,
-        )
-        said = done.stderr.decode()
-        assert (done.returncode, message in said) == (status, True), (given, output[:99], said)

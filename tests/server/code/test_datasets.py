@@ -227,3 +227,10 @@ def test_integers_may_have_50_000_digits_in_every_kind_of_row(service: Service):
         "/score", content=deep, headers={"content-type": "application/json"}
     )
     check_problem(response, "invalid", "not valid JSON")
+
+
+@pytest.mark.parametrize("each", sample(rows("rows")))
+def test_rows_of_functions_classes_predictions_and_codeforces(service: Service, each):
+    """Right answers have 1, wrong ones less, and what is not supported is refused."""
+    response = service.post(each["program"], each["tests"])
+    assert response.json().get("score", response.status_code) == each["is"], response.text

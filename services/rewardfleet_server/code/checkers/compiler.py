@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,10 +32,12 @@ from rewardfleet_server.system.threads import usable_cores
 _COMPILERS = ("g++", "clang++")
 #: `-Bsymbolic`: the checker's own functions come before those of the process that loads it.
 #: `_FORTIFY_SOURCE`: an output that is used as a format cannot write to memory with `%n`.
+#: `PC_BASE_EXIT_CODE`: else `quitf(_pc(0))` of testlib exits with 0, although it gives no points.
 _FLAGS = (
     "-std=c++17", "-O2", "-w", "-pipe", "-s", "-shared", "-fPIC", "-Wl,-Bsymbolic",
-    "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2",
+    "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-DPC_BASE_EXIT_CODE=50",
 )  # fmt: skip
+_TESTLIB = re.compile(r'^\s*#\s*include\s*["<]testlib\.h', re.MULTILINE)
 #: Limits of the compiler: seconds of CPU and wall time; bytes of memory and of the library.
 _CPU_S, _WALL_S = 60, 120.0
 _MEMORY_BYTES, _LIBRARY_BYTES = 2 << 30, 32 << 20
@@ -44,8 +47,6 @@ _MAX_MESSAGE = 1_000
 _MAX_CACHED = 20_000
 #: Sources that do not compile, whose errors are held in memory.
 _MAX_ERRORS = 1_000
-
-_OWN_TESTLIB = Path(__file__).with_name("testlib.h")
 
 #: Compiles `ORDER["source"]`; exits with the compiler's status, and prints the library or messages.
 _GUEST = """
@@ -94,7 +95,7 @@ class Compiler:
         self._isolation = isolation
         self._command = find_compiler()
         self._python, self._workers = settings.python, settings.workers
-        self._testlib = settings.testlib_path or _OWN_TESTLIB
+        self._testlib = settings.testlib_path
         self._folder = checkers_folder()
         self._errors: dict[str, str] = {}
         self._running: SingleFlight[bytes] = SingleFlight()
@@ -112,6 +113,11 @@ class Compiler:
         if self._command is None:
             raise InvalidRequest(
                 "a checker program in C++ requires a compiler where the service runs, e.g. g++"
+            )
+        if self._testlib is None and _TESTLIB.search(source):
+            raise InvalidRequest(
+                "the checker program includes testlib.h, which the service does not have: start it "
+                "with --set testlib_path=FILE, see docs/code-service.md"
             )
         key = digest_of(f"{await self.version()} {source}")
         if key in self._errors:
@@ -138,13 +144,17 @@ class Compiler:
         return await asyncio.to_thread(lambda: self._version)
 
     @cached_property
+    def _header(self) -> bytes:
+        return b"" if self._testlib is None else self._testlib.read_bytes()
+
+    @cached_property
     def _version(self) -> str:
         if self._command is None:
             return ""
         done = subprocess.run(  # noqa: S603 - a compiler of the system
             [self._command, "--version"], capture_output=True, check=False, timeout=_WALL_S
         )
-        parts = (done.stdout, self._testlib.read_bytes(), repr(_FLAGS).encode())
+        parts = (done.stdout, self._header, repr(_FLAGS).encode())
         return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
     @cached_property
@@ -164,7 +174,7 @@ class Compiler:
     def _compile_in(self, folder: str, source: str) -> bytes:
         spec = self._spec
         order = {
-            "testlib.h": self._testlib.read_bytes(),
+            "testlib.h": self._header,
             "checker.cpp": source.encode(errors="surrogatepass"),
             "folder": folder,
             "command": [self._command, *_FLAGS],
