@@ -75,8 +75,9 @@ def call_forms(tests: PlainTests, solution: str | None) -> tuple[PlainTests, Seq
     function = functions.get(name, _Function(Signature([])))
     signature = function.signature
     if not is_class:
+        helpers = {each.name for each in prompt if isinstance(each, ast.ClassDef)} - NODES.keys()
         used = str(signature)
-        for each in {*_DESCRIBED.findall(tests.prompt)} - known - {"Solution"}:
+        for each in {*_DESCRIBED.findall(tests.prompt)} - known - helpers:
             if each not in NODES or each not in used:
                 raise _unsupported(name, f"{each}, which no annotation of it names")
         is_none = signature.result == "nothing" or _gives_nothing(
