@@ -332,7 +332,7 @@ class CodeScorer:
             timing_ms=run.timing,
             verdicts=verdicts,
             isolation=self.isolation,
-            suspicions=[*filter(None, [alike]), *suspicions][:_MAX_SUSPICIONS],
+            suspicions=[*suspicions[: _MAX_SUSPICIONS - 1], *filter(None, [alike])],
         )
 
 

@@ -128,7 +128,7 @@ def test_the_sandbox_fusion_api_works_with_it(fusion_service: Service):
 def test_a_program_that_removes_its_output_files_fails(fusion_service: Service):
     """The server is probed, so that a program cannot cause a retry."""
     program = "import os\nfor each in os.listdir(): os.remove(each)"
-    score = fusion_service.score(program, stdio(("", ""), ("", "")))
+    score = fusion_service.score(program, stdio(("", ""), ("", "1")))
     assert (score["score"], score["verdicts"][0]["verdict"]) == (0.0, "runtime_error")
     assert score["suspicions"] == ["test 1: its sandbox died"]
 
