@@ -24,6 +24,7 @@ _COMMANDS = {
     "status": (_CLIENT, "Show the replicas of a fleet."),
     "load": (_CLIENT, "Send requests at a given rate."),
     "score": (_CLIENT, "Score clips, programs, answers or episodes."),
+    "lint": (_CLIENT, "Find rows of data sets that pay wrong answers."),
     "explain": (_CLIENT, "Tell why a score is what it is."),
     "report": (_CLIENT, "Report what happened in a run, from its score log."),
     "log": (_CLIENT, "List, count and delete what a score log has."),

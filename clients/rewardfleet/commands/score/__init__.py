@@ -16,7 +16,8 @@ from .scoring import START, Connection, Fields, Scoring, default_url
 command = CommandGroup("score", help="Score clips, programs, answers or episodes of data sets.")
 
 
-def _column(name: str, what: str) -> Callable[[Any], Any]:
+def column(name: str, what: str) -> Callable[[Any], Any]:
+    """Return the option with the name of a column."""
     return click.option(f"--{name}-column", metavar="NAME", help=f"The column with {what}.")
 
 
@@ -38,7 +39,7 @@ _COMMON: list[Callable[[Any], Any]] = [
         help="Format of the scores in FOLDER. Parquet needs pyarrow.",
     ),
     START,
-    _column("id", "the id of a row, which the scores have as `uid`"),
+    column("id", "the id of a row, which the scores have as `uid`"),
     click.option(
         "--set",
         "set_field",
@@ -56,8 +57,8 @@ _COMMON: list[Callable[[Any], Any]] = [
 #: Further ones, by what the service scores.
 _OWN = {
     "clip": [
-        _column("clip", "the path or the content of a clip"),
-        _column("task", "its task"),
+        column("clip", "the path or the content of a clip"),
+        column("task", "its task"),
         click.option("--task", metavar="TEXT", help="The task of clips without one."),
         click.option("--camera", metavar="NAME", help="Camera of a LeRobot data set."),
         click.option(
@@ -70,8 +71,8 @@ _OWN = {
         ),
     ],
     "text": [
-        _column("completion", "what the policy wrote: a text, messages, or a list of these"),
-        _column("tests", "the tests, or the ground truth.  [default: for code also the whole row]"),
+        column("completion", "what the policy wrote: a text, messages, or a list of these"),
+        column("tests", "the tests, or the ground truth.  [default: for code also the whole row]"),
     ],
     "episode": [],
 }
