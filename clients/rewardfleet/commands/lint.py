@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,9 @@ from rewardfleet.bulk.run import Run
 from rewardfleet.bulk.store import Store, score_items
 from rewardfleet.evaluation.page import page
 from rewardfleet.evaluation.report import write_file
-from rewardfleet.lint.findings import Finding, FindingId, failures_of, findings_of
+from rewardfleet.lint.findings import FindingId
 from rewardfleet.lint.probes import SERVICES, Planner, service_of
+from rewardfleet.lint.report import Ignored, Report, report_of
 from rewardfleet.services import SERVICES as ALL
 from rewardfleet.wire.optional_imports import require
 from rewardfleet_command import INTERRUPTED
@@ -33,35 +33,34 @@ from .options import TIMEOUT, grouped, path_option, table
 from .score import column
 from .score.scoring import Connection, progress_bar
 
-#: Findings that are listed, and that the page shows; `lint.json` has all.
-_LISTED, _ON_PAGE = 20, 2000
+#: Findings that are listed, and that the page shows; `lint.json` has all. Rows that are named.
+_LISTED, _ON_PAGE, _NAMED = 20, 2000, 3
 _PAGE = Path(__file__).parent.parent / "lint" / "page.html"
 
 
-class _Limit(click.ParamType):
-    """A number of findings, or with `%` a share of the rows."""
+def _limit(_context: Any, _option: Any, value: str | None) -> tuple[float, bool] | None:
+    """Return a number of findings; or a share of the rows in percent, and True."""
+    if value is None:
+        return None
+    number = value.removesuffix("%")
+    is_share = number != value
+    if not (number.replace(".", "", 1) if is_share else number).isdecimal():
+        accepted = "give a number of findings, such as 0, or a share of rows, such as 1%"
+        raise click.BadParameter(f"{accepted}; got {value!r}")
+    return float(number), is_share
 
-    name = "limit"
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[float, bool]:
-        number, is_share = (value[:-1], True) if value.endswith("%") else (value, False)
-        if not number.isdecimal() and not (is_share and number.replace(".", "", 1).isdecimal()):
-            self.fail(f"give a number of findings, e.g. 0, or a share of rows, e.g. 1%: {value!r}")
-        return float(number), is_share
-
-
-class _Ignored(click.ParamType):
-    """A finding of a row that is known, and why it may stay."""
-
-    name = "ignored"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[tuple[str, str], str]:
+def _ignored(_context: Any, _option: Any, values: Sequence[str]) -> Ignored:
+    """Return known findings, by id and row, and why they may stay."""
+    ignored = {}
+    for value in values:
         name, _, rest = value.partition(":")
         row, _, reason = rest.partition("=")
         if name not in set(FindingId) or not row or not reason.strip():
             known = ", ".join(FindingId)
-            self.fail(f"give ID:ROW=REASON, where ID is one of {known}; got {value!r}")
-        return (name, row), reason
+            raise click.BadParameter(f"give ID:ROW=REASON, ID one of {known}; got {value!r}")
+        ignored[name, row] = reason
+    return ignored
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class _Options:
     output: Path | None
     service: str | None
     fail_above: tuple[float, bool] | None
-    ignore: Sequence[tuple[tuple[str, str], str]]
+    ignore: Ignored
 
 
 @click.command(
@@ -105,7 +104,7 @@ class _Options:
 @column("tests", "the tests, or the ground truth")
 @click.option(
     "--fail-above",
-    type=_Limit(),
+    callback=_limit,
     metavar="LIMIT",
     help="Exit with 1 if there are more findings than this number, or if a larger share of rows "
     "than this has one, e.g. 1%.",
@@ -113,7 +112,7 @@ class _Options:
 @click.option(
     "--ignore",
     multiple=True,
-    type=_Ignored(),
+    callback=_ignored,
     metavar="ID:ROW=REASON",
     help="Do not count a finding of a row. Can be repeated.",
 )
@@ -132,109 +131,69 @@ def command(
         require("eval", "-o", "jinja2")
     sources = open_sources([Path(each) for each in rows])
     service = options.service or service_of(_rows(sources), columns)
-    lint = _Lint(sources, Planner(service, columns), Connection(url, None, timeout))
+    planner = Planner(service, columns)
     with contextlib.ExitStack() as stack:
         folder = options.output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        with contextlib.closing(lint.output(folder / "scores")) as scores:
-            if not lint.score(scores):
-                click.echo("interrupted; the same command goes on from here", err=True)
-                return INTERRUPTED
-            report = lint.report(scores, dict(options.ignore))
+        scores = stack.enter_context(contextlib.closing(_opened(folder, planner, sources)))
+        urls = url or [stack.enter_context(local_service(service, ""))]
+        fleet, replicas = Connection(url, None, timeout).fleet(service, urls)
+        run = Run(fleet, planner.builder, replicas)
+        if not _score(run, planner, sources, scores):
+            click.echo("interrupted; the same command goes on from here", err=True)
+            return INTERRUPTED
+        report = report_of(planner, _rows(sources), scores.records(), options.ignore)
     if options.output is not None:
-        write_file(options.output / "lint.json", json.dumps(report, indent=1) + "\n")
-        shown = report["findings"][:_ON_PAGE]
+        text = json.dumps(dataclasses.asdict(report), indent=1)
+        write_file(options.output / "lint.json", f"{text}\n")
+        shown = report.findings[:_ON_PAGE]
         write_file(options.output / "lint.html", page(_PAGE, report=report, shown=shown))
     _print(report)
-    above = options.fail_above is not None and _is_above(report, *options.fail_above)
-    return int(above or report["not_checked"] > 0)
+    limit = options.fail_above
+    is_above = limit is not None and report.is_above(limit[0], is_share=limit[1])
+    return int(is_above or report.not_checked > 0)
 
 
 def _rows(sources: Sequence[Source]) -> Iterator[Row]:
     return itertools.chain.from_iterable(each.rows() for each in sources)
 
 
-@dataclass(frozen=True)
-class _Lint:
-    """Rows, what is tried on them, and what scores it."""
-
-    sources: Sequence[Source]
-    planner: Planner
-    connection: Connection
-
-    def output(self, folder: Path) -> Output:
-        """Open the folder with the scores."""
-        key = {
-            "service": self.planner.service,
-            "inputs": [each.stamp() for each in self.sources],
-            "columns": dataclasses.asdict(self.planner.columns),
-        }
-        return Output(folder, columns_of(ALL[self.planner.service].client.score_type), key, "jsonl")
-
-    def score(self, output: Output) -> bool:
-        """Score the probes that are not scored yet; return whether all are."""
-        service, builder = self.planner.service, self.planner.builder
-        probed = (row for _, row in self.planner.plans(_rows(self.sources)))
-        urls = contextlib.nullcontext(self.connection.url)
-        started = urls if self.connection.url else local_service(service, "")
-        count = sum(each.count() for each in self.sources)
-        store = Store(output, retry_failed=True)
-        with started as found, progress_bar(count) as show:
-            fleet, replicas = self.connection.fleet(service, found if found is self.connection.url else [found])
-            run = Run(fleet, builder, replicas)
-            return asyncio.run(score_items(builder.items(probed), run, store, show))
-
-    def report(self, output: Output, ignored: dict[tuple[str, str], str]) -> dict[str, Any]:
-        """Return the findings, and how many there are."""
-        records = output.records()
-        findings: list[dict[str, Any]] = []
-        rows, probes, not_checked, with_finding = 0, 0, 0, set[str]()
-        for plan, _ in self.planner.plans(_rows(self.sources)):
-            scored = [*itertools.islice(records, len(plan.probes))]
-            rows, probes = rows + 1, probes + len(scored)
-            if failures_of(scored):
-                not_checked += 1
-                continue
-            for each in findings_of(plan, scored):
-                reason = ignored.pop((each.id, each.row), None)
-                findings.append({**each.fields(), "ignored": reason})
-                if reason is None:
-                    with_finding.add(plan.place)
-        counts = Counter(each["id"] for each in findings if each["ignored"] is None)
-        return {
-            "service": self.planner.service,
-            "rows": rows,
-            "answers": probes,
-            "not_checked": not_checked,
-            "rows_with_findings": len(with_finding),
-            "counts": {each: counts[each] for each in FindingId if counts[each]},
-            "ignored_but_not_found": [":".join(each) for each in ignored],
-            "findings": findings,
-        }
+def _opened(folder: Path, planner: Planner, sources: Sequence[Source]) -> Output:
+    """Open the folder with the scores."""
+    key = {
+        "service": planner.service,
+        "inputs": [each.stamp() for each in sources],
+        "columns": dataclasses.asdict(planner.columns),
+    }
+    columns = columns_of(ALL[planner.service].client.score_type)
+    return Output(folder / "scores", columns, key, "jsonl")
 
 
-def _is_above(report: dict[str, Any], limit: float, is_share: bool) -> bool:
-    if is_share:
-        return 100 * report["rows_with_findings"] > limit * report["rows"]
-    return sum(report["counts"].values()) > limit
+def _score(run: Run, planner: Planner, sources: Sequence[Source], output: Output) -> bool:
+    """Score the answers that are not scored yet; return whether all are."""
+    probed = (row for _, row in planner.plans(_rows(sources)))
+    store = Store(output, retry_failed=True)
+    with progress_bar(sum(each.count() for each in sources)) as show:
+        return asyncio.run(score_items(planner.builder.items(probed), run, store, show))
 
 
-def _print(report: dict[str, Any]) -> None:
-    counted = [each for each in report["findings"] if each["ignored"] is None]
+def _print(report: Report) -> None:
+    """Print the counts, and the first findings."""
+    counted = report.counted
     click.echo(
-        f"{report['service']}: {report['rows']:,} rows, {report['answers']:,} answers tried; "
-        f"{report['rows_with_findings']:,} rows have findings"
+        f"{report.service}: {report.rows:,} rows, {report.answers:,} answers tried; "
+        f"{report.rows_with_findings:,} rows have findings"
     )
     if counted:
-        lines = [
-            (name, f"{count:,}", ", ".join([e["row"] for e in counted if e["id"] == name][:3]))
-            for name, count in report["counts"].items()
-        ]
-        click.echo(f"\n{table(('finding', 'rows', 'e.g.'), lines)}\n")
+        lines = []
+        for name, count in report.counts.items():
+            rows = [each["row"] for each in counted if each["id"] == name]
+            lines.append((name, f"{count:,}", ", ".join(rows[:_NAMED])))
+        click.echo(f"\n{table(('finding', 'rows', 'first ones'), lines)}\n")
         shown = [(each["id"], each["row"], each["detail"]) for each in counted[:_LISTED]]
         click.echo(table(("finding", "row", "what was seen"), shown))
     if len(counted) > _LISTED:
-        click.echo(f"{len(counted) - _LISTED:,} more: give -o FOLDER")
-    for each in report["ignored_but_not_found"]:
+        click.echo(f"{len(counted) - _LISTED:,} more: lint.json, which -o writes, has all")
+    for each in report.ignored_but_not_found:
         click.echo(f"--ignore {each}: there is no such finding", err=True)
-    if report["not_checked"]:
-        click.echo(f"{report['not_checked']:,} rows could not be checked", err=True)
+    if report.not_checked:
+        click.echo(f"{report.not_checked:,} rows could not be checked", err=True)

@@ -3,7 +3,6 @@
 import ast
 import copy
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -164,16 +163,20 @@ def _with_bodies(tests: PlainTests, tree: ast.Module, value: Callable[[_Function
     changed = copy.deepcopy(tree)
     functions = [each for each in ast.walk(changed) if isinstance(each, _Function)]
     if not functions:
-        called = tests.fn_name if isinstance(tests, FunctionalTests) else tests.entry_point
+        called = getattr(tests, "fn_name", "") or getattr(tests, "entry_point", "")
         name = called.rpartition(".")[2].removesuffix("()") or "solution"
-        changed = parse_source(f"class Solution:\n def {name}(self, *args): 0\ndef {name}(*args): 0")
+        changed = parse_source(
+            f"class Solution:\n def {name}(self, *args): 0\ndef {name}(*args): 0"
+        )
         functions = [each for each in ast.walk(changed) if isinstance(each, _Function)]
     for function in functions:
         if not function.name.startswith("__"):
             function.body = [ast.Return(ast.parse(value(function), mode="eval").body)]
             function.decorator_list = [
-                each for each in function.decorator_list
-                if isinstance(each, ast.Name) and each.id in {"staticmethod", "classmethod", "property"}
+                each
+                for each in function.decorator_list
+                if isinstance(each, ast.Name)
+                and each.id in {"staticmethod", "classmethod", "property"}
             ]
     return ast.unparse(ast.fix_missing_locations(changed))
 
@@ -210,7 +213,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[Any, str, Any]]:
             yield node, "value", not value
         case ast.Constant(value=int() as value) if abs(value) < 1000:
             yield node, "value", value + 1
-        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
+        case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
             yield node, "value", ast.Constant(None)
     parts = node.body if isinstance(node, _Function | ast.ClassDef) else ast.iter_child_nodes(node)
     for part in parts:

@@ -47,7 +47,7 @@ class FindingId(Cause):
     FLAKY = (
         "flaky",
         "The row's own solution gives another verdict or output the second time.",
-        "Seed what is random, and let neither tests nor the solution depend on time or order.",
+        "Let neither the tests nor the solution depend on the clock, on chance, or on an order.",
     )
     NEAR_LIMIT = (
         "near-limit",
@@ -56,8 +56,13 @@ class FindingId(Cause):
     )
     ANYTHING_PASSES = (
         "anything-passes",
-        "An answer that says nothing is paid in full, e.g. as a checker accepts everything.",
-        "Compare with the right answer. A checker rejects by an exit status other than 0.",
+        "An answer that says nothing is paid in full.",
+        "Let the tests compare with the right answer. Where no call is right, check the text, too.",
+    )
+    CHECKER_ACCEPTS_ALL = (
+        "checker-accepts-all",
+        "The row's checker accepts an empty output, or words that are no answer.",
+        "Let the checker reject by an exit status other than 0.",
     )
     EMPTY_PASSES = (
         "empty-passes",
@@ -110,6 +115,12 @@ class Finding(NamedTuple):
         return {**self._asdict(), "change": self.id.remedy}
 
 
+#: What the service says of rows that it refuses, and the findings that these are.
+_REFUSALS = {
+    "prove nothing": FindingId.NO_CHECK,
+    "it has no check": FindingId.NO_CHECK,
+    "checker program accepts": FindingId.CHECKER_ACCEPTS_ALL,
+}
 #: Probes that no row may pay, the strongest first: of several, one is reported.
 _UNPAID = {
     Probe.ANYTHING: FindingId.ANYTHING_PASSES,
@@ -140,10 +151,10 @@ def findings_of(plan: Plan, records: Sequence[Record]) -> Iterator[Finding]:
     scored = [*zip(plan.probes, records, strict=True)]
     refused = next((r["error_detail"] for r in records if r["error_kind"] == "invalid"), None)
     if refused is not None:
-        empty = "prove nothing" in refused
-        yield found(FindingId.NO_CHECK if empty else FindingId.INVALID, refused)
+        known = (name for said, name in _REFUSALS.items() if said in refused)
+        yield found(next(known, FindingId.INVALID), refused)
     if plan.twin and not any(each.kind is Probe.TWIN for each in plan.probes):
-        yield found(FindingId.DUPLICATE, f"row {plan.twin} has it, too")
+        yield found(FindingId.DUPLICATE, f"the problem is that of row {plan.twin}")
     if refused is not None:
         return
     if left_out := next((r["left_out"] for r in records if r.get("left_out")), None):
@@ -161,7 +172,7 @@ def findings_of(plan: Plan, records: Sequence[Record]) -> Iterator[Finding]:
         if probe.kind is Probe.TWIN:
             same = _is_full(record) or not _is_full(own[0][1])
             name = FindingId.DUPLICATE if same else FindingId.CONTRADICTION
-            yield found(name, f"row {plan.twin} has it, too", "" if same else probe.text)
+            yield found(name, f"the problem is that of row {plan.twin}", "" if same else probe.text)
     slowest = max((v["cpu_ms"] for _, r in own for v in r.get("verdicts") or ()), default=0)
     if is_right and plan.limit_s and slowest > _NEAR * 1000 * plan.limit_s:
         detail = f"{slowest / 1000:.2f} s of CPU time of {plan.limit_s:g} s"

@@ -12,7 +12,6 @@ from rewardfleet.bulk.requests import Columns, Item, RequestBuilder
 from rewardfleet.bulk.rows import Row
 from rewardfleet.lazy import Lazy
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.policy_text import POLICY_FIELDS
 from rewardfleet.wire.truth import given, plain
 
 #: The column of a row that has its probes.
@@ -21,9 +20,11 @@ _COLUMN = "answers_of_lint"
 _NAMES = ("task_id", "id", "problem_id", "question_id", "unique_id", "uid", "name")
 _PROBLEMS = (
     "prompt", "question", "problem", "text", "content", "description", "instruction", "query",
-    "question_content", "problem_description", "input",
+    "question_content", "problem_description", "input", "starter_code", "tools", "choices",
 )  # fmt: skip
 
+#: Columns with what a policy wrote, on which the score of an answer would depend.
+_OF_A_POLICY = {"critique", "original_program", "original_passed"}
 #: Rows by which the service is found.
 _FIRST_ROWS = 20
 
@@ -88,7 +89,7 @@ class Planner:
     """
 
     service: str
-    columns: Columns = Columns()
+    columns: Columns
     builder: RequestBuilder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,7 +102,9 @@ class Planner:
         seen: dict[bytes, tuple[str, str]] = {}
         for number, row in enumerate(rows):
             name = self._name(row, number)
-            found = self.answers(row) or Answers([Tried(Probe.ANYTHING, "")])  # the service says why
+            found = self.answers(row) or Answers(
+                [Tried(Probe.ANYTHING, "")]
+            )  # the service says why
             probes, twin = found.probes, ""
             own = next((each.text for each in probes if each.kind is Probe.SOLUTION), "")
             if problem := _problem(row.fields):
@@ -139,12 +142,14 @@ def service_of(rows: Iterable[Row], columns: Columns) -> str:
     for service in SERVICES:
         if any(map(Planner(service, columns).answers, first)):
             return service
-    raise ValueError(f"no service reads the first rows; --service: give one of {', '.join(SERVICES)}")
+    raise ValueError(
+        f"no service reads the first rows; --service: give one of {', '.join(SERVICES)}"
+    )
 
 
 def _without_policy(row: Row) -> dict[str, Any]:
     """Return the columns of a row without what a policy wrote, e.g. its critique."""
-    return {name: each for name, each in row.fields.items() if name not in POLICY_FIELDS}
+    return {name: each for name, each in row.fields.items() if name not in _OF_A_POLICY}
 
 
 def _problem(fields: Any) -> bytes:
