@@ -183,14 +183,19 @@ def _with_bodies(tests: PlainTests, tree: ast.Module, value: Callable[[_Function
 
 def _mutants(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yield programs with one change, and which one: spread evenly over the solution."""
-    changes = [*_changes(tree)]
+    changes, source = [*_changes(tree)], ast.unparse(tree)
     for index in sorted({len(changes) * k // _MUTANTS for k in range(_MUTANTS)} if changes else ()):
         node, name, value = changes[index]
-        before, kept = ast.unparse(node), getattr(node, name)
+        kept = getattr(node, name)
         setattr(node, name, value)
-        after = ast.unparse(node)
-        yield ast.unparse(tree), f"line {node.lineno}: `{before[:80]}` became `{after[:80]}`"
+        mutant = ast.unparse(tree)
         setattr(node, name, kept)
+        lines = zip(source.splitlines(), mutant.splitlines(), strict=False)
+        for number, (before, after) in enumerate(lines, 1):
+            if before != after:
+                note = f"line {number}: `{before.strip()[:100]}` became `{after.strip()[:100]}`"
+                yield mutant, note
+                break
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[Any, str, Any]]:

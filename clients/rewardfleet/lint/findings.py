@@ -170,7 +170,10 @@ def findings_of(plan: Plan, records: Sequence[Record]) -> Iterator[Finding]:
         if probe.kind is Probe.AGAIN and _seen(record) != _seen(own[0][1]):
             yield found(FindingId.FLAKY, _difference(own[0][1], record), own[0][0].text)
         if probe.kind is Probe.TWIN:
-            same = _is_full(record) or not _is_full(own[0][1])
+            first = _first_failed(record)
+            # Otherwise the function may have another name there.
+            is_wrong = first is None or first[1]["verdict"] == "wrong_answer"
+            same = _is_full(record) or not _is_full(own[0][1]) or not is_wrong
             name = FindingId.DUPLICATE if same else FindingId.CONTRADICTION
             yield found(name, f"the problem is that of row {plan.twin}", "" if same else probe.text)
     slowest = max((v["cpu_ms"] for _, r in own for v in r.get("verdicts") or ()), default=0)
@@ -200,14 +203,21 @@ def _outcome(verdict: Mapping[str, Any]) -> tuple[Any, ...]:
     return verdict["verdict"], verdict["stdout"], verdict["returned"]
 
 
+def _first_failed(record: Record) -> tuple[int, Mapping[str, Any]] | None:
+    """Return the number and the verdict of the first test that failed; None if none did."""
+    passed = {"accepted", "left_out"}
+    verdicts = enumerate(record.get("verdicts") or (), 1)
+    return next((each for each in verdicts if each[1]["verdict"] not in passed), None)
+
+
 def _why(record: Record) -> str:
-    """Return why a probe has not the full score."""
-    for number, each in enumerate(record.get("verdicts") or (), 1):
-        if each["verdict"] not in {"accepted", "left_out"}:
-            said = each["checker_message"] or each["returned"] or each["stderr"].strip()
-            last = said.splitlines()[-1] if said else each["stdout"].strip()
-            return f"test {number}: {each['verdict']}{last and f': {last}'}"
-    return f"{record['cause']}"
+    """Return why an answer does not have the full score."""
+    if (first := _first_failed(record)) is None:
+        return f"{record['cause']}"
+    number, verdict = first
+    said = verdict["checker_message"] or verdict["returned"] or verdict["stderr"].strip()
+    last = said.splitlines()[-1] if said else verdict["stdout"].strip()
+    return f"test {number}: {verdict['verdict']}{last and f': {last}'}"
 
 
 def _difference(first: Record, second: Record) -> str:
