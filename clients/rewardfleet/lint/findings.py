@@ -164,7 +164,7 @@ def findings_of(plan: Plan, records: Sequence[Record]) -> Iterator[Finding]:
     if plan.conflict and not is_right:
         yield found(FindingId.IMPOSSIBLE, plan.conflict)
     elif own and not is_right:
-        name = FindingId.SOLUTION_FAILS if "verdicts" in own[0][1] else FindingId.UNREACHABLE
+        name = FindingId.UNREACHABLE if own[0][0].note else FindingId.SOLUTION_FAILS
         yield found(name, _why(own[0][1]), own[0][0].text)
     for probe, record in scored:
         if probe.kind is Probe.AGAIN and _seen(record) != _seen(own[0][1]):

@@ -43,6 +43,10 @@ class Probe(Enum):
     MUTANT = auto()
 
 
+#: What is not the solution of a row, but written from its reference.
+REFERENCE = "the reference in a format of answers"
+
+
 class Tried(NamedTuple):
     """An answer that is tried."""
 

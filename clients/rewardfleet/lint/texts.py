@@ -9,7 +9,7 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.tool_truths import choices_of, truth_text
 from rewardfleet.wire.tools import ToolsRequest
 
-from .probes import Answers, Probe, Tried
+from .probes import REFERENCE, Answers, Probe, Tried
 
 _NOTHING = Tried(Probe.ANYTHING, "I cannot say.", "it says nothing")
 #: The formats of a final answer.
@@ -20,20 +20,22 @@ _MOST = 3
 
 def final_answers(request: AnswersRequest, row: Mapping[str, Any]) -> Answers:  # noqa: ARG001 - as of all services
     """Return the answers that are tried on a row: the reference in several formats."""
-    own = []
+    own: list[Tried] = []
     for reference in request.references[:_MOST]:
         if reference is None:  # a schema alone
             continue
         text = reference if isinstance(reference, str) else json.dumps(reference)
-        is_solution = r"\boxed" in text or "####" in text
-        own += [text] if is_solution else [each.format(text) for each in _FINAL]
-    return Answers([*(Tried(Probe.SOLUTION, each) for each in own), _NOTHING])
+        if r"\boxed" in text or "####" in text:
+            own.append(Tried(Probe.SOLUTION, text))
+        else:
+            own += [Tried(Probe.SOLUTION, each.format(text), REFERENCE) for each in _FINAL]
+    return Answers([*own, _NOTHING])
 
 
 def tool_answers(request: ToolsRequest, row: Mapping[str, Any]) -> Answers:  # noqa: ARG001 - as of all services
     """Return the answers that are tried on a row: the right calls in several formats."""
     own = [*_written(request.ground_truth)]
-    return Answers([*(Tried(Probe.SOLUTION, each) for each in own), _NOTHING])
+    return Answers([*(Tried(Probe.SOLUTION, each, REFERENCE) for each in own), _NOTHING])
 
 
 def _written(truth: Any) -> Iterator[str]:
@@ -59,16 +61,14 @@ def _call(call: Any) -> dict[str, Any]:
     found = choices_of(call)
     if found is None:
         return {"name": call["name"], "arguments": call["parameters"]}
-    chosen = {name: _first(values) for name, values in found["parameters"].items()}
-    return {"name": found["name"], "arguments": {k: v for k, v in chosen.items() if v != ""}}
+    return {"name": found["name"], "arguments": _chosen(found["parameters"])}
 
 
-def _first(values: Any) -> Any:
-    """Return a value that is allowed; "" if the argument may be missing."""
-    if not isinstance(values, list):
-        return values
-    value = next((each for each in values if each != ""), "")
-    if isinstance(value, dict):
-        found = {name: _first(each) for name, each in value.items()}
-        return {name: each for name, each in found.items() if each != ""}
-    return value
+def _chosen(value: Any) -> Any:
+    """Return a value with the first allowed value of each argument in it, if it must be there."""
+    if isinstance(value, list):
+        return [_chosen(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    allowed = {name: v if isinstance(v, list) else [v] for name, v in value.items()}
+    return {name: _chosen(v[0]) for name, v in allowed.items() if v and "" not in v}
