@@ -1,5 +1,5 @@
-"""`rewardfleet lint`: which rows of a data set pay what is wrong, or pay nothing at all.
+"""`rewardfleet lint`: rows of a data set that pay what is wrong, or pay nothing.
 
-`probes` writes the answers that are tried on each row, `code` and `texts` those of the services,
-`findings` reads what they were paid, and `page` shows it. The services score them.
+`code` and `texts` write the answers that are tried on a row, `rows` adds them to it, and `findings`
+reads what they were paid.
 """

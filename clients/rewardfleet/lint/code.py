@@ -9,17 +9,10 @@ from typing import Any
 
 from rewardfleet.lazy import Lazy
 from rewardfleet.text.python import parse_source
-from rewardfleet.wire.code import (
-    AssertTests,
-    CodeRequest,
-    DatasetTests,
-    FunctionalTests,
-    PlainTests,
-    StdioTests,
-)
+from rewardfleet.wire.code import CodeRequest, DatasetTests, FunctionalTests, StdioTests
 from rewardfleet.wire.errors import InvalidRequest
 
-from .probes import Answers, Probe, Tried
+from .findings import Plan, Tried
 
 # The service's own readers, which need no packages besides those of the client.
 _READ_ROW = Lazy("rewardfleet_server.code.datasets.rows:read_row")
@@ -27,8 +20,12 @@ _SOLUTION = Lazy("rewardfleet_server.code.datasets.solutions:first_solution_of")
 
 #: Mutants of a solution, at most.
 _MUTANTS = 3
-#: Words that are no answer.
-_WORDS = "lint: no answer 7 zebra"
+#: Words that are no answer, as source code.
+_WORDS = repr("lint: no answer 7 zebra")
+_ECHO = "import sys\nprint(sys.stdin.read())"
+#: What tests may call, and decorators that calls depend on.
+_CALLED = "class Solution:\n def {0}(self, *args): 0\ndef {0}(*args): 0"
+_KEPT = {"staticmethod", "classmethod", "property"}
 #: What each operator becomes in a mutant.
 _OPPOSITE: dict[type[ast.AST], type[ast.AST]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE,
@@ -39,64 +36,53 @@ _OPPOSITE: dict[type[ast.AST], type[ast.AST]] = {
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def answers(request: CodeRequest, row: Mapping[str, Any]) -> Answers:
+def answers(request: CodeRequest, row: Mapping[str, Any]) -> Plan:
     """Return the programs that are tried on a row.
 
     Raises:
         InvalidRequest: The row cannot be read.
     """
-    tests, limit = request.tests, None
-    solution = ""
+    tests, limit, solution = request.tests, None, ""
     if isinstance(tests, DatasetTests):
-        found = _READ_ROW(tests)
-        with suppress(InvalidRequest):
-            solution = _READ_ROW(tests.model_copy(update={"check_reference": True})).solution
-        tests, limit = found.tests, found.cpu_s
-    else:
-        with suppress(InvalidRequest):
+        tests, limit, _ = _READ_ROW(tests)
+    with suppress(InvalidRequest):
+        if isinstance(request.tests, DatasetTests):
+            solution = _READ_ROW(request.tests.model_copy(update={"check_reference": True}))[2]
+        else:
             solution = _SOLUTION(dict(row))
     if limit is None or "cpu_s" in request.limits.model_fields_set:
         limit = request.limits.cpu_s
     program, tree = _parsed(solution, tests)
-    pairs = _pairs(tests)
-    probes = [
-        Tried(Probe.EMPTY, "x = 1", "it does nothing"),
-        Tried(Probe.ANYTHING, _giving(repr(_WORDS), tests, tree), f"it gives {_WORDS!r}"),
-        Tried(Probe.ECHO, _echo(tests, tree), "it gives back its input"),
-    ]
-    if not isinstance(tests, StdioTests):
-        for value in ("None", "True"):
-            text = _giving(value, tests, tree)
-            probes.append(Tried(Probe.CONSTANT, text, f"it always returns {value}"))
+    is_stdio, pairs = isinstance(tests, StdioTests), _pairs(tests)
+    values = {} if is_stdio else dict.fromkeys(("None", "True"), "constant-passes")
     if pairs:
-        first = pairs[0][1]
-        is_constant = len(pairs) > 1 and len({expected for _, expected in pairs}) == 1
-        kind = Probe.CONSTANT if is_constant else Probe.FIRST_OUTPUT
-        note = f"it always gives {first[:60]}; the row has {len(tests.cases)} tests"
-        probes.append(Tried(kind, _giving(first, tests, tree), note))
+        is_constant = len({expected for _, expected in pairs}) == 1 < len(pairs)
+        values.setdefault(pairs[0][1], "constant-passes" if is_constant else "first-output-passes")
+    echo = _ECHO if is_stdio else _with_bodies(tests, tree, _first_argument)
+    tried = [
+        Tried("empty-passes", "x = 1", "it does nothing"),
+        Tried("echo-passes", echo, "it gives back its input"),
+    ]
+    for value, finding in {**values, _WORDS: "anything-passes"}.items():
+        text = f"print({value})" if is_stdio else _with_bodies(tests, tree, value)
+        note = f"it always gives {value[:60]}; the row has {len(tests.cases)} tests"
+        tried.append(Tried(finding, text, note))
     if program:
-        probes += [
-            Tried(Probe.SOLUTION, program),
-            Tried(Probe.AGAIN, f"{program}\nlint_second_run = 1\n"),
-            *(Tried(Probe.MUTANT, *each) for each in _mutants(tree)),
-        ]
-    return Answers(probes, limit, _conflict(tests, pairs))
+        tried += [Tried("solution", program), Tried("again", f"{program}\nlint_second_run = 1\n")]
+        tried += [Tried("mutant-passes", *each) for each in _mutants(tree)]
+    return Plan(tried, limit, _conflict(tests, pairs))
 
 
-def _parsed(solution: str, tests: PlainTests) -> tuple[str, ast.Module]:
+def _parsed(solution: str, tests: Any) -> tuple[str, ast.Module]:
     """Return a solution as a complete program, and its tree; an empty one if it is no Python."""
-    prompt = "" if isinstance(tests, StdioTests) else tests.prompt
-    for text in (solution, prompt + solution) if solution else ():
+    for text in (solution, getattr(tests, "prompt", "") + solution) if solution else ():
         with suppress(SyntaxError):
             return text, parse_source(text)
     return "", ast.Module([], [])
 
 
-# What tests ask
-
-
-def _pairs(tests: PlainTests) -> list[tuple[str, str]]:
-    """Return the input and the expected value of tests, the latter as source code of Python."""
+def _pairs(tests: Any) -> list[tuple[str, str]]:
+    """Return the inputs of tests, and the expected values as source code of Python."""
     if isinstance(tests, StdioTests):
         return [(each.stdin, repr(each.stdout)) for each in tests.cases]
     if isinstance(tests, FunctionalTests):
@@ -105,51 +91,32 @@ def _pairs(tests: PlainTests) -> list[tuple[str, str]]:
 
 
 def _compared(case: str) -> Iterator[tuple[str, str]]:
-    """Yield what a script of tests compares with a literal, and that literal."""
-    try:
+    """Yield the calls that a script of tests compares with a literal, and that literal."""
+    nodes: list[ast.AST] = []
+    with suppress(SyntaxError):
         nodes = [*ast.walk(parse_source(case))]
-    except SyntaxError:
-        return
     for node in nodes:
         match node:
-            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
-                pair = left, right
-            case ast.Call(func=ast.Attribute(attr="assertEqual"), args=[left, right, *_]):
-                pair = left, right
-            case _:
-                continue
-        for call, value in (pair, pair[::-1]):
-            if isinstance(call, ast.Call) and not isinstance(call.func, ast.Attribute):
-                with suppress(ValueError, TypeError):
-                    ast.literal_eval(value)
-                    yield ast.unparse(call), ast.unparse(value)
+            case (
+                ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])
+                | ast.Call(func=ast.Attribute(attr="assertEqual"), args=[left, right, *_])
+            ):
+                for call, value in ((left, right), (right, left)):
+                    if isinstance(call, ast.Call) and not isinstance(call.func, ast.Attribute):
+                        with suppress(ValueError, TypeError):
+                            ast.literal_eval(value)
+                            yield ast.unparse(call), ast.unparse(value)
 
 
-def _conflict(tests: PlainTests, pairs: list[tuple[str, str]]) -> str:
-    """Return which input has two expected values; empty if none has, or a program decides."""
-    if isinstance(tests, StdioTests) and tests.checker_program:
-        return ""
+def _conflict(tests: Any, pairs: list[tuple[str, str]]) -> str:
+    """Return which input has two expected values; empty if none has, or that may be."""
+    is_plain = isinstance(tests, StdioTests | FunctionalTests)
     first: dict[str, str] = {}
-    for given, expected in pairs if not isinstance(tests, AssertTests) else ():
-        if (other := first.setdefault(given, expected)).split() != expected.split():
+    for given, expected in pairs:
+        other = first.setdefault(given, expected)
+        if other.split() != expected.split() and is_plain:
             return f"for {given[:80]!r}, tests expect {other[:60]} and {expected[:60]}"
     return ""
-
-
-# Programs
-
-
-def _giving(value: str, tests: PlainTests, tree: ast.Module) -> str:
-    """Return a program that prints a value, or all of whose functions return it."""
-    if isinstance(tests, StdioTests):
-        return f"print({value})"
-    return _with_bodies(tests, tree, lambda _: value)
-
-
-def _echo(tests: PlainTests, tree: ast.Module) -> str:
-    if isinstance(tests, StdioTests):
-        return "import sys\nprint(sys.stdin.read())"
-    return _with_bodies(tests, tree, _first_argument)
 
 
 def _first_argument(function: _Function) -> str:
@@ -158,44 +125,33 @@ def _first_argument(function: _Function) -> str:
     return names[0] if names else "args[0]" if function.args.vararg else "None"
 
 
-def _with_bodies(tests: PlainTests, tree: ast.Module, value: Callable[[_Function], str]) -> str:
-    """Return the solution with other functions; without one, the function that tests call."""
+def _with_bodies(tests: Any, tree: ast.Module, value: str | Callable[[_Function], str]) -> str:
+    """Return the solution, or else the function that tests call, whose functions give a value."""
     changed = copy.deepcopy(tree)
-    functions = [each for each in ast.walk(changed) if isinstance(each, _Function)]
-    if not functions:
-        called = getattr(tests, "fn_name", "") or getattr(tests, "entry_point", "")
+    if not any(isinstance(each, _Function) for each in ast.walk(changed)):
+        called = getattr(tests, "fn_name", "") or tests.entry_point
         name = called.rpartition(".")[2].removesuffix("()") or "solution"
-        changed = parse_source(
-            f"class Solution:\n def {name}(self, *args): 0\ndef {name}(*args): 0"
-        )
-        functions = [each for each in ast.walk(changed) if isinstance(each, _Function)]
-    for function in functions:
-        if not function.name.startswith("__"):
-            function.body = [ast.Return(ast.parse(value(function), mode="eval").body)]
-            function.decorator_list = [
-                each
-                for each in function.decorator_list
-                if isinstance(each, ast.Name)
-                and each.id in {"staticmethod", "classmethod", "property"}
-            ]
+        changed = parse_source(_CALLED.format(name))
+    for each in ast.walk(changed):
+        if isinstance(each, _Function) and not each.name.startswith("__"):
+            source = value if isinstance(value, str) else value(each)
+            each.body = [ast.Return(ast.parse(source, mode="eval").body)]
+            each.decorator_list = [d for d in each.decorator_list if ast.unparse(d) in _KEPT]
     return ast.unparse(ast.fix_missing_locations(changed))
 
 
 def _mutants(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yield programs with one change, and which one: spread evenly over the solution."""
     changes, source = [*_changes(tree)], ast.unparse(tree)
-    for index in sorted({len(changes) * k // _MUTANTS for k in range(_MUTANTS)} if changes else ()):
-        node, name, value = changes[index]
+    chosen = {len(changes) * each // _MUTANTS for each in range(_MUTANTS) if changes}
+    for node, name, value in (changes[index] for index in sorted(chosen)):
         kept = getattr(node, name)
         setattr(node, name, value)
         mutant = ast.unparse(tree)
         setattr(node, name, kept)
-        lines = zip(source.splitlines(), mutant.splitlines(), strict=False)
-        for number, (before, after) in enumerate(lines, 1):
-            if before != after:
-                note = f"line {number}: `{before.strip()[:100]}` became `{after.strip()[:100]}`"
-                yield mutant, note
-                break
+        lines = enumerate(zip(source.splitlines(), mutant.splitlines(), strict=False), 1)
+        number, (before, after) = next(each for each in lines if each[1][0] != each[1][1])
+        yield mutant, f"line {number}: `{before.strip()[:100]}` became `{after.strip()[:100]}`"
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[Any, str, Any]]:

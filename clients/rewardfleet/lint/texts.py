@@ -9,63 +9,55 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.tool_truths import choices_of, truth_text
 from rewardfleet.wire.tools import ToolsRequest
 
-from .probes import REFERENCE, Answers, Probe, Tried
+from .findings import Plan, Tried
 
-_NOTHING = Tried(Probe.ANYTHING, "I cannot say.", "it says nothing")
+_NOTHING = Tried("anything-passes", "I cannot say.", "it says nothing")
 #: The formats of a final answer.
 _FINAL = (r"So it is \boxed{{{}}}.", "{}", "The final answer is {}.")
-#: References that are tried, of several right ones.
-_MOST = 3
 
 
-def final_answers(request: AnswersRequest, row: Mapping[str, Any]) -> Answers:  # noqa: ARG001 - as of all services
-    """Return the answers that are tried on a row: the reference in several formats."""
-    own: list[Tried] = []
-    for reference in request.references[:_MOST]:
-        if reference is None:  # a schema alone
-            continue
-        text = reference if isinstance(reference, str) else json.dumps(reference)
-        if r"\boxed" in text or "####" in text:
-            own.append(Tried(Probe.SOLUTION, text))
-        else:
-            own += [Tried(Probe.SOLUTION, each.format(text), REFERENCE) for each in _FINAL]
-    return Answers([*own, _NOTHING])
+def final_answers(request: AnswersRequest, _: Mapping[str, Any]) -> Plan:
+    """Return the reference in several formats; as it is, if it is a solution."""
+    reference = request.references[0]
+    if reference is None:  # a schema alone
+        return Plan([_NOTHING])
+    text = reference if isinstance(reference, str) else json.dumps(reference)
+    if r"\boxed" in text or "####" in text:
+        return Plan([Tried("solution", text), _NOTHING])
+    return Plan([*(Tried("solution", e.format(text), "the reference") for e in _FINAL), _NOTHING])
 
 
-def tool_answers(request: ToolsRequest, row: Mapping[str, Any]) -> Answers:  # noqa: ARG001 - as of all services
-    """Return the answers that are tried on a row: the right calls in several formats."""
-    own = [*_written(request.ground_truth)]
-    return Answers([*(Tried(Probe.SOLUTION, each, REFERENCE) for each in own), _NOTHING])
+def tool_answers(request: ToolsRequest, _: Mapping[str, Any]) -> Plan:
+    """Return the right calls in several formats.
 
-
-def _written(truth: Any) -> Iterator[str]:
+    Raises:
+        InvalidRequest: The truth cannot be read.
+    """
     try:
-        text = truth_text(truth)
+        text = truth_text(request.ground_truth)
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
-    if text.lstrip()[:1] != "[":
-        yield text
-        return
-    calls = [json.dumps(_call(each), ensure_ascii=False) for each in json.loads(text)]
-    if not calls:
-        yield "<think>No tool helps.</think>\n<response>I cannot do that.</response>"
-        yield "I cannot do that."
-        return
-    together = "\n".join(calls)
-    yield f"<think>I call it.</think>\n<tool_call>\n{together}\n</tool_call>"
-    yield "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in calls)
+    texts = _written(json.loads(text)) if text.startswith("[") else [text]
+    return Plan([*(Tried("solution", each, "the reference") for each in texts), _NOTHING])
+
+
+def _written(calls: list[Any]) -> Iterator[str]:
+    lines = [json.dumps(_call(each), ensure_ascii=False) for each in calls]
+    if lines:
+        together = "\n".join(lines)
+        yield f"<think>I call it.</think>\n<tool_call>\n{together}\n</tool_call>"
+        yield "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in lines)
 
 
 def _call(call: Any) -> dict[str, Any]:
     """Return a call; of BFCL's allowed values, the first one."""
     found = choices_of(call)
-    if found is None:
-        return {"name": call["name"], "arguments": call["parameters"]}
-    return {"name": found["name"], "arguments": _chosen(found["parameters"])}
+    arguments = call["parameters"] if found is None else _chosen(found["parameters"])
+    return {"name": (found or call)["name"], "arguments": arguments}
 
 
 def _chosen(value: Any) -> Any:
-    """Return a value with the first allowed value of each argument in it, if it must be there."""
+    """Return a value with the first allowed value of each argument in it that must be there."""
     if isinstance(value, list):
         return [_chosen(each) for each in value]
     if not isinstance(value, dict):

@@ -113,6 +113,8 @@ class Scoring:
     limit: int | None = None
     sample: int | None = None
     dry_run: bool = False
+    #: What becomes of the rows before they are scored.
+    change: Callable[[Iterator[Row]], Iterator[Row]] = iter
     #: That scoring took, without starting a service.
     seconds: float = field(default=0.0, init=False)
 
@@ -138,7 +140,7 @@ class Scoring:
         count = sum(source.count() for source in sources)
         if not count:
             raise ValueError(f"there are no rows in {', '.join(map(str, paths))}")
-        builder.check_columns(itertools.chain.from_iterable(each.rows() for each in sources))
+        builder.check_columns(self._rows(sources))
         expected = min(self.sample or count, self.limit or count, count)
 
         def read() -> Iterator[Row]:
@@ -158,11 +160,14 @@ class Scoring:
             return self._score(run, builder, read, sources, expected)
 
     def _selected(self, sources: Sequence[Source], count: int) -> Iterator[Row]:
-        rows = itertools.chain.from_iterable(source.rows() for source in sources)
+        rows = self._rows(sources)
         if self.sample is not None and self.sample < count:
             chosen = set(random.Random(0).sample(range(count), self.sample))  # noqa: S311 - not a secret
-            rows = (row for number, row in enumerate(rows) if number in chosen)  # type: ignore[assignment] # an iterator, too
+            rows = (row for number, row in enumerate(rows) if number in chosen)
         return itertools.islice(rows, self.limit)
+
+    def _rows(self, sources: Sequence[Source]) -> Iterator[Row]:
+        return self.change(itertools.chain.from_iterable(source.rows() for source in sources))
 
     def _check_output(self, paths: Sequence[Path]) -> None:
         """Check that the output does not become part of the input."""
