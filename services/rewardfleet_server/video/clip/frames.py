@@ -121,8 +121,6 @@ def decode_video(path: str, spec: DecodeSpec) -> Clip:
     if total != expected:  # packets show no frame, or the last frames are not judged
         with _opened(path) as video:
             frames, _ = _one_pass(video, replace(spec, recording=None), total)
-    if len({frame.shape for frame in frames}) != 1:
-        raise InvalidRequest("the video changes its frame size; send frames of one size")
     indices = spec.select(total, spec.count)
     known_fps = fps if 0 < fps <= 1000 else None
     return Clip(tuple(frames), indices, total, known_fps, spec.max_pixels)
@@ -224,13 +222,17 @@ def _one_pass(video: VideoReader, spec: DecodeSpec, expected: int) -> tuple[list
     """Decode the video, or the part; return the wanted ones of `expected` frames, and how many."""
     wanted = set(spec.select(expected, spec.count))
     frames: list[Frame] = []
+    sizes: set[tuple[int, int]] = set()
     pictures, seconds = [], []
     total = 0
     for frame in video.frames_in(spec.part) if spec.part else video.frames():
         spec.check_wanted()
         if total >= MAX_SOURCE_FRAMES:
             raise _too_many(total + 1)
-        _check_pixels(frame.width, frame.height)  # a stream may change its frame size
+        sizes.add((frame.width, frame.height))  # a stream may change it
+        if len(sizes) > 1:
+            raise InvalidRequest("the video changes its frame size; send frames of one size")
+        _check_pixels(frame.width, frame.height)
         if total in wanted:
             frames.append(_scaled(video.rgb(frame), spec.max_pixels))
         if spec.recording:

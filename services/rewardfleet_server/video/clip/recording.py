@@ -9,13 +9,14 @@ measured is in docs/benchmarks/recordings.md. To stand still is no fault, as a p
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-_SIDE = 64  # pixels per side of a picture
+_SIDE = 64  # the most pixels per side of a picture
 _BESIDE = np.array([[1, 1, 1, 1, 0, 1, 1, 1, 1]], np.uint8)  # the steps that one is compared with
 _FEWEST = 33  # frames in which a step tells something: sampled ones are often fewer, and far apart
 _SUSPECTS, _SUSPECT, _NOISE = 8, 1.0, 0.3  # steps that are examined: their difference stands out
@@ -37,7 +38,7 @@ _BLANK = "blank: there is no picture"
 _FROZEN = "frozen: the last picture is repeated, in a clip that has noise"
 _GAP = "gap: the file has no frame for a second or more before it"
 
-Gray = NDArray[np.uint8]  #: gray levels of one or more pictures, `[..., 64, 64]`
+Gray = NDArray[np.uint8]  #: gray levels of a frame or a small picture, `[H, W]`
 
 
 class Fault(NamedTuple):
@@ -60,30 +61,33 @@ class Recording:
         """Whether the frames from the first fault on are left out."""
         return self.trims and bool(self.faults) and self.faults[0].is_end
 
-    def check(self, frames: Sequence[Gray], indices: Sequence[int], *seconds: float) -> int | None:
+    def check(self, pictures: Sequence[Gray], indices: Sequence[int], *times: float) -> int | None:
         """Look for faults in small pictures; return how many of the source are left if trimmed."""
-        found = find_faults(np.stack(frames), *seconds)
+        found = find_faults(pictures, *times)
         self.faults = [fault._replace(frame=indices[fault.frame]) for fault in found]
         return indices[found[0].frame - 1] + 1 if self.is_trimmed else None
 
 
 def small_picture(frame: Gray) -> Gray:
-    """Return a frame `[H, W]` or `[H, W, 3]` as a small gray picture."""
-    small = cv2.resize(frame, (_SIDE, _SIDE), interpolation=cv2.INTER_LINEAR)
-    gray = small if small.ndim == 2 else cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
-    return gray.astype(np.uint8, copy=False)
+    """Return every nth pixel of a frame, `[H, W]` or `[H, W, 3]`, as a gray picture.
+
+    It takes a third of the time of scaling, and finds as much.
+    """
+    down, across = (-(-side // _SIDE) for side in frame.shape[:2])
+    small = frame[down // 2 :: down, across // 2 :: across].copy()
+    return small if small.ndim == 2 else np.asarray(cv2.cvtColor(small, cv2.COLOR_RGB2GRAY))
 
 
-def find_faults(pictures: Gray, *seconds: float) -> list[Fault]:
+def find_faults(pictures: Sequence[Gray], *seconds: float) -> list[Fault]:
     """Return the faults of a clip in order, from `small_picture` of frames, and their times."""
-    rows = pictures.reshape(len(pictures), -1)
-    if len(rows) < 2:
+    if len(pictures) < 2:
         return []
-    steps = cv2.reduce(cv2.absdiff(rows[1:], rows[:-1]), 1, cv2.REDUCE_AVG, dtype=cv2.CV_32F)[:, 0]
-    waits = np.diff(seconds if len(seconds) == len(rows) else (0, 0))
+    steps = np.array([cv2.norm(a, b, cv2.NORM_L1) for a, b in pairwise(pictures)], np.float32)
+    steps /= pictures[0].size
+    waits = np.diff(seconds if len(seconds) == len(pictures) else (0, 0))
     gaps = np.flatnonzero(waits >= max(_GAP_S, _GAP_STEPS * float(np.median(waits)))).tolist()
     faults = [Fault(_GAP, each + 1) for each in gaps] + _frozen(pictures, steps)
-    faults += _blank(pictures) if steps.max() > _FLAT else []  # else no picture is lost
+    faults += _blank(pictures, steps)
     out = steps / (cv2.dilate(steps[None], _BESIDE)[0] + _NOISE)
     for index in np.argsort(-out)[:_SUSPECTS].tolist():
         if out[index] >= _SUSPECT and index + 1 not in {fault.frame for fault in faults}:
@@ -91,7 +95,7 @@ def find_faults(pictures: Gray, *seconds: float) -> list[Fault]:
     return sorted(faults, key=lambda fault: fault.frame)
 
 
-def _cut(pictures: Gray, steps: NDArray[Any], index: int) -> list[Fault]:
+def _cut(pictures: Sequence[Gray], steps: NDArray[Any], index: int) -> list[Fault]:
     """Return the fault between picture `index` and the next one, if there is one."""
     after, reach = pictures[index + 1], _BESIDE.size // 2
     changed = _patterns(pictures[index], after)
@@ -99,7 +103,7 @@ def _cut(pictures: Gray, steps: NDArray[Any], index: int) -> list[Fault]:
     if change < _LEAST or len(pictures) < _FEWEST:
         return []
     back = _patterns(pictures[0], after).mean() / change
-    if back <= _BACK and _patterns(*pictures[[0, index]]).mean() >= _AWAY * change:
+    if back <= _BACK and _patterns(pictures[0], pictures[index]).mean() >= _AWAY * change:
         return [Fault(_RESET, index + 1, is_end=True)]
     beside = {*range(max(0, index - reach), min(len(steps), index + reach + 1))} - {index}
     near = np.zeros_like(after)  # where something moves in these steps
@@ -123,9 +127,13 @@ def _patterns(one: Gray, other: Gray) -> NDArray[np.float32]:
     return np.asarray((1 - alike) * (np.maximum(*variances) > 2 * _FAINT))
 
 
-def _blank(pictures: Gray) -> list[Fault]:
+def _blank(pictures: Sequence[Gray], steps: NDArray[Any]) -> list[Fault]:
     """Return the first frame without a picture, if the one beside it has one."""
-    spread = (pictures[:, ::4, start::4].reshape(len(pictures), -1) for start in (0, 1))
+    at = np.unique(np.add.outer(np.flatnonzero(steps > _FLAT), (0, 1)))  # else none is lost
+    if not at.size:
+        return []
+    near = np.stack([pictures[index] for index in at])
+    spread = (each[:, ::4, ::4].reshape(len(at), -1) for each in (near, np.roll(near, -1, axis=2)))
     one, next_to = (each - each.mean(axis=1, keepdims=True, dtype=np.float32) for each in spread)
     shared, own = np.mean(one * next_to, axis=1), np.mean(one * one, axis=1)
     blank = shared < np.maximum(_FLAT**2, _LOST * own)
@@ -133,14 +141,15 @@ def _blank(pictures: Gray) -> list[Fault]:
     beside = first - 1 if first else int((~blank).argmax())  # a picture that is lost at once
     if not blank[first] or blank[beside] or shared[beside] < max(_PICTURE**2, shared.max() / 4):
         return []
-    return [Fault(_BLANK, first, is_end=first > 0 and bool(blank[first:].all()))]
+    frame = int(at[first]) if first else 0  # those before the first step are like it
+    return [Fault(_BLANK, frame, is_end=first > 0 and bool(blank[first:].all()))]
 
 
-def _frozen(pictures: Gray, steps: NDArray[Any]) -> list[Fault]:
+def _frozen(pictures: Sequence[Gray], steps: NDArray[Any]) -> list[Fault]:
     """Return whether the last picture is repeated exactly, and frames before it have noise."""
     last = int(np.flatnonzero(steps)[-1]) + 1 if steps.any() else 0
     spread = np.linspace(0, last - 1, 2 * _REPEATS, dtype=int)
     if last < len(spread) or len(steps) - last < _REPEATS:
         return []
-    unchanged = (pictures[spread] == pictures[spread + 1]).mean(axis=(1, 2))
-    return [Fault(_FROZEN, last)] if unchanged.max() < _UNCHANGED else []
+    unchanged = max((pictures[each] == pictures[each + 1]).mean() for each in spread)
+    return [Fault(_FROZEN, last)] if unchanged < _UNCHANGED else []
