@@ -109,8 +109,7 @@ def decode_video(path: str, spec: DecodeSpec) -> Clip:
     with _opened(path, decodes=False) as video:
         expected = video.count_frames(part, MAX_SOURCE_FRAMES + 1)
     if part and not expected:
-        start, end = part
-        raise InvalidRequest(f"the video has no frame from {start:g} s to {end:g} s")
+        raise InvalidRequest("the video has no frame from {:g} s to {:g} s".format(*part))
     if expected > MAX_SOURCE_FRAMES:
         raise _too_many(expected)
     with _opened(path) as video:
@@ -121,8 +120,7 @@ def decode_video(path: str, spec: DecodeSpec) -> Clip:
     if total != expected:  # packets show no frame, or the last frames are not judged
         with _opened(path) as video:
             frames, _ = _one_pass(video, replace(spec, recording=None), total)
-    indices = spec.select(total, spec.count)
-    known_fps = fps if 0 < fps <= 1000 else None
+    indices, known_fps = spec.select(total, spec.count), fps if 0 < fps <= 1000 else None
     return Clip(tuple(frames), indices, total, known_fps, spec.max_pixels)
 
 
@@ -209,12 +207,8 @@ def select_frames(
         pictures = [small_picture(frame[1] if is_planar else frame) for frame in frames]
         frames = frames[: spec.recording.check(pictures, range(len(frames)))]
     indices = spec.select(len(frames), spec.count)
-    selected = (
-        cv2.merge(tuple(frames[index])) if is_planar else frames[index] for index in indices
-    )
-    scaled = tuple(
-        _scaled(frame.astype(np.uint8, copy=False), spec.max_pixels) for frame in selected
-    )
+    selected = (cv2.merge(tuple(frames[each])) if is_planar else frames[each] for each in indices)
+    scaled = tuple(_scaled(np.asarray(each, np.uint8), spec.max_pixels) for each in selected)
     return Clip(scaled, indices, len(frames), fps, spec.max_pixels)
 
 
