@@ -24,6 +24,7 @@ _SUSPECTS, _LATE, _NOISE = 13, 5, 0.3  # steps that are examined, and how many a
 _STANDS_OUT, _LATE_STANDS_OUT, _LEAST = 1.0, 0.6, 0.01  # what steps must have, and seen changes
 _CHANGED, _REACH = 0.5, np.ones((7, 7), np.uint8)  # a changed pixel; what moves is not new so near
 _LEAST_SIDE = 12  # of pictures in which motion is found, in pixels
+_CHANGES_MORE = 1.2  # than the steps beside it, whatever the light, if the first scene is not back
 _NEARLY_BACK = 0.85  # how far the first scene is after a reset, as a part of the step
 # A logistic regression, fitted on every other episode of DROID and on LIBERO: its offset, what is
 # added for one of the last steps, and the weights of how far the first scene is, of the logarithms
@@ -111,12 +112,12 @@ def _cut(pictures: Sequence[Gray], out: NDArray[Any], index: int) -> list[Fault]
     left = _patterns(_moved(before, after), after).mean() / change
     score += _OF_UNEXPLAINED * math.log(left + 0.01)
     for each in {*range(max(0, index - reach), min(len(out), index + reach + 1))} - {index}:
-        if score + _OF_NEW * math.log(is_new.mean() + 0.001) < 0:
+        other = _patterns(*pictures[each : each + 2])
+        is_new &= cv2.dilate((other > _CHANGED / 2).astype(np.uint8), _REACH) == 0
+        is_lamp = back > _NEARLY_BACK and change < _CHANGES_MORE * (other.mean() + _LEAST)
+        if is_lamp or score + _OF_NEW * math.log(is_new.mean() + 0.001) < 0:
             return []
-        moving = _patterns(*pictures[each : each + 2]) > _CHANGED / 2
-        is_new &= cv2.dilate(moving.astype(np.uint8), _REACH) == 0
-    is_noise = out[index] < _STANDS_OUT and not is_new.any()
-    if is_noise or score + _OF_NEW * math.log(is_new.mean() + 0.001) < 0:
+    if out[index] < _STANDS_OUT and not is_new.any():  # as in noise
         return []
     is_back = index > 0 and bool(back <= _NEARLY_BACK)
     return [Fault(_RESET if is_back else _CUT, index + 1, is_end=is_back)]
