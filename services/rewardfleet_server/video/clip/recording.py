@@ -26,7 +26,7 @@ _CHANGED, _REACH = 0.5, np.ones((7, 7), np.uint8)  # a changed pixel; what moves
 _LEAST_SIDE = 12  # of pictures in which motion is found, in pixels
 _CHANGES_MORE = 1.2  # than the steps beside it, whatever the light, if the first scene is not back
 _NEARLY_BACK = 0.85  # how far the first scene is after a reset, as a part of the step
-# A logistic regression, fitted on every other episode of DROID and on LIBERO: its offset, what is
+# A logistic regression, fitted on every other clip of DROID and LIBERO: its offset, what is
 # added for one of the last steps, and the weights of how far the first scene is, of the logarithms
 # of how far the step stands out, of what motion leaves unexplained, and of what is new.
 _OFFSET, _IS_LATE, _OF_BACK, _OF_OUT, _OF_UNEXPLAINED, _OF_NEW = 12.6, 4.8, -4.2, 5.0, 8.3, 1.8
