@@ -54,6 +54,7 @@ _EXISTING = {
     "runs/router_grpo/baseline_router": str(LIBERO),
     "prompts.jsonl": os.devnull,
     "evaluation": str(LIBERO),
+    "testlib_path=testlib/testlib.h": f"testlib_path={__file__}",
     "calibration.json": __file__,
     "prompts=vlm_reward/libero_reward_server.py": f"prompts={__file__}",
 }
