@@ -351,7 +351,7 @@ def _type_text(field: Mapping[str, Any], models: Models) -> str:  # noqa: PLR091
         return ", ".join(f"`{value}`" for value in field["enum"])
     kind = field.get("type")
     if kind == "array":
-        items = field.get("items") or field["prefixItems"][0]
+        items = field["items"] if "items" in field else field["prefixItems"][0]
         return f"list of {_type_text(items, models)}{range_text(field, 'Items')}"
     if kind == "object":
         values = field.get("additionalProperties")

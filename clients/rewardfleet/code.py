@@ -4,19 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
 from .service import BatchClient
-from .wire.code import CodeRequest, CodeScore, DatasetTests, Limits, PlainTests, as_tests
-from .wire.errors import InvalidRequest
+from .wire.code import CodeRequest, CodeScore, DatasetTests, Limits, PlainTests
 from .wire.validation import validate
 
 #: Tests as a model, or as a mapping with the same fields; or what adapters take: a row of a data
 #: set, a list of tests, a script of asserts, the JSON of one of these.
 TestsLike = PlainTests | DatasetTests | Mapping[str, Any] | Sequence[Any] | str
-
-#: What `tests` may be, for messages.
-_ACCEPTED = (
-    "give {'kind': 'stdio', 'functional' or 'asserts', 'cases': …}, {'kind': 'dataset', 'row': …}, "
-    "a row of a data set, a list of asserts, or the JSON of one of these; see docs/code-service.md"
-)
 
 
 class CodeOptions(TypedDict, total=False):
@@ -78,12 +71,4 @@ def code_request(
     Raises:
         InvalidRequest: The request is invalid; the message is the service's.
     """
-    found = as_tests(tests)
-    row = found.get("row") if isinstance(found, Mapping) else None
-    if isinstance(row, Mapping) and row.keys() == {"ground_truth"}:
-        content = row["ground_truth"]
-        # A row has no `kind` or `cases`: these are tests of a request, with a mistake.
-        is_request = isinstance(content, Mapping) and {"kind", "cases"} & content.keys()
-        if is_request or not (isinstance(content, str | list | Mapping) and content):
-            raise InvalidRequest(f"tests {repr(tests)[:100]}: {_ACCEPTED}")
-    return validate(CodeRequest, {"revision": revision, "tests": found, **options})
+    return validate(CodeRequest, {"revision": revision, "tests": tests, **options})

@@ -5,24 +5,21 @@ from typing import Any
 
 import numpy as np
 
-from .code import CodeOptions
 from .services import SERVICES, Service
 from .tool_use.completion import answer_of
 from .tools import ToolsFields
 from .video import VideoOptions
-from .wire.code import check_values, fields_of_tests
+from .wire.code import TRUTH_FIELDS, check_values, fields_of_tests
 from .wire.errors import RewardFleetError
 from .wire.policy_text import POLICY_FIELDS, text_of
 from .wire.score import LABELS, failed
 from .wire.tools_rows import fields_of_truth
-from .wire.truth import given
+from .wire.truth import given, plain
 
 #: A row of a trainer's dataset.
 SampleRow = Mapping[str, Any]
 
-#: Fields of a row that a request has as well; a column `language` may name another one, and `step`
-#: or `uid` something else.
-_OPTIONS = CodeOptions.__optional_keys__ - {"language", *LABELS}
+#: Fields of a row that a request has as well; a column `step` or `uid` may have something else.
 _TOOLS_FIELDS = ToolsFields.__optional_keys__ - {"uid"}
 _VIDEO_OPTIONS = VideoOptions.__optional_keys__ - LABELS
 
@@ -87,7 +84,7 @@ def code_fields(revision: Any, tests: Any, options: SampleRow) -> dict[str, Any]
     Raises:
         InvalidRequest: One of the texts cannot be read, or the tests are invalid.
     """
-    fields = {"revision": revision, **given(options, _OPTIONS), **fields_of_tests(tests, _OPTIONS)}
+    fields = {"revision": revision, **given(options, TRUTH_FIELDS), **fields_of_tests(plain(tests))}
     texts = {name: text_of(fields[name]) for name in POLICY_FIELDS & fields.keys()}
     return {**fields, **texts}
 

@@ -17,7 +17,7 @@ import click
 from rewardfleet import Score
 from rewardfleet.blocking import RewardFleet
 from rewardfleet.bulk.files import new_file
-from rewardfleet.wire.code import as_tests
+from rewardfleet.code import CodeOptions
 from rewardfleet.wire.policy_text import MAX_CHARACTERS
 from rewardfleet.wire.tools_rows import fields_of_truth
 
@@ -37,7 +37,7 @@ class ExpectedResult:
     tests: Path | None
     ground_truth: Path | None
     task: str | None
-    mode: Mode
+    mode: Mode | None
 
 
 @click.command(
@@ -61,9 +61,8 @@ class ExpectedResult:
 @click.option(
     "--mode",
     type=click.Choice(["pass_rate", "all_pass"]),
-    default="pass_rate",
-    show_default=True,
-    help="pass_rate: the share of tests passed. all_pass: 1 or 0.",
+    help="pass_rate: the share of tests passed. all_pass: 1 or 0.  [default: that in the file of "
+    "--tests, or pass_rate]",
 )
 @one_url("Base URL of the fleet or of the service.")
 @TIMEOUT
@@ -94,8 +93,8 @@ def command(file: Path, truth: ExpectedResult, url: str, timeout: float, output_
 def _score(file: Path, truth: ExpectedResult, url: str, timeout_s: float) -> Score:
     with RewardFleet(url, timeout_s=timeout_s, api_key=api_key()) as fleet:
         if truth.tests is not None:
-            tests = as_tests(truth.tests.read_text())
-            return fleet.code.score(_read_text(file), tests, mode=truth.mode)
+            options: CodeOptions = {"mode": truth.mode} if truth.mode else {}
+            return fleet.code.score(_read_text(file), truth.tests.read_text(), **options)
         if truth.ground_truth is not None:
             fields = fields_of_truth(truth.ground_truth.read_text())
             return fleet.tools.score(_read_text(file), **fields)

@@ -2,7 +2,7 @@
 
 import keyword
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -36,7 +36,7 @@ from .score import (
     Step,
     Timing,
 )
-from .truth import given, parsed, plain
+from .truth import given, is_missing, objects_around_tests, parsed, plain
 
 #: Maximum number of characters of an assert or a setup.
 _MAX_SOURCE = 1_000_000
@@ -301,24 +301,40 @@ class DatasetTests(Request, json_schema_extra=_ONE_CHECKER):
 
 
 #: The names of these kinds, and that of dataset rows.
-_KINDS = ("stdio", "functional", "asserts", "dataset")
+PLAIN_KINDS = ("stdio", "functional", "asserts")
+_KINDS = (*PLAIN_KINDS, "dataset")
 #: All kinds of tests except dataset rows, which are read as one of these.
 PlainTests = StdioTests | FunctionalTests | AssertTests
 #: All kinds of tests, distinguished by `kind`.
 Tests = Annotated[PlainTests | DatasetTests, Field(discriminator="kind")]
 
 
-def as_tests(ground_truth: Any) -> Any:
-    """Return the tests that a ground truth of a trainer's dataset describes.
+#: What `tests` may be, for messages.
+_ACCEPTED = (
+    "give {'kind': 'stdio', 'functional' or 'asserts', 'cases': …}, {'kind': 'dataset', 'row': …}, "
+    "tests such as {'stdin': …, 'stdout': …} or a list of these, a row of a data set, asserts, or "
+    "the JSON of one of these; see docs/code-service.md"
+)
 
-    The tests of a request stay as they are. Anything else is sent as it is, for the service to
+
+def as_tests(truth: Any) -> Any:
+    """Return tests of any form as those of a request.
+
+    Those of a request stay as they are. Anything else is sent as it is, for the service to
     recognize: `{"inputs": …, "outputs": …}` as in verl and PRIME, a row of a dataset, a list of
-    tests, a script of asserts. A text may be the JSON of all of these, and lists may be tuples, or
-    arrays as in rows from a Parquet file.
+    tests, a script of asserts, or the JSON of all of these as text.
+
+    Raises:
+        InvalidRequest: They cannot be tests.
     """
-    found = _plain(ground_truth)
+    found = parsed(truth)
+    found = found if isinstance(found, dict | list) else truth
     if _is_of_request(found):
         return found
+    # A row has no `kind` or `cases`: these are tests of a request, with a mistake.
+    is_request = isinstance(found, Mapping) and {"kind", "cases"} & found.keys()
+    if is_request or not (isinstance(found, str | list | Mapping) and found):
+        raise InvalidRequest(f"tests {repr(truth)[:100]}: {_ACCEPTED}")
     return {"kind": "dataset", "dataset": "auto", "row": {"ground_truth": found}}
 
 
@@ -348,33 +364,42 @@ def check_values(tests: Any, name: str, *, is_value: bool = False) -> None:
             check_values(each, f"{name}.{index}", is_value=is_value)
 
 
-def fields_of_tests(ground_truth: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of a request that a ground truth of a trainer's dataset stands for.
+#: The fields of a request that an object with tests may have beside them, and those of them that
+#: count beside the columns of tests as well.
+TRUTH_FIELDS = ("critique", "original_program", "original_passed", "mode", "limits")
+_BESIDE_COLUMNS = ("mode", "limits")
+
+
+def fields_of_tests(truth: Any) -> dict[str, Any]:
+    """Return the fields of a request that tests of any form stand for: the one reader of a truth.
 
     Args:
-        ground_truth: The tests, see `as_tests`; or an object with them as `tests` and further
-            fields, or the JSON of that as text.
-        names: The further fields that are read.
+        truth: The tests, see `as_tests`; or an object with them as `tests` and further fields, or
+            the JSON of that as text. Of objects in one another, the field of the innermost counts.
+            Lists are lists: see `plain`.
+
+    Raises:
+        InvalidRequest: They cannot be tests.
     """
-    found = as_tests(ground_truth)
-    match found:
-        case {"row": {"ground_truth": {"tests": inner} as row}}:
-            tests = _plain(inner)
-            # Otherwise the service reads the columns around them.
-            return {**given(row, names), "tests": tests if _is_of_request(tests) else found}
-    return {"tests": found}
+    tests = as_tests(truth)
+    if isinstance(tests, DatasetTests):
+        tests = tests.model_dump(exclude_unset=True)
+    if not (isinstance(tests, Mapping) and tests.get("dataset") == "auto"):
+        return {"tests": tests}
+    fields: dict[str, Any] = {}
+    # The service reads the columns around them, and applies rules that are given.
+    is_read_there = tests.keys() != {"kind", "dataset", "row"}
+    for each in objects_around_tests(tests.get("row")):
+        if _is_of_request(each):
+            return {**fields, **({"tests": tests} if is_read_there else fields_of_tests(each))}
+        fields |= given(each, TRUTH_FIELDS if "tests" in each else _BESIDE_COLUMNS)
+        is_read_there |= not is_missing(each.get("time_limit"))
+    return {**fields, "tests": tests}
 
 
 def _is_of_request(tests: Any) -> bool:
     is_of_kind = isinstance(tests, Mapping) and tests.get("kind") in _KINDS
     return is_of_kind or isinstance(tests, BaseModel)
-
-
-def _plain(tests: Any) -> Any:
-    """Return tests with lists for arrays; of a text what it is the JSON of."""
-    found = parsed(tests)
-    is_json = isinstance(found, dict | list) or not isinstance(tests, str)
-    return plain(found if is_json else tests)
 
 
 class Limits(Request):
@@ -398,7 +423,29 @@ class Limits(Request):
     )
 
 
-class CodeRequest(Request):
+#: Tests that are not those of a request.
+_FORMS: list[JsonSchema] = [
+    {"type": "array", "items": {}, "minItems": 1},
+    {"type": "string", "minLength": 1},
+    {
+        "type": "object",
+        "minProperties": 1,
+        "not": {"anyOf": [{"required": ["kind"]}, {"required": ["cases"]}]},
+    },
+]
+
+
+def _with_forms(schema: dict[str, Any]) -> None:
+    """Add the other name of the program, and the other forms of tests, to the schema."""
+    properties = schema["properties"]
+    properties["program"] = {**properties["revision"], "description": "Another name of `revision`."}
+    tests = properties["tests"]
+    properties["tests"] = {"description": tests.pop("description"), "anyOf": [tests, *_FORMS]}
+    schema["required"].remove("revision")
+    schema["anyOf"] = [{"required": ["revision"]}, {"required": ["program"]}]
+
+
+class CodeRequest(Request, json_schema_extra=_with_forms):
     """One program, and the tests to score it on."""
 
     revision: PolicyAnswer = Field(
@@ -407,7 +454,11 @@ class CodeRequest(Request):
         "characters, scores 0 with `compile_error`. Null, or an empty list: it is not scored, "
         "with the cause `no_answer`."
     )
-    tests: Tests = Field(description="The tests; `kind` selects one of these models.")
+    tests: Tests = Field(
+        description="The tests: `kind` selects one of these models. Or tests in any form of "
+        "docs/wire-formats.md, also as JSON text, where an object may have further fields of a "
+        "request, such as `mode`, beside them."
+    )
     critique: PolicyText | None = Field(
         None,
         description="The critique that the program was revised from. It must contain exactly one "
@@ -432,6 +483,27 @@ class CodeRequest(Request):
     run: str | None = RUN_LABEL
     step: Step | None = STEP_LABEL
     uid: str | None = UID_LABEL
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_truth(cls, given: Any, info: ValidationInfo) -> Any:
+        """Read tests of any form. What is beside them counts where the request does not say."""
+        if not isinstance(given, Mapping):
+            return given
+        fields = dict(given)
+        if "program" in fields and "revision" not in fields:
+            fields["revision"] = fields.pop("program")
+        if "tests" not in fields:
+            return fields
+        tests = fields.pop("tests")
+        try:
+            read = fields_of_tests(tests if info.mode == "json" else plain(tests))
+        except InvalidRequest as error:
+            raise ValueError(error.detail) from None
+        return {
+            **read,
+            **{name: each for name, each in fields.items() if name not in read or each is not None},
+        }
 
 
 #: The overall judgment of a critique on the program that it judges.

@@ -18,6 +18,13 @@ AMBIGUOUS_COLUMNS = frozenset(
     {"expected_answer", "label", "reference_answer", "answer", "metadata"}
 )
 
+#: Columns that contain tests of any form, or a row; the first that a row has counts.
+CONTAINERS = tuple(
+    name
+    for name in dict.fromkeys(("tests", "test", *TRUTH_COLUMNS, *NESTED_COLUMNS))
+    if name not in AMBIGUOUS_COLUMNS
+)
+
 #: How JSON begins. To find that out by the parser's error takes ten times as long.
 _JSON = re.compile(r'\s*[\[{"\-\dtfnNI]')
 
@@ -62,6 +69,14 @@ def truth_of_row(row: Mapping[str, Any]) -> Any:
             # `tests` are of this project; without its name, `unit_tests` may be those of others.
             return dict(each) if name in {"tests", "unit_tests"} else each[name]
     return {name: value for each in reversed(rows) for name, value in each.items()}
+
+
+def objects_around_tests(row: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects that lead to the tests of a row, and those if they are one."""
+    found = parsed(row)
+    while isinstance(found, Mapping):
+        yield found
+        found = parsed(next(iter(given(found, CONTAINERS).values()), None))
 
 
 def _rows(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

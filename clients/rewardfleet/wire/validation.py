@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -222,7 +222,7 @@ def _format_one(error: InputError, model: type[BaseModel] | None) -> str:
     names = [str(part) for part in loc if not str(part).startswith("function-")]
     field = ".".join(names)[:_MAX_SHOWN]
     if kind == "extra_forbidden":
-        fields = model.model_fields if model is not None and len(loc) == 1 else ()
+        fields = [] if model is None else _fields_at(model, loc)
         accepted = f"; accepted: {', '.join(fields)}" if fields else ""
         return f"unknown field {field!r}{accepted}"
     if kind == "missing":
@@ -233,6 +233,34 @@ def _format_one(error: InputError, model: type[BaseModel] | None) -> str:
         return f"{field}: {reason} Give plain base64, without a `data:` prefix"
     got = "" if isinstance(value, dict | list | bytes) else f" (got {_shorten(value)})"
     return f"{field}: {reason}{got}" if field else reason
+
+
+def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Return the fields that are accepted where an error is; none if it is not clear which."""
+    found = [model]
+    for part in loc[:-1]:
+        fields = [each.model_fields[part] for each in found if part in each.model_fields]
+        if fields:
+            found = [each for field in fields for each in _models_in(field.annotation)]
+        elif isinstance(part, str):  # it names the member of a union
+            found = [each for each in found if part in _names_of(each)]
+    return (
+        [info.alias or name for name, info in found[0].model_fields.items()]
+        if len(found) == 1
+        else []
+    )
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [each for inner in get_args(annotation) for each in _models_in(inner)]
+
+
+def _names_of(model: type[BaseModel]) -> list[str]:
+    """Return how pydantic may call a model as a member of a union."""
+    kind = model.model_fields.get("kind")
+    return [model.__name__, *map(str, get_args(kind.annotation) if kind else ())]
 
 
 def _shorten(value: object) -> str:

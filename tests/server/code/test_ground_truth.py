@@ -23,7 +23,7 @@ ASSERTS = ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]
 
 def read(ground_truth: object):
     """Return the tests that a request with a ground truth is scored on."""
-    request = validate(CodeRequest, {"revision": "", "tests": as_tests(ground_truth)})
+    request = validate(CodeRequest, {"revision": "", "tests": ground_truth})
     if not isinstance(request.tests, DatasetTests):
         return request.tests
     return read_row(request.tests)[0]

@@ -14,19 +14,19 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from rewardfleet.wire.code import CodeRequest, check_values, fields_of_tests
+from rewardfleet.wire.code import PLAIN_KINDS, CodeRequest, check_values
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.policy_text import text_of
-from rewardfleet.wire.truth import AMBIGUOUS_COLUMNS, NESTED_COLUMNS, TRUTH_COLUMNS, parsed
+from rewardfleet.wire.truth import CONTAINERS, parsed
 from rewardfleet.wire.validation import validate
 
-from .columns import Row, decompress, func_name_of, json_of, read_json, without_nan
+from .columns import Row, decompress, first_of, func_name_of, json_of, read_json, without_nan
 from .solutions import SOLUTIONS
 
 _ACCEPTED = (
-    "give the `tests` of a request, `inputs` and `outputs`, `test_cases`, a row of a dataset (with "
-    "`test`, `test_list`, `input_output`, `public_tests`, …), a list of tests or asserts, or the "
-    "JSON of these"
+    "give the `tests` of a request, tests with `stdin` and `stdout`, `inputs` and `outputs`, "
+    "`test_cases`, a row of a dataset (with `test`, `test_list`, `input_output`, `public_tests`, "
+    "…), a list of tests or asserts, or the JSON of these"
 )
 #: Columns by which a row of a dataset is recognized.
 _COLUMNS = {
@@ -44,12 +44,6 @@ _COLUMNS = {
 }
 #: Columns with a script of tests.
 _SCRIPTS = ("functional", "pytest", "test", "test_code")
-#: Columns that contain tests of any form, or a row.
-_CONTAINERS = [
-    name
-    for name in dict.fromkeys(("tests", "test", *TRUTH_COLUMNS, *NESTED_COLUMNS))
-    if name not in AMBIGUOUS_COLUMNS
-]
 #: Columns that tests need wherever they are in a row: the code around the program, solutions, and
 #: the limit.
 _AROUND = (
@@ -57,6 +51,9 @@ _AROUND = (
     "entry_point", "class_name", "test_info", "test_imports", "test_setup_code",
     "extra_info", "time_limit", "in_place", "any_order", *SOLUTIONS,
 )  # fmt: skip
+#: The names of a test's input and of its expected output.
+_INPUTS = ("input", "stdin")
+_OUTPUTS = ("output", "stdout", "expected_output", "expected_stdout")
 #: Base64 as LiveCodeBench writes it, in the first characters of a text.
 _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]{40,}")
 _TESTS = re.compile(r"\bassert|\bunittest\b|\bdef test")
@@ -102,6 +99,8 @@ def _is_script(value: JsonValue) -> bool:
 
 
 def _of_object(value: Row) -> tuple[str, Row]:  # noqa: PLR0911, PLR0912 - one for each form
+    if value.get("kind") in PLAIN_KINDS:
+        return "tests", {"tests": value}
     if value.get("assert_case"):  # verl: in place of inputs and outputs
         return "mbppplus", {"test_list": value["assert_case"]}
     tests = parsed(value.get("unit_tests"))
@@ -129,23 +128,26 @@ def _of_object(value: Row) -> tuple[str, Row]:  # noqa: PLR0911, PLR0912 - one f
             return dataset, value
     if {"code", "input", "output"} <= value.keys():
         return "cruxeval", value
-    for column in _CONTAINERS:
+    for column in CONTAINERS:
         if value.get(column) is not None:
             return _recognize(value[column])
+    if _as_case(value).keys() >= {"input", "output"}:  # a single test
+        return _of_list([value], "ground_truth")
     raise InvalidRequest(f"ground_truth: {_ACCEPTED} (its fields: {', '.join(value)[:100]})")
 
 
 def _of_list(items: Any, column: str) -> tuple[str, Row]:
     if not isinstance(items, list) or not items:
         raise InvalidRequest(f"{column}: must be a list with at least one test")
-    items = [_of_roll(each) for each in items]
+    items = [_as_case(each) for each in items]
     if all(isinstance(each, str) for each in items):
         return "mbppplus", {"test_list": items}
     for each in items:
         if not (isinstance(each, dict) and {"input", "output"} <= each.keys()):
             found = f" (one has: {', '.join(each)[:100]})" if isinstance(each, dict) else ""
             raise InvalidRequest(
-                f"{column}: each test must be an assert, or have `input` and `output`{found}"
+                f"{column}: each test must be an assert, or have `stdin` and `stdout`, or `input` "
+                f"and `output`{found}"
             )
     if all(isinstance(each["input"], dict) for each in items):
         return "code_contests", {"test": items}  # SandboxFusion
@@ -163,15 +165,16 @@ def _of_list(items: Any, column: str) -> tuple[str, Row]:
     return "apps", {"input_output": tests}
 
 
-def _of_roll(test: Any) -> Any:
-    """Return a test in a form of ROLL as an assert, or with `input` and `output`."""
+def _as_case(test: Any) -> Any:
+    """Return a test as an assert, or with its `input` and `output`, whatever they are called."""
     if not isinstance(test, dict):
         return test
-    if isinstance(test.get("assert_code"), str):
+    if isinstance(test.get("assert_code"), str):  # ROLL
         return test["assert_code"]
-    if {"stdin", "expected_stdout"} <= test.keys():
-        return {"input": test["stdin"], "output": test["expected_stdout"]}
-    return test
+    (_, given), (_, expected) = first_of(test, *_INPUTS), first_of(test, *_OUTPUTS)
+    return (
+        test if given is None or expected is None else {**test, "input": given, "output": expected}
+    )
 
 
 def request_of(response: Any, ground_truth: JsonValue) -> CodeRequest:
@@ -186,5 +189,5 @@ def request_of(response: Any, ground_truth: JsonValue) -> CodeRequest:
         InvalidRequest: A field is invalid. Tests are read later, see `read_row`.
     """
     check_values(ground_truth, "ground_truth")
-    fields = fields_of_tests(ground_truth, CodeRequest.model_fields)
-    return validate(CodeRequest, {**fields, "revision": text_of(response)}, prefix="ground_truth: ")
+    fields = {"revision": text_of(response), "tests": ground_truth}
+    return validate(CodeRequest, fields, prefix="ground_truth: ")

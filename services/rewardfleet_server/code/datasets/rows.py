@@ -14,7 +14,7 @@ docs/code-service.md says what else differs from CTRL with SandboxFusion.
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from rewardfleet.wire.code import (
     MAX_TESTS,
@@ -83,7 +83,7 @@ def read_row(tests: DatasetTests) -> DatasetRow:
         dataset, row = recognize(columns) if tests.dataset == "auto" else (tests.dataset, columns)
         _check_labels(row)
         fields = _READERS[dataset](row)
-        fields["cases"] = _first_cases(fields["cases"], tests.first)
+        fields = {**fields, "cases": _first_cases(fields["cases"], tests.first)}
         fields |= _overrides(tests, fields["kind"])
         is_plus = dataset == "code_contests" and row.get("test_cases") is not None
         limits = {"cpu_s": _time_limit(row.get("time_limit"), unit=1e-3 if is_plus else 1.0)}
@@ -263,6 +263,7 @@ _READERS: dict[str, Callable[[Row], dict[str, Any]]] = {
     "apps": _apps,
     "codeforces": read_codeforces,
     "cruxeval": read_cruxeval,
+    "tests": lambda row: cast("Row", row["tests"]),  # those of a request
 }
 
 
