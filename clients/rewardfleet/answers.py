@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, TypedDict, Unpack
 
-from .service import BatchClient
+from .service import BatchClient, with_options
 from .wire.answers import AnswersRequest, AnswersScore, Form, Rule, fields_of_truth
 from .wire.policy_text import text_of
 from .wire.validation import validate
@@ -32,6 +32,7 @@ class AnswersClient(BatchClient[AnswersRequest, AnswersScore]):
     score_type = AnswersScore
     has_run_label = True
 
+    @with_options
     async def score(
         self,
         response: str | None,
@@ -45,6 +46,7 @@ class AnswersClient(BatchClient[AnswersRequest, AnswersScore]):
         """
         return await self._score_one(answers_request(response, reference, **options))
 
+    @with_options
     async def reward(
         self,
         response: str | None,
@@ -61,6 +63,7 @@ class AnswersClient(BatchClient[AnswersRequest, AnswersScore]):
         return await self.policy.reward_of(self.score(response, reference, **options))
 
 
+@with_options
 def answers_request(
     response: str | None, reference: ReferenceLike = None, **options: Unpack[AnswersOptions]
 ) -> AnswersRequest:

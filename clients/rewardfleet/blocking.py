@@ -41,6 +41,9 @@ class _BlockingClient:
 
         return call
 
+    def __repr__(self) -> str:
+        return repr(self._client)
+
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *(name for name in dir(self._client) if name[0] != "_")]
 
@@ -56,6 +59,9 @@ class RewardFleet:
         if name not in SERVICES:
             raise AttributeError(name)
         return _BlockingClient(self._loop, getattr(self._fleet, name))
+
+    def __repr__(self) -> str:
+        return repr(self._fleet)
 
     def close(self) -> None:
         """Cancel pending calls, close the connections, and end the thread."""

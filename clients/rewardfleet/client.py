@@ -1,12 +1,17 @@
 """The async client of all services."""
 
 import asyncio
+import difflib
+import inspect
 import math
-from collections.abc import Sequence
+import numbers
+import os
+import sys
+from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from .answers import AnswersClient
 from .code import CodeClient
@@ -58,8 +63,8 @@ class RewardFleet:
         binary_reward: Whether rewards of the video service are 1.0 for a score of at least
             `success_threshold`, else 0.0. If False, they are the scores. Rewards of the other
             services are always the scores.
-        run: The training run of requests to the video and the code service that do not name one,
-            for score logs.
+        run: The training run of calls that do not name one, for score logs, and in batches of
+            episodes. A run of the tools service has a budget, so its requests name it themselves.
         attempt: Which start of the training run this is, the same in all of its processes: the
             first call of a new one discards what services store of the run from its step on.
         score_log: A folder that keeps what was scored; see `rewardfleet log`.
@@ -74,7 +79,7 @@ class RewardFleet:
 
     Raises:
         ValueError: A value is out of range, a URL or a file is not valid, or no URL is given.
-        TypeError: There is no such service or option.
+        TypeError: There is no such service or option, or a value has another type.
         ImportError: `compress_frames` needs a package that is not installed.
     """
 
@@ -106,19 +111,20 @@ class RewardFleet:
         trust_env: bool = False,
         **urls: str | Sequence[str] | None,
     ) -> None:
-        if not 0 <= success_threshold <= 1:
-            raise ValueError(f"success_threshold: give a number in [0, 1], not {success_threshold}")
-        if not (timeout_s > 0 and math.isfinite(timeout_s)):
-            raise ValueError(f"timeout_s: give seconds above 0, not {timeout_s}")
-        if max_concurrency < 1:
-            raise ValueError(f"max_concurrency: give 1 or more, not {max_concurrency}")
-        if not 0 <= coalesce_s <= 1:
-            raise ValueError(f"coalesce_s: give seconds in [0, 1], not {coalesce_s}")
+        _check("success_threshold", success_threshold, "a number in [0, 1]", 0, 1)
+        _check("timeout_s", timeout_s, "seconds above 0", sys.float_info.min, sys.float_info.max)
+        _check("max_concurrency", max_concurrency, "1 or more", 1, math.inf)
+        _check("coalesce_s", coalesce_s, "seconds in [0, 1]", 0, 1)
+        _check_types(str, run=run, attempt=attempt, api_key=api_key)
+        _check_types(str | os.PathLike, score_log=score_log, verify=verify, cert=cert)
         if compress_frames and find_spec("zstandard") is None:
             raise ImportError("compress_frames needs it: pip install 'zstandard>=0.23'")
         given = {name: each for name, each in urls.items() if each is not None}
         if unknown := given.keys() - SERVICES.keys():
-            raise TypeError(f"no such service or option: {', '.join(sorted(unknown))}")
+            known = [*inspect.signature(RewardFleet).parameters, *SERVICES]
+            near = difflib.get_close_matches(min(unknown), known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise TypeError(f"no such service or option: {', '.join(sorted(unknown))}{hint}")
         base_urls: dict[str, list[str]] = {}
         if url is not None:
             fleet_urls = _base_urls("url", url, "http://127.0.0.1:18000")
@@ -166,6 +172,10 @@ class RewardFleet:
             hint = f"no URL of the {name} service: give {name}=..., or the URL of a fleet"
             raise AttributeError(hint if name in SERVICES else name)
 
+    def __repr__(self) -> str:
+        clients = [(name, getattr(self, name)) for name in SERVICES if name in vars(self)]
+        return f"RewardFleet({', '.join(f'{name}={each.shown_urls}' for name, each in clients)})"
+
     def _log_of(self, service: str, run: str | None) -> "ClientLog | None":
         if not self._logs:
             return None
@@ -187,6 +197,19 @@ class RewardFleet:
         await self.aclose()
 
 
+def _check(name: str, value: Any, accepted: str, low: float, high: float) -> None:
+    is_number = isinstance(value, numbers.Real)  # also numpy's
+    if not (is_number and low <= value <= high):
+        raise ValueError(f"{name}: give {accepted}, not {value!r}")
+
+
+def _check_types(accepted: Any, **values: object) -> None:
+    for name, value in values.items():  # which may be secret
+        if not isinstance(value, accepted | None):
+            what = "a text" if accepted is str else "a path"
+            raise TypeError(f"{name}: give {what}, not {type(value).__name__}")
+
+
 def header_safe(api_key: str | None) -> str | None:
     """Return a key that fits in a header, without white space around it.
 
@@ -201,10 +224,10 @@ def header_safe(api_key: str | None) -> str | None:
 
 def _base_urls(argument: str, given: str | Sequence[str], example: str) -> list[str]:
     """Check the base URLs of an argument; return each once, without a slash at the end."""
-    urls = [given] if isinstance(given, str) else list(given)
+    urls = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     for url in urls:
-        if not is_base_url(url):
-            raise ValueError(f"{argument}: give a URL such as {example}, not {redact(url)!r}")
+        if not (isinstance(url, str) and is_base_url(url)):
+            raise ValueError(f"{argument}: give a URL such as {example}, not {redact(str(url))!r}")
     if not urls:
         raise ValueError(f"{argument}: give one URL or more")
     return list(dict.fromkeys(url.rstrip("/") for url in urls))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
-from .service import BatchClient
+from .service import BatchClient, with_options
 from .wire.code import CodeRequest, CodeScore, DatasetTests, Limits, PlainTests
 from .wire.validation import validate
 
@@ -15,6 +15,7 @@ TestsLike = PlainTests | DatasetTests | Mapping[str, Any] | Sequence[Any] | str
 class CodeOptions(TypedDict, total=False):
     """The options of `code_request`."""
 
+    program: str | None
     critique: str | None
     original_program: str | None
     original_passed: bool | None
@@ -33,8 +34,9 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
     score_type = CodeScore
     has_run_label = True
 
+    @with_options
     async def score(
-        self, revision: str | None, tests: TestsLike, **options: Unpack[CodeOptions]
+        self, revision: str | None = None, tests: TestsLike = (), **options: Unpack[CodeOptions]
     ) -> CodeScore:
         """Score one program. The arguments are those of `code_request`.
 
@@ -43,8 +45,9 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
         """
         return await self._score_one(code_request(revision, tests, **options))
 
+    @with_options
     async def reward(
-        self, revision: str | None, tests: TestsLike, **options: Unpack[CodeOptions]
+        self, revision: str | None = None, tests: TestsLike = (), **options: Unpack[CodeOptions]
     ) -> float:
         """Score one program and return the score as its reward, in [0, 1].
 
@@ -56,19 +59,21 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
         return await self.policy.reward_of(self.score(revision, tests, **options))
 
 
+@with_options
 def code_request(
-    revision: str | None, tests: TestsLike, **options: Unpack[CodeOptions]
+    revision: str | None = None, tests: TestsLike = (), **options: Unpack[CodeOptions]
 ) -> CodeRequest:
     """Build a request from a program and its tests.
 
     Args:
         revision: The program, plain or in a fenced block of a text. None abstains: `no_answer`.
-        tests: 1 to 1000 tests of one kind; or a row of a data set, a list of asserts, or the JSON
-            of one of these, in which the service finds the tests.
-        options: `critique`, `original_program`, `original_passed`, `mode`, `limits` and
-            `language`; see `CodeRequest`.
+        tests: 1 to 1000 tests of one kind; or tests, a row of a data set, a list of asserts in any
+            form of docs/wire-formats.md, or the JSON of one of these.
+        options: `program`, another name of `revision`; `critique`, `original_program`,
+            `original_passed`, `mode`, `limits` and `language`; see `CodeRequest`.
 
     Raises:
         InvalidRequest: The request is invalid; the message is the service's.
     """
-    return validate(CodeRequest, {"revision": revision, "tests": tests, **options})
+    given = {} if revision is None and "program" in options else {"revision": revision}
+    return validate(CodeRequest, {**given, "tests": tests, **options})

@@ -63,7 +63,7 @@ class EpisodeClient(RunStateClient):
 
     async def score_batch(
         self,
-        items: Sequence[EpisodeRequest],
+        items: Sequence[EpisodeRequest | Mapping[str, Any]],
         options: OptionsLike | None = None,
         *,
         run: str | None = None,
@@ -72,19 +72,19 @@ class EpisodeClient(RunStateClient):
         """Score a rollout batch in one request, so that its groups stay together.
 
         Args:
-            items: 1 to 4096 episodes.
-            run: Name of the training run, for `normalize: running`.
+            items: 1 to 4096 episodes, or the arguments of `episode_request` for each.
+            run: Name of the training run, for `normalize: running`; None: that of `RewardFleet`.
             step: Step of the training run, for `normalize: running`.
 
         Raises:
             RewardFleetError: The batch was refused. An invalid item has its own `error` instead.
         """
-        fields: dict[str, Any] = {"options": options or {}, "run": run, "step": step}
+        fields: dict[str, Any] = {"options": options or {}, "run": run or self._run, "step": step}
         fields |= self._attempt
         given = {name: value for name, value in fields.items() if value is not None}
         header = validate(EpisodeBatchHeader, given)
         batch = EpisodeBatchRequest.model_construct(
-            {*header.model_fields_set, "items"}, items=list(items), **dict(header)
+            {*header.model_fields_set, "items"}, items=await self._requests(items), **dict(header)
         )
         response = await self._transport.call("POST", "/score/batch", EpisodeBatchResponse, batch)
         if self._log is not None and len(response.results) == len(batch.items):
@@ -93,7 +93,7 @@ class EpisodeClient(RunStateClient):
 
     async def rewards(
         self,
-        items: Sequence[EpisodeRequest],
+        items: Sequence[EpisodeRequest | Mapping[str, Any]],
         options: OptionsLike | None = None,
         *,
         run: str | None = None,

@@ -2,11 +2,12 @@
 
 import asyncio
 import copy
+import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, get_args
 from urllib.parse import quote
 
 from pydantic import TypeAdapter
@@ -16,6 +17,7 @@ from .http.coalesce import Coalescer
 from .http.replicas import rest_seconds, retry_wait
 from .http.tracing import span
 from .http.transport import MAX_BATCH_BYTES, NotEncoded, ServiceTransport
+from .services import SERVICES
 from .wire.errors import (
     BackendFailed,
     Conflict,
@@ -32,12 +34,14 @@ from .wire.score import (
     MAX_BATCH_ITEMS,
     BatchRequest,
     BatchResponse,
+    Health,
     Name,
     Request,
     Score,
     abstained,
     failed,
 )
+from .wire.urls import redact
 
 if TYPE_CHECKING:
     from .score_log.of_client import ClientLog
@@ -47,7 +51,12 @@ _NAME = TypeAdapter(Name)
 RequestT = TypeVar("RequestT", bound=Request)
 ScoreT = TypeVar("ScoreT", bound=Score)
 
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
 log = logging.getLogger(__name__)
+
+#: Seconds after which a service that is not ready is reported as that.
+_HEALTH_SECONDS = 5.0
 
 #: Errors that the caller must correct, which no reward replaces.
 CALLER_ERRORS = InvalidRequest | Unauthorized | Forbidden | MethodNotAllowed | TooLarge | Conflict
@@ -126,6 +135,19 @@ class RewardPolicy:
         return self.on_failure
 
 
+def with_options(function: FunctionT) -> FunctionT:
+    """Show the options of a function in its signature, as `help` does not know `Unpack`."""
+    signature = inspect.signature(function)
+    *arguments, options = signature.parameters.values()
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    arguments += [
+        inspect.Parameter(name, keyword, default=..., annotation=annotation)
+        for name, annotation in get_args(options.annotation)[0].__annotations__.items()
+    ]
+    function.__signature__ = signature.replace(parameters=arguments)  # type: ignore[attr-defined]
+    return function
+
+
 class ServiceClient:
     """A client of one service.
 
@@ -167,9 +189,57 @@ class ServiceClient:
         """Seconds for a call."""
         return self._transport.timeout_s
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shown_urls})"
+
+    @property
+    def shown_urls(self) -> str:
+        """Its URLs without passwords, as in Python code: a list if there are several."""
+        urls = [redact(each) for each in self._transport.urls]
+        return repr(urls if len(urls) > 1 else urls[0])
+
+    async def health(self) -> Health:
+        """Return what the service says when it is asked whether it can score.
+
+        Raises:
+            RewardFleetError: It cannot score now, or the request failed.
+        """
+        deadline = asyncio.get_running_loop().time() + min(self.timeout_s, _HEALTH_SECONDS)
+        return await self._transport.call("GET", "/readyz", Health, deadline=deadline)
+
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
         await self._transport.aclose()
+
+    async def _requests(self, items: Sequence[Any]) -> list[Any]:
+        """Return the requests of items, which may be arguments of `score` instead.
+
+        Raises:
+            InvalidRequest: There are none, or one of them is invalid.
+        """
+        if isinstance(items, str | Mapping | Request) or not len(items):
+            raise InvalidRequest("items: give a list of 1 item or more")
+        if all(isinstance(each, Request) for each in items):
+            return list(items)
+        # In a thread: it encodes the frames of clips.
+        return await asyncio.to_thread(lambda: [self._request(*each) for each in enumerate(items)])
+
+    def _request(self, place: int, item: Any) -> Any:
+        build = SERVICES[self._transport.service].request
+        try:
+            match item:
+                case Request():
+                    return item
+                case Mapping():
+                    return build(**item)
+                case tuple():
+                    return build(*item)
+        except (InvalidRequest, TypeError) as error:
+            raise InvalidRequest(f"items.{place}: {error}") from None
+        raise InvalidRequest(
+            f"items.{place}: give a request, or the arguments of its builder as a mapping or a "
+            f"tuple, not {type(item).__name__}"
+        )
 
 
 class RunStateClient(ServiceClient):
@@ -226,21 +296,24 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
             return None
         return request.model_copy(update={name: text and UNUSABLE for name, text in texts.items()})
 
-    async def score_batch(self, requests: Sequence[RequestT]) -> list[ScoreT]:
+    async def score_batch(
+        self, requests: Sequence[RequestT | Mapping[str, Any] | tuple[Any, ...]]
+    ) -> list[ScoreT]:
         """Score several items, in order. An item that fails has its own `error`.
 
         Many items are split over several concurrent requests. An item with a retryable error is
         sent again as a single request.
 
+        Args:
+            requests: Requests, or the arguments of `score`: by name, or in order as a tuple.
+
         Raises:
-            InvalidRequest: `requests` is empty.
+            InvalidRequest: `requests` is empty, or cannot be made of these arguments.
             RewardFleetError: All requests were refused.
         """
-        if not requests:
-            raise InvalidRequest("items: a batch has 1 item or more")
-        items = [self._labeled(request) for request in requests]
+        items = [self._labeled(request) for request in await self._requests(requests)]
         service = self._transport.service
-        with span(f"{service}.score_batch", service, len(requests)):
+        with span(f"{service}.score_batch", service, len(items)):
             answers = await self._send(items, self._transport.deadline())
         if self._log is not None:
             self._log.add(items, answers)
@@ -250,8 +323,10 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
             raise (wrong or refused)[0]
         return [self._scored(answer) for answer in answers]
 
-    async def rewards(self, requests: Sequence[RequestT]) -> list[float]:
-        """Score several items and return their rewards, in the same order.
+    async def rewards(
+        self, requests: Sequence[RequestT | Mapping[str, Any] | tuple[Any, ...]]
+    ) -> list[float]:
+        """Score several items, as `score_batch` takes them, and return their rewards, in order.
 
         Raises:
             RewardFleetError: There is no reward, and `on_failure` is "raise".

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 from uuid import uuid4
 
-from .service import BatchClient, RunStateClient, run_path
+from .service import BatchClient, RunStateClient, run_path, with_options
 from .wire.tools import (
     Budget,
     BudgetRequest,
@@ -45,6 +45,7 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore], RunStateClient):
     request_type = ToolsRequest
     score_type = ToolsScore
 
+    @with_options
     async def score(
         self, response: str | None, ground_truth: Any, **fields: Unpack[ToolsFields]
     ) -> ToolsScore:
@@ -55,6 +56,7 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore], RunStateClient):
         """
         return await self._score_one(tools_request(response, ground_truth, **fields))
 
+    @with_options
     async def reward(
         self, response: str | None, ground_truth: Any, **fields: Unpack[ToolsFields]
     ) -> float:
@@ -118,6 +120,7 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore], RunStateClient):
         return await self._transport.call("POST", path, BudgetUpdate, request)
 
 
+@with_options
 def tools_request(
     response: str | None, ground_truth: Any, **fields: Unpack[ToolsFields]
 ) -> ToolsRequest:

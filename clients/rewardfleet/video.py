@@ -4,14 +4,15 @@ import asyncio
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, Unpack
 
 from pydantic import JsonValue
 
 from .http.transport import MAX_BATCH_BYTES
-from .service import BatchClient
+from .service import BatchClient, with_options
 from .wire.digest import content_sha256
-from .wire.errors import DeadlineExceeded
+from .wire.errors import DeadlineExceeded, Forbidden, InvalidRequest, NotFound
 from .wire.validation import validate
 from .wire.video import VideoHealth, VideoRequest, VideoScore
 
@@ -68,6 +69,7 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
     has_run_label = True
     has_threshold = True
 
+    @with_options
     async def score(
         self, task_text: str, clip: ClipLike, **options: Unpack[VideoOptions]
     ) -> VideoScore:
@@ -85,6 +87,7 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
         del clip  # the request has its frames, encoded
         return await self._score_one(request, deadline)
 
+    @with_options
     async def reward(
         self, task_text: str, clip: ClipLike, **options: Unpack[VideoOptions]
     ) -> float:
@@ -97,6 +100,19 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
                 "raise".
         """
         return await self.policy.reward_of(self.score(task_text, clip, **options))
+
+    async def _score_one(self, request: VideoRequest, deadline: float | None = None) -> VideoScore:
+        try:
+            return await super()._score_one(request, deadline)
+        except (InvalidRequest, Forbidden, NotFound) as error:
+            path = request.video_path
+            if path is None or not await asyncio.to_thread(Path(path).is_file):
+                raise
+            raise type(error)(
+                f"{error.detail}; this machine has that file: to send its bytes, give "
+                f"Path({path!r}).read_bytes()",
+                request_id=error.request_id,
+            ) from None
 
     async def health(self) -> VideoHealth:
         """Return which judges are loaded.
@@ -112,6 +128,7 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
         return sum(4 * math.ceil(len(each) / 3) + 3 for each in request.content)
 
 
+@with_options
 def video_request(task_text: str, clip: ClipLike, **options: Unpack[VideoOptions]) -> VideoRequest:
     """Build a request. Of an array, only the `nframes` frames that the judge will see are sent.
 

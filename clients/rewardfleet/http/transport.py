@@ -110,7 +110,7 @@ class ServiceTransport:
         #: reports them, for the metrics of the service.
         self.fallback_rewards = 0
         self._pending = pending
-        self._urls = urls
+        self.urls = urls  #: base URLs of the replicas
         self._worked: set[str] = set()  #: URLs at which the service has answered
         self._headers = bearer(api_key)
         self.timeout_s = timeout_s  #: seconds for a call
@@ -138,7 +138,7 @@ class ServiceTransport:
 
         Each replica gets a share; one request takes at most half of its `max_concurrency`.
         """
-        share = math.ceil(count / len(self._urls))
+        share = math.ceil(count / len(self.urls))
         return min(MAX_BATCH_ITEMS, share, max(self._max_concurrency // 2, 1))
 
     async def call(
@@ -190,7 +190,7 @@ class ServiceTransport:
                 if pid == current[0] and loop.is_closed():
                     self._connected.pop((pid, loop), None)
             replicas = self._connected[current] = Replicas(
-                self._urls, self._connect, self._headers, self._max_concurrency
+                self.urls, self._connect, self._headers, self._max_concurrency
             )
         return replicas
 

@@ -491,7 +491,9 @@ class CodeRequest(Request, json_schema_extra=_with_forms):
         if not isinstance(given, Mapping):
             return given
         fields = dict(given)
-        if "program" in fields and "revision" not in fields:
+        if "program" in fields:
+            if "revision" in fields:
+                raise ValueError("program: another name of `revision`; give one of them")
             fields["revision"] = fields.pop("program")
         if "tests" not in fields:
             return fields

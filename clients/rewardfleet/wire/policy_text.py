@@ -24,7 +24,7 @@ UNUSABLE = "\0"
 
 #: The fields of requests that contain such a text.
 POLICY_FIELDS = frozenset(
-    {"revision", "critique", "original_program", "completion", "code", "response"}
+    {"revision", "critique", "original_program", "completion", "code", "response", "program"}
 )
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -183,6 +183,12 @@ def abstained(score: Score) -> Abstained:
     return error
 
 
+class Health(Response, extra="allow"):
+    """The response of `GET /readyz` of a service that can score, with fields of the service."""
+
+    status: str = Field(description="`ready`.")
+
+
 ItemT = TypeVar("ItemT")
 ScoreT = TypeVar("ScoreT", bound=Score)
 

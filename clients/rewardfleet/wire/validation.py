@@ -224,6 +224,8 @@ def _format_one(error: InputError, model: type[BaseModel] | None) -> str:
     if kind == "extra_forbidden":
         fields = [] if model is None else _fields_at(model, loc)
         accepted = f"; accepted: {', '.join(fields)}" if fields else ""
+        if str(loc[-1]) in {"timeout", "timeout_s"}:
+            accepted = "; give `timeout_s` to `RewardFleet`, or the header X-Request-Timeout"
         return f"unknown field {field!r}{accepted}"
     if kind == "missing":
         return f"field {field!r} is missing"

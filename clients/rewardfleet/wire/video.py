@@ -14,6 +14,7 @@ from .score import (
     STEP_LABEL,
     UID_LABEL,
     FiniteJson,
+    Health,
     JsonSchema,
     Request,
     Response,
@@ -223,7 +224,7 @@ class VideoScore(Score):
     )
 
 
-class VideoHealth(Response):
+class VideoHealth(Health):
     """The response of `GET /health`, as in the original LIBERO reward server."""
 
     status: str = Field(description="`ok`.")
