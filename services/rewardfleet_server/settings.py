@@ -85,24 +85,24 @@ class ServerSettings(BaseSettings):
 
     # One line per setting.
     # fmt: off
-    host: str = setting("127.0.0.1", "Address; one beyond loopback needs --api-key-file.")
+    host: str = setting("127.0.0.1", "Address to bind; one beyond loopback needs --api-key-file.")
     port: int = setting(SERVICES["video"].port, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT")
-    api_key_file: FilePath | None = setting(None, "Accepted API keys, one per line; read again when it changes.")
+    api_key_file: FilePath | None = setting(None, "File of API keys, one per line; read again when it changes.")
     allow_unauthenticated: bool = setting(False, "Listen beyond loopback without API keys.")
     open_metrics: bool = setting(False, "Serve GET /metrics without an API key.")
     allowed_host: NameList = setting([], "Accepted `Host`s, besides loopback names and, beyond loopback, IP addresses. `*`: any, the default with --api-key-file.", metavar="NAME")
-    max_in_flight: PositiveInt = setting(64, "Items at the backend at the same time.")
-    max_queue_depth: PositiveInt = setting(512, "Items that wait for the backend; others get 429.")
-    max_body_mb: PositiveInt = setting(64, "MiB of a request body or a video file, at most.")
-    deadline_s: float = setting(120.0, "Seconds for a request, including the time it waits.", gt=0)
-    shutdown_timeout_s: float = setting(30.0, "Seconds for admitted requests after SIGTERM.", ge=0)
-    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "debug, info, warning (no line per request) or error.", metavar="LEVEL")
-    log_sample_rate: float = setting(1.0, "Share of the lines about requests without a failure.", ge=0, le=1)
+    max_in_flight: PositiveInt = setting(64, "Most items at the backend at the same time.")
+    max_queue_depth: PositiveInt = setting(512, "Most items that wait for the backend; others get 429.")
+    max_body_mb: PositiveInt = setting(64, "Largest request body or video file in MiB.")
+    deadline_s: float = setting(120.0, "Most seconds of a request, including its wait.", gt=0)
+    shutdown_timeout_s: float = setting(30.0, "Most seconds for admitted requests after SIGTERM.", ge=0)
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Log level debug, info, warning (no requests) or error.", metavar="LEVEL")
+    log_sample_rate: float = setting(1.0, "Share of the successful requests that are logged.", ge=0, le=1)
     score_log: Path | None = setting(None, "Folder that keeps requests, scores and small pictures.", metavar="FOLDER")
     score_log_sample: float = setting(0.05, "Share of cached scores, episodes and answers kept.", ge=0, le=1, metavar="SHARE")
-    score_log_mb: PositiveInt = setting(4096, "MiB of that folder, beyond which the oldest records are deleted.")
-    score_log_days: float = setting(30.0, "Days after which records are deleted.", gt=0, metavar="DAYS")
-    score_log_key_file: FilePath | None = setting(None, "Keys of `rewardfleet look URL`, no API keys.")
+    score_log_mb: PositiveInt = setting(4096, "Largest --score-log in MiB; its oldest records go.")
+    score_log_days: float = setting(30.0, "Days for which records are kept.", gt=0, metavar="DAYS")
+    score_log_key_file: FilePath | None = setting(None, "File of keys, no API keys, for `rewardfleet look URL`.")
     # fmt: on
 
     @model_validator(mode="after")
@@ -129,9 +129,9 @@ class CacheSettings(ServerSettings):
 
     # One line per setting.
     # fmt: off
-    cache_mb: int = setting(256, "MiB of scores cached in memory; 0 for none.", ge=0)
-    cache: Store = setting(None, "Stored scores: a SQLite file, or redis://HOST:6379/0 for replicas.", metavar="FILE|URL")
-    cache_signing_key_file: FilePath | None = setting(None, "Secret, not an API key, that signs what --cache stores.")
+    cache_mb: int = setting(256, "Most MiB of scores cached in memory; 0: none.", ge=0)
+    cache: Store = setting(None, "Store of scores: a SQLite file, or redis://HOST:6379/0.", metavar="FILE|URL")
+    cache_signing_key_file: FilePath | None = setting(None, "File of a secret, not an API key, that signs what --cache stores.")
     # fmt: on
 
 

@@ -20,7 +20,7 @@ _SHARE = click.FloatRange(0.001, 0.5)
     "video --calibration FILE` applies it.",
 )
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@path_option("-o", "FILE", "The calibration, as JSON.", "--output", required=True)
+@path_option("-o", "FILE", "File for the calibration, as JSON.", "--output", required=True)
 @click.option(
     "--map",
     "kind",
@@ -30,8 +30,8 @@ _SHARE = click.FloatRange(0.001, 0.5)
     help="platt: a logistic function. per-task: with an offset for each task, shrunk towards 0. "
     "isotonic: any function that rises; for hundreds of labels.",
 )
-@number("--false-positives", "SHARE", "Of failures that may be accepted.", 0.05, of=_SHARE)
-@number("--confidence", "SHARE", "That it holds.", 0.95, of=click.FloatRange(0.5, 0.999))
+@number("--false-positives", "SHARE", "Largest share of accepted failures.", 0.05, of=_SHARE)
+@number("--confidence", "SHARE", "Its confidence level.", 0.95, of=click.FloatRange(0.5, 0.999))
 def command(
     folder: Path, output: Path, kind: str, false_positives: float, confidence: float
 ) -> None:

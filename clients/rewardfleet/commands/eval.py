@@ -57,7 +57,7 @@ command = CommandGroup("eval", help="Measure how good a judge is.")
 @path_option(
     "-o",
     "FOLDER",
-    "Gets report.html, report.json, verdicts.jsonl and the scores.",
+    "Folder for report.html, report.json, verdicts.jsonl and the scores.",
     "--output",
     required=True,
 )

@@ -26,7 +26,7 @@ from .settings import api_key
 @click.command(name="explain")
 @click.argument("source", metavar="REQUEST|LOG", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--id", metavar="PREFIX", help="The record of LOG whose id begins with it.")
-@one_url("Of a fleet or a service, which scores REQUEST.")
+@one_url("Base URL of the fleet or the service that scores REQUEST.")
 @TIMEOUT
 def command(source: Path, id: str | None, url: str, timeout: float) -> int:  # noqa: A002 - click's
     """Tell why a score is what it is.

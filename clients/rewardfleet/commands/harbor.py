@@ -69,7 +69,7 @@ class ExpectedResult:
 @path_option(
     "--output-dir",
     "FOLDER",
-    "Where the reward is written.",
+    "Folder where the reward is written.",
     default=Path("/logs/verifier"),
     show_default=True,
 )

@@ -31,8 +31,8 @@ LOGS = click.argument(
 def filters(function: Callable[..., T]) -> Callable[..., T]:
     """Add the options that select records, which are the fields of `Filters`."""
     options = [
-        click.option("--service", metavar="NAME", help="Of a service."),
-        click.option("--run", metavar="NAME", help="Of a training run."),
+        click.option("--service", metavar="NAME", help="Only the service NAME."),
+        click.option("--run", metavar="NAME", help="Only the training run NAME."),
         click.option(
             "--where",
             metavar="SQL",
@@ -50,7 +50,7 @@ command = CommandGroup("log", help="List, count, export and delete what a score 
 @command.command(name="list", help="List records of score logs and outputs, the newest first.")
 @LOGS
 @filters
-@number("--limit", "N", "At most.", 20, of=click.IntRange(1))
+@number("--limit", "N", "Show at most N records.", 20, of=click.IntRange(1))
 @AS_JSON
 def list_records(folders: Sequence[Path], limit: int, as_json: bool, **given: Any) -> int:
     """Print a line for each record; return 1 if there is none."""
@@ -95,10 +95,8 @@ def count(folders: Sequence[Path], by: Sequence[str], **given: Any) -> None:
 @command.command(help="Export records of score logs and outputs, for other viewers.")
 @LOGS
 @filters
-@number("--limit", "N", "The newest ones, at most. All are in memory.", 1000, of=click.IntRange(1))
-@path_option(
-    "--inspect", "FOLDER", "Gets logs of Inspect, for `inspect view`.", "out", required=True
-)
+@number("--limit", "N", "Export the newest N, all in memory.", 1000, of=click.IntRange(1))
+@path_option("--inspect", "FOLDER", "Folder for logs of Inspect.", "out", required=True)
 def export(folders: Sequence[Path], out: Path, limit: int, **given: Any) -> int:
     """Write logs of Inspect; return 1 if there is no record."""
     with open_log(folders) as connection:

@@ -138,5 +138,5 @@ URLS = click.argument(
     envvar="REWARDFLEET_URL",
     callback=lambda _context, _parameter, urls: [*map(base_url, urls or (_DEFAULT_URL,))],
 )
-TIMEOUT = number("--timeout", "SECONDS", "How long to wait for the score.", 120.0)
+TIMEOUT = number("--timeout", "SECONDS", "Most seconds to wait for the score.", 120.0)
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

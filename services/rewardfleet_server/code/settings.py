@@ -84,18 +84,18 @@ class CodeSettings(CacheSettings):
     # One line per setting.
     # fmt: off
     port: int = setting(SERVICES["code"].port, "TCP port. 0 picks a free one and prints it.", ge=0, le=65535, metavar="PORT")
-    cache: Store = setting(help_text="Stored verdicts: a SQLite file, or redis://HOST:6379/0 for replicas; empty for none.", default_factory=lambda: str(_default_cache_file()), shown="~/.cache/rewardfleet/code.sqlite", metavar="FILE|URL")
+    cache: Store = setting(help_text="Store of verdicts: a SQLite file, or redis://HOST:6379/0 for replicas; empty for none.", default_factory=lambda: str(_default_cache_file()), shown="~/.cache/rewardfleet/code.sqlite", metavar="FILE|URL")
     fusion_url: HttpUrl | None = setting(None, "Run programs on SandboxFusion, e.g. http://127.0.0.1:8080, not in jails.")
-    workers: PositiveInt = setting(help_text="Programs that use a core at the same time; up to four times as many while some sleep.", default_factory=lambda given: _FUSION_WORKERS if given.get("fusion_url") else usable_cores(), shown="one per core; 32 on a SandboxFusion server")
-    isolation: Literal["auto", "bubblewrap", "landlock", "none-unsafe"] = setting("auto", "auto (the best one that works here), bubblewrap, landlock, or none-unsafe: programs can read this user's files.", metavar="LEVEL")
-    python: FilePath | None = setting(None, "Interpreter of programs, with its packages unless --packages is given.", shown="that of this service, without its packages")
+    workers: PositiveInt = setting(help_text="Most programs that use a core at the same time; up to four times as many while some sleep.", default_factory=lambda given: _FUSION_WORKERS if given.get("fusion_url") else usable_cores(), shown="one per core; 32 on a SandboxFusion server")
+    isolation: Literal["auto", "bubblewrap", "landlock", "none-unsafe"] = setting("auto", "Isolation: auto (the best one that works here), bubblewrap, landlock, or none-unsafe: programs can read this user's files.", metavar="LEVEL")
+    python: FilePath | None = setting(None, "Interpreter that runs programs, with its packages unless --packages is given.", shown="that of this service, without its packages")
     packages: Annotated[list[str], NoDecode, BeforeValidator(_parse_requirements)] = setting([], "Packages that programs can import, e.g. numpy,scipy>=1.14. The first start installs them, or `rewardfleet packages build` does it beforehand.", shown="numpy,pytest,sortedcontainers if that command has installed them", metavar="PACKAGES")
     preload: NameList = setting([], "Module to import once for all programs, e.g. numpy; repeatable.", metavar="MODULE")
     testlib_path: FilePath | None = setting(None, "The original testlib.h, for checkers in C++ that include it.", shown="none")
     max_cpu_s: PositiveFloat = setting(60.0, "Largest limits.cpu_s of a request.")
     max_wall_s: PositiveFloat = setting(60.0, "Largest limits.wall_s of a request.")
     max_memory_mb: PositiveInt = setting(help_text="Largest limits.memory_mb of a request; the process of its tests may use twice as much. If it is given, there must be this much for each worker.", default_factory=lambda given: MOST_MB if given.get("fusion_url") else default_limit_mb(), shown="4096, or what one program and its tests can have")
-    max_submission_s: PositiveFloat = setting(60.0, "CPU time for all tests of a submission, and 1.5 times as much wall time; at most half of deadline_s. The rest is skipped.")
+    max_submission_s: PositiveFloat = setting(60.0, "Most CPU time for all tests of a submission, and 1.5 times as much wall time; at most half of deadline_s. The rest is skipped.")
     # fmt: on
 
     @property

@@ -41,7 +41,7 @@ class _Network:
 @path_option(
     "--score-log-key-file",
     "FILE",
-    "With URLs: the key of their --score-log-key-file; the first line counts.",
+    "File with the key for URLs, of their --score-log-key-file; the first line counts.",
     "key_file",
 )
 @path_option(

@@ -16,13 +16,16 @@ from rewardfleet_server.up.supervisor import run_up
     metavar="NAME[=N],…",
     help="Services to start, and how many processes of each: video,code=2.  [default: all, one]",
 )
+@click.option(
+    "--ports", metavar="NAME=PORT,…", help="Ports of services: code=9001. 0 picks a free one."
+)
 @path_option(
     "--config", "FILE", "TOML file with these flags, and a table with settings for each service."
 )
 @path_option(
     "--video-root",
     "FOLDER",
-    "Folder of the files that video_path may name, of the video service; repeatable.",
+    "Folder of the files that video_path of the video service may name; repeatable.",
     multiple=True,
 )
 @click.option(
@@ -33,11 +36,11 @@ from rewardfleet_server.up.supervisor import run_up
 )
 @network_flags("the gateway")
 @path_option(
-    "--data-dir", "FOLDER", "Caches, run state and logs.  [default: ~/.local/state/rewardfleet]"
+    "--data-dir",
+    "FOLDER",
+    "Folder for caches, run state and logs.  [default: ~/.local/state/rewardfleet]",
 )
-@path_option(
-    "--score-log", "FOLDER", "Keep what was scored: requests and scores, with small pictures."
-)
+@path_option("--score-log", "FOLDER", "Folder that keeps requests and scores, with small pictures.")
 @path_option(
     "--score-log-key-file",
     "FILE",
@@ -46,6 +49,7 @@ from rewardfleet_server.up.supervisor import run_up
 def command(
     config: Path | None,
     only: str | None,
+    ports: str | None,
     video_root: tuple[Path, ...],
     judge: tuple[str, ...],
     **given: object,
@@ -53,15 +57,17 @@ def command(
     """Start all services; return 1 if one cannot start."""
     overrides = {name: value for name, value in given.items() if value is not None}
     named = {"video_root": video_root, "backend": judge}
-    video: dict[str, object] = {name: [*values] for name, values in named.items() if values}
-    tables = {"video": video}
+    tables: dict[str, dict[str, object]] = {}
+    if video := {name: [*values] for name, values in named.items() if values}:
+        tables["video"] = dict(video)
     if only is not None:
-        pairs = [each.strip().partition("=") for each in only.split(",")]
-        overrides["only"] = [name for name, _, _ in pairs]
-        for name, separator, count in pairs:
-            if separator and not count.isdecimal():
-                raise click.UsageError(f"--only {name}={count}: give NAME=N, e.g. code=2")
-            if separator:
-                tables.setdefault(name, {})["replicas"] = int(count)
+        overrides["only"] = [each.partition("=")[0].strip() for each in only.split(",")]
+    for flag, setting, pairs in (("--only", "replicas", only), ("--ports", "port", ports)):
+        for pair in (pairs or "").split(","):
+            name, separator, number = pair.strip().partition("=")
+            if separator and number.isdecimal():
+                tables.setdefault(name, {})[setting] = int(number)
+            elif separator or (pair and flag == "--ports"):
+                raise click.UsageError(f"{flag} {pair}: give NAME=N, e.g. code=2")
     overrides |= tables
     return run_up(read_config(config, overrides))

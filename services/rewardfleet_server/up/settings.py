@@ -119,8 +119,10 @@ def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
         if name not in SERVICES:
             services = f"{did_you_mean(name, SERVICES)}; there are {', '.join(SERVICES)}"
             raise ValueError(f"--only {name}: no such service{services}")
-    if overrides.get("video") and "video" not in config.only:
-        raise ValueError("--video-root and --judge: the video service is not among those of --only")
+    for name in overrides:
+        if isinstance(overrides[name], dict) and name not in config.only:
+            flags, services = ", ".join(overrides[name]), ", ".join(config.only)
+            raise ValueError(f"{flags} of {name}: give it for one of the services {services}")
     if not (is_loopback(config.host) or config.api_key_file or config.allow_unauthenticated):
         raise ValueError(
             f"--host {config.host} makes the fleet reachable from other machines: give "

@@ -103,21 +103,21 @@ class VideoSettings(CacheSettings):
     # One line per setting.
     # fmt: off
     video_root: PathList = setting([], "Folder of the files that video_path may name; repeatable.")
-    video_url_host: NameList = setting([], "Hosts of video_url, which is fetched by https.")
+    video_url_host: NameList = setting([], "Hosts from which a video_url may be fetched, by https.")
     backend: NameList = setting([], "Judge to load, see `rewardfleet judges`; repeatable. The first is the default of requests.", metavar="JUDGE", shown="reference, or that of a flag below")
     model_path: str | None = setting(None, "Checkpoint: a folder or name on a hub. Selects qwen2_5_vl_vllm.", metavar="MODEL")
     gpu_ids: str = setting("0,1", "GPUs for all judges, e.g. 0,1.", shown="those that CUDA shows")
     tensor_parallel_size: PositiveInt | None = setting(None, "GPUs per replica of each model.", shown="by judge", metavar="N")
-    primo_tensor_parallel_size: PositiveInt | None = setting(None, "The same, of PRIMO-R1 alone.", metavar="N")
-    max_model_len: PositiveInt | None = setting(None, "Tokens of prompt, frames and answer together.", shown="16384", metavar="N")
+    primo_tensor_parallel_size: PositiveInt | None = setting(None, "GPUs per replica of PRIMO-R1.", metavar="N")
+    max_model_len: PositiveInt | None = setting(None, "Most tokens of prompt, frames and answer.", shown="16384", metavar="N")
     openai_url: HttpUrl | None = setting(None, "Endpoint such as http://127.0.0.1:8000/v1. Selects openai.")
-    openai_model: str | None = setting(None, "Model to request there.")
+    openai_model: str | None = setting(None, "Model to request from --openai-url.")
     custom_backend_factory: str | None = setting(None, "pkg.mod:function that builds your own judge, named by --backend.", metavar="FUNCTION")
     set: Annotated[list[str], NoDecode, _SPLIT_PAIRS] = setting([], "A setting below, or an option of the judge, see `rewardfleet judges JUDGE`: top_p=0.9, or JUDGE.top_p=0.9 of several; repeatable.", metavar="NAME=VALUE")
-    calibration: FilePath | None = setting(None, "Of `rewardfleet calibrate`, applied to scores; refused with another judge.")
+    calibration: FilePath | None = setting(None, "Calibration of `rewardfleet calibrate`, of the same judge.")
     label_fraction: float = setting(0.0, "Share of scores drawn for people to label; needs --score-log.", ge=0, le=1, metavar="SHARE")
-    abstention: Annotated[Literal["null", "error"] | float, BeforeValidator(_read_abstention)] = setting("null", "null: a score of null. error: the HTTP error `abstained`. A number in [0, 1]: null, and on /rlinf/score, which it opens, the number.", metavar="null|error|NUMBER")
-    recording_faults: Literal["abstain", "trim", "judge"] = setting("abstain", "Clips with frames that no policy makes: abstain, trim their end, or judge them.", metavar="MODE")
+    abstention: Annotated[Literal["null", "error"] | float, BeforeValidator(_read_abstention)] = setting("null", "Answer where a judge abstains: null, a score of null; error, the HTTP error `abstained`; a number in [0, 1], null, and on /rlinf/score, which it opens, the number.", metavar="null|error|NUMBER")
+    recording_faults: Literal["abstain", "trim", "judge"] = setting("abstain", "For clips with frames that no policy makes: abstain, trim their end, or judge them.", metavar="MODE")
     profile: Literal["rlinf-rlaif"] | None = setting(None, "Defaults of the original LIBERO server; flags win over them.")
     # fmt: on
 

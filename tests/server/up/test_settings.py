@@ -52,7 +52,9 @@ def test_flags_of_the_video_service_replace_its_settings(tmp_path: Path):
     (planned,) = plan(read_config(file, {"only": ["video"], "video": video}))
     assert planned.settings.backends == ["reference"]
     assert (planned.settings.video_root, planned.settings.max_in_flight) == ([tmp_path], 3)
-    with pytest.raises(ValueError, match="--video-root and --judge: the video service is not"):
+    with pytest.raises(
+        ValueError, match="video_root, backend of video: give it for one of the services code"
+    ):
         read_config(None, {"only": ["code"], "video": video})
 
 

@@ -35,16 +35,16 @@ _LATE_SECONDS = 0.005
     "service.  [env var: REWARDFLEET_URL; default: http://127.0.0.1:18000]",
 )
 @URLS
-@number("--rate", "N", "Requests per second on average, to all services together.", 10.0)
-@number("--duration-s", "SECONDS", "How long requests are sent.", 30.0)
+@number("--rate", "N", "Requests per second to all services together.", 10.0)
+@number("--duration-s", "SECONDS", "Seconds in which requests are sent.", 30.0)
 @path_option(
     "--requests",
     "FILE",
     "Requests to send instead of generated ones, in turn: JSON lines with `service`, `body`, "
     "and optionally `path` and the right `score`.",
 )
-@number("--timeout-s", "SECONDS", "When a request is given up.", 60.0)
-@number("--max-p99-s", "SECONDS", "Exit with 1 if the p99 of a service is above.")
+@number("--timeout-s", "SECONDS", "Seconds after which a request is given up.", 60.0)
+@number("--max-p99-s", "SECONDS", "Exit with 1 if the p99 of a service is above SECONDS.")
 @number(
     "--max-errors",
     "SHARE",

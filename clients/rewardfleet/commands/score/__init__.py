@@ -47,8 +47,8 @@ _COMMON: list[Callable[[Any], Any]] = [
         metavar="FIELD=JSON",
         help="A field of all requests, e.g. `mode=all_pass` or `nframes=32`. Can be repeated.",
     ),
-    number("--limit", "N", "Only the first N rows.", of=click.IntRange(1)),
-    number("--sample", "N", "Only N rows drawn at random, the same ones each time.",
+    number("--limit", "N", "Score only the first N rows.", of=click.IntRange(1)),
+    number("--sample", "N", "Score N rows drawn at random, the same ones each time.",
            of=click.IntRange(1)),
     click.option("--retry-failed", is_flag=True, help="Score again what failed in FOLDER."),
     click.option("--dry-run", is_flag=True, help="Show the first requests and send nothing."),
@@ -62,7 +62,7 @@ _OWN = {
         click.option("--task", metavar="TEXT", help="The task of clips without one."),
         click.option("--camera", metavar="NAME", help="Camera of a LeRobot data set."),
         click.option(
-            "--judge", "--backend", metavar="JUDGE", help="Judge.  [default: the service's]"
+            "--judge", "--backend", metavar="JUDGE", help="Judge to ask.  [default: the service's]"
         ),
         click.option(
             "--by-path",
@@ -85,7 +85,7 @@ def _command_of(service: str) -> click.Command:
         multiple=True,
         envvar=variables,
         metavar="URL",
-        help=f"Of a fleet or of the service; several are replicas.  [env var: "
+        help=f"Base URL of a fleet or of the service; several are replicas.  [env var: "
         f"{', '.join(variables)}; default: {default_url(service)}]",
     )
 

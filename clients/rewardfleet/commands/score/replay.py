@@ -74,11 +74,11 @@ class Limits:
 @path_option(
     "-o",
     "FOLDER",
-    "Gets the new scores, and changes.jsonl; the same command goes on with what is there.",
+    "Folder for new scores and changes.jsonl; the same command goes on with what is there.",
     "--output",
     required=True,
 )
-@click.option("--url", multiple=True, metavar="URL", help="Of a fleet or of the service.")
+@click.option("--url", multiple=True, metavar="URL", help="Base URL of a fleet or a service.")
 @START
 @click.option("--judge", metavar="JUDGE", help="Judge of the video service.")
 @click.option(
@@ -88,7 +88,7 @@ class Limits:
     metavar="FIELD=JSON",
     help="A new value of a field of all requests, e.g. `tests.checker=exact`. Can be repeated.",
 )
-@number("--threshold", "SCORE", "Rewards are 1 from this score on, else 0.", of=float)
+@number("--threshold", "SCORE", "Least score whose reward is 1, else it is 0.", of=float)
 @number(
     "--threshold-before",
     "SCORE",

@@ -21,7 +21,7 @@ class ModelSettings(JudgeSettings):
     """The settings of a judge with a model in this process."""
 
     model_path: str | None = own(None, CHECKPOINT)
-    max_model_len: PositiveInt = own(16384, "Tokens of prompt, frames and answer together.")
+    max_model_len: PositiveInt = own(16384, "Most tokens of prompt, frames and answer.")
 
 
 class VllmSettings(ModelSettings):
