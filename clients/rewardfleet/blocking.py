@@ -57,7 +57,7 @@ class RewardFleet:
 
     def __getattr__(self, name: str) -> _BlockingClient:
         if name not in SERVICES:
-            raise AttributeError(name)
+            raise AttributeError(f"no attribute {name!r}; the services are {', '.join(SERVICES)}")
         return _BlockingClient(self._loop, getattr(self._fleet, name))
 
     def __repr__(self) -> str:

@@ -41,13 +41,19 @@ class _VideoClient:
 class _CodeClient:
     def health(self) -> Health: ...
     def reward(
-        self, revision: str | None = None, tests: TestsLike = (), **options: Unpack[CodeOptions]
+        self,
+        revision: str | None = None,
+        tests: TestsLike | None = None,
+        **options: Unpack[CodeOptions],
     ) -> float: ...
     def rewards(
         self, requests: Sequence[CodeRequest | Mapping[str, Any] | tuple[Any, ...]]
     ) -> list[float]: ...
     def score(
-        self, revision: str | None = None, tests: TestsLike = (), **options: Unpack[CodeOptions]
+        self,
+        revision: str | None = None,
+        tests: TestsLike | None = None,
+        **options: Unpack[CodeOptions],
     ) -> CodeScore: ...
     def score_batch(
         self, requests: Sequence[CodeRequest | Mapping[str, Any] | tuple[Any, ...]]
@@ -74,7 +80,7 @@ class _EpisodeClient:
         run: str | None = None,
         step: int | None = None,
     ) -> list[float]: ...
-    def score(self, item: EpisodeRequest) -> EpisodeScore: ...
+    def score(self, item: EpisodeRequest | Mapping[str, Any]) -> EpisodeScore: ...
     def score_batch(
         self,
         items: Sequence[EpisodeRequest | Mapping[str, Any]],

@@ -130,7 +130,7 @@ class RewardFleet:
             fleet_urls = _base_urls("url", url, "http://127.0.0.1:18000")
             base_urls = {name: [f"{each}/{name}" for each in fleet_urls] for name in SERVICES}
         for name, each in given.items():
-            base_urls[name] = _base_urls(name, each, "http://127.0.0.1:18080")
+            base_urls[name] = _base_urls(name, each, f"http://127.0.0.1:{SERVICES[name].port}")
         if not base_urls:
             raise ValueError("give the URL of a fleet, or of a service, e.g. video=... or code=...")
         if run is not None and not 1 <= len(run) <= MAX_NAME:
@@ -170,7 +170,8 @@ class RewardFleet:
         def __getattr__(self, name: str) -> NoReturn:
             """Refuse a service without a URL."""
             hint = f"no URL of the {name} service: give {name}=..., or the URL of a fleet"
-            raise AttributeError(hint if name in SERVICES else name)
+            services = f"no attribute {name!r}; the services are {', '.join(SERVICES)}"
+            raise AttributeError(hint if name in SERVICES else services)
 
     def __repr__(self) -> str:
         clients = [(name, getattr(self, name)) for name in SERVICES if name in vars(self)]

@@ -36,7 +36,10 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
 
     @with_options
     async def score(
-        self, revision: str | None = None, tests: TestsLike = (), **options: Unpack[CodeOptions]
+        self,
+        revision: str | None = None,
+        tests: TestsLike | None = None,
+        **options: Unpack[CodeOptions],
     ) -> CodeScore:
         """Score one program. The arguments are those of `code_request`.
 
@@ -47,7 +50,10 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
 
     @with_options
     async def reward(
-        self, revision: str | None = None, tests: TestsLike = (), **options: Unpack[CodeOptions]
+        self,
+        revision: str | None = None,
+        tests: TestsLike | None = None,
+        **options: Unpack[CodeOptions],
     ) -> float:
         """Score one program and return the score as its reward, in [0, 1].
 
@@ -61,7 +67,7 @@ class CodeClient(BatchClient[CodeRequest, CodeScore]):
 
 @with_options
 def code_request(
-    revision: str | None = None, tests: TestsLike = (), **options: Unpack[CodeOptions]
+    revision: str | None = None, tests: TestsLike | None = None, **options: Unpack[CodeOptions]
 ) -> CodeRequest:
     """Build a request from a program and its tests.
 

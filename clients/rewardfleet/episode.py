@@ -50,15 +50,16 @@ class EpisodeClient(RunStateClient):
     request_type = EpisodeRequest
     score_type = EpisodeScore
 
-    async def score(self, item: EpisodeRequest) -> EpisodeScore:
+    async def score(self, item: EpisodeRequest | Mapping[str, Any]) -> EpisodeScore:
         """Score one episode, without a group.
 
         Raises:
             RewardFleetError: The request failed; see `rewardfleet.wire.errors`.
         """
-        score = await self._transport.call("POST", "/score", EpisodeScore, item)
+        (request,) = await self._requests([item])
+        score = await self._transport.call("POST", "/score", EpisodeScore, request)
         if self._log is not None:
-            self._log.add([item], [score])
+            self._log.add([request], [score])
         return score
 
     async def score_batch(

@@ -4,7 +4,7 @@ import asyncio
 import copy
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, get_args
@@ -211,16 +211,17 @@ class ServiceClient:
         """Close the connections of this event loop."""
         await self._transport.aclose()
 
-    async def _requests(self, items: Sequence[Any]) -> list[Any]:
+    async def _requests(self, items: Iterable[Any]) -> list[Any]:
         """Return the requests of items, which may be arguments of `score` instead.
 
         Raises:
             InvalidRequest: There are none, or one of them is invalid.
         """
-        if isinstance(items, str | Mapping | Request) or not len(items):
+        is_one = isinstance(items, str | Mapping | Request)
+        if is_one or not isinstance(items, Iterable) or not (items := list(items)):
             raise InvalidRequest("items: give a list of 1 item or more")
         if all(isinstance(each, Request) for each in items):
-            return list(items)
+            return items
         # In a thread: it encodes the frames of clips.
         return await asyncio.to_thread(lambda: [self._request(*each) for each in enumerate(items)])
 
@@ -237,8 +238,8 @@ class ServiceClient:
         except (InvalidRequest, TypeError) as error:
             raise InvalidRequest(f"items.{place}: {error}") from None
         raise InvalidRequest(
-            f"items.{place}: give a request, or the arguments of its builder as a mapping or a "
-            f"tuple, not {type(item).__name__}"
+            f"items.{place}: give a request, or the arguments of `score` as a mapping or a tuple, "
+            f"not {type(item).__name__}"
         )
 
 

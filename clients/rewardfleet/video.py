@@ -158,8 +158,11 @@ def video_request(task_text: str, clip: ClipLike, **options: Unpack[VideoOptions
             given["frames_base64"] = [encode_png(frame.transpose(axes)) for frame in frames]
         if fps is not None and len(clip) > 1:  # the rate of what is sent
             given["fps"] = fps * max(len(frames) - 1, 1) / (len(clip) - 1)
+    elif isinstance(clip, Iterable):
+        given["frames_base64"] = list(clip)
     else:
-        given["frames_base64"] = list(clip) if isinstance(clip, Iterable) else clip
+        accepted = "a path, the bytes of a video file, frames, or a list of images"
+        raise InvalidRequest(f"clip: give {accepted}, not {type(clip).__name__}")
     fields = {name: each for name, each in given.items() if each is not None}
     request = validate(VideoRequest, fields)
     sha256 = content_sha256(request)  # so that the service notices damage of what is sent

@@ -228,7 +228,8 @@ class RowReward:
 
     def _sample(self, completion: Any, row: SampleRow) -> tuple[Any, Any, SampleRow]:
         if row.get(self.truth) is None:
-            raise InvalidRequest(f"no {self.truth!r}; there are: {', '.join(sorted(row))}")
+            what = "null" if self.truth in row else "missing"
+            raise InvalidRequest(f"{self.truth!r} is {what}; there are: {', '.join(sorted(row))}")
         return completion, row[self.truth], row
 
 

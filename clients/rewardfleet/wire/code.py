@@ -311,7 +311,8 @@ Tests = Annotated[PlainTests | DatasetTests, Field(discriminator="kind")]
 
 #: What `tests` may be, for messages.
 _ACCEPTED = (
-    "give {'kind': 'stdio', 'functional' or 'asserts', 'cases': …}, {'kind': 'dataset', 'row': …}, "
+    "give {'kind': 'stdio', 'functional' or 'asserts', 'cases': …}, {'kind': 'dataset', 'dataset': "
+    "'auto', 'row': …}, "
     "tests such as {'stdin': …, 'stdout': …} or a list of these, a row of a data set, asserts, or "
     "the JSON of one of these; see docs/code-service.md"
 )

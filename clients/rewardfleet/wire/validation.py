@@ -233,6 +233,9 @@ def _format_one(error: InputError, model: type[BaseModel] | None) -> str:
         return f"the body is not valid JSON: {reason}"
     if kind == "bytes_invalid_encoding":  # the value may be megabytes; the field's name is enough
         return f"{field}: {reason} Give plain base64, without a `data:` prefix"
+    is_object = kind in {"model_type", "model_attributes_type"}
+    if is_object and model and (fields := _fields_at(model, (*loc, ""))):
+        reason = f"Input should be an object with {', '.join(fields)}"
     got = "" if isinstance(value, dict | list | bytes) else f" (got {_shorten(value)})"
     return f"{field}: {reason}{got}" if field else reason
 
@@ -266,5 +269,5 @@ def _names_of(model: type[BaseModel]) -> list[str]:
 
 
 def _shorten(value: object) -> str:
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
