@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, TypedDict, Unpack
 
-from .service import BatchClient, with_options
+from .service import BatchClient, reward_of, score_of, with_options
 from .wire.answers import AnswersRequest, AnswersScore, Form, Rule, fields_of_truth
 from .wire.policy_text import text_of
 from .wire.validation import validate
@@ -25,44 +25,6 @@ class AnswersOptions(TypedDict, total=False):
     uid: str | None
 
 
-class AnswersClient(BatchClient[AnswersRequest, AnswersScore]):
-    """The client of the answers service. `RewardFleet` creates it."""
-
-    request_type = AnswersRequest
-    score_type = AnswersScore
-    has_run_label = True
-
-    @with_options
-    async def score(
-        self,
-        response: str | None,
-        reference: ReferenceLike = None,
-        **options: Unpack[AnswersOptions],
-    ) -> AnswersScore:
-        """Score one answer. The arguments are those of `answers_request`.
-
-        Raises:
-            RewardFleetError: There is no score; see `rewardfleet.wire.errors`.
-        """
-        return await self._score_one(answers_request(response, reference, **options))
-
-    @with_options
-    async def reward(
-        self,
-        response: str | None,
-        reference: ReferenceLike = None,
-        **options: Unpack[AnswersOptions],
-    ) -> float:
-        """Score one answer and return the score as its reward, 0 or 1.
-
-        The arguments are those of `answers_request`.
-
-        Raises:
-            RewardFleetError: There is no reward, and `on_failure` is "raise".
-        """
-        return await self.policy.reward_of(self.score(response, reference, **options))
-
-
 @with_options
 def answers_request(
     response: str | None, reference: ReferenceLike = None, **options: Unpack[AnswersOptions]
@@ -79,6 +41,17 @@ def answers_request(
     """
     fields = {"response": response, "reference": reference, **options}
     return validate(AnswersRequest, fields)
+
+
+class AnswersClient(BatchClient[AnswersRequest, AnswersScore]):
+    """The client of the answers service. `RewardFleet` creates it."""
+
+    request_type = AnswersRequest
+    score_type = AnswersScore
+    has_run_label = True
+
+    score = score_of(answers_request, AnswersScore)
+    reward = reward_of(answers_request)
 
 
 def answers_fields(completion: Any, truth: Any, row: Mapping[str, Any]) -> dict[str, Any]:

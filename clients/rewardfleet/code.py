@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
-from .service import BatchClient, with_options
+from .service import BatchClient, reward_of, score_of, with_options
 from .wire.code import CodeRequest, CodeScore, DatasetTests, Limits, PlainTests
 from .wire.validation import validate
 
@@ -27,44 +27,6 @@ class CodeOptions(TypedDict, total=False):
     uid: str | None
 
 
-class CodeClient(BatchClient[CodeRequest, CodeScore]):
-    """The client of the code service. `RewardFleet` creates it."""
-
-    request_type = CodeRequest
-    score_type = CodeScore
-    has_run_label = True
-
-    @with_options
-    async def score(
-        self,
-        revision: str | None = None,
-        tests: TestsLike | None = None,
-        **options: Unpack[CodeOptions],
-    ) -> CodeScore:
-        """Score one program. The arguments are those of `code_request`.
-
-        Raises:
-            RewardFleetError: There is no score; see `rewardfleet.wire.errors`.
-        """
-        return await self._score_one(code_request(revision, tests, **options))
-
-    @with_options
-    async def reward(
-        self,
-        revision: str | None = None,
-        tests: TestsLike | None = None,
-        **options: Unpack[CodeOptions],
-    ) -> float:
-        """Score one program and return the score as its reward, in [0, 1].
-
-        The arguments are those of `code_request`.
-
-        Raises:
-            RewardFleetError: There is no reward, and `on_failure` is "raise".
-        """
-        return await self.policy.reward_of(self.score(revision, tests, **options))
-
-
 @with_options
 def code_request(
     revision: str | None = None, tests: TestsLike | None = None, **options: Unpack[CodeOptions]
@@ -83,3 +45,14 @@ def code_request(
     """
     given = {} if revision is None and "program" in options else {"revision": revision}
     return validate(CodeRequest, {**given, "tests": tests, **options})
+
+
+class CodeClient(BatchClient[CodeRequest, CodeScore]):
+    """The client of the code service. `RewardFleet` creates it."""
+
+    request_type = CodeRequest
+    score_type = CodeScore
+    has_run_label = True
+
+    score = score_of(code_request, CodeScore)
+    reward = reward_of(code_request)

@@ -2,12 +2,22 @@
 
 import asyncio
 import copy
+import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    get_args,
+)
 from urllib.parse import quote
 
 from pydantic import TypeAdapter
@@ -52,6 +62,7 @@ RequestT = TypeVar("RequestT", bound=Request)
 ScoreT = TypeVar("ScoreT", bound=Score)
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+_P = ParamSpec("_P")
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +157,42 @@ def with_options(function: FunctionT) -> FunctionT:
     ]
     function.__signature__ = signature.replace(parameters=arguments)  # type: ignore[attr-defined]
     return function
+
+
+def score_of(
+    build: Callable[_P, Request], score_type: type[ScoreT]
+) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, ScoreT]]:
+    """Return a client's `score`, which takes the arguments of a builder of requests."""
+
+    async def score(self: Any, /, *args: _P.args, **options: _P.kwargs) -> ScoreT:
+        return await self._score_one(build(*args, **options))  # type: ignore[no-any-return]
+
+    return _as_method(score, build, f"Score one item and return its `{score_type.__name__}`")
+
+
+def reward_of(
+    build: Callable[_P, Request],
+) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, float]]:
+    """Return a client's `reward`, which takes the arguments of a builder of requests."""
+
+    async def reward(self: Any, /, *args: _P.args, **options: _P.kwargs) -> float:
+        return await self.policy.reward_of(self.score(*args, **options))  # type: ignore[no-any-return]
+
+    return _as_method(reward, build, "Score one item and return its reward, by `RewardPolicy`")
+
+
+def _as_method(method: FunctionT, build: Callable[..., Any], what: str) -> FunctionT:
+    name, signature = build.__name__, inspect.signature(build)
+    functools.update_wrapper(method, build, ("__module__",), ())
+    method.__doc__ = f"""{what}. The arguments are those of `{name}`.
+
+    Raises:
+        RewardFleetError: There is none; see `rewardfleet.wire.errors`.
+    """
+    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    arguments = [this, *signature.parameters.values()]
+    method.__signature__ = inspect.Signature(arguments)  # type: ignore[attr-defined]
+    return method
 
 
 class ServiceClient:
@@ -276,7 +323,7 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
 
     score_type: type[ScoreT]
 
-    @cached_property
+    @functools.cached_property
     def _coalescer(self) -> Coalescer[RequestT, ScoreT | RewardFleetError] | None:
         """What collects single calls; None if nothing does."""
         if not self._coalesce_s:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 from uuid import uuid4
 
-from .service import BatchClient, RunStateClient, run_path, with_options
+from .service import BatchClient, RunStateClient, reward_of, run_path, score_of, with_options
 from .wire.tools import (
     Budget,
     BudgetRequest,
@@ -39,35 +39,32 @@ class BudgetUpdateFields(TypedDict, total=False):
     mean_task_reward: float | None
 
 
+@with_options
+def tools_request(
+    response: str | None, ground_truth: Any, **fields: Unpack[ToolsFields]
+) -> ToolsRequest:
+    """Build a request from an answer and its ground truth.
+
+    Args:
+        response: The answer of the policy; any text. None abstains: `no_answer`.
+        ground_truth: A correct answer with `<think>`, `<tool_call>` and `<response>`, or its calls
+            as data sets have them.
+        fields: `step`, `run`, `options`, `tools` and `tool_families`; see `ToolsRequest`.
+
+    Raises:
+        InvalidRequest: The request is invalid; the message is the service's.
+    """
+    return validate(ToolsRequest, {"response": response, "ground_truth": ground_truth, **fields})
+
+
 class ToolsClient(BatchClient[ToolsRequest, ToolsScore], RunStateClient):
     """The client of the tools service. `RewardFleet` creates it."""
 
     request_type = ToolsRequest
     score_type = ToolsScore
 
-    @with_options
-    async def score(
-        self, response: str | None, ground_truth: Any, **fields: Unpack[ToolsFields]
-    ) -> ToolsScore:
-        """Score one answer. The arguments are those of `tools_request`.
-
-        Raises:
-            RewardFleetError: There is no score; see `rewardfleet.wire.errors`.
-        """
-        return await self._score_one(tools_request(response, ground_truth, **fields))
-
-    @with_options
-    async def reward(
-        self, response: str | None, ground_truth: Any, **fields: Unpack[ToolsFields]
-    ) -> float:
-        """Score one answer and return the score as its reward.
-
-        The arguments are those of `tools_request`.
-
-        Raises:
-            RewardFleetError: There is no reward, and `on_failure` is "raise".
-        """
-        return await self.policy.reward_of(self.score(response, ground_truth, **fields))
+    score = score_of(tools_request, ToolsScore)
+    reward = reward_of(tools_request)
 
     async def put_budget(self, run: str, **options: Any) -> Budget:
         """Create the budget of a run, or change its options; its multiplier stays.
@@ -118,21 +115,3 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore], RunStateClient):
         request = validate(BudgetUpdateRequest, given)
         path = f"{run_path('budgets', run)}/update"
         return await self._transport.call("POST", path, BudgetUpdate, request)
-
-
-@with_options
-def tools_request(
-    response: str | None, ground_truth: Any, **fields: Unpack[ToolsFields]
-) -> ToolsRequest:
-    """Build a request from an answer and its ground truth.
-
-    Args:
-        response: The answer of the policy; any text. None abstains: `no_answer`.
-        ground_truth: A correct answer with `<think>`, `<tool_call>` and `<response>`, or its calls
-            as data sets have them.
-        fields: `step`, `run`, `options`, `tools` and `tool_families`; see `ToolsRequest`.
-
-    Raises:
-        InvalidRequest: The request is invalid; the message is the service's.
-    """
-    return validate(ToolsRequest, {"response": response, "ground_truth": ground_truth, **fields})

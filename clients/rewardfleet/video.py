@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, Unpack
 from pydantic import JsonValue
 
 from .http.transport import MAX_BATCH_BYTES
-from .service import BatchClient, with_options
+from .service import BatchClient, reward_of, with_options
 from .wire.digest import content_sha256
 from .wire.errors import DeadlineExceeded, Forbidden, InvalidRequest, NotFound
 from .wire.validation import validate
@@ -61,73 +61,6 @@ class VideoOptions(TypedDict, total=False):
     uid: str | None
 
 
-class VideoClient(BatchClient[VideoRequest, VideoScore]):
-    """The client of the video service. `RewardFleet` creates it."""
-
-    request_type = VideoRequest
-    score_type = VideoScore
-    has_run_label = True
-    has_threshold = True
-
-    @with_options
-    async def score(
-        self, task_text: str, clip: ClipLike, **options: Unpack[VideoOptions]
-    ) -> VideoScore:
-        """Score one clip. The arguments are those of `video_request`.
-
-        Raises:
-            RewardFleetError: There is no score; see `rewardfleet.wire.errors`.
-        """
-        deadline = self._transport.deadline()
-        try:
-            async with asyncio.timeout_at(deadline):
-                request = await asyncio.to_thread(video_request, task_text, clip, **options)
-        except TimeoutError:
-            raise DeadlineExceeded("the deadline passed before the request was encoded") from None
-        del clip  # the request has its frames, encoded
-        return await self._score_one(request, deadline)
-
-    @with_options
-    async def reward(
-        self, task_text: str, clip: ClipLike, **options: Unpack[VideoOptions]
-    ) -> float:
-        """Score one clip and return its reward: 0 or 1, or the score if `binary_reward` is False.
-
-        The arguments are those of `video_request`.
-
-        Raises:
-            RewardFleetError: There is no reward, e.g. the judge `Abstained`, and `on_failure` is
-                "raise".
-        """
-        return await self.policy.reward_of(self.score(task_text, clip, **options))
-
-    async def _score_one(self, request: VideoRequest, deadline: float | None = None) -> VideoScore:
-        try:
-            return await super()._score_one(request, deadline)
-        except (InvalidRequest, Forbidden, NotFound) as error:
-            path = request.video_path
-            if path is None or not await asyncio.to_thread(Path(path).is_file):
-                raise
-            raise type(error)(
-                f"{error.detail}; this machine has that file: to send its bytes, give "
-                f"Path({path!r}).read_bytes()",
-                request_id=error.request_id,
-            ) from None
-
-    async def health(self) -> VideoHealth:
-        """Return which judges are loaded.
-
-        Raises:
-            RewardFleetError: The request failed; see `rewardfleet.wire.errors`.
-        """
-        return await self._transport.call("GET", "/health", VideoHealth)
-
-    def _media_bytes(self, request: VideoRequest) -> int:
-        if request.frames is not None:
-            return request.frames.size
-        return sum(4 * math.ceil(len(each) / 3) + 3 for each in request.content)
-
-
 @with_options
 def video_request(task_text: str, clip: ClipLike, **options: Unpack[VideoOptions]) -> VideoRequest:
     """Build a request. Of an array, only the `nframes` frames that the judge will see are sent.
@@ -167,6 +100,61 @@ def video_request(task_text: str, clip: ClipLike, **options: Unpack[VideoOptions
     request = validate(VideoRequest, fields)
     sha256 = content_sha256(request)  # so that the service notices damage of what is sent
     return request if sha256 is None else request.model_copy(update={"sha256": sha256})
+
+
+class VideoClient(BatchClient[VideoRequest, VideoScore]):
+    """The client of the video service. `RewardFleet` creates it."""
+
+    request_type = VideoRequest
+    score_type = VideoScore
+    has_run_label = True
+    has_threshold = True
+
+    @with_options
+    async def score(
+        self, task_text: str, clip: ClipLike, **options: Unpack[VideoOptions]
+    ) -> VideoScore:
+        """Score one clip. The arguments are those of `video_request`.
+
+        Raises:
+            RewardFleetError: There is no score; see `rewardfleet.wire.errors`.
+        """
+        deadline = self._transport.deadline()
+        try:
+            async with asyncio.timeout_at(deadline):
+                request = await asyncio.to_thread(video_request, task_text, clip, **options)
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed before the request was encoded") from None
+        del clip  # the request has its frames, encoded
+        return await self._score_one(request, deadline)
+
+    reward = reward_of(video_request)
+
+    async def _score_one(self, request: VideoRequest, deadline: float | None = None) -> VideoScore:
+        try:
+            return await super()._score_one(request, deadline)
+        except (InvalidRequest, Forbidden, NotFound) as error:
+            path = request.video_path
+            if path is None or not await asyncio.to_thread(Path(path).is_file):
+                raise
+            raise type(error)(
+                f"{error.detail}; this machine has that file: to send its bytes, give "
+                f"Path({path!r}).read_bytes()",
+                request_id=error.request_id,
+            ) from None
+
+    async def health(self) -> VideoHealth:
+        """Return which judges are loaded.
+
+        Raises:
+            RewardFleetError: The request failed; see `rewardfleet.wire.errors`.
+        """
+        return await self._transport.call("GET", "/health", VideoHealth)
+
+    def _media_bytes(self, request: VideoRequest) -> int:
+        if request.frames is not None:
+            return request.frames.size
+        return sum(4 * math.ceil(len(each) / 3) + 3 for each in request.content)
 
 
 def _is_frames(clip: Any) -> bool:
