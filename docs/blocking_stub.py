@@ -34,6 +34,10 @@ def _service_class(client_type: type[ServiceClient], imports: set[str]) -> str:
     for name, function in inspect.getmembers(client_type, inspect.iscoroutinefunction):
         if not name.startswith("_") and name != "aclose":
             method = _Arguments(types).visit(_parse(function))
+            if method.name != name:  # it takes the arguments of a builder of requests
+                score = "float" if name == "reward" else client_type.score_type.__name__
+                method.name, method.returns = name, ast.Name(score)
+                method.args.args.insert(0, ast.arg("self"))
             modules = sys.modules[function.__module__], sys.modules[client_type.__module__]
             lines.append(_method(method, modules, imports))
     return "\n    ".join(lines)

@@ -350,8 +350,10 @@ def _type_text(field: Mapping[str, Any], models: Models) -> str:  # noqa: PLR091
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
     kind = field.get("type")
+    if isinstance(kind, list):
+        return " or ".join(kind)
     if kind == "array":
-        items = field["items"] if "items" in field else field["prefixItems"][0]
+        items = field.get("items") or field["prefixItems"][0]
         return f"list of {_type_text(items, models)}{range_text(field, 'Items')}"
     if kind == "object":
         values = field.get("additionalProperties")

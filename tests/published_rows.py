@@ -26,7 +26,7 @@ from typing import Any
 import httpx
 
 from rewardfleet.text.python import parse_source
-from rewardfleet.wire.code import AssertTests, DatasetTests, PlainTests, as_tests
+from rewardfleet.wire.code import AssertTests, DatasetTests, PlainTests, fields_of_tests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.code.app import create_app
 from rewardfleet_server.code.datasets.rows import read_row
@@ -44,8 +44,12 @@ Row = dict[str, Any]
 DATASETS: dict[str, str] = json.loads((DESCRIBED / "names.json").read_text())
 #: Rows as trainers pass them on: the data set, the route, and the body for a text and a row.
 TRAINERS: dict[str, tuple[str, str, Callable[[str, Row], Row]]] = {
-    "TRL": ("humaneval", "/score", lambda text, row: _score(text, as_tests(row))),
-    "verl": ("leetcode", "/score", lambda text, row: _score(text, as_tests(_functional(row)))),
+    "TRL": ("humaneval", "/score", lambda text, row: _score(text, fields_of_tests(row)["tests"])),
+    "verl": (
+        "leetcode",
+        "/score",
+        lambda text, row: _score(text, fields_of_tests(_functional(row))["tests"]),
+    ),
     "OpenRLHF": (
         "humaneval",
         "/get_reward",

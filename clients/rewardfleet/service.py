@@ -7,17 +7,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Concatenate,
-    Generic,
-    Literal,
-    ParamSpec,
-    TypeVar,
-    get_args,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from pydantic import TypeAdapter
@@ -153,7 +143,7 @@ def with_options(function: FunctionT) -> FunctionT:
     keyword = inspect.Parameter.KEYWORD_ONLY
     arguments += [
         inspect.Parameter(name, keyword, default=..., annotation=annotation)
-        for name, annotation in get_args(options.annotation)[0].__annotations__.items()
+        for name, annotation in options.annotation.__args__[0].__annotations__.items()
     ]
     function.__signature__ = signature.replace(parameters=arguments)  # type: ignore[attr-defined]
     return function

@@ -24,14 +24,8 @@ from .rows import Row
 
 #: Columns that are read if none is named, by what they hold; the first that a row has counts.
 COMPLETION_COLUMNS = (
-    "revision",
-    "response",
-    "completion",
-    "completions",
-    "responses",
-    "output",
-    "program",
-)
+    "revision", "response", "completion", "completions", "responses", "output", "program",
+)  # fmt: skip
 _TASK = ("task_text", "task", "instruction")
 _CLIP = ("clip", "video", "file", "file_name", "path")
 _OPTIONS = VideoOptions.__optional_keys__ - {"fps", *LABELS}

@@ -17,7 +17,7 @@ class CommandGroup(click.Group):
         names = self.list_commands(ctx)
         if args and not args[0].startswith("-") and args[0] not in names:
             near = difflib.get_close_matches(args[0], names, 1)
-            hint = f"\ndid you mean {near[0]}?" if near else ""
+            hint = f"\ndid you mean {near[0]}?" if near else f"; there are {', '.join(names)}"
             raise click.UsageError(f"no such command: {args[0]}{hint}")
         return super().resolve_command(ctx, args)
 

@@ -73,6 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.NoSuchOption as error:
         near = f"\ndid you mean {error.possibilities[0]}?" if error.possibilities else ""
         return _fail(f"no such option: {error.option_name}{near}")
+    except click.MissingParameter as error:
+        usage = f"\n{error.ctx.get_usage()}" if error.ctx else ""
+        return _fail(f"{error.format_message()}{usage}")
     except click.ClickException as error:
         return _fail(error.format_message())
     except click.Abort:

@@ -248,8 +248,8 @@ class ToolsCause(Cause):
         "format",
         "The answer does not have the tags of the correct one, in order, with nothing around them.",
         (
-            "The policy must write `<think>`, `<tool_call>` and `<response>` as the correct "
-            "answer does."
+            "The policy must write `<think>`, also if the correct answer has none, and "
+            "`<tool_call>` and `<response>` as the correct answer does."
         ),
     )
     MISSING_CALL = (

@@ -318,27 +318,6 @@ _ACCEPTED = (
 )
 
 
-def as_tests(truth: Any) -> Any:
-    """Return tests of any form as those of a request.
-
-    Those of a request stay as they are. Anything else is sent as it is, for the service to
-    recognize: `{"inputs": …, "outputs": …}` as in verl and PRIME, a row of a dataset, a list of
-    tests, a script of asserts, or the JSON of all of these as text.
-
-    Raises:
-        InvalidRequest: They cannot be tests.
-    """
-    found = parsed(truth)
-    found = found if isinstance(found, dict | list) else truth
-    if _is_of_request(found):
-        return found
-    # A row has no `kind` or `cases`: these are tests of a request, with a mistake.
-    is_request = isinstance(found, Mapping) and {"kind", "cases"} & found.keys()
-    if is_request or not (isinstance(found, str | list | Mapping) and found):
-        raise InvalidRequest(f"tests {repr(truth)[:100]}: {_ACCEPTED}")
-    return {"kind": "dataset", "dataset": "auto", "row": {"ground_truth": found}}
-
-
 def check_values(tests: Any, name: str, *, is_value: bool = False) -> None:
     """Check that no object among the values of tests has a null, which a table may have added.
 
@@ -374,17 +353,27 @@ _BESIDE_COLUMNS = ("mode", "limits")
 def fields_of_tests(truth: Any) -> dict[str, Any]:
     """Return the fields of a request that tests of any form stand for: the one reader of a truth.
 
+    Those of a request stay as they are. Anything else is sent as it is, for the service to
+    recognize: `{"inputs": …, "outputs": …}` as in verl and PRIME, a row of a dataset, a list of
+    tests, a script of asserts, or the JSON of all of these as text.
+
     Args:
-        truth: The tests, see `as_tests`; or an object with them as `tests` and further fields, or
-            the JSON of that as text. Of objects in one another, the field of the innermost counts.
-            Lists are lists: see `plain`.
+        truth: The tests; or an object with them as `tests` and further fields. Of objects in one
+            another, the field of the innermost counts. Lists are lists: see `plain`.
 
     Raises:
         InvalidRequest: They cannot be tests.
     """
-    tests = as_tests(truth)
+    tests = parsed(truth)
+    tests = tests if isinstance(tests, dict | list) else truth
     if isinstance(tests, DatasetTests):
         tests = tests.model_dump(exclude_unset=True)
+    if not _is_of_request(tests):
+        # A row has no `kind` or `cases`: these are tests of a request, with a mistake.
+        is_request = isinstance(tests, Mapping) and {"kind", "cases"} & tests.keys()
+        if is_request or not (isinstance(tests, str | list | Mapping) and tests):
+            raise InvalidRequest(f"tests {repr(truth)[:100]}: {_ACCEPTED}")
+        tests = {"kind": "dataset", "dataset": "auto", "row": {"ground_truth": tests}}
     if not (isinstance(tests, Mapping) and tests.get("dataset") == "auto"):
         return {"tests": tests}
     fields: dict[str, Any] = {}
@@ -425,15 +414,10 @@ class Limits(Request):
 
 
 #: Tests that are not those of a request.
-_FORMS: list[JsonSchema] = [
-    {"type": "array", "items": {}, "minItems": 1},
-    {"type": "string", "minLength": 1},
-    {
-        "type": "object",
-        "minProperties": 1,
-        "not": {"anyOf": [{"required": ["kind"]}, {"required": ["cases"]}]},
-    },
-]
+_FORMS: JsonSchema = {
+    "type": ["array", "object", "string"],
+    "not": {"anyOf": [{"required": ["kind"]}, {"required": ["cases"]}]},
+}
 
 
 def _with_forms(schema: dict[str, Any]) -> None:
@@ -441,7 +425,7 @@ def _with_forms(schema: dict[str, Any]) -> None:
     properties = schema["properties"]
     properties["program"] = {**properties["revision"], "description": "Another name of `revision`."}
     tests = properties["tests"]
-    properties["tests"] = {"description": tests.pop("description"), "anyOf": [tests, *_FORMS]}
+    properties["tests"] = {"description": tests.pop("description"), "anyOf": [tests, _FORMS]}
     schema["required"].remove("revision")
     schema["anyOf"] = [{"required": ["revision"]}, {"required": ["program"]}]
 
@@ -503,10 +487,8 @@ class CodeRequest(Request, json_schema_extra=_with_forms):
             read = fields_of_tests(tests if info.mode == "json" else plain(tests))
         except InvalidRequest as error:
             raise ValueError(error.detail) from None
-        return {
-            **read,
-            **{name: each for name, each in fields.items() if name not in read or each is not None},
-        }
+        missing = {name for name in read if fields.get(name) is None}
+        return {**fields, **{name: read[name] for name in missing}}
 
 
 #: The overall judgment of a critique on the program that it judges.

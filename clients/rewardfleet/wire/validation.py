@@ -244,16 +244,12 @@ def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
     """Return the fields that are accepted where an error is; none if it is not clear which."""
     found = [model]
     for part in loc[:-1]:
-        fields = [each.model_fields[part] for each in found if part in each.model_fields]
-        if fields:
-            found = [each for field in fields for each in _models_in(field.annotation)]
-        elif isinstance(part, str):  # it names the member of a union
-            found = [each for each in found if part in _names_of(each)]
-    return (
-        [info.alias or name for name, info in found[0].model_fields.items()]
-        if len(found) == 1
-        else []
-    )
+        fields = [each.model_fields.get(str(part)) for each in found]
+        inner = [each for field in fields if field for each in _models_in(field.annotation)]
+        if inner or isinstance(part, str):  # a field, or the name of a member of a union
+            found = inner or [each for each in found if part in _names_of(each)]
+    fields_of = found[0].model_fields if len(found) == 1 else {}
+    return [info.alias or name for name, info in fields_of.items()]
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -262,10 +258,9 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     return [each for inner in get_args(annotation) for each in _models_in(inner)]
 
 
-def _names_of(model: type[BaseModel]) -> list[str]:
-    """Return how pydantic may call a model as a member of a union."""
+def _names_of(model: type[BaseModel]) -> tuple[object, ...]:
     kind = model.model_fields.get("kind")
-    return [model.__name__, *map(str, get_args(kind.annotation) if kind else ())]
+    return (model.__name__, *(get_args(kind.annotation) if kind else ()))
 
 
 def _shorten(value: object) -> str:

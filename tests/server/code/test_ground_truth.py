@@ -8,7 +8,7 @@ import pytest
 
 from rewardfleet import code_request
 from rewardfleet.rows import code_fields
-from rewardfleet.wire.code import CodeRequest, DatasetTests, PlainTests, as_tests
+from rewardfleet.wire.code import CodeRequest, DatasetTests, PlainTests, fields_of_tests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.score import BatchRequest
 from rewardfleet.wire.validation import encode_json, validate, validate_json
@@ -47,7 +47,10 @@ def test_a_ground_truth_becomes_its_tests(row):
     assert cases_of(found) == row["cases"]
     if isinstance(truth, dict) and "kind" not in truth:
         limited = {**truth, "time_limit": 0.2}
-        for tests in (as_tests(limited), as_tests({"tests": limited})):
+        for tests in (
+            fields_of_tests(limited)["tests"],
+            fields_of_tests({"tests": limited})["tests"],
+        ):
             assert read_row(validate(DatasetTests, tests)).limits == {"cpu_s": 0.2}
         assert read_row(request_of("", limited).tests).limits == {"cpu_s": 0.2}
 
@@ -108,7 +111,12 @@ def test_nan_in_a_list_is_no_missing_output():
 
 
 @pytest.mark.parametrize(
-    "tests", [stdio(("1 2", "3")), as_tests(IO), as_tests({"test_list": ASSERTS})]
+    "tests",
+    [
+        stdio(("1 2", "3")),
+        fields_of_tests(IO)["tests"],
+        fields_of_tests({"test_list": ASSERTS})["tests"],
+    ],
 )
 def test_an_object_with_tests_may_have_other_fields(tests: dict):
     truth = {"tests": tests, "mode": "all_pass", "critique": math.nan, "answer": "x"}
@@ -118,7 +126,7 @@ def test_an_object_with_tests_may_have_other_fields(tests: dict):
 
 
 def test_rules_of_a_request_replace_those_of_the_form():
-    request = {**as_tests(IO), "checker": "exact", "first": 1}
+    request = {**fields_of_tests(IO)["tests"], "checker": "exact", "first": 1}
     assert read_row(validate(DatasetTests, request))[0].checker == "exact"
 
 

@@ -81,8 +81,8 @@ def by_score(url: str, folder: Path) -> list[float]:
     rows = [json.dumps({"program": program, "tests": truth}) for program, truth, _ in TRUTHS]
     (folder / "rows.jsonl").write_text("\n".join(rows))
     main(["score", "code", str(folder / "rows.jsonl"), "--url", url, "-o", str(folder / "out")])
-    found = pq.read_table(folder / "out" / "part-00000.parquet", columns=["index", "score"])
-    return found.sort_by("index")["score"].to_pylist()
+    found = pq.read_table(folder / "out" / "part-00000.parquet", columns=["row", "score"])
+    return found.sort_by("row")["score"].to_pylist()
 
 
 def by_harbor(url: str, folder: Path) -> list[float]:
