@@ -28,14 +28,12 @@ __all__ = ["RewardFleet"]
 class _VideoClient:
     def health(self) -> VideoHealth: ...
     def reward(self, task_text: str, clip: ClipLike, **options: Unpack[VideoOptions]) -> float: ...
-    def rewards(
-        self, requests: Sequence[VideoRequest | Mapping[str, Any] | tuple[Any, ...]]
-    ) -> list[float]: ...
+    def rewards(self, requests: Sequence[VideoRequest | Mapping[str, Any]]) -> list[float]: ...
     def score(
         self, task_text: str, clip: ClipLike, **options: Unpack[VideoOptions]
     ) -> VideoScore: ...
     def score_batch(
-        self, requests: Sequence[VideoRequest | Mapping[str, Any] | tuple[Any, ...]]
+        self, requests: Sequence[VideoRequest | Mapping[str, Any]]
     ) -> list[VideoScore]: ...
 
 class _CodeClient:
@@ -46,9 +44,7 @@ class _CodeClient:
         tests: TestsLike | None = None,
         **options: Unpack[CodeOptions],
     ) -> float: ...
-    def rewards(
-        self, requests: Sequence[CodeRequest | Mapping[str, Any] | tuple[Any, ...]]
-    ) -> list[float]: ...
+    def rewards(self, requests: Sequence[CodeRequest | Mapping[str, Any]]) -> list[float]: ...
     def score(
         self,
         revision: str | None = None,
@@ -56,7 +52,7 @@ class _CodeClient:
         **options: Unpack[CodeOptions],
     ) -> CodeScore: ...
     def score_batch(
-        self, requests: Sequence[CodeRequest | Mapping[str, Any] | tuple[Any, ...]]
+        self, requests: Sequence[CodeRequest | Mapping[str, Any]]
     ) -> list[CodeScore]: ...
 
 class _EpisodeClient:
@@ -106,14 +102,12 @@ class _ToolsClient:
     def reward(
         self, response: str | None, ground_truth: Any, **fields: Unpack[ToolsFields]
     ) -> float: ...
-    def rewards(
-        self, requests: Sequence[ToolsRequest | Mapping[str, Any] | tuple[Any, ...]]
-    ) -> list[float]: ...
+    def rewards(self, requests: Sequence[ToolsRequest | Mapping[str, Any]]) -> list[float]: ...
     def score(
         self, response: str | None, ground_truth: Any, **fields: Unpack[ToolsFields]
     ) -> ToolsScore: ...
     def score_batch(
-        self, requests: Sequence[ToolsRequest | Mapping[str, Any] | tuple[Any, ...]]
+        self, requests: Sequence[ToolsRequest | Mapping[str, Any]]
     ) -> list[ToolsScore]: ...
     def update_budget(
         self,
@@ -131,9 +125,7 @@ class _AnswersClient:
         reference: ReferenceLike = None,
         **options: Unpack[AnswersOptions],
     ) -> float: ...
-    def rewards(
-        self, requests: Sequence[AnswersRequest | Mapping[str, Any] | tuple[Any, ...]]
-    ) -> list[float]: ...
+    def rewards(self, requests: Sequence[AnswersRequest | Mapping[str, Any]]) -> list[float]: ...
     def score(
         self,
         response: str | None,
@@ -141,7 +133,7 @@ class _AnswersClient:
         **options: Unpack[AnswersOptions],
     ) -> AnswersScore: ...
     def score_batch(
-        self, requests: Sequence[AnswersRequest | Mapping[str, Any] | tuple[Any, ...]]
+        self, requests: Sequence[AnswersRequest | Mapping[str, Any]]
     ) -> list[AnswersScore]: ...
 
 class RewardFleet:

@@ -174,8 +174,8 @@ class RewardFleet:
             raise AttributeError(hint if name in SERVICES else services)
 
     def __repr__(self) -> str:
-        clients = [(name, getattr(self, name)) for name in SERVICES if name in vars(self)]
-        return f"RewardFleet({', '.join(f'{name}={each.shown_urls}' for name, each in clients)})"
+        clients = [repr(vars(self)[name]) for name in SERVICES if name in vars(self)]
+        return f"RewardFleet({', '.join(clients)})"
 
     def _log_of(self, service: str, run: str | None) -> "ClientLog | None":
         if not self._logs:

@@ -56,9 +56,6 @@ _P = ParamSpec("_P")
 
 log = logging.getLogger(__name__)
 
-#: Seconds after which a service that is not ready is reported as that.
-_HEALTH_SECONDS = 5.0
-
 #: Errors that the caller must correct, which no reward replaces.
 CALLER_ERRORS = InvalidRequest | Unauthorized | Forbidden | MethodNotAllowed | TooLarge | Conflict
 
@@ -149,38 +146,37 @@ def with_options(function: FunctionT) -> FunctionT:
     return function
 
 
-def score_of(
-    build: Callable[_P, Request], score_type: type[ScoreT]
-) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, ScoreT]]:
+_ResultT = TypeVar("_ResultT")
+_Method = Callable[Concatenate[Any, _P], Coroutine[Any, Any, _ResultT]]
+
+
+def score_of(build: Callable[_P, Request], score_type: type[ScoreT]) -> _Method[_P, ScoreT]:  # noqa: ARG001 - for type checkers
     """Return a client's `score`, which takes the arguments of a builder of requests."""
 
     async def score(self: Any, /, *args: _P.args, **options: _P.kwargs) -> ScoreT:
         return await self._score_one(build(*args, **options))  # type: ignore[no-any-return]
 
-    return _as_method(score, build, f"Score one item and return its `{score_type.__name__}`")
+    return _as_method(score, build)
 
 
-def reward_of(
-    build: Callable[_P, Request],
-) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, float]]:
+def reward_of(build: Callable[_P, Request]) -> _Method[_P, float]:
     """Return a client's `reward`, which takes the arguments of a builder of requests."""
 
     async def reward(self: Any, /, *args: _P.args, **options: _P.kwargs) -> float:
         return await self.policy.reward_of(self.score(*args, **options))  # type: ignore[no-any-return]
 
-    return _as_method(reward, build, "Score one item and return its reward, by `RewardPolicy`")
+    return _as_method(reward, build)
 
 
-def _as_method(method: FunctionT, build: Callable[..., Any], what: str) -> FunctionT:
-    name, signature = build.__name__, inspect.signature(build)
+def _as_method(method: FunctionT, build: Callable[..., Any]) -> FunctionT:
     functools.update_wrapper(method, build, ("__module__",), ())
-    method.__doc__ = f"""{what}. The arguments are those of `{name}`.
+    method.__doc__ = f"""Score one item. The arguments are those of `{build.__name__}`.
 
     Raises:
-        RewardFleetError: There is none; see `rewardfleet.wire.errors`.
+        RewardFleetError: There is no {method.__name__}; see `rewardfleet.wire.errors`.
     """
     this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    arguments = [this, *signature.parameters.values()]
+    arguments = [this, *inspect.signature(build).parameters.values()]
     method.__signature__ = inspect.Signature(arguments)  # type: ignore[attr-defined]
     return method
 
@@ -227,21 +223,15 @@ class ServiceClient:
         return self._transport.timeout_s
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.shown_urls})"
-
-    @property
-    def shown_urls(self) -> str:
-        """Its URLs without passwords, as in Python code: a list if there are several."""
-        urls = [redact(each) for each in self._transport.urls]
-        return repr(urls if len(urls) > 1 else urls[0])
+        return f"{type(self).__name__}({', '.join(map(redact, self._transport.urls))})"
 
     async def health(self) -> Health:
-        """Return what the service says when it is asked whether it can score.
+        """Return what the service says when it is asked, for at most 5 s, whether it can score.
 
         Raises:
             RewardFleetError: It cannot score now, or the request failed.
         """
-        deadline = asyncio.get_running_loop().time() + min(self.timeout_s, _HEALTH_SECONDS)
+        deadline = asyncio.get_running_loop().time() + min(self.timeout_s, 5.0)
         return await self._transport.call("GET", "/readyz", Health, deadline=deadline)
 
     async def aclose(self) -> None:
@@ -263,21 +253,15 @@ class ServiceClient:
         return await asyncio.to_thread(lambda: [self._request(*each) for each in enumerate(items)])
 
     def _request(self, place: int, item: Any) -> Any:
-        build = SERVICES[self._transport.service].request
+        if isinstance(item, Request):
+            return item
+        if not isinstance(item, Mapping):
+            accepted = "give a request, or the arguments of `score` by name"
+            raise InvalidRequest(f"items.{place}: {accepted}, not {type(item).__name__}")
         try:
-            match item:
-                case Request():
-                    return item
-                case Mapping():
-                    return build(**item)
-                case tuple():
-                    return build(*item)
+            return SERVICES[self._transport.service].request(**item)
         except (InvalidRequest, TypeError) as error:
             raise InvalidRequest(f"items.{place}: {error}") from None
-        raise InvalidRequest(
-            f"items.{place}: give a request, or the arguments of `score` as a mapping or a tuple, "
-            f"not {type(item).__name__}"
-        )
 
 
 class RunStateClient(ServiceClient):
@@ -334,16 +318,14 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
             return None
         return request.model_copy(update={name: text and UNUSABLE for name, text in texts.items()})
 
-    async def score_batch(
-        self, requests: Sequence[RequestT | Mapping[str, Any] | tuple[Any, ...]]
-    ) -> list[ScoreT]:
+    async def score_batch(self, requests: Sequence[RequestT | Mapping[str, Any]]) -> list[ScoreT]:
         """Score several items, in order. An item that fails has its own `error`.
 
         Many items are split over several concurrent requests. An item with a retryable error is
         sent again as a single request.
 
         Args:
-            requests: Requests, or the arguments of `score`: by name, or in order as a tuple.
+            requests: Requests, or the arguments of `score` for each, by name.
 
         Raises:
             InvalidRequest: `requests` is empty, or cannot be made of these arguments.
@@ -361,9 +343,7 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
             raise (wrong or refused)[0]
         return [self._scored(answer) for answer in answers]
 
-    async def rewards(
-        self, requests: Sequence[RequestT | Mapping[str, Any] | tuple[Any, ...]]
-    ) -> list[float]:
+    async def rewards(self, requests: Sequence[RequestT | Mapping[str, Any]]) -> list[float]:
         """Score several items, as `score_batch` takes them, and return their rewards, in order.
 
         Raises:

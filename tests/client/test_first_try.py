@@ -86,7 +86,8 @@ async def test_clients_show_their_urls_health_and_options(serve: Serve):
     url = str(serve().base_url)
     with serving(create_episode(EpisodeSettings())) as episodes:
         fleet = RewardFleet(video=url, episode=["http://u:secret@a", episodes], run="r")
-        assert repr(fleet) == f"RewardFleet(video='{url}', episode=['http://***@a', '{episodes}'])"
+        both = f"VideoClient({url}), EpisodeClient(http://***@a, {episodes})"
+        assert repr(fleet) == f"RewardFleet({both})"
         assert (await fleet.video.health()).loaded_backends == ["fake"]
         async with RewardFleet(episode=episodes, run="r") as only:
             assert (await only.episode.health()).status == "ready"
@@ -96,4 +97,4 @@ async def test_clients_show_their_urls_health_and_options(serve: Serve):
         await fleet.aclose()
     for call in (RewardFleet(code=URL).code.score, blocking.RewardFleet(code=URL).code.reward):
         assert "mode" in inspect.signature(call).parameters
-    assert repr(blocking.RewardFleet(code=URL).code) == f"CodeClient('{URL}')"
+    assert repr(blocking.RewardFleet(code=URL).code) == f"CodeClient({URL})"

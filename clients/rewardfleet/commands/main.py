@@ -73,8 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.NoSuchOption as error:
         near = f"\ndid you mean {error.possibilities[0]}?" if error.possibilities else ""
         return _fail(f"no such option: {error.option_name}{near}")
-    except click.MissingParameter as error:
-        usage = f"\n{error.ctx.get_usage()}" if error.ctx else ""
+    except click.UsageError as error:
+        is_wrong_value = type(error) is click.BadParameter  # not one that is missing
+        usage = "" if is_wrong_value or error.ctx is None else f"\n{error.ctx.get_usage()}"
         return _fail(f"{error.format_message()}{usage}")
     except click.ClickException as error:
         return _fail(error.format_message())

@@ -246,8 +246,10 @@ def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
     for part in loc[:-1]:
         fields = [each.model_fields.get(str(part)) for each in found]
         inner = [each for field in fields if field for each in _models_in(field.annotation)]
-        if inner or isinstance(part, str):  # a field, or the name of a member of a union
-            found = inner or [each for each in found if part in _names_of(each)]
+        if inner or isinstance(part, str):  # a field, or the `kind` of a member of a union
+            kinds = [each.model_fields.get("kind") for each in found]
+            of_kind = zip(found, kinds, strict=True)
+            found = inner or [each for each, k in of_kind if k and part in get_args(k.annotation)]
     fields_of = found[0].model_fields if len(found) == 1 else {}
     return [info.alias or name for name, info in fields_of.items()]
 
@@ -256,11 +258,6 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [each for inner in get_args(annotation) for each in _models_in(inner)]
-
-
-def _names_of(model: type[BaseModel]) -> tuple[object, ...]:
-    kind = model.model_fields.get("kind")
-    return (model.__name__, *(get_args(kind.annotation) if kind else ()))
 
 
 def _shorten(value: object) -> str:

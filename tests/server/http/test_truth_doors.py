@@ -65,9 +65,8 @@ def by_client(url: str, _: Path) -> list[float | None]:
 
 def by_batch(url: str, _: Path) -> list[float | None]:
     with RewardFleet(code=url) as fleet:
-        scores = fleet.code.score_batch([(program, truth) for program, truth, _ in TRUTHS])
         named = [{"program": program, "tests": truth} for program, truth, _ in TRUTHS]
-        assert fleet.code.rewards(named) == [score.score for score in scores]
+        scores = fleet.code.score_batch(named)
     return [score.score for score in scores]
 
 
