@@ -123,7 +123,7 @@ class RewardFleet:
         if unknown := given.keys() - SERVICES.keys():
             known = [*inspect.signature(RewardFleet).parameters, *SERVICES]
             near = difflib.get_close_matches(min(unknown), known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
             raise TypeError(f"no such service or option: {', '.join(sorted(unknown))}{hint}")
         base_urls: dict[str, list[str]] = {}
         if url is not None:

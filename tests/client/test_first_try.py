@@ -45,6 +45,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: blocking.RewardFleet(URL).audio, "the services are video, code"),
     (lambda: RewardFleet(video=URL).code, "give code=..., or the URL of a fleet"),
     (lambda: reward_function("code", URL, timeout=5), "did you mean timeout_s?"),
+    (lambda: reward_function("code", URL, columns="mode"), "columns: give a list of names"),
     (lambda: code(timeout=5), "give `timeout_s` to `RewardFleet`"),
     (lambda: code(tests=None), "{'kind': 'dataset', 'dataset': 'auto', 'row': …}"),
     (

@@ -109,6 +109,8 @@ class RowReward:
         on_failure: OnFailure | None = None,
         **options: Any,
     ) -> None:
+        if isinstance(columns, str):
+            raise TypeError(f"columns: give a list of names, not {columns!r}")
         self._declared = sampled(service)
         self.service = service
         self.truth = column or self._declared.truth
