@@ -62,7 +62,7 @@ async def test_a_task_scores_the_last_reply(code_url: str):
     assert await by_task(reward, SUM) == 1.0
     assert await by_task(reward, "", mode=None) == 0.0
     assert await by_task(reward, ECHO, mode="all_pass") == 0.0
-    with pytest.raises(InvalidRequest, match="no 'answer'"):
+    with pytest.raises(InvalidRequest, match="'answer' is null"):
         await by_task(reward, ECHO, answer=None)
 
 
