@@ -25,6 +25,10 @@ def code(**fields: Any) -> Any:
     return code_request("print(5)", **{"tests": TESTS, **fields})
 
 
+def stdio(case: Any) -> dict[str, Any]:
+    return {"kind": "stdio", "cases": [case]}
+
+
 async def batch(*items: Any) -> Any:
     async with RewardFleet(URL) as fleet:
         return await fleet.code.score_batch(*items)
@@ -48,10 +52,10 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: reward_function("code", URL, columns="mode"), "columns: give a list of names"),
     (lambda: code(timeout=5), "give `timeout_s` to `RewardFleet`"),
     (lambda: code(tests=None), "{'kind': 'dataset', 'dataset': 'auto', 'row': …}"),
-    (
-        lambda: code(tests={"kind": "stdio", "cases": [["", "5"]]}),
-        "tests.stdio.cases.0: Input should be an object with stdin, stdout",
-    ),
+    (lambda: code(tests={"tests": TESTS, "mode": "most"}), "Input should be 'pass_rate' or 'all"),
+    (lambda: code(tests={"tests": TESTS, "limits": {"cpu": 1}}), "'limits.cpu'; accepted: cpu_s"),
+    (lambda: code(tests=stdio({"input": ""})), "cases.0.input'; accepted: stdin, stdout"),
+    (lambda: code(tests=stdio(["", "5"])), "cases.0: Input should be an object with stdin, stdout"),
     (lambda: code(program="print(5)"), "another name of `revision`"),
     (lambda: video_request("task", 5), "clip: give a path, the bytes"),
     (

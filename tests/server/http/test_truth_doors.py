@@ -15,7 +15,6 @@ from rewardfleet import code_request
 from rewardfleet.adapters.trl import reward_function
 from rewardfleet.blocking import RewardFleet
 from rewardfleet.commands.main import main
-from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import encode_json, validate_json
 
 from ..code.conftest import asserts, served_code, stdio
@@ -60,14 +59,10 @@ TRUTHS: list[tuple[str, Any, float]] = [
 
 def by_client(url: str, _: Path) -> list[float | None]:
     with RewardFleet(code=url) as fleet:
-        return [fleet.code.score(program, truth).score for program, truth, _ in TRUTHS]
-
-
-def by_batch(url: str, _: Path) -> list[float | None]:
-    with RewardFleet(code=url) as fleet:
+        alone = [fleet.code.score(program, truth).score for program, truth, _ in TRUTHS]
         named = [{"program": program, "tests": truth} for program, truth, _ in TRUTHS]
-        scores = fleet.code.score_batch(named)
-    return [score.score for score in scores]
+        assert [score.score for score in fleet.code.score_batch(named)] == alone
+    return alone
 
 
 def by_trl(url: str, _: Path) -> list[float]:
@@ -113,7 +108,6 @@ def row_of(truth: Any) -> dict[str, Any]:
 
 DOORS: dict[str, Callable[[str, Path], list[float | None]]] = {
     "client": by_client,
-    "score_batch": by_batch,
     "TRL": by_trl,
     "score": by_score,
     "harbor": by_harbor,
@@ -144,26 +138,3 @@ def test_what_a_request_says_comes_before_its_truth():
     request = code_request(FIVE, {**row_of(truth), "checker": "exact"}, mode="pass_rate")
     assert (request.mode, request.limits.cpu_s, request.tests.kind) == ("pass_rate", 1, "dataset")
     assert validate_json(type(request), encode_json(request)) == request
-
-
-@pytest.mark.parametrize(
-    ("truth", "reason"),
-    [
-        ({**IO, "mode": "most"}, "mode: Input should be 'pass_rate' or 'all_pass'"),
-        ({"tests": STDIO, "limits": {"cpu": 1}}, "'limits.cpu'; accepted: cpu_s, wall_s"),
-        (
-            {"kind": "stdio", "cases": [{"input": "", "output": ""}]},
-            "'tests.stdio.cases.0.input'; accepted: stdin, stdout",
-        ),
-        ({"kind": "stdin", "cases": []}, "give {'kind': 'stdio', 'functional' or 'asserts'"),
-    ],
-)
-def test_a_wrong_truth_is_refused_with_what_is_accepted(truth: Any, reason: str):
-    with pytest.raises(InvalidRequest) as raised:
-        code_request(FIVE, truth)
-    assert reason in raised.value.detail
-
-
-def test_a_program_has_one_name():
-    with pytest.raises(InvalidRequest, match="give one of them"):
-        code_request(FIVE, STDIO, program=FIVE)
