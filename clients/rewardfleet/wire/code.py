@@ -427,7 +427,7 @@ def _with_forms(schema: dict[str, Any]) -> None:
     tests = properties["tests"]
     properties["tests"] = {"description": tests.pop("description"), "anyOf": [tests, _FORMS]}
     schema["required"].remove("revision")
-    schema["anyOf"] = [{"required": ["revision"]}, {"required": ["program"]}]
+    schema["oneOf"] = [{"required": ["revision"]}, {"required": ["program"]}]
 
 
 class CodeRequest(Request, json_schema_extra=_with_forms):
