@@ -100,7 +100,7 @@ def test_commands_have_few_options_and_their_functions_few_arguments():
         for option in command.params
         if isinstance(option, click.Option)
     ]
-    assert len(options) <= 212
+    assert len(options) <= 225
     for command in commands:
         assert len(inspect.signature(inspect.unwrap(command.callback)).parameters) <= 6, command
 
