@@ -11,7 +11,7 @@ from rewardfleet_server.http.trainers import TrainerApi
 from .chat_api import ChatApi
 from .judges import Judge
 from .judges.calibration import JudgeCalibration
-from .judges.label_mass import LABEL_MASS
+from .judges.labels import LABEL_MASS
 from .judges.loading import load_judges
 from .metrics import JudgeMetrics
 from .refusals import Refusals

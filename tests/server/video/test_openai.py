@@ -25,7 +25,7 @@ from rewardfleet.wire.calibration import bound_provenance
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import chat_endpoint, openai
-from rewardfleet_server.video.judges.openai import yes_interval
+from rewardfleet_server.video.judges.labels import score_interval
 from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import client_of, image_base64, table
@@ -52,10 +52,13 @@ class Endpoint:
         self.usage: object = None  #: what is said instead of their number
         self.refused: set[str] = set()  #: fields that are not accepted
         self.honors_format = False
+        self.honors_labels = False
+        self.vocabulary: list[str] = []  #: texts that are one token; what knows none is not vLLM
         self.wait_s = 0.0
         self.concurrent = self.max_concurrent = 0
         self.app = FastAPI()
         self.app.post("/v1/chat/completions")(self._complete)
+        self.app.post("/v1/completions")(self._tokens)
         self.models_status = 404  # as of endpoints that list no models
         self.app.get("/v1/models")(lambda: Response(status_code=self.models_status))
 
@@ -77,6 +80,16 @@ class Endpoint:
             return answer
         return self._completion(answer)
 
+    async def _tokens(self, request: Request) -> Response:
+        """Answer with the ids of prompts, in any order."""
+        choices = [
+            {"index": index, "prompt_token_ids": [self.vocabulary.index(each)]}
+            if each in self.vocabulary else {"index": index, "prompt_token_ids": [0, 0]}
+            for index, each in enumerate((await request.json())["prompt"])
+        ]  # fmt: skip
+        body = {"choices": choices[::-1]} if self.vocabulary else {"error": "no such model"}
+        return Response(json.dumps(body), media_type="application/json")
+
     def _completion(self, answer: str | dict[str, float]) -> Response:
         choice: dict[str, object] = {"index": 0, "finish_reason": self.finish_reason}
         if isinstance(answer, str):
@@ -93,6 +106,9 @@ class Endpoint:
         answer: dict[str, object] = {"choices": [{"message": {}, "finish_reason": "length"}]}
         if "response_format" in body:
             return self._completion('{"score": 1}' if self.honors_format else "I am ready.")
+        if "logprob_token_ids" in body:
+            asked = [self.vocabulary[each] for each in body["logprob_token_ids"]]
+            return self._completion(dict.fromkeys(asked if self.honors_labels else ["I"], 0.01))
         self.proofs.append(frames_of(body))
         if self.sees is not None:
             ids = self.template + [0] * 64 * self.sees(frames_of(body))
@@ -209,8 +225,9 @@ def test_answers_are_structured_where_the_endpoint_honors_that(endpoint):
     endpoint.honors_format, endpoint.answers = True, ['{"score": 85}']
     with serving_judge(endpoint) as post_score:
         answer = post_score().json()
-        post_score(backend_kwargs={"prompt_template": "Think about {task} first."})
+        own = post_score(backend_kwargs={"prompt_template": "Think about {task} first."}).json()
     assert (answer["score"], answer["provenance"]["structured"]) == (0.85, True)
+    assert (own["score"], own["provenance"]["structured"]) == (0.85, False)
     assert "response_format" not in endpoint.requests[1]
     schema = endpoint.requests[0]["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["score"]["type"] == "number"
@@ -233,6 +250,23 @@ def test_answers_are_parsed_as_text_elsewhere(endpoint, readout, refused, honors
     assert (answer["score"], answer["provenance"]["structured"]) == (0.8, False)
     assert "response_format" not in endpoint.requests[0]
     assert ("honors no response_format" in caplog.text) == (readout == "structured")
+
+
+@pytest.mark.parametrize(
+    ("text", "end", "cause"),
+    [
+        ("The task is about 80% complete.", "stop", "no_verdict"),
+        ("80", "stop", "no_verdict"),
+        ('{"score": 8, "scale": 10}', "stop", "no_verdict"),
+        ('{"score": 8', "length", "answer_cut"),
+    ],
+)
+def test_an_answer_in_another_form_than_the_honored_one_is_not_parsed(endpoint, text, end, cause):
+    endpoint.honors_format, endpoint.answers, endpoint.finish_reason = True, [text], end
+    with serving_judge(endpoint) as post_score:
+        answer = post_score().json()
+    assert (answer["score"], answer["cause"]) == (None, cause)
+    assert text in answer["model_output"]
 
 
 # What the model is shown
@@ -428,6 +462,40 @@ def label_masses(post_score: Callable[..., httpx.Response]) -> float:
     return next((float(line.split()[-1]) for line in lines if line.startswith(name)), 0.0)
 
 
+VOCABULARY = ["Yes", " yes", "No", "NO"]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "honors", "refused"),
+    [
+        (VOCABULARY, True, set()),
+        (VOCABULARY, False, set()),
+        (VOCABULARY, True, {"logprob_token_ids"}),
+        ([], True, set()),
+    ],
+)
+def test_the_exact_values_of_labels_are_requested_where_they_are_returned(
+    endpoint, vocabulary, honors, refused
+):
+    """By vLLM, as an answer at the start shows. If none is missing, nothing is unseen."""
+    endpoint.vocabulary, endpoint.honors_labels, endpoint.refused = vocabulary, honors, refused
+    is_exact = bool(vocabulary) and honors and not refused
+    likely = {"The": 0.5, "Yes": 0.2, "No": 1e-9}
+    asked = {"The": 0.5, "Yes": 0.2, "No": 1e-9, " yes": 0.1, "NO": 0.1}
+    endpoint.answers = [asked if is_exact else likely, likely]
+    with serving_judge(endpoint, set=["readout=probability"]) as post_score:
+        first, second = post_score().json(), post_score(fps=3).json()
+    assert first["provenance"]["exact_labels"] == is_exact
+    ids = [[0, 1, 2, 3]] * 2 if is_exact else [None] * 2
+    assert [
+        sorted(each.get("logprob_token_ids") or []) or None for each in endpoint.requests
+    ] == ids
+    if is_exact:
+        assert first["score"] == pytest.approx(0.75)
+        assert first["details"] == {"label_mass": pytest.approx(0.4)}
+    assert second["details"]["uncertainty"] == pytest.approx(0.0)
+
+
 @pytest.mark.parametrize("logprobs", [(18.0, 17.0), (-0.1, -0.2), (0.5, -3.0)])
 def test_values_that_are_no_log_probabilities_are_a_failure(endpoint, logprobs):
     """As of vLLM with `--logprobs-mode raw_logits`: above 0, or with a sum above 1."""
@@ -441,10 +509,10 @@ def test_values_that_are_no_log_probabilities_are_a_failure(endpoint, logprobs):
 
 def test_the_interval_covers_all_unseen_tokens():
     """Both ends are reached by some assignment of the remaining probability."""
-    low, high = yes_interval(0.6, 0.0, 0.3)
+    low, high = score_interval({1.0: 0.6, 0.0: 0.0}, 0.3)
     assert low == pytest.approx(0.6 / 0.9)
     assert high == 1.0
-    assert yes_interval(0.0, 0.0, 1.0) == (0.0, 1.0)
+    assert score_interval({1.0: 0.0, 0.0: 0.0}, 1.0) == (0.0, 1.0)
 
 
 # Failures

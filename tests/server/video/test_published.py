@@ -16,6 +16,7 @@ from rewardfleet.wire.errors import BackendFailed, InvalidRequest
 from rewardfleet_server.flags import ServiceCommand
 from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.judges.labels import Position, Token
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.vlm import (
     Completion,
@@ -78,20 +79,26 @@ def test_roboreward_is_decoded_greedily():
 
 
 def test_the_score_of_topreward_is_the_share_of_true_and_keeps_the_log_probability():
-    labels = {1.0: (7,), 0.0: (8,)}
-    readout = LabelReadout("true_logprob v1", topreward.PROMPT, labels, "true_logprob")
+    readout = LabelReadout(
+        "true_logprob v1",
+        topreward.PROMPT,
+        {"true": 1.0, "false": 0.0},
+        {" True": 7},
+        "true_logprob",
+    )
 
-    def read(true: float, false: float) -> Judgment:
-        completion = Completion(" True", truncated=True, logprobs={7: true, 8: false})
-        return readout.read([completion], "auto")
+    def read(true: float, false: float, first: str = " True") -> Judgment:
+        position = Position(first, true, [Token(" True", true), Token(" False", false)])
+        return readout.read([Completion(" True", truncated=True, positions=[position])], "auto")
 
     judgment = read(-20.0, -22.0)
     assert judgment.score == pytest.approx(1 / (1 + np.exp(-2)))
-    assert judgment.details["true_logprob"] == -20.0
+    assert judgment.details["true_logprob"] == pytest.approx(-20.0)
+    assert read(-20.0, -22.0, "\n").score == judgment.score
     judgment = read(-np.inf, -1.0)
     assert judgment.score == 0 and "true_logprob" not in judgment.details
     params = readout.generation_params(topreward._SAMPLING, 1)
-    assert (params.max_tokens, params.labels) == (1, (7, 8))
+    assert (params.max_tokens, params.labels) == (1, {" True": 7})
 
 
 @pytest.mark.parametrize(("logs", "values"), table("topreward_curves"))

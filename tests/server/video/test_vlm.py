@@ -13,6 +13,7 @@ from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment, loading
+from rewardfleet_server.video.judges.labels import YES_AND_NO, Position, Token
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.vlm import Completion, ImagePart, VideoPart
 from rewardfleet_server.video.judges.vlm.families import primo_r1
@@ -169,39 +170,51 @@ def test_primo_sees_first_frame_video_and_last_frame_of_every_prefix():
 # Readouts
 
 
-def test_label_probabilities_are_normalized_even_if_they_are_tiny():
-    labels = LabelReadout("probability", YES_OR_NO, {1.0: (1, 2), 0.0: (3,)})
-    logprobs = {1: -801.0, 2: -801.0, 3: -800.0}
-    judgment = labels.read([Completion("x", truncated=True, logprobs=logprobs)], "auto")
-    yes, no = 2 * math.exp(-1), 1.0
-    assert judgment.score == pytest.approx(yes / (yes + no))
+def read_first(readout: LabelReadout, logprobs: dict[str, float], first: str = "x") -> Judgment:
+    """Read a token, with the log-probabilities of labels in its place."""
+    tokens = [Token(text, value) for text, value in logprobs.items()]
+    position = Position(first, logprobs.get(first, math.log(0.5)), tokens)
+    return readout.read([Completion(first, truncated=True, positions=[position])], "auto")
 
 
-def test_labels_without_any_probability_abstain():
-    labels = LabelReadout("probability", YES_OR_NO, {1.0: (1,), 0.0: (3,)})
-    logprobs = {1: -math.inf, 3: -math.inf}
-    assert labels.read([Completion("x", truncated=True, logprobs=logprobs)], "auto").score is None
+def yes_or_no(min_mass: float = 0.0) -> LabelReadout:
+    return LabelReadout("probability", YES_OR_NO, YES_AND_NO, {}, min_mass=min_mass)
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "score"),
+    [({"Yes": -301.0, " yes": -301.0, "No": -300.0}, 2 / math.e / (2 / math.e + 1)),
+     ({"Yes": -math.inf, "No": -math.inf}, None), ({"Yes": 0.0, "No": -math.inf}, 1.0)],
+)  # fmt: skip
+def test_label_probabilities_are_normalized_even_if_they_are_tiny(
+    logprobs: dict[str, float], score: float | None
+):
+    judgment = read_first(yes_or_no(), logprobs)
+    assert judgment.score == (score if score is None else pytest.approx(score))
+    assert "uncertainty" not in judgment.details
 
 
 def test_labels_with_less_than_the_minimum_abstain_with_their_mass():
-    labels = LabelReadout("probability", YES_OR_NO, {1.0: (1,), 0.0: (3,)}, min_mass=0.1)
-
-    def read(yes: float, no: float) -> Judgment:
-        logprobs = {1: yes, 3: no, 5: math.log(0.5)}  # vLLM adds the first token
-        return labels.read([Completion("x", truncated=True, logprobs=logprobs)], "auto")
-
-    assert read(math.log(0.08), math.log(0.04)).score == pytest.approx(2 / 3)
-    few = read(math.log(0.04), math.log(0.04))
+    readout = yes_or_no(min_mass=0.1)
+    judgment = read_first(readout, {"Yes": math.log(0.08), "No": math.log(0.04)})
+    assert judgment.score == pytest.approx(2 / 3)
+    few = read_first(readout, {"Yes": math.log(0.04), "No": math.log(0.04)})
     assert few.score is None and few.details == {"label_mass": pytest.approx(0.08)}
-    with pytest.raises(BackendFailed, match="no log-probabilities"):
-        read(18.0, 17.0)
+    assert few.cause is None
+    for logits in ({"Yes": 18.0, "No": 17.0}, {"Yes": -30.0, "No": -31.0, "x": 17.0}):
+        with pytest.raises(BackendFailed, match="no log-probabilities"):
+            read_first(readout, logits)
+
+
+@pytest.mark.parametrize("first", ["<think>", "\n", "**"])
+def test_an_answer_without_a_word_yet_is_cut(first: str):
+    assert read_first(yes_or_no(), {"Yes": -0.1}, first).cause == "answer_cut"
 
 
 def test_a_rubric_is_the_expected_grade():
-    rubric = LabelReadout("rubric", YES_OR_NO, {value / 4: (value,) for value in range(5)})
-    probabilities = [0.1, 0.2, 0.4, 0.2, 0.1]
-    logprobs = {value: math.log(each / 1000) for value, each in enumerate(probabilities)}
-    judgment = rubric.read([Completion("3", truncated=True, logprobs=logprobs)], "auto")
+    grades = {str(grade): (grade - 1) / 4 for grade in range(1, 6)}
+    logprobs = {each: math.log(p / 1000) for each, p in zip(grades, (1, 2, 4, 2, 1), strict=True)}
+    judgment = read_first(LabelReadout("rubric", YES_OR_NO, grades, {}), logprobs, "3")
     assert judgment.score == pytest.approx(0.5)
 
 

@@ -13,6 +13,8 @@ from rewardfleet.wire.backoff import backoff_with_jitter
 from rewardfleet.wire.errors import BackendFailed, Unavailable
 from rewardfleet_server.observe.tracing import trace_headers
 
+from .labels import Position
+
 log = logging.getLogger(__name__)
 
 #: Attempts per request.
@@ -29,19 +31,6 @@ _MAX_BYTES = 16 * 2**20
 #: vLLM's at updates of weights.
 _ENDS = {"stop", "length", "content_filter"}
 _INTERRUPTED = {"abort", "error"}
-
-
-class Token(BaseModel):
-    """One of the most likely tokens."""
-
-    token: str
-    logprob: float  #: its natural log-probability, at most 0
-
-
-class Position(Token):
-    """The token of an answer at a position, and the most likely ones there."""
-
-    top_logprobs: list[Token] = Field(min_length=1)
 
 
 class _Logprobs(BaseModel):
@@ -75,6 +64,15 @@ class _ChatCompletion(BaseModel):
     choices: list[Choice] = Field(min_length=1)
     usage: JsonValue = None
     prompt_token_ids: JsonValue = None
+
+
+class _Prompt(BaseModel):
+    index: int
+    prompt_token_ids: list[int] = Field(min_length=1)
+
+
+class _Prompts(BaseModel):
+    choices: list[_Prompt]
 
 
 class ChatEndpoint:
@@ -143,11 +141,24 @@ class ChatEndpoint:
         async with self._slots:
             return await self._answer(body)
 
+    async def single_tokens(self, texts: Sequence[str]) -> dict[str, int]:
+        """Return the ids of those texts that are one token; none if it is not vLLM."""
+        asked = {"prompt": texts, "add_special_tokens": False, "return_token_ids": True}
+        body = {"model": self.model, "max_tokens": 1, **asked}
+        try:
+            _, content = await self._post(f"{self._base}/completions", body)
+            prompts = _Prompts.model_validate_json(content).choices
+        except (httpx.TransportError, ssl.SSLError, BackendFailed, ValidationError):
+            return {}
+        found = [each.prompt_token_ids for each in sorted(prompts, key=lambda each: each.index)]
+        pairs = zip(texts, found, strict=False)
+        return {text: first for text, (first, *more) in pairs if not more}
+
     async def _answer(self, body: Mapping[str, object]) -> Choice:
         """Send a request, and retry what may succeed later, until the caller's deadline."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                response, content = await self._post(body)
+                response, content = await self._post(self.url, body)
             except (httpx.TransportError, ssl.SSLError) as error:
                 if problem := certificate_problem(error):
                     raise BackendFailed(f"the endpoint of {self.model}: {problem}") from None
@@ -172,9 +183,9 @@ class ChatEndpoint:
                 await asyncio.sleep(max(wait, pause))
         raise Unavailable(f"the endpoint of {self.model} failed {_ATTEMPTS} times: {reason}")
 
-    async def _post(self, body: Mapping[str, object]) -> tuple[httpx.Response, bytes]:
+    async def _post(self, url: str, body: Mapping[str, object]) -> tuple[httpx.Response, bytes]:
         content = bytearray()
-        sending = self._http.stream("POST", self.url, json=body, headers=trace_headers())
+        sending = self._http.stream("POST", url, json=body, headers=trace_headers())
         async with sending as response:
             async for chunk in response.aiter_bytes():
                 content += chunk

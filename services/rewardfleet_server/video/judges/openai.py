@@ -1,25 +1,17 @@
-"""The judge `openai`: a model behind any OpenAI-compatible endpoint (vLLM, SGLang, Ollama, …).
-
-The endpoint returns only the most likely tokens, so the score of the readout `probability` lies in
-an interval, see `yes_interval`. The score is its middle; if it is too wide, the judge abstains.
-"""
+"""The judge `openai`: a model behind any OpenAI-compatible endpoint (vLLM, SGLang, Ollama, …)."""
 
 import asyncio
 import base64
-import itertools
 import logging
-import math
-import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Literal
 
 import cv2
-from pydantic import BaseModel, FilePath, HttpUrl, JsonValue, PositiveInt
+from pydantic import BaseModel, FilePath, HttpUrl, JsonValue, PositiveInt, ValidationError
 
-from rewardfleet.text import read
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.errors import BackendFailed, Unavailable
 from rewardfleet_server.video.clip.frames import UNKNOWN_FPS, Clip, as_mp4
@@ -28,8 +20,8 @@ from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
 from rewardfleet_server.video.settings import VideoSettings, openai_api_key
 
 from . import Judgment
-from .chat_endpoint import ChatEndpoint, Choice, Position
-from .label_mass import HELP, LABEL_MASS, checked_probabilities
+from .chat_endpoint import ChatEndpoint, Choice
+from .labels import HELP, LABEL_MASS, YES_AND_NO, after_thoughts, read_labels, spellings
 from .options import PromptOptions
 from .settings import BuiltInJudge, SamplingSettings, own
 from .shown import ShownFrames
@@ -38,13 +30,9 @@ log = logging.getLogger(__name__)
 
 _JPEG_QUALITY = 95
 #: The maximum of OpenAI's own API, and vLLM's default limit.
-_TOP_LOGPROBS = 20
+_LOGPROBS: Mapping[str, JsonValue] = {"logprobs": True, "top_logprobs": 20}
 #: Enough for empty thoughts, white space and marks before a label.
 _LABEL_TOKENS = 8
-#: What may surround a label in its token.
-_MARKS = re.compile(r"[\W_]+")
-#: The widest interval of scores for which `probability` does not abstain.
-_MAX_UNCERTAINTY = 0.1
 #: Seconds between checks whether the endpoint is up.
 _CHECK_SECONDS = 5
 #: Seconds in which it must answer what the model is shown.
@@ -123,7 +111,7 @@ class OpenAIJudge:
         self._prompt = Prompt.of(template) if template else shipped
         self._media = settings.media
         self._sampling: dict[str, JsonValue] = (
-            {"temperature": 0, "max_tokens": _LABEL_TOKENS}
+            {"temperature": 0, "max_tokens": _LABEL_TOKENS, **_LOGPROBS}
             if self._readout == "probability"
             else settings.model_dump(include={"temperature", "top_p", "max_tokens"})
         )
@@ -132,7 +120,8 @@ class OpenAIJudge:
         self._min_mass = settings.min_label_mass
         self.deterministic = self._sampling["temperature"] == 0
         self._shown = ShownFrames(endpoint, self._show)
-        self._format: Mapping[str, JsonValue] = {}  #: of answers, if the endpoint honors it
+        self._honored: Mapping[str, JsonValue] = {}  #: fields that not all endpoints honor
+        self._asked: Mapping[str, int] = {}  #: the tokens of labels that they ask for
         self._provenance: Mapping[str, JsonValue] = {
             "judge": "openai",
             "url": endpoint.url,
@@ -146,8 +135,12 @@ class OpenAIJudge:
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
-        found = {"rendered_prompt": self._shown.digest, "structured": bool(self._format)}
-        return {**self._provenance, **found}
+        return {
+            **self._provenance,
+            "rendered_prompt": self._shown.digest,
+            "structured": "response_format" in self._honored,
+            "exact_labels": bool(self._asked),
+        }
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
         PromptOptions.of(backend_kwargs).prompt_or(self._prompt)
@@ -157,23 +150,42 @@ class OpenAIJudge:
     ) -> Judgment:
         options = PromptOptions.of(backend_kwargs)
         prompt = options.prompt_or(self._prompt)
-        is_text = self._readout != "probability"
-        more = self._format if prompt is PERCENTAGE else {}  # others may want other answers
-        if not is_text:
-            more = {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
+        has_labels = self._readout == "probability"
+        # Other prompts may want other answers.
+        more = self._honored if has_labels or prompt is PERCENTAGE else {}
         choice = await self._ask(prompt, task_text, clip, {**self._sampling, **more})
         # After the answer: the endpoint may have been restarted while this waited for it.
         is_proved = await self._shown.prove(len(clip.frames), clip.fps or UNKNOWN_FPS)
+        text, is_cut = choice.message.content or "", choice.finish_reason == "length"
         if choice.refusal is not None:
-            text = f"{choice.message.content or ''}\n[refused: {choice.refusal}]"
-            judgment = Judgment(None, text, cause=VideoCause.REFUSED)
-        elif not is_text:
-            judgment = _probability(choice, self._min_mass)
+            reason = f"{text}\n[refused: {choice.refusal}]"
+            judgment = Judgment(None, reason, cause=VideoCause.REFUSED)
+        elif has_labels:
+            judgment = self._of_labels(choice, text, is_cut=is_cut)
+        elif more and not is_cut and not _is_structured(text):
+            judgment = Judgment(None, f"{text}\n[not in the form that was asked for]")
         else:
             # Parsing a long chain of thought takes milliseconds.
             mode = options.mode(prompt, is_percentage=prompt is PERCENTAGE)
-            judgment = await asyncio.to_thread(_text, choice, mode)
-        return replace(judgment, provenance={"shown": "proved" if is_proved else "unproved"})
+            judgment = await asyncio.to_thread(_of_text, text, mode, is_cut=is_cut)
+        shown = "proved" if is_proved else "unproved"
+        found: dict[str, JsonValue] = {"shown": shown, "structured": "response_format" in more}
+        return replace(judgment, provenance=found)
+
+    def _of_labels(self, choice: Choice, text: str, *, is_cut: bool) -> Judgment:
+        if choice.logprobs is None:
+            raise BackendFailed("the endpoint returned no log-probabilities; it must support them")
+        judgment = read_labels(
+            text,
+            after_thoughts(choice.logprobs.content),
+            YES_AND_NO,
+            min_mass=self._min_mass,
+            is_cut=is_cut,
+            asked=self._asked or None,
+        )
+        if judgment.details:
+            LABEL_MASS.labels("openai").observe(judgment.details["label_mass"])
+        return judgment
 
     async def _ask(
         self, prompt: Prompt, task_text: str, clip: Clip | None, more: Mapping[str, JsonValue]
@@ -186,24 +198,41 @@ class OpenAIJudge:
         )
 
     async def _show(self, clip: Clip | None) -> Choice:
-        """Show a clip, for the tokens of the prompt; without one, also find the format."""
+        """Show a clip, for the tokens of the prompt; without one, also find what is honored."""
+        if clip is None:
+            await self._find_honored()
         ask = partial(self._ask, self._prompt, "Ready?", clip)
-        if clip is None and self._readout == "structured" and self._prompt is PERCENTAGE:
-            wanted = {"response_format": _FORMAT}
-            try:
-                answer = (await ask({**self._sampling, **wanted})).message.content or ""
-            except BackendFailed as error:
-                answer = error.detail
-            is_honored = answer.lstrip().startswith("{")  # which the question does not ask for
-            if not is_honored:
-                log.warning(
-                    "the endpoint honors no response_format, so text is parsed: %.99s", answer
-                )
-            self._format = wanted if is_honored else {}
         try:
             return await ask({"max_tokens": 1, "return_token_ids": True})
         except BackendFailed:  # OpenAI's own API refuses fields that it does not know
             return await ask({"max_tokens": 1})
+
+    async def _find_honored(self) -> None:
+        """Find which fields the endpoint honors, by an answer: it may ignore them silently."""
+        self._honored, self._asked = {}, {}
+        asked: Mapping[str, int] = {}
+        wanted: dict[str, JsonValue] = {}
+        if self._readout == "structured" and self._prompt is PERCENTAGE:
+            wanted = {"response_format": _FORMAT}
+        elif self._readout == "probability":
+            asked = await self._endpoint.single_tokens(spellings(YES_AND_NO))
+            wanted = {"logprob_token_ids": [*asked.values()]} if asked else {}
+        if not wanted:
+            return
+        try:
+            choice = await self._ask(self._prompt, "Ready?", None, {**self._sampling, **wanted})
+        except BackendFailed as error:
+            is_honored, answer = False, error.detail
+        else:
+            answer = choice.message.content or ""
+            likely = choice.logprobs.content[0].top_logprobs if choice.logprobs else ()
+            is_honored = answer.lstrip().startswith("{")  # which the question does not ask for
+            if asked:
+                is_honored = asked.keys() <= {each.token for each in likely}
+        if is_honored:
+            self._honored, self._asked = wanted, asked
+        elif self._readout == "structured":
+            log.warning("the endpoint honors no response_format, so text is parsed: %.99s", answer)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
@@ -258,72 +287,20 @@ def _part(kind: str, media_type: str, content: bytes) -> dict[str, object]:
     return {"type": kind, kind: {"url": url}}
 
 
-def _text(choice: Choice, mode: Scale) -> Judgment:
-    text = choice.message.content or ""
-    is_cut = choice.finish_reason == "length"
+def _is_structured(text: str) -> bool:
+    try:
+        _Score.model_validate_json(text)
+    except ValidationError:
+        return False
+    return True
+
+
+def _of_text(text: str, mode: Scale, *, is_cut: bool) -> Judgment:
     parsed = parse_score(text, mode=mode, truncated=is_cut)
     if parsed.score is not None:
         return Judgment(parsed.score, text)
     cause = VideoCause.ANSWER_CUT if is_cut else None
     return Judgment(None, f"{text}\n[{parsed.reason}]", cause=cause)
-
-
-def _probability(choice: Choice, min_mass: float) -> Judgment:
-    if choice.logprobs is None:
-        raise BackendFailed("the endpoint returned no log-probabilities; it must support them")
-    text = choice.message.content or ""
-    positions = _after_thoughts(choice.logprobs.content)
-    if not positions:
-        reason = "max_tokens ended the answer within its thoughts"
-        return Judgment(None, f"{text}\n[{reason}]", cause=VideoCause.ANSWER_CUT)
-    yes, no, unseen = label_probabilities(positions)
-    low, high = yes_interval(yes, no, unseen)
-    details = {"uncertainty": high - low, "label_mass": yes + no}
-    LABEL_MASS.labels("openai").observe(yes + no)
-    if high - low > _MAX_UNCERTAINTY:
-        reason = f"P(yes) lies between {low:.3f} and {high:.3f}: the tokens leave too much unknown"
-    elif yes + no < min_mass:
-        reason = f"yes and no have {yes + no:.2g} of the probability, less than {min_mass:g}"
-    else:
-        return Judgment((low + high) / 2, text, details)
-    return Judgment(None, f"{text}\n[{reason}]", details)
-
-
-def _after_thoughts(positions: Sequence[Position]) -> Sequence[Position]:
-    """Return the positions of the answer; none if the thoughts do not end."""
-    text = "".join(position.token for position in positions)
-    turn = read(text).last
-    thoughts = text.find(turn.text) + turn.thoughts[-1].end if turn.thoughts else 0
-    starts = itertools.accumulate((len(each.token) for each in positions), initial=0)
-    return [each for each, start in zip(positions, starts, strict=False) if start >= thoughts]
-
-
-def label_probabilities(positions: Sequence[Position]) -> tuple[float, float, float]:
-    """Return the probabilities of yes and of no, and what the tokens leave unknown.
-
-    A label has the summed probability of its spellings, which differ in case, white space and
-    marks. It may follow tokens of nothing else. See `checked_probabilities` for errors.
-    """
-    labels = {"yes": 0.0, "no": 0.0}
-    unseen, reached = 0.0, 1.0
-    for position in positions:
-        probabilities = checked_probabilities(each.logprob for each in position.top_logprobs)
-        for token, probability in zip(position.top_logprobs, probabilities, strict=True):
-            label = _MARKS.sub("", token.token).casefold()
-            if label in labels:
-                labels[label] += reached * probability
-        unseen += reached * max(0.0, 1.0 - math.fsum(probabilities))
-        if _MARKS.sub("", position.token):
-            break
-        reached *= checked_probabilities([position.logprob])[0]
-    return labels["yes"], labels["no"], unseen
-
-
-def yes_interval(yes: float, no: float, unseen: float) -> tuple[float, float]:
-    """Return the least and the largest P(yes) / (P(yes) + P(no)), if labels may be unseen."""
-    if not yes and not no:
-        return 0.0, 1.0
-    return yes / (yes + (no or unseen)), (yes or unseen) / ((yes or unseen) + no)
 
 
 JUDGE = BuiltInJudge(

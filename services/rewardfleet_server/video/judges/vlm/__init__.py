@@ -11,7 +11,7 @@ which the judge is found. Its prompt is a file in `video/prompts`. All are based
 sizes of frames are in `geometry.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from rewardfleet_server.video.clip.frames import Frame
+from rewardfleet_server.video.judges.labels import Position
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -79,8 +80,8 @@ class GenerationParams:
     top_k: int = 0  #: sample among that many tokens; 0 for all
     #: Number of completions, 1 or more. They differ only at a temperature above 0.
     n: int = 1
-    #: Token ids whose log-probabilities at the first position are returned.
-    labels: tuple[int, ...] = ()
+    #: Texts and ids of the tokens whose log-probabilities are returned.
+    labels: Mapping[str, int] = field(default_factory=dict)
     numbers_only: bool = False  #: whether the text is restricted to a whole number from 0 to 100
 
 
@@ -90,8 +91,8 @@ class Completion:
 
     text: str  #: without special tokens
     truncated: bool  #: whether it was cut at `GenerationParams.max_tokens`
-    #: Natural log-probability of each of `GenerationParams.labels`, by token id.
-    logprobs: Mapping[int, float] = field(default_factory=dict)
+    #: Its tokens, also that of its end, with those of `GenerationParams.labels`, if there are any.
+    positions: Sequence[Position] = ()
 
 
 class InferenceEngine(Protocol[T_co]):

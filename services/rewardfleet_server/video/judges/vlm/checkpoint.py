@@ -67,11 +67,11 @@ class Checkpoint:
         processor.tokenizer.padding_side = "left"
         return processor
 
-    def tokens(self, spellings: Sequence[str]) -> tuple[int, ...]:
-        """Return the token ids of those spellings that are one token."""
+    def tokens(self, texts: Sequence[str]) -> dict[str, int]:
+        """Return the ids of those texts that are one token."""
         encode = self.processor.tokenizer.encode
-        found = [encode(spelling, add_special_tokens=False) for spelling in spellings]
-        return tuple(dict.fromkeys(tokens[0] for tokens in found if len(tokens) == 1))
+        found = {text: encode(text, add_special_tokens=False) for text in texts}
+        return {text: first for text, (first, *more) in found.items() if not more}
 
     def prompt(self, conversation: Conversation) -> str:
         """Return a conversation in the model's chat template.

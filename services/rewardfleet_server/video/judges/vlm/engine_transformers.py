@@ -16,10 +16,16 @@ import numpy as np
 import torch
 import transformers
 from pydantic import JsonValue
-from transformers import AutoModelForImageTextToText, GenerationConfig, StoppingCriteria
+from transformers import (
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    LogitsProcessor,
+    StoppingCriteria,
+)
 from transformers.video_utils import VideoMetadata
 
 from rewardfleet.wire.errors import BackendFailed
+from rewardfleet_server.video.judges.labels import Position, Token
 
 from . import Completion, Conversation, GenerationParams, ImagePart, VideoPart
 from .checkpoint import Checkpoint
@@ -220,19 +226,7 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
     def _run_batch(self, batch: list[QueuedPrompt[list[Completion]]]) -> list[list[Completion]]:
         inputs = self._inputs([(job.conversation, job.prompt) for job in batch])
         with torch.inference_mode():
-            if batch[0].params.labels:
-                return [[each] for each in self._first_tokens(inputs, batch[0].params)]
             return self._texts(inputs, batch)
-
-    def _first_tokens(self, inputs: Any, params: GenerationParams) -> list[Completion]:
-        logits = self._model(**inputs, logits_to_keep=1).logits[:, -1].float()
-        logprobs = logits.log_softmax(-1)
-        texts = self._checkpoint.processor.tokenizer.batch_decode(logits.argmax(-1)[:, None])
-        label_logprobs = logprobs[:, list(params.labels)].tolist()
-        return [
-            Completion(text, truncated=True, logprobs=dict(zip(params.labels, row, strict=True)))
-            for text, row in zip(texts, label_logprobs, strict=True)
-        ]
 
     def _texts(
         self, inputs: Any, batch: list[QueuedPrompt[list[Completion]]]
@@ -240,6 +234,7 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
         params = batch[0].params
         start = inputs["input_ids"].shape[1]
         is_sampled = params.temperature > 0
+        noted = _Positions(params.labels)
         tokens = self._model.generate(
             **inputs,
             do_sample=is_sampled,
@@ -253,12 +248,18 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
             max_new_tokens=params.max_tokens,
             num_return_sequences=params.n,
             stopping_criteria=[_AllCancelled(batch)],
+            logits_processor=[noted] if params.labels else [],
             prefix_allowed_tokens_fn=self._allowed(start) if params.numbers_only else None,
         )[:, start:]
-        texts = self._checkpoint.processor.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        tokenizer = self._checkpoint.processor.tokenizer
+        texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
         completions = [
-            Completion(text, truncated=self._end_tokens.isdisjoint(row))
-            for text, row in zip(texts, tokens.tolist(), strict=True)
+            Completion(
+                text,
+                truncated=self._end_tokens.isdisjoint(row),
+                positions=noted.of(index, [*map(tokenizer.decode, row)]) if params.labels else (),
+            )
+            for index, (text, row) in enumerate(zip(texts, tokens.tolist(), strict=True))
         ]
         starts = range(0, len(completions), params.n)
         return [completions[first : first + params.n] for first in starts]
@@ -277,6 +278,28 @@ class _AllCancelled(StoppingCriteria):  # type: ignore[misc] # transformers has 
     def __call__(self, input_ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         cancelled = all(job.result.done() for job in self._batch)
         return torch.full((input_ids.shape[0],), cancelled, device=input_ids.device)
+
+
+class _Positions(LogitsProcessor):  # type: ignore[misc] # as above
+    """Notes the log-probabilities of the likeliest token, which is generated, and of labels."""
+
+    def __init__(self, labels: Mapping[str, int]) -> None:
+        self._labels = labels
+        self._steps: list[list[list[float]]] = []
+
+    def __call__(self, _: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        logprobs = scores.log_softmax(-1)
+        highest = logprobs.amax(-1, keepdim=True)
+        self._steps.append(torch.cat([highest, logprobs[:, [*self._labels.values()]]], -1).tolist())
+        return scores
+
+    def of(self, row: int, tokens: Sequence[str]) -> list[Position]:
+        """Return those of a completion's tokens."""
+        noted = zip(tokens, (step[row] for step in self._steps), strict=False)
+        return [
+            Position(token, own, [*map(Token, self._labels, values)])
+            for token, (own, *values) in noted
+        ]
 
 
 def _continuations(texts: list[list[int]], end: int) -> dict[tuple[int, ...], list[int]]:

@@ -18,6 +18,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
+from rewardfleet_server.video.judges.labels import Position, Token
 from rewardfleet_server.video.settings import prepare_engine_environment
 
 from . import Completion, Conversation, GenerationParams, ImagePart, VideoPart
@@ -92,7 +93,7 @@ class VllmEngine:
                 top_p=params.top_p,
                 top_k=params.top_k,
                 max_tokens=params.max_tokens,
-                logprob_token_ids=list(params.labels) or None,
+                logprob_token_ids=[*params.labels.values()] or None,
                 structured_outputs=_NUMBER if params.numbers_only else None,
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 # vLLM would decode each token when it comes, on the event loop, for streams.
@@ -111,7 +112,7 @@ class VllmEngine:
             if output.finish_reason not in {"stop", "length"}:  # such as `abort`: no answer
                 raise Unavailable(f"vLLM ended an answer early: {output.finish_reason}")
         tokenizer = self._engine.get_tokenizer()
-        return [_completion(output, tokenizer) for output in finished.outputs]
+        return [_completion(output, tokenizer, params.labels) for output in finished.outputs]
 
     async def aclose(self) -> None:
         self._engine.shutdown(timeout=_SHUTDOWN_SECONDS)
@@ -133,12 +134,19 @@ def _parsed(prompt: str, conversation: Conversation, model: ModelConfig) -> Any:
     return parse_model_prompt(model, inputs)
 
 
-def _completion(output: Any, tokenizer: Any) -> Completion:
-    logprobs = output.logprobs[0] if output.logprobs else {}
+def _completion(output: Any, tokenizer: Any, labels: Mapping[str, int]) -> Completion:
     has_end = output.finish_reason == "stop"  # the token that ends the answer
     tokens = output.token_ids[:-1] if has_end else output.token_ids
+    positions = [
+        Position(
+            tokenizer.decode(token),
+            found[token].logprob,
+            [Token(text, found[label].logprob) for text, label in labels.items()],
+        )
+        for token, found in zip(output.token_ids, output.logprobs or (), strict=False)
+    ]
     return Completion(
         tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False),
         truncated=output.finish_reason == "length",
-        logprobs={token: found.logprob for token, found in logprobs.items()},
+        positions=positions,
     )

@@ -7,18 +7,20 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Generic, TypeVar
 
 import numpy as np
 from pydantic import Field, JsonValue
 
+from rewardfleet.text import read
+from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.video import Curve
 from rewardfleet_server.system.threads import lower_thread_priority, run_in_thread, usable_cores
 from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import Judgment
-from rewardfleet_server.video.judges.label_mass import LABEL_MASS
+from rewardfleet_server.video.judges.labels import LABEL_MASS, Position
 from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
 from rewardfleet_server.video.judges.score_parser import Scale
 from rewardfleet_server.video.prompts import Prompt
@@ -35,6 +37,8 @@ _MAX_COMPLETIONS = 64
 _MAX_CURVE_POINTS = 64
 #: Conversations of one curve in progress at the same time; each holds its own frames.
 _CONCURRENT_PREFIXES = 4
+#: What a prompt ends with that begins the thoughts.
+_THINKS = Position("<think>", 0.0, ())
 #: What is judged before the first request. Its frames are more than a second apart.
 WARM_UP_CLIP = Clip((np.zeros((224, 224, 3), np.uint8),) * 4, (0, 30, 60, 90), 91, 20.0, 224 * 224)
 
@@ -143,13 +147,18 @@ class ModelJudge(Generic[T]):
         content = f"{prompt}\n{self._engine.tokens(prepared, prompt)}"
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    async def _run(self, conversation: Conversation, params: GenerationParams) -> T:
+    async def _prepare(
+        self, conversation: Conversation, params: GenerationParams
+    ) -> tuple[Conversation, str]:
         def prepare() -> tuple[Conversation, str]:
             prompt = self._checkpoint.prompt(conversation)
             self._checkpoint.check_length(conversation, prompt, params)
             return self._checkpoint.geometry.prepare(conversation), prompt
 
-        prepared, prompt = await run_in_thread(self._threads, prepare)
+        return await run_in_thread(self._threads, prepare)
+
+    async def _run(self, conversation: Conversation, params: GenerationParams) -> T:
+        prepared, prompt = await self._prepare(conversation, params)
         return await self._engine.generate(prepared, prompt, params)
 
 
@@ -254,11 +263,23 @@ class VlmJudge(ModelJudge[list[Completion]]):
         return [*(other.result() for other in others), last]
 
     async def _judge(self, conversation: Conversation, query: _Query) -> Judgment:
-        completions = await self._run(conversation, query.params)
-        # Parsing a long chain of thought takes milliseconds.
-        judgment = await run_in_thread(
-            self._threads, lambda: query.readout.read(completions, query.mode)
-        )
+        params = query.params
+        prepared, prompt = await self._prepare(conversation, params)
+        thinks = read(prompt).last.cut if params.labels else False  # some templates begin that
+        # Most answers begin with their label. Others have thoughts or marks before it.
+        first = 1 if params.labels and not thinks else params.max_tokens
+        for limit in sorted({first, params.max_tokens}):
+            limited = replace(params, max_tokens=limit)
+            completions = await self._engine.generate(prepared, prompt, limited)
+            if thinks:
+                positions = (_THINKS, *completions[0].positions)
+                completions = [replace(completions[0], positions=positions)]
+            # Parsing a long chain of thought takes milliseconds.
+            judgment = await run_in_thread(
+                self._threads, partial(query.readout.read, completions, query.mode)
+            )
+            if judgment.cause is not VideoCause.ANSWER_CUT:
+                break
         if (mass := judgment.details.get("label_mass")) is not None:
             LABEL_MASS.labels(self._spec.name).observe(mass)
         return judgment

@@ -2,21 +2,24 @@
 
 Those below are of any model, see `READOUTS` in `families/qwen.py`; published models have their own.
 
-`probability` and `rubric` take the exact log-probabilities of their labels; they need one token and
-no sampling. They normalize over their labels, and abstain where these have little probability. Of
-some models they always have little (e^-26, measured by Large-Reward-Models): set 0 for those.
+`probability` and `rubric` take the exact log-probabilities of their labels, without sampling. They
+normalize over their labels, and abstain where these have little probability. Of some models they
+always have little (e^-26, measured by Large-Reward-Models): set 0 for those.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from rewardfleet.text import read
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.video.judges import Judgment
-from rewardfleet_server.video.judges.label_mass import checked_probabilities
+from rewardfleet_server.video.judges.labels import (
+    YES_AND_NO,
+    after_thoughts,
+    read_labels,
+    spellings,
+)
 from rewardfleet_server.video.judges.score_parser import PARSER_VERSION, Scale, parse_score
 from rewardfleet_server.video.prompts import PERCENTAGE, RUBRIC, YES_OR_NO, Prompt
 
@@ -78,42 +81,34 @@ class TextReadout:
 
 @dataclass(frozen=True)
 class LabelReadout:
-    """Reads a score from the probabilities of labels at the first token."""
+    """Reads a score from the probabilities of labels, see `read_labels`."""
 
     name: str  #: with the version, for provenance
     prompt: Prompt  #: used if neither settings nor request give one
-    #: The token ids of each label, by the label's value in [0, 1].
-    labels: Mapping[float, tuple[int, ...]]
-    #: Name of a detail with the log-probability of the label 1.0, or None.
+    labels: Mapping[str, float]  #: the score of each label, in [0, 1]
+    tokens: Mapping[str, int]  #: the tokens that are one of them, by their texts
+    #: A detail with the log-probability of the score 1.0, of a text that a label continues.
     detail: str | None = None
     min_mass: float = 0.0  #: abstain where all labels together have less probability
 
     def generation_params(self, sampling: GenerationParams, n: int) -> GenerationParams:
-        del sampling, n  # the probabilities are the same every time
-        tokens = tuple(token for tokens in self.labels.values() for token in tokens)
-        return GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0, labels=tokens)
+        del n  # the probabilities are the same every time
+        return replace(sampling, temperature=0.0, top_p=1.0, top_k=0, labels=self.tokens)
 
     def read(self, completions: Sequence[Completion], mode: Scale) -> Judgment:
-        """Return the expectation of the labels' values; see `checked_probabilities` for errors."""
         del mode
-        (completion,) = completions
-        checked_probabilities(completion.logprobs.values())  # of labels, and of the first token
-        logprobs = {
-            value: float(np.logaddexp.reduce([completion.logprobs[token] for token in tokens]))
-            for value, tokens in self.labels.items()
-        }
-        total = float(np.logaddexp.reduce([*logprobs.values()]))
-        mass = math.exp(min(total, 0.0))
-        details = {"label_mass": mass}
-        if not math.isfinite(total):
-            return Judgment(None, f"{completion.text}\n[no label has any probability]", details)
-        score = math.fsum(value * math.exp(logprob - total) for value, logprob in logprobs.items())
-        if self.detail and math.isfinite(logprobs[1.0]):
-            details[self.detail] = logprobs[1.0]
-        if mass < self.min_mass:
-            reason = f"the labels have {mass:.2g} of the probability, less than {self.min_mass:g}"
-            return Judgment(None, f"{completion.text}\n[{reason}]", details)
-        return Judgment(min(max(score, 0.0), 1.0), completion.text, details)
+        (answer,) = completions
+        judgment = read_labels(
+            answer.text,
+            answer.positions if self.detail else after_thoughts(answer.positions),
+            self.labels,
+            min_mass=self.min_mass,
+            is_cut=answer.truncated and not self.detail,
+        )
+        if self.detail and judgment.score:
+            logprob = math.log(judgment.score * judgment.details["label_mass"])
+            return replace(judgment, details={**judgment.details, self.detail: logprob})
+        return judgment
 
 
 #: One way to get a score from a model.
@@ -135,38 +130,34 @@ def readouts(
         min_mass: The least probability of all labels together.
     """
 
-    def label_readout(name: str, prompt: Prompt, words: Mapping[float, Sequence[str]]) -> Readout:
-        marks = ("", " ", "\n", "**", '"')
-        spellings = {value: [m + each for each in words[value] for m in marks] for value in words}
-        tokens = label_tokens(spellings, checkpoint)
-        return LabelReadout(f"{name} v2, mass {min_mass:g}", prompt, tokens, min_mass=min_mass)
+    def label_readout(name: str, prompt: Prompt, labels: Mapping[str, float]) -> Readout:
+        tokens = label_tokens({label: spellings([label]) for label in labels}, checkpoint)
+        name = f"{name} v3, mass {min_mass:g}"
+        return LabelReadout(name, prompt, labels, tokens, min_mass=min_mass)
 
-    yes_and_no = {1.0: ("Yes", "yes"), 0.0: ("No", "no")}
-    grades = {(grade - 1) / 4: (str(grade),) for grade in range(1, 6)}
+    grades = {str(grade): (grade - 1) / 4 for grade in range(1, 6)}
     return {
         "text": TextReadout(percentage),
         "constrained": TextReadout(percentage, numbers_only=True),
-        "probability": label_readout("probability", YES_OR_NO, yes_and_no),
+        "probability": label_readout("probability", YES_OR_NO, YES_AND_NO),
         "rubric": label_readout("rubric", RUBRIC, grades),
     }
 
 
-def label_tokens(
-    labels: Mapping[float, Sequence[str]], checkpoint: Checkpoint
-) -> dict[float, tuple[int, ...]]:
-    """Return the token ids of each label, by its value.
+def label_tokens(labels: Mapping[str, Sequence[str]], checkpoint: Checkpoint) -> dict[str, int]:
+    """Return the tokens that are a label, by their texts.
 
     Args:
-        labels: The spellings of each label, by its value.
+        labels: The spellings of each label.
 
     Raises:
         ValueError: The tokenizer has no single token for a label.
     """
-    tokens = {value: checkpoint.tokens(spellings) for value, spellings in labels.items()}
-    for value, found in tokens.items():
-        if not found:
-            raise ValueError(
-                f"--model-path {checkpoint.path}: its tokenizer has no single token for "
-                f"{' or '.join(map(repr, labels[value]))}"
-            )
-    return tokens
+    found: dict[str, int] = {}
+    for label, texts in labels.items():
+        tokens = checkpoint.tokens(texts)
+        if not tokens:
+            path = checkpoint.path
+            raise ValueError(f"--model-path {path}: its tokenizer has no token for {label!r}")
+        found |= tokens
+    return found

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import FilePath, PositiveInt
 
-from rewardfleet_server.video.judges.label_mass import HELP
+from rewardfleet_server.video.judges.labels import HELP
 from rewardfleet_server.video.judges.settings import JudgeSettings, SamplingSettings, own
 
 #: What settings are whose default differs between judges.

@@ -23,8 +23,9 @@ _NAME = "topreward"
 #: The text that the model continues.
 PROMPT = Prompt.load("topreward")
 _SAMPLING = GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0)
+_LABELS = {"true": 1.0, "false": 0.0}
 #: As words that follow a space: the bare ones are other tokens.
-_LABELS = {1.0: (" True",), 0.0: (" False",)}
+_SPELLINGS = {"true": (" True",), "false": (" False",)}
 
 
 class TopRewardSettings(EitherEngineSettings):
@@ -40,8 +41,8 @@ def judge_spec(settings: TopRewardSettings, checkpoint: Checkpoint) -> JudgeSpec
     `prompts_of` and `label_tokens` for errors.
     """
     prompt = authors.prompts_of(settings.prompts, authors_text, PROMPT)
-    labels = label_tokens(_LABELS, checkpoint)
-    readout = LabelReadout("true_logprob v1", prompt, labels, detail="true_logprob")
+    tokens = label_tokens(_SPELLINGS, checkpoint)
+    readout = LabelReadout("true_logprob v1", prompt, _LABELS, tokens, detail="true_logprob")
     return JudgeSpec(
         name=_NAME,
         readouts={"true_logprob": readout},

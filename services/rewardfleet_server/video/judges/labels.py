@@ -1,0 +1,162 @@
+"""Labels in answers: their probabilities, behind thoughts, white space and marks, as a score.
+
+Where an engine returns the most likely tokens only, the score is the middle of an interval, see
+`score_interval`; if that is too wide, the judge abstains.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from prometheus_client import Histogram
+from pydantic import Field
+
+from rewardfleet.text import read
+from rewardfleet.wire.causes import VideoCause
+from rewardfleet.wire.errors import BackendFailed
+
+from . import Judgment
+
+#: What a logarithm or a sum may be too large by, from rounding to 16 bits.
+_TOLERANCE = 0.01
+#: The widest interval of scores with which a judge does not abstain.
+_MAX_UNCERTAINTY = 0.1
+#: What may surround a label in its token, and before it.
+_MARKS = re.compile(r"[\W_]+")
+#: The same, as tokens have it.
+_PREFIXES = ("", " ", "\n", "**", '"')
+#: The score of each label of the readout `probability`.
+YES_AND_NO = {"yes": 1.0, "no": 0.0}
+#: What the setting `min_label_mass` is.
+HELP = "The least probability of all labels together; with less, the judge abstains."
+#: Of all judgments with the detail `label_mass`.
+LABEL_MASS = Histogram(
+    "rewardfleet_label_mass",
+    "Probability, in [0, 1], of all labels of a judge together. Where it is small, the model would "
+    "rather say something else.",
+    ("backend",),
+    registry=None,
+    buckets=(0.001, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1),
+)
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token that may be at a position."""
+
+    token: str  #: its text
+    logprob: float  #: its natural log-probability, at most 0
+
+
+@dataclass(frozen=True)
+class Position(Token):
+    """The token of an answer at a position."""
+
+    #: The most likely ones there, or those whose values were asked for.
+    top_logprobs: Annotated[Sequence[Token], Field(min_length=1)]
+
+
+def spellings(labels: Iterable[str]) -> list[str]:
+    """Return the texts of tokens that are one of these labels."""
+    cases = [case for each in labels for case in (each, each.capitalize(), each.upper())]
+    return [prefix + case for case in dict.fromkeys(cases) for prefix in _PREFIXES]
+
+
+def read_labels(
+    text: str,
+    positions: Sequence[Position],
+    labels: Mapping[str, float],
+    *,
+    min_mass: float,
+    is_cut: bool,
+    asked: Collection[str] | None = (),
+) -> Judgment:
+    """Return the expected score of an answer; see `checked_probabilities` for errors.
+
+    Args:
+        positions: Those of the answer `text`, see `after_thoughts`.
+        labels: The score of each label, in lower case.
+        min_mass: The least probability of all labels together; with less, the judge abstains.
+        is_cut: Whether the token limit ended the answer.
+        asked: The tokens whose values were asked for, if they may be missing; None if the most
+            likely ones are returned instead.
+    """
+    if is_cut and not any(map(_word, positions)):
+        reason = "cut before the first word behind thoughts and marks"
+        return Judgment(None, f"{text}\n[{reason}]", cause=VideoCause.ANSWER_CUT)
+    probabilities, unseen = _probabilities(positions, labels, asked)
+    mass = math.fsum(probabilities.values())
+    low, high = score_interval(probabilities, unseen)
+    details = {"label_mass": mass, **({"uncertainty": high - low} if unseen else {})}
+    if unseen and high - low > _MAX_UNCERTAINTY:
+        reason = f"the score lies between {low:.3f} and {high:.3f}: too much is unknown"
+    elif mass < min_mass or not mass:
+        reason = f"the labels have {mass:.2g} of the probability, less than {min_mass:g}"
+    else:
+        return Judgment((low + high) / 2, text, details)
+    return Judgment(None, f"{text}\n[{reason}]", details)
+
+
+def after_thoughts(positions: Sequence[Position]) -> Sequence[Position]:
+    """Return the positions of the answer; none if the thoughts do not end."""
+    text = "".join(position.token for position in positions)
+    turn = read(text).last
+    thoughts = text.find(turn.text) + turn.thoughts[-1].end if turn.thoughts else 0
+    starts = itertools.accumulate((len(each.token) for each in positions), initial=0)
+    return [each for each, start in zip(positions, starts, strict=False) if start >= thoughts]
+
+
+def _probabilities(
+    positions: Sequence[Position], labels: Mapping[str, float], asked: Collection[str] | None
+) -> tuple[dict[float, float], float]:
+    """Return the probability of each label, by its score, and what the tokens leave unknown.
+
+    A label has the summed probability of its spellings, which differ in case, white space and
+    marks. It may follow tokens of nothing else.
+    """
+    found = dict.fromkeys(labels.values(), 0.0)
+    unseen, reached = 0.0, 1.0
+    for position in positions:
+        tokens = position.top_logprobs
+        probabilities = checked_probabilities(each.logprob for each in tokens)
+        for token, probability in zip(tokens, probabilities, strict=True):
+            if (label := _word(token)) in labels:
+                found[labels[label]] += reached * probability
+        if asked is None or not {each.token for each in tokens}.issuperset(asked):
+            unseen += reached * max(0.0, 1.0 - math.fsum(probabilities))
+        reached *= checked_probabilities([position.logprob])[0]
+        if _word(position):
+            break
+    return found, unseen
+
+
+def _word(token: Token) -> str:
+    return _MARKS.sub("", token.token).casefold()
+
+
+def score_interval(probabilities: Mapping[float, float], unseen: float) -> tuple[float, float]:
+    """Return the least and the largest expected score in [0, 1], if 0 or 1 may be unseen."""
+    mass = math.fsum(probabilities.values())
+    if not mass and not unseen:
+        return 0.0, 1.0
+    low, high = (0.0 if probabilities[end] else unseen for end in (0.0, 1.0))
+    total = math.fsum(score * each for score, each in probabilities.items())
+    return total / (mass + low), min((total + high) / (mass + high), 1.0)
+
+
+def checked_probabilities(logprobs: Iterable[float]) -> list[float]:
+    """Return the probabilities of different tokens at one position.
+
+    Raises:
+        BackendFailed: The values are no log-probabilities: one is above 0, or their sum above 1.
+    """
+    values = list(logprobs)
+    if all(value <= _TOLERANCE for value in values):
+        probabilities = [math.exp(min(value, 0.0)) for value in values]
+        if math.fsum(probabilities) <= 1 + _TOLERANCE:
+            return probabilities
+    shown = ", ".join(f"{value:.3g}" for value in values[:3])
+    raise BackendFailed(f"the model's values are no log-probabilities, such as logits: {shown}")
