@@ -7,6 +7,7 @@ seed. 0.7 million parameters, a few seconds.
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ def make_checkpoint(folder: Path, kind: str = "qwen2_5_vl", *, context: int = 32
     """Write a checkpoint; return its folder."""
     hf.set_seed(0)
     tokenizer = _tokenizer(context)
-    model, processor = _MAKERS[kind](tokenizer, context)
+    return _save(folder, *_MAKERS[kind](tokenizer, context), tokenizer)
+
+
+def _save(folder: Path, model: Any, processor: Any, tokenizer: Any) -> Path:
     model.generation_config = hf.GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
     )
@@ -46,6 +50,27 @@ def make_checkpoint(folder: Path, kind: str = "qwen2_5_vl", *, context: int = 32
         content = {**own, "processor_class": type(processor).__name__}
         settings.write_text(json.dumps(content, default=str))
     return folder
+
+
+def make_thinker(folder: Path) -> Path:
+    """Write a Qwen2.5-VL that answers `<think>no</think>"Yes`, or `"No` with 0.2."""
+    hf.set_seed(0)
+    tokenizer = _tokenizer(32768)
+    tokenizer.add_tokens(["<think>", "</think>"])
+    model, processor = _qwen2_5(tokenizer, 32768)
+    for layer in model.model.language_model.layers:  # then a token follows from that before it
+        layer.self_attn.o_proj.weight.data.zero_()
+        layer.mlp.down_proj.weight.data.zero_()
+    embedded = torch.nn.functional.rms_norm(model.get_input_embeddings().weight.data, (128,))
+    model.lm_head.weight.data.zero_()
+    chain = ["\n", "<think>", "no", "</think>", '"', "Yes", tokenizer.eos_token]
+    ids = tokenizer.convert_tokens_to_ids(
+        [tokenizer.tokenize(each)[0] for each in [*chain, '"', "No"]]
+    )
+    for index in [*range(6), 7]:
+        logit = 20 - math.log(4) * (index == 7)
+        model.lm_head.weight.data[ids[index + 1]] += embedded[ids[index]] * logit / 128
+    return _save(folder, model, processor, tokenizer)
 
 
 def make_robometer(folder: Path, *, bins: int = 10, context: int = 32768) -> Path:

@@ -106,7 +106,8 @@ class Checkpoint:
     @cached_property
     def _special_tokens(self) -> re.Pattern[str]:
         added = self.processor.tokenizer.added_tokens_decoder.values()
-        return re.compile("|".join(re.escape(str(token)) for token in added))
+        # The others, such as `<think>` of Qwen3-VL, are text, of which prompts have some.
+        return re.compile("|".join(re.escape(str(token)) for token in added if token.special))
 
     def check_length(
         self, conversation: Conversation, prompt: str, params: GenerationParams

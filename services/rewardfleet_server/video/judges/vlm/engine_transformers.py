@@ -16,12 +16,7 @@ import numpy as np
 import torch
 import transformers
 from pydantic import JsonValue
-from transformers import (
-    AutoModelForImageTextToText,
-    GenerationConfig,
-    LogitsProcessor,
-    StoppingCriteria,
-)
+from transformers import AutoModelForImageTextToText, GenerationConfig, StoppingCriteria
 from transformers.video_utils import VideoMetadata
 
 from rewardfleet.wire.errors import BackendFailed
@@ -234,7 +229,15 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
         params = batch[0].params
         start = inputs["input_ids"].shape[1]
         is_sampled = params.temperature > 0
-        noted = _Positions(params.labels)
+        steps: list[list[list[float]]] = []
+
+        def note(_: object, scores: torch.Tensor) -> torch.Tensor:
+            """Note the log-probabilities of the likeliest token, which is generated, and labels."""
+            logprobs = scores.log_softmax(-1)
+            noted = logprobs.amax(-1, keepdim=True), logprobs[:, [*params.labels.values()]]
+            steps.append(torch.cat(noted, -1).tolist())
+            return scores
+
         tokens = self._model.generate(
             **inputs,
             do_sample=is_sampled,
@@ -248,19 +251,19 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
             max_new_tokens=params.max_tokens,
             num_return_sequences=params.n,
             stopping_criteria=[_AllCancelled(batch)],
-            logits_processor=[noted] if params.labels else [],
+            logits_processor=[note] if params.labels else [],
             prefix_allowed_tokens_fn=self._allowed(start) if params.numbers_only else None,
         )[:, start:]
         tokenizer = self._checkpoint.processor.tokenizer
         texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        completions = [
-            Completion(
-                text,
-                truncated=self._end_tokens.isdisjoint(row),
-                positions=noted.of(index, [*map(tokenizer.decode, row)]) if params.labels else (),
-            )
-            for index, (text, row) in enumerate(zip(texts, tokens.tolist(), strict=True))
-        ]
+        completions = []
+        for index, (text, row) in enumerate(zip(texts, tokens.tolist(), strict=True)):
+            positions = [
+                Position(tokenizer.decode(token), own, [*map(Token, params.labels, values)])
+                for token, (own, *values) in zip(row, (each[index] for each in steps), strict=False)
+            ]
+            is_cut = self._end_tokens.isdisjoint(row)
+            completions.append(Completion(text, truncated=is_cut, positions=positions))
         starts = range(0, len(completions), params.n)
         return [completions[first : first + params.n] for first in starts]
 
@@ -278,28 +281,6 @@ class _AllCancelled(StoppingCriteria):  # type: ignore[misc] # transformers has 
     def __call__(self, input_ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         cancelled = all(job.result.done() for job in self._batch)
         return torch.full((input_ids.shape[0],), cancelled, device=input_ids.device)
-
-
-class _Positions(LogitsProcessor):  # type: ignore[misc] # as above
-    """Notes the log-probabilities of the likeliest token, which is generated, and of labels."""
-
-    def __init__(self, labels: Mapping[str, int]) -> None:
-        self._labels = labels
-        self._steps: list[list[list[float]]] = []
-
-    def __call__(self, _: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        logprobs = scores.log_softmax(-1)
-        highest = logprobs.amax(-1, keepdim=True)
-        self._steps.append(torch.cat([highest, logprobs[:, [*self._labels.values()]]], -1).tolist())
-        return scores
-
-    def of(self, row: int, tokens: Sequence[str]) -> list[Position]:
-        """Return those of a completion's tokens."""
-        noted = zip(tokens, (step[row] for step in self._steps), strict=False)
-        return [
-            Position(token, own, [*map(Token, self._labels, values)])
-            for token, (own, *values) in noted
-        ]
 
 
 def _continuations(texts: list[list[int]], end: int) -> dict[tuple[int, ...], list[int]]:

@@ -147,19 +147,19 @@ class ModelJudge(Generic[T]):
         content = f"{prompt}\n{self._engine.tokens(prepared, prompt)}"
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    async def _prepare(
-        self, conversation: Conversation, params: GenerationParams
-    ) -> tuple[Conversation, str]:
+    async def _run(
+        self, conversation: Conversation, params: GenerationParams, limit: int | None = None
+    ) -> T:
+        """Return the engine's result, of at most `limit` tokens if it is given."""
+
         def prepare() -> tuple[Conversation, str]:
             prompt = self._checkpoint.prompt(conversation)
             self._checkpoint.check_length(conversation, prompt, params)
             return self._checkpoint.geometry.prepare(conversation), prompt
 
-        return await run_in_thread(self._threads, prepare)
-
-    async def _run(self, conversation: Conversation, params: GenerationParams) -> T:
-        prepared, prompt = await self._prepare(conversation, params)
-        return await self._engine.generate(prepared, prompt, params)
+        prepared, prompt = await run_in_thread(self._threads, prepare)
+        limited = replace(params, max_tokens=limit or params.max_tokens)
+        return await self._engine.generate(prepared, prompt, limited)
 
 
 class VlmJudge(ModelJudge[list[Completion]]):
@@ -217,6 +217,11 @@ class VlmJudge(ModelJudge[list[Completion]]):
             params = replace(readout.generation_params(self._spec.sampling, 1), max_tokens=1)
             await self._run(self._warm_up_prompt, params)
 
+    @cached_property
+    def _thinks(self) -> bool:
+        """Whether the prompt begins the thoughts, by its template."""
+        return read(self._checkpoint.prompt(self._warm_up_prompt)).last.cut
+
     @property
     def _warm_up_prompt(self) -> Conversation:
         return self._spec.layout.full_prompt(WARM_UP_CLIP, "Ready?", None)
@@ -264,14 +269,11 @@ class VlmJudge(ModelJudge[list[Completion]]):
 
     async def _judge(self, conversation: Conversation, query: _Query) -> Judgment:
         params = query.params
-        prepared, prompt = await self._prepare(conversation, params)
-        thinks = read(prompt).last.cut if params.labels else False  # some templates begin that
         # Most answers begin with their label. Others have thoughts or marks before it.
-        first = 1 if params.labels and not thinks else params.max_tokens
+        first = 1 if params.labels and not self._thinks else params.max_tokens
         for limit in sorted({first, params.max_tokens}):
-            limited = replace(params, max_tokens=limit)
-            completions = await self._engine.generate(prepared, prompt, limited)
-            if thinks:
+            completions = await self._run(conversation, params, limit)
+            if params.labels and self._thinks:
                 positions = (_THINKS, *completions[0].positions)
                 completions = [replace(completions[0], positions=positions)]
             # Parsing a long chain of thought takes milliseconds.
