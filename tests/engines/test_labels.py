@@ -57,6 +57,6 @@ async def test_an_endpoint_gives_the_same(thinker: Path, clip: Clip, tmp_path: P
         assert isinstance(judge, OpenAIJudge)
         async with judge.lifespan():
             judgment = await judge.judge(TASK, clip, {})
-            assert judge.provenance["exact_labels"] is True
+            assert judge.provenance["honored"] == ["logprob_token_ids"]
     assert judgment.score == pytest.approx(0.8, abs=0.01)
     assert judgment.details == {"label_mass": pytest.approx(1, abs=0.01)}

@@ -250,15 +250,27 @@ def test_the_provenance_contains_everything_that_scores_depend_on(folder: Path, 
     assert provenances[1]["prompt"]["sha256"] == authors_text(file).digest
 
 
-def test_a_checkpoint_without_a_weight_of_its_backbone_is_not_loaded(folder: Path, tmp_path: Path):
-    """The names in the backbone are known only when the model is built."""
+UP = "model.language_model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("removed", "added", "message"),
+    [
+        (UP, {}, f"missing keys: \\['{UP}'\\]"),
+        ("success_head.4.bias", {}, "missing keys: \\['success_head.4.bias'\\]"),
+        (None, {"x_lora_A.weight": (1,)}, "unexpected keys: \\['x_lora_A.weight'\\]"),
+        (None, {"success_head.4.weight": (2, 4)}, "success_head.4.weight"),
+    ],
+)
+def test_a_checkpoint_with_other_weights_is_not_loaded(
+    folder: Path, tmp_path: Path, removed: str | None, added: dict, message: str
+):
     broken = copy(folder, tmp_path)
-    weights = load_weights(folder)
-    removed = "model.language_model.layers.1.mlp.up_proj.weight"
-    del weights[removed]
+    weights = load_weights(folder) | {name: torch.ones(shape) for name, shape in added.items()}
+    weights.pop(removed, None)
     (broken / "model.safetensors.index.json").unlink()
     save_file(weights, broken / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=f"missing keys: \\['{removed}'\\]"):
+    with pytest.raises(ValueError, match=message):
         build(broken).load()
 
 

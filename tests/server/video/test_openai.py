@@ -81,13 +81,13 @@ class Endpoint:
         return self._completion(answer)
 
     async def _tokens(self, request: Request) -> Response:
-        """Answer with the ids of prompts, in any order."""
+        """Answer with the ids of prompts."""
         choices = [
             {"index": index, "prompt_token_ids": [self.vocabulary.index(each)]}
             if each in self.vocabulary else {"index": index, "prompt_token_ids": [0, 0]}
             for index, each in enumerate((await request.json())["prompt"])
         ]  # fmt: skip
-        body = {"choices": choices[::-1]} if self.vocabulary else {"error": "no such model"}
+        body = {"choices": choices} if self.vocabulary else {"error": "no such model"}
         return Response(json.dumps(body), media_type="application/json")
 
     def _completion(self, answer: str | dict[str, float]) -> Response:
@@ -226,8 +226,8 @@ def test_answers_are_structured_where_the_endpoint_honors_that(endpoint):
     with serving_judge(endpoint) as post_score:
         answer = post_score().json()
         own = post_score(backend_kwargs={"prompt_template": "Think about {task} first."}).json()
-    assert (answer["score"], answer["provenance"]["structured"]) == (0.85, True)
-    assert (own["score"], own["provenance"]["structured"]) == (0.85, False)
+    assert (answer["score"], answer["provenance"]["honored"]) == (0.85, ["response_format"])
+    assert (own["score"], own["provenance"]["honored"]) == (0.85, [])
     assert "response_format" not in endpoint.requests[1]
     schema = endpoint.requests[0]["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["score"]["type"] == "number"
@@ -247,7 +247,7 @@ def test_answers_are_parsed_as_text_elsewhere(endpoint, readout, refused, honors
     endpoint.answers = ["The task is about 80% complete."]
     with serving_judge(endpoint, set=[f"readout={readout}"]) as post_score:
         answer = post_score().json()
-    assert (answer["score"], answer["provenance"]["structured"]) == (0.8, False)
+    assert (answer["score"], answer["provenance"]["honored"]) == (0.8, [])
     assert "response_format" not in endpoint.requests[0]
     assert ("honors no response_format" in caplog.text) == (readout == "structured")
 
@@ -485,7 +485,7 @@ def test_the_exact_values_of_labels_are_requested_where_they_are_returned(
     endpoint.answers = [asked if is_exact else likely, likely]
     with serving_judge(endpoint, set=["readout=probability"]) as post_score:
         first, second = post_score().json(), post_score(fps=3).json()
-    assert first["provenance"]["exact_labels"] == is_exact
+    assert first["provenance"]["honored"] == ["logprob_token_ids"] * is_exact
     ids = [[0, 1, 2, 3]] * 2 if is_exact else [None] * 2
     assert [
         sorted(each.get("logprob_token_ids") or []) or None for each in endpoint.requests

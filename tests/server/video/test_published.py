@@ -79,13 +79,9 @@ def test_roboreward_is_decoded_greedily():
 
 
 def test_the_score_of_topreward_is_the_share_of_true_and_keeps_the_log_probability():
-    readout = LabelReadout(
-        "true_logprob v1",
-        topreward.PROMPT,
-        {"true": 1.0, "false": 0.0},
-        {" True": 7},
-        "true_logprob",
-    )
+    labels = {"true": 1.0, "false": 0.0}
+    tokens = {" True": 7, " False": 8}
+    readout = LabelReadout("x", topreward.PROMPT, labels, tokens, detail="true_logprob")
 
     def read(true: float, false: float, first: str = " True") -> Judgment:
         position = Position(first, true, [Token(" True", true), Token(" False", false)])
@@ -98,7 +94,7 @@ def test_the_score_of_topreward_is_the_share_of_true_and_keeps_the_log_probabili
     judgment = read(-np.inf, -1.0)
     assert judgment.score == 0 and "true_logprob" not in judgment.details
     params = readout.generation_params(topreward._SAMPLING, 1)
-    assert (params.max_tokens, params.labels) == (1, {" True": 7})
+    assert (params.max_tokens, params.labels) == (1, tokens)
 
 
 @pytest.mark.parametrize(("logs", "values"), table("topreward_curves"))

@@ -13,7 +13,7 @@ from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import DeferredJudge, Judgment, loading
-from rewardfleet_server.video.judges.labels import YES_AND_NO, Position, Token
+from rewardfleet_server.video.judges.labels import Position, Token
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.vlm import Completion, ImagePart, VideoPart
 from rewardfleet_server.video.judges.vlm.families import primo_r1
@@ -22,7 +22,7 @@ from rewardfleet_server.video.judges.vlm.families.qwen import load_checkpoint
 from rewardfleet_server.video.judges.vlm.geometry import QwenGeometry
 from rewardfleet_server.video.judges.vlm.judge import order_correlation, scores, with_curve
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo, FirstVideoLast, even_lengths
-from rewardfleet_server.video.judges.vlm.readouts import LabelReadout, TextReadout
+from rewardfleet_server.video.judges.vlm.readouts import YES_AND_NO, LabelReadout, TextReadout
 from rewardfleet_server.video.judges.vlm.settings import ModelSettings
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO
 from rewardfleet_server.video.settings import VideoSettings
@@ -178,7 +178,7 @@ def read_first(readout: LabelReadout, logprobs: dict[str, float], first: str = "
 
 
 def yes_or_no(min_mass: float = 0.0) -> LabelReadout:
-    return LabelReadout("probability", YES_OR_NO, YES_AND_NO, {}, min_mass=min_mass)
+    return LabelReadout("probability", YES_OR_NO, YES_AND_NO, {"Yes": 1, "No": 2}, min_mass)
 
 
 @pytest.mark.parametrize(
@@ -208,13 +208,13 @@ def test_labels_with_less_than_the_minimum_abstain_with_their_mass():
 
 @pytest.mark.parametrize("first", ["<think>", "\n", "**"])
 def test_an_answer_without_a_word_yet_is_cut(first: str):
-    assert read_first(yes_or_no(), {"Yes": -0.1}, first).cause == "answer_cut"
+    assert read_first(yes_or_no(), {"Yes": -0.1, "No": -9.0}, first).cause == "answer_cut"
 
 
 def test_a_rubric_is_the_expected_grade():
     grades = {str(grade): (grade - 1) / 4 for grade in range(1, 6)}
     logprobs = {each: math.log(p / 1000) for each, p in zip(grades, (1, 2, 4, 2, 1), strict=True)}
-    judgment = read_first(LabelReadout("rubric", YES_OR_NO, grades, {}), logprobs, "3")
+    judgment = read_first(LabelReadout("rubric", YES_OR_NO, grades, {"3": 3}), logprobs, "3")
     assert judgment.score == pytest.approx(0.5)
 
 

@@ -67,8 +67,7 @@ class _ChatCompletion(BaseModel):
 
 
 class _Prompt(BaseModel):
-    index: int
-    prompt_token_ids: list[int] = Field(min_length=1)
+    prompt_token_ids: list[int]
 
 
 class _Prompts(BaseModel):
@@ -150,9 +149,8 @@ class ChatEndpoint:
             prompts = _Prompts.model_validate_json(content).choices
         except (httpx.TransportError, ssl.SSLError, BackendFailed, ValidationError):
             return {}
-        found = [each.prompt_token_ids for each in sorted(prompts, key=lambda each: each.index)]
-        pairs = zip(texts, found, strict=False)
-        return {text: first for text, (first, *more) in pairs if not more}
+        found = zip(texts, (each.prompt_token_ids for each in prompts), strict=False)
+        return {text: ids[0] for text, ids in found if len(ids) == 1}
 
     async def _answer(self, body: Mapping[str, object]) -> Choice:
         """Send a request, and retry what may succeed later, until the caller's deadline."""

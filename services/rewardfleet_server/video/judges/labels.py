@@ -1,8 +1,4 @@
-"""Labels in answers: their probabilities, behind thoughts, white space and marks, as a score.
-
-Where an engine returns the most likely tokens only, the score is the middle of an interval, see
-`score_interval`; if that is too wide, the judge abstains.
-"""
+"""Labels in answers: their probabilities, behind thoughts, white space and marks."""
 
 import itertools
 import math
@@ -15,21 +11,14 @@ from prometheus_client import Histogram
 from pydantic import Field
 
 from rewardfleet.text import read
-from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.errors import BackendFailed
-
-from . import Judgment
 
 #: What a logarithm or a sum may be too large by, from rounding to 16 bits.
 _TOLERANCE = 0.01
-#: The widest interval of scores with which a judge does not abstain.
-_MAX_UNCERTAINTY = 0.1
 #: What may surround a label in its token, and before it.
 _MARKS = re.compile(r"[\W_]+")
 #: The same, as tokens have it.
 _PREFIXES = ("", " ", "\n", "**", '"')
-#: The score of each label of the readout `probability`.
-YES_AND_NO = {"yes": 1.0, "no": 0.0}
 #: What the setting `min_label_mass` is.
 HELP = "The least probability of all labels together; with less, the judge abstains."
 #: Of all judgments with the detail `label_mass`.
@@ -65,41 +54,6 @@ def spellings(labels: Iterable[str]) -> list[str]:
     return [prefix + case for case in dict.fromkeys(cases) for prefix in _PREFIXES]
 
 
-def read_labels(
-    text: str,
-    positions: Sequence[Position],
-    labels: Mapping[str, float],
-    *,
-    min_mass: float,
-    is_cut: bool,
-    asked: Collection[str] | None = (),
-) -> Judgment:
-    """Return the expected score of an answer; see `checked_probabilities` for errors.
-
-    Args:
-        positions: Those of the answer `text`, see `after_thoughts`.
-        labels: The score of each label, in lower case.
-        min_mass: The least probability of all labels together; with less, the judge abstains.
-        is_cut: Whether the token limit ended the answer.
-        asked: The tokens whose values were asked for, if they may be missing; None if the most
-            likely ones are returned instead.
-    """
-    if is_cut and not any(map(_word, positions)):
-        reason = "cut before the first word behind thoughts and marks"
-        return Judgment(None, f"{text}\n[{reason}]", cause=VideoCause.ANSWER_CUT)
-    probabilities, unseen = _probabilities(positions, labels, asked)
-    mass = math.fsum(probabilities.values())
-    low, high = score_interval(probabilities, unseen)
-    details = {"label_mass": mass, **({"uncertainty": high - low} if unseen else {})}
-    if unseen and high - low > _MAX_UNCERTAINTY:
-        reason = f"the score lies between {low:.3f} and {high:.3f}: too much is unknown"
-    elif mass < min_mass or not mass:
-        reason = f"the labels have {mass:.2g} of the probability, less than {min_mass:g}"
-    else:
-        return Judgment((low + high) / 2, text, details)
-    return Judgment(None, f"{text}\n[{reason}]", details)
-
-
 def after_thoughts(positions: Sequence[Position]) -> Sequence[Position]:
     """Return the positions of the answer; none if the thoughts do not end."""
     text = "".join(position.token for position in positions)
@@ -109,13 +63,17 @@ def after_thoughts(positions: Sequence[Position]) -> Sequence[Position]:
     return [each for each, start in zip(positions, starts, strict=False) if start >= thoughts]
 
 
-def _probabilities(
-    positions: Sequence[Position], labels: Mapping[str, float], asked: Collection[str] | None
+def label_probabilities(
+    positions: Sequence[Position], labels: Mapping[str, float], asked: Collection[str]
 ) -> tuple[dict[float, float], float]:
     """Return the probability of each label, by its score, and what the tokens leave unknown.
 
     A label has the summed probability of its spellings, which differ in case, white space and
-    marks. It may follow tokens of nothing else.
+    marks. It may follow tokens of nothing else. See `checked_probabilities` for errors.
+
+    Args:
+        labels: The score of each label, in lower case.
+        asked: The tokens whose values were asked for: if they are there, nothing is unknown.
     """
     found = dict.fromkeys(labels.values(), 0.0)
     unseen, reached = 0.0, 1.0
@@ -123,17 +81,18 @@ def _probabilities(
         tokens = position.top_logprobs
         probabilities = checked_probabilities(each.logprob for each in tokens)
         for token, probability in zip(tokens, probabilities, strict=True):
-            if (label := _word(token)) in labels:
+            if (label := word_of(token)) in labels:
                 found[labels[label]] += reached * probability
-        if asked is None or not {each.token for each in tokens}.issuperset(asked):
+        if not asked or not {each.token for each in tokens}.issuperset(asked):
             unseen += reached * max(0.0, 1.0 - math.fsum(probabilities))
         reached *= checked_probabilities([position.logprob])[0]
-        if _word(position):
+        if word_of(position):
             break
     return found, unseen
 
 
-def _word(token: Token) -> str:
+def word_of(token: Token) -> str:
+    """Return the text of a token without white space and marks, in lower case."""
     return _MARKS.sub("", token.token).casefold()
 
 

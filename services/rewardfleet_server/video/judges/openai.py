@@ -15,16 +15,18 @@ from pydantic import BaseModel, FilePath, HttpUrl, JsonValue, PositiveInt, Valid
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.errors import BackendFailed, Unavailable
 from rewardfleet_server.video.clip.frames import UNKNOWN_FPS, Clip, as_mp4
-from rewardfleet_server.video.judges.score_parser import PARSER_VERSION, Scale, parse_score
+from rewardfleet_server.video.judges.score_parser import PARSER_VERSION
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
 from rewardfleet_server.video.settings import VideoSettings, openai_api_key
 
 from . import Judgment
 from .chat_endpoint import ChatEndpoint, Choice
-from .labels import HELP, LABEL_MASS, YES_AND_NO, after_thoughts, read_labels, spellings
+from .labels import HELP, LABEL_MASS, spellings
 from .options import PromptOptions
 from .settings import BuiltInJudge, SamplingSettings, own
 from .shown import ShownFrames
+from .vlm import Completion
+from .vlm.readouts import YES_AND_NO, LabelReadout, TextReadout
 
 log = logging.getLogger(__name__)
 
@@ -110,18 +112,17 @@ class OpenAIJudge:
         shipped = YES_OR_NO if self._readout == "probability" else PERCENTAGE
         self._prompt = Prompt.of(template) if template else shipped
         self._media = settings.media
-        self._sampling: dict[str, JsonValue] = (
-            {"temperature": 0, "max_tokens": _LABEL_TOKENS, **_LOGPROBS}
-            if self._readout == "probability"
-            else settings.model_dump(include={"temperature", "top_p", "max_tokens"})
-        )
-        if "max_tokens" in settings.model_fields_set:  # of thoughts before a label
-            self._sampling["max_tokens"] = settings.max_tokens
-        self._min_mass = settings.min_label_mass
+        self._labels: LabelReadout | None = None
+        self._sampling = settings.model_dump(include={"temperature", "top_p", "max_tokens"})
+        if self._readout == "probability":
+            mass = settings.min_label_mass
+            self._labels = LabelReadout("", self._prompt, YES_AND_NO, {}, mass)
+            self._sampling = {"temperature": 0, "max_tokens": _LABEL_TOKENS, **_LOGPROBS}
+            if "max_tokens" in settings.model_fields_set:  # of thoughts before a label
+                self._sampling["max_tokens"] = settings.max_tokens
         self.deterministic = self._sampling["temperature"] == 0
         self._shown = ShownFrames(endpoint, self._show)
         self._honored: Mapping[str, JsonValue] = {}  #: fields that not all endpoints honor
-        self._asked: Mapping[str, int] = {}  #: the tokens of labels that they ask for
         self._provenance: Mapping[str, JsonValue] = {
             "judge": "openai",
             "url": endpoint.url,
@@ -130,16 +131,16 @@ class OpenAIJudge:
             "prompt": {**self._prompt.provenance},
             "media": self._media,
             "sampling": self._sampling,
-            **({"min_label_mass": self._min_mass} if self._readout == "probability" else {}),
+            **({"min_label_mass": self._labels.min_mass} if self._labels else {}),
         }
 
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
+        honored: list[JsonValue] = [*self._honored]
         return {
             **self._provenance,
             "rendered_prompt": self._shown.digest,
-            "structured": "response_format" in self._honored,
-            "exact_labels": bool(self._asked),
+            "honored": honored,
         }
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
@@ -150,42 +151,30 @@ class OpenAIJudge:
     ) -> Judgment:
         options = PromptOptions.of(backend_kwargs)
         prompt = options.prompt_or(self._prompt)
-        has_labels = self._readout == "probability"
         # Other prompts may want other answers.
-        more = self._honored if has_labels or prompt is PERCENTAGE else {}
+        more = self._honored if self._labels or prompt is PERCENTAGE else {}
+        readout = self._labels or TextReadout(prompt)
         choice = await self._ask(prompt, task_text, clip, {**self._sampling, **more})
         # After the answer: the endpoint may have been restarted while this waited for it.
         is_proved = await self._shown.prove(len(clip.frames), clip.fps or UNKNOWN_FPS)
         text, is_cut = choice.message.content or "", choice.finish_reason == "length"
+        positions = choice.logprobs.content if choice.logprobs else ()
         if choice.refusal is not None:
             reason = f"{text}\n[refused: {choice.refusal}]"
             judgment = Judgment(None, reason, cause=VideoCause.REFUSED)
-        elif has_labels:
-            judgment = self._of_labels(choice, text, is_cut=is_cut)
-        elif more and not is_cut and not _is_structured(text):
+        elif self._labels and not positions:
+            raise BackendFailed("the endpoint returned no log-probabilities; it must support them")
+        elif "response_format" in more and not is_cut and not _is_structured(text):
             judgment = Judgment(None, f"{text}\n[not in the form that was asked for]")
         else:
-            # Parsing a long chain of thought takes milliseconds.
+            answer = Completion(text, truncated=is_cut, positions=positions)
             mode = options.mode(prompt, is_percentage=prompt is PERCENTAGE)
-            judgment = await asyncio.to_thread(_of_text, text, mode, is_cut=is_cut)
-        shown = "proved" if is_proved else "unproved"
-        found: dict[str, JsonValue] = {"shown": shown, "structured": "response_format" in more}
-        return replace(judgment, provenance=found)
-
-    def _of_labels(self, choice: Choice, text: str, *, is_cut: bool) -> Judgment:
-        if choice.logprobs is None:
-            raise BackendFailed("the endpoint returned no log-probabilities; it must support them")
-        judgment = read_labels(
-            text,
-            after_thoughts(choice.logprobs.content),
-            YES_AND_NO,
-            min_mass=self._min_mass,
-            is_cut=is_cut,
-            asked=self._asked or None,
-        )
-        if judgment.details:
+            # Parsing a long chain of thought takes milliseconds.
+            judgment = await asyncio.to_thread(readout.read, [answer], mode)
+        if "label_mass" in judgment.details:
             LABEL_MASS.labels("openai").observe(judgment.details["label_mass"])
-        return judgment
+        shown = "proved" if is_proved else "unproved"
+        return replace(judgment, provenance={"shown": shown, "honored": [*more]})
 
     async def _ask(
         self, prompt: Prompt, task_text: str, clip: Clip | None, more: Mapping[str, JsonValue]
@@ -209,30 +198,31 @@ class OpenAIJudge:
 
     async def _find_honored(self) -> None:
         """Find which fields the endpoint honors, by an answer: it may ignore them silently."""
-        self._honored, self._asked = {}, {}
-        asked: Mapping[str, int] = {}
         wanted: dict[str, JsonValue] = {}
-        if self._readout == "structured" and self._prompt is PERCENTAGE:
+        tokens: Mapping[str, int] = {}
+        if self._labels:
+            tokens = await self._endpoint.single_tokens(spellings(YES_AND_NO))
+            wanted = {"logprob_token_ids": [*tokens.values()]} if tokens else {}
+        elif self._readout == "structured" and self._prompt is PERCENTAGE:
             wanted = {"response_format": _FORMAT}
-        elif self._readout == "probability":
-            asked = await self._endpoint.single_tokens(spellings(YES_AND_NO))
-            wanted = {"logprob_token_ids": [*asked.values()]} if asked else {}
-        if not wanted:
-            return
+        answer, likely = "", set[str]()
         try:
-            choice = await self._ask(self._prompt, "Ready?", None, {**self._sampling, **wanted})
+            if wanted:
+                fields = {**self._sampling, **wanted}
+                choice = await self._ask(self._prompt, "Ready?", None, fields)
+                answer = choice.message.content or ""
+                first = choice.logprobs.content[0].top_logprobs if choice.logprobs else ()
+                likely = {each.token for each in first}
         except BackendFailed as error:
-            is_honored, answer = False, error.detail
+            answer = error.detail
+        if self._labels:
+            is_honored = tokens.keys() <= likely
+            self._labels = replace(self._labels, tokens=tokens if is_honored else {})
         else:
-            answer = choice.message.content or ""
-            likely = choice.logprobs.content[0].top_logprobs if choice.logprobs else ()
             is_honored = answer.lstrip().startswith("{")  # which the question does not ask for
-            if asked:
-                is_honored = asked.keys() <= {each.token for each in likely}
-        if is_honored:
-            self._honored, self._asked = wanted, asked
-        elif self._readout == "structured":
-            log.warning("the endpoint honors no response_format, so text is parsed: %.99s", answer)
+            if wanted and not is_honored:
+                log.warning("the endpoint honors no response_format: text is parsed: %.99s", answer)
+        self._honored = wanted if is_honored else {}
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
@@ -293,14 +283,6 @@ def _is_structured(text: str) -> bool:
     except ValidationError:
         return False
     return True
-
-
-def _of_text(text: str, mode: Scale, *, is_cut: bool) -> Judgment:
-    parsed = parse_score(text, mode=mode, truncated=is_cut)
-    if parsed.score is not None:
-        return Judgment(parsed.score, text)
-    cause = VideoCause.ANSWER_CUT if is_cut else None
-    return Judgment(None, f"{text}\n[{parsed.reason}]", cause=cause)
 
 
 JUDGE = BuiltInJudge(

@@ -126,19 +126,16 @@ def _naming_the_task(prompt: Prompt) -> Prompt:
 
 def _texts_of(module: ast.Module) -> Texts:
     texts: Texts = {}
-    for node in ast.walk(module):
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict(keys=keys, values=values)):
-                for key, value in zip(keys, values, strict=True):
-                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                        _add(texts, f"{name}[{key.value}]", value)
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                _add(texts, name, value)
-            case ast.FunctionDef(name=function):
-                for statement in ast.walk(node):
-                    match statement:
-                        case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                            _add(texts, f"{function}.{name}", value)
+    functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
+    for prefix, scope in [("", module), *((f"{each.name}.", each) for each in functions)]:
+        for node in ast.walk(scope):
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict() as value):
+                    for key, each in zip(value.keys, value.values, strict=True):
+                        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                            _add(texts, f"{prefix}{name}[{key.value}]", each)
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    _add(texts, prefix + name, value)
     return texts
 
 

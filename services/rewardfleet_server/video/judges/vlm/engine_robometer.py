@@ -68,6 +68,7 @@ class RobometerEngine(BatchingEngine[FrameScores]):
             bins=layout.bins,
             dtype="auto",
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are reported
             output_loading_info=True,
         )
         for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):

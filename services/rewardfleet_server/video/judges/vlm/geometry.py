@@ -49,15 +49,11 @@ class QwenGeometry:
         Raises:
             InvalidRequest: The frames are too narrow.
         """
-        least, most = (tokens * self.side**2 for tokens in _VIDEO_TOKENS)
-        most = min(most, max_pixels, self.max_pixels or max_pixels)
-        return self._size(height, width, min(least, most), most)
+        return self._size(height, width, _VIDEO_TOKENS, max_pixels)
 
     def image_size(self, height: int, width: int) -> tuple[int, int]:
         """Return the same for an image."""
-        least, most = (tokens * self.side**2 for tokens in _IMAGE_TOKENS)
-        most = min(most, self.max_pixels or most)
-        return self._size(height, width, min(least, most), most)
+        return self._size(height, width, _IMAGE_TOKENS)
 
     def tokens(self, conversation: Conversation) -> int:
         """Return how many tokens the images and videos of a conversation take.
@@ -78,12 +74,16 @@ class QwenGeometry:
         height, width = part.frames[0].shape[:2]
         return self.video_size(height, width, part.max_pixels)
 
-    def _size(self, height: int, width: int, least: int, most: int) -> tuple[int, int]:
+    def _size(
+        self, height: int, width: int, tokens: tuple[int, int], max_pixels: int | None = None
+    ) -> tuple[int, int]:
+        least, most = (each * self.side**2 for each in tokens)
+        most = min(most, max_pixels or most, self.max_pixels or most)
         # Imported here: services without a model need not wait seconds for torch.
         from qwen_vl_utils.vision_process import smart_resize  # noqa: PLC0415
 
         try:
-            size: tuple[int, int] = smart_resize(height, width, self.side, least, most)
+            size: tuple[int, int] = smart_resize(height, width, self.side, min(least, most), most)
         except ValueError:
             raise InvalidRequest(
                 f"frames of {width}x{height}: no side may be more than 200 times the other"

@@ -147,19 +147,14 @@ class ModelJudge(Generic[T]):
         content = f"{prompt}\n{self._engine.tokens(prepared, prompt)}"
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    async def _run(
-        self, conversation: Conversation, params: GenerationParams, limit: int | None = None
-    ) -> T:
-        """Return the engine's result, of at most `limit` tokens if it is given."""
-
+    async def _run(self, conversation: Conversation, params: GenerationParams) -> T:
         def prepare() -> tuple[Conversation, str]:
             prompt = self._checkpoint.prompt(conversation)
             self._checkpoint.check_length(conversation, prompt, params)
             return self._checkpoint.geometry.prepare(conversation), prompt
 
         prepared, prompt = await run_in_thread(self._threads, prepare)
-        limited = replace(params, max_tokens=limit or params.max_tokens)
-        return await self._engine.generate(prepared, prompt, limited)
+        return await self._engine.generate(prepared, prompt, params)
 
 
 class VlmJudge(ModelJudge[list[Completion]]):
@@ -272,7 +267,7 @@ class VlmJudge(ModelJudge[list[Completion]]):
         # Most answers begin with their label. Others have thoughts or marks before it.
         first = 1 if params.labels and not self._thinks else params.max_tokens
         for limit in sorted({first, params.max_tokens}):
-            completions = await self._run(conversation, params, limit)
+            completions = await self._run(conversation, replace(params, max_tokens=limit))
             if params.labels and self._thinks:
                 positions = (_THINKS, *completions[0].positions)
                 completions = [replace(completions[0], positions=positions)]

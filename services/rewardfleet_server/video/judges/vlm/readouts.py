@@ -15,10 +15,11 @@ from rewardfleet.text import read
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.labels import (
-    YES_AND_NO,
     after_thoughts,
-    read_labels,
+    label_probabilities,
+    score_interval,
     spellings,
+    word_of,
 )
 from rewardfleet_server.video.judges.score_parser import PARSER_VERSION, Scale, parse_score
 from rewardfleet_server.video.prompts import PERCENTAGE, RUBRIC, YES_OR_NO, Prompt
@@ -26,6 +27,10 @@ from rewardfleet_server.video.prompts import PERCENTAGE, RUBRIC, YES_OR_NO, Prom
 from . import Completion, GenerationParams
 from .checkpoint import Checkpoint
 
+#: The score of each label of the readout `probability`.
+YES_AND_NO = {"yes": 1.0, "no": 0.0}
+#: The widest interval of scores with which a judge does not abstain.
+_MAX_UNCERTAINTY = 0.1
 #: Enough tokens for the longest number and the end token.
 _NUMBER_TOKENS = 8
 
@@ -81,34 +86,45 @@ class TextReadout:
 
 @dataclass(frozen=True)
 class LabelReadout:
-    """Reads a score from the probabilities of labels, see `read_labels`."""
+    """Reads a score from the probabilities of labels."""
 
     name: str  #: with the version, for provenance
     prompt: Prompt  #: used if neither settings nor request give one
-    labels: Mapping[str, float]  #: the score of each label, in [0, 1]
-    tokens: Mapping[str, int]  #: the tokens that are one of them, by their texts
+    labels: Mapping[str, float]  #: the score of each label, in [0, 1]; 0 and 1 are among them
+    #: The tokens that are one of them, by their texts; none where engines return the likeliest.
+    tokens: Mapping[str, int]
+    min_mass: float = 0.0  #: abstain where all labels together have less probability
     #: A detail with the log-probability of the score 1.0, of a text that a label continues.
     detail: str | None = None
-    min_mass: float = 0.0  #: abstain where all labels together have less probability
 
     def generation_params(self, sampling: GenerationParams, n: int) -> GenerationParams:
         del n  # the probabilities are the same every time
         return replace(sampling, temperature=0.0, top_p=1.0, top_k=0, labels=self.tokens)
 
     def read(self, completions: Sequence[Completion], mode: Scale) -> Judgment:
+        """Return the expected score; see `checked_probabilities` for errors.
+
+        If tokens are unknown, it is the middle of an interval, which must not be too wide.
+        """
         del mode
         (answer,) = completions
-        judgment = read_labels(
-            answer.text,
-            answer.positions if self.detail else after_thoughts(answer.positions),
-            self.labels,
-            min_mass=self.min_mass,
-            is_cut=answer.truncated and not self.detail,
-        )
-        if self.detail and judgment.score:
-            logprob = math.log(judgment.score * judgment.details["label_mass"])
-            return replace(judgment, details={**judgment.details, self.detail: logprob})
-        return judgment
+        positions = answer.positions if self.detail else after_thoughts(answer.positions)
+        if answer.truncated and not self.detail and not any(map(word_of, positions)):
+            text = f"{answer.text}\n[cut before the first word behind thoughts and marks]"
+            return Judgment(None, text, cause=VideoCause.ANSWER_CUT)
+        probabilities, unseen = label_probabilities(positions, self.labels, self.tokens)
+        mass = math.fsum(probabilities.values())
+        low, high = score_interval(probabilities, unseen)
+        details = {"label_mass": mass, **({"uncertainty": high - low} if unseen else {})}
+        if self.detail and probabilities[1.0]:
+            details[self.detail] = math.log(probabilities[1.0])
+        if unseen and high - low > _MAX_UNCERTAINTY:
+            reason = f"the score lies between {low:.3f} and {high:.3f}: too much is unknown"
+        elif mass < self.min_mass or not mass:
+            reason = f"the labels have {mass:.2g} of the probability, less than {self.min_mass:g}"
+        else:
+            return Judgment((low + high) / 2, answer.text, details)
+        return Judgment(None, f"{answer.text}\n[{reason}]", details)
 
 
 #: One way to get a score from a model.
@@ -133,7 +149,7 @@ def readouts(
     def label_readout(name: str, prompt: Prompt, labels: Mapping[str, float]) -> Readout:
         tokens = label_tokens({label: spellings([label]) for label in labels}, checkpoint)
         name = f"{name} v3, mass {min_mass:g}"
-        return LabelReadout(name, prompt, labels, tokens, min_mass=min_mass)
+        return LabelReadout(name, prompt, labels, tokens, min_mass)
 
     grades = {str(grade): (grade - 1) / 4 for grade in range(1, 6)}
     return {
