@@ -137,11 +137,7 @@ class OpenAIJudge:
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
         honored: list[JsonValue] = [*self._honored]
-        return {
-            **self._provenance,
-            "rendered_prompt": self._shown.digest,
-            "honored": honored,
-        }
+        return {**self._provenance, "rendered_prompt": self._shown.digest, "honored": honored}
 
     def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
         PromptOptions.of(backend_kwargs).prompt_or(self._prompt)
@@ -198,31 +194,27 @@ class OpenAIJudge:
 
     async def _find_honored(self) -> None:
         """Find which fields the endpoint honors, by an answer: it may ignore them silently."""
-        wanted: dict[str, JsonValue] = {}
+        self._honored, wanted = {}, {"response_format": _FORMAT}
         tokens: Mapping[str, int] = {}
         if self._labels:
             tokens = await self._endpoint.single_tokens(spellings(YES_AND_NO))
-            wanted = {"logprob_token_ids": [*tokens.values()]} if tokens else {}
-        elif self._readout == "structured" and self._prompt is PERCENTAGE:
-            wanted = {"response_format": _FORMAT}
-        answer, likely = "", set[str]()
+            self._labels = replace(self._labels, tokens=tokens)
+            wanted = {"logprob_token_ids": [*tokens.values()]}
+        if not tokens and (self._readout != "structured" or self._prompt is not PERCENTAGE):
+            return
+        likely = set[str]()
         try:
-            if wanted:
-                fields = {**self._sampling, **wanted}
-                choice = await self._ask(self._prompt, "Ready?", None, fields)
-                answer = choice.message.content or ""
-                first = choice.logprobs.content[0].top_logprobs if choice.logprobs else ()
-                likely = {each.token for each in first}
+            choice = await self._ask(self._prompt, "Ready?", None, {**self._sampling, **wanted})
+            answer = choice.message.content or ""
+            if choice.logprobs:
+                likely = {each.token for each in choice.logprobs.content[0].top_logprobs}
         except BackendFailed as error:
             answer = error.detail
-        if self._labels:
-            is_honored = tokens.keys() <= likely
-            self._labels = replace(self._labels, tokens=tokens if is_honored else {})
-        else:
-            is_honored = answer.lstrip().startswith("{")  # which the question does not ask for
-            if wanted and not is_honored:
-                log.warning("the endpoint honors no response_format: text is parsed: %.99s", answer)
-        self._honored = wanted if is_honored else {}
+        # Tokens that are not the likeliest, or a form that the question does not ask for.
+        if tokens.keys() <= likely if tokens else answer.lstrip().startswith("{"):
+            self._honored = wanted
+        elif not tokens:
+            log.warning("the endpoint honors no response_format: text is parsed: %.99s", answer)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:

@@ -67,11 +67,21 @@ class Checkpoint:
         processor.tokenizer.padding_side = "left"
         return processor
 
-    def tokens(self, texts: Sequence[str]) -> dict[str, int]:
-        """Return the ids of those texts that are one token."""
-        encode = self.processor.tokenizer.encode
-        found = {text: encode(text, add_special_tokens=False) for text in texts}
-        return {text: first for text, (first, *more) in found.items() if not more}
+    def tokens(self, labels: Mapping[str, Sequence[str]]) -> dict[str, int]:
+        """Return the ids of the spellings of labels that are one token.
+
+        Raises:
+            ValueError: A label has none.
+        """
+        found: dict[str, int] = {}
+        for label, texts in labels.items():
+            ids = {t: self.processor.tokenizer.encode(t, add_special_tokens=False) for t in texts}
+            single = {text: first for text, (first, *more) in ids.items() if not more}
+            if not single:
+                path = self.path
+                raise ValueError(f"--model-path {path}: its tokenizer has no token for {label!r}")
+            found |= single
+        return found
 
     def prompt(self, conversation: Conversation) -> str:
         """Return a conversation in the model's chat template.

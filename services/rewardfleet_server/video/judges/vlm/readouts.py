@@ -139,7 +139,7 @@ def cause_of_abstention(completions: Sequence[Completion]) -> VideoCause | None:
 def readouts(
     checkpoint: Checkpoint, percentage: Prompt = PERCENTAGE, *, min_mass: float = 0.0
 ) -> dict[str, Readout]:
-    """Return the readouts that a model supports, by name; see `label_tokens` for errors.
+    """Return the readouts that a model supports, by name; see `Checkpoint.tokens` for errors.
 
     Args:
         percentage: The prompt that asks for a number from 0 to 100.
@@ -147,7 +147,7 @@ def readouts(
     """
 
     def label_readout(name: str, prompt: Prompt, labels: Mapping[str, float]) -> Readout:
-        tokens = label_tokens({label: spellings([label]) for label in labels}, checkpoint)
+        tokens = checkpoint.tokens({label: spellings([label]) for label in labels})
         name = f"{name} v3, mass {min_mass:g}"
         return LabelReadout(name, prompt, labels, tokens, min_mass)
 
@@ -158,22 +158,3 @@ def readouts(
         "probability": label_readout("probability", YES_OR_NO, YES_AND_NO),
         "rubric": label_readout("rubric", RUBRIC, grades),
     }
-
-
-def label_tokens(labels: Mapping[str, Sequence[str]], checkpoint: Checkpoint) -> dict[str, int]:
-    """Return the tokens that are a label, by their texts.
-
-    Args:
-        labels: The spellings of each label.
-
-    Raises:
-        ValueError: The tokenizer has no single token for a label.
-    """
-    found: dict[str, int] = {}
-    for label, texts in labels.items():
-        tokens = checkpoint.tokens(texts)
-        if not tokens:
-            path = checkpoint.path
-            raise ValueError(f"--model-path {path}: its tokenizer has no token for {label!r}")
-        found |= tokens
-    return found

@@ -74,7 +74,7 @@ def load_checkpoint(own: ModelSettings, judge: str, model_type: str | None = Non
 def judge_spec(judge: str, own: QwenVlSettings, checkpoint: Checkpoint) -> JudgeSpec:
     """Return how any model of the family is used as a judge.
 
-    See `label_tokens` and `prompts_of` for errors.
+    See `Checkpoint.tokens` and `prompts_of` for errors.
     """
     percentage = prompts_of(own.prompts, original_prompt, PERCENTAGE)
     all_readouts = readouts(checkpoint, percentage, min_mass=own.min_label_mass)

@@ -13,7 +13,7 @@ from rewardfleet_server.video.judges.vlm import GenerationParams
 from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
 from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
 from rewardfleet_server.video.judges.vlm.prompt_layouts import OneVideoToContinue
-from rewardfleet_server.video.judges.vlm.readouts import LabelReadout, label_tokens
+from rewardfleet_server.video.judges.vlm.readouts import LabelReadout
 from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, EitherEngineSettings
 from rewardfleet_server.video.prompts import Prompt, authors
 
@@ -38,10 +38,10 @@ def judge_spec(settings: TopRewardSettings, checkpoint: Checkpoint) -> JudgeSpec
     """Return how a model is used as TOPReward.
 
     The score is P(True) / (P(True) + P(False)). The authors state no score of a single clip. See
-    `prompts_of` and `label_tokens` for errors.
+    `prompts_of` and `Checkpoint.tokens` for errors.
     """
     prompt = authors.prompts_of(settings.prompts, authors_text, PROMPT)
-    tokens = label_tokens(_SPELLINGS, checkpoint)
+    tokens = checkpoint.tokens(_SPELLINGS)
     readout = LabelReadout("true_logprob v1", prompt, _LABELS, tokens, detail="true_logprob")
     return JudgeSpec(
         name=_NAME,
