@@ -22,8 +22,8 @@ QWEN3_VL = "qwen3_vl"
 READOUTS = {
     "constrained": "The model can only generate a whole number, from 0 to 100.",
     "text": "The number or the verdict that the answer states.",
-    "probability": "P(yes) / (P(yes) + P(no)) of the first token.",
-    "rubric": "The expected grade from 1 to 5 of the first token, scaled to [0, 1].",
+    "probability": "P(yes) / (P(yes) + P(no)) of the first word behind thoughts and marks.",
+    "rubric": "The expected grade from 1 to 5 of that word, scaled to [0, 1].",
 }
 
 
