@@ -18,7 +18,7 @@ from ..conftest import table
 from .conftest import TASK, RunningService, in_flight, next_logprobs
 
 JUDGES = ["qwen2_5_vl_vllm", "PRIMO-R1", "transformers"]
-_YES, _NO = ("Yes", "yes"), ("No", "no")
+_YES, _NO = ("Yes", "yes", "YES"), ("No", "no", "NO")
 READOUTS = ["text", "constrained", "probability", "rubric"]
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video
+from rewardfleet_server.video.judges.vlm.checkpoint import read_config
 from rewardfleet_server.video.judges.vlm.engine_robometer import RobometerEngine, RobometerModel
 from rewardfleet_server.video.judges.vlm.families import robometer
 from rewardfleet_server.video.judges.vlm.families.robometer import (
@@ -25,7 +26,10 @@ from rewardfleet_server.video.judges.vlm.families.robometer import (
     RobometerSettings,
     authors_text,
 )
-from rewardfleet_server.video.judges.vlm.families.robometer_checkpoint import ADDED_TOKENS
+from rewardfleet_server.video.judges.vlm.families.robometer_checkpoint import (
+    ADDED_TOKENS,
+    RobometerCheckpoint,
+)
 from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import DATA
@@ -231,7 +235,7 @@ def test_frames_keep_their_size_unless_a_limit_is_given(folder: Path):
     sizes = []
     for more in ({}, {"frame_pixels": 50_176}):
         settings = RobometerSettings(model_path=str(folder), **more)
-        geometry = robometer.load_checkpoint(settings).geometry
+        geometry = RobometerCheckpoint(str(folder), read_config(str(folder)), settings).geometry
         clip = Clip((frame,), (0,), 1, None, 307_200)
         conversation = robometer._conversation(clip, "a question")
         sizes.append(geometry.prepare(conversation).parts[1].frame.shape)

@@ -15,9 +15,8 @@ from rewardfleet.wire.errors import BackendFailed
 
 #: What a logarithm or a sum may be too large by, from rounding to 16 bits.
 _TOLERANCE = 0.01
-#: What may surround a label in its token, and before it.
+#: What may surround a label in its token, and before it; and as tokens begin with it.
 _MARKS = re.compile(r"[\W_]+")
-#: The same, as tokens have it.
 _PREFIXES = ("", " ", "\n", "**", '"')
 #: What the setting `min_label_mass` is.
 HELP = "The least probability of all labels together; with less, the judge abstains."

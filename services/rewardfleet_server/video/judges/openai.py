@@ -115,8 +115,7 @@ class OpenAIJudge:
         self._labels: LabelReadout | None = None
         self._sampling = settings.model_dump(include={"temperature", "top_p", "max_tokens"})
         if self._readout == "probability":
-            mass = settings.min_label_mass
-            self._labels = LabelReadout("", self._prompt, YES_AND_NO, {}, mass)
+            self._labels = LabelReadout("", self._prompt, YES_AND_NO, {}, settings.min_label_mass)
             self._sampling = {"temperature": 0, "max_tokens": _LABEL_TOKENS, **_LOGPROBS}
             if "max_tokens" in settings.model_fields_set:  # of thoughts before a label
                 self._sampling["max_tokens"] = settings.max_tokens
@@ -246,12 +245,10 @@ class OpenAIJudge:
 
 
 def _images(clip: Clip) -> list[dict[str, object]]:
-    parts: list[dict[str, object]] = []
-    for frame in clip.frames:
-        bgr = cv2.cvtColor(frame, cv2.COLOR_RGB2BGR)
-        _, jpeg = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
-        parts.append(_part("image_url", "image/jpeg", jpeg.tobytes()))
-    return parts
+    quality = [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY]
+    bgr = (cv2.cvtColor(frame, cv2.COLOR_RGB2BGR) for frame in clip.frames)
+    jpegs = (cv2.imencode(".jpg", frame, quality)[1] for frame in bgr)
+    return [_part("image_url", "image/jpeg", each.tobytes()) for each in jpegs]
 
 
 def _video_parts(clip: Clip) -> list[dict[str, object]]:

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.optional_imports import require
 
@@ -15,6 +17,7 @@ from . import Conversation, GenerationParams, ImagePart, VideoPart
 from .geometry import QwenGeometry
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_CONFIG = TypeAdapter(dict[str, Any])
 _FINGERPRINTED_FILES = (".safetensors", ".bin", ".json", ".jinja", ".txt")
 
 
@@ -147,14 +150,11 @@ def read_config(path: str) -> dict[str, Any]:
     folder = Path(path).expanduser()
     if folder.is_dir():
         try:
-            config = json.loads((folder / "config.json").read_text())
+            return _CONFIG.validate_json((folder / "config.json").read_bytes())
         except FileNotFoundError:
             raise ValueError(f"--model-path {path}: the folder has no config.json") from None
         except ValueError as error:
             raise ValueError(f"--model-path {path}: config.json is damaged: {error}") from None
-        if not isinstance(config, dict):
-            raise ValueError(f"--model-path {path}: config.json is damaged: not an object")
-        return config
     if folder.exists() or not _HUB_ID.fullmatch(path):
         raise ValueError(
             f"--model-path {path}: no such folder, and not a hub name like Qwen/Qwen3-VL-2B"

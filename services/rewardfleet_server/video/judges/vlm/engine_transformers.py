@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import transformers
 from pydantic import JsonValue
-from transformers import AutoModelForImageTextToText, GenerationConfig, StoppingCriteria
+from transformers import AutoModelForImageTextToText, GenerationConfig
 from transformers.video_utils import VideoMetadata
 
 from rewardfleet.wire.errors import BackendFailed
@@ -119,7 +119,7 @@ class BatchingEngine(Generic[T]):
         for job in self._waiting:
             job.result.cancel()
         if self._running is not None:
-            # A thread cannot be stopped, but `_AllCancelled` ends generation at the next token.
+            # A thread cannot be stopped, but `ended` ends generation at the next token.
             self._running.cancel()
 
     async def _run(self) -> None:
@@ -231,6 +231,11 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
         is_sampled = params.temperature > 0
         steps: list[list[list[float]]] = []
 
+        def ended(tokens: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+            """End the generation when every conversation of the batch is cancelled."""
+            cancelled = all(job.result.done() for job in batch)
+            return torch.full((tokens.shape[0],), cancelled, device=tokens.device)
+
         def note(_: object, scores: torch.Tensor) -> torch.Tensor:
             """Note the log-probabilities of the likeliest token, which is generated, and labels."""
             logprobs = scores.log_softmax(-1)
@@ -250,7 +255,7 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
             ),
             max_new_tokens=params.max_tokens,
             num_return_sequences=params.n,
-            stopping_criteria=[_AllCancelled(batch)],
+            stopping_criteria=[ended],
             logits_processor=[note] if params.labels else [],
             prefix_allowed_tokens_fn=self._allowed(start) if params.numbers_only else None,
         )[:, start:]
@@ -270,17 +275,6 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
     def _allowed(self, start: int) -> Any:
         ends = list(self._end_tokens)
         return lambda _, tokens: self._numbers.get(tuple(tokens[start:].tolist()), ends)
-
-
-class _AllCancelled(StoppingCriteria):  # type: ignore[misc] # transformers has no types here
-    """Ends a generation when every conversation of its batch is cancelled."""
-
-    def __init__(self, batch: list[QueuedPrompt[list[Completion]]]) -> None:
-        self._batch = batch
-
-    def __call__(self, input_ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        cancelled = all(job.result.done() for job in self._batch)
-        return torch.full((input_ids.shape[0],), cancelled, device=input_ids.device)
 
 
 def _continuations(texts: list[list[int]], end: int) -> dict[tuple[int, ...], list[int]]:

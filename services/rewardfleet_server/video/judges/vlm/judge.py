@@ -126,10 +126,7 @@ class ModelJudge(Generic[T]):
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Use the model before the first request, as engines compile at first use.
-
-        Without it the first requests would wait for seconds, on a CPU for a quarter of a minute.
-        """
+        """Use the model before a request, which would wait: engines compile at first use."""
         try:
             await self._warm_up()
             yield

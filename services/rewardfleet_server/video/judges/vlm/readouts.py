@@ -148,8 +148,7 @@ def readouts(
 
     def label_readout(name: str, prompt: Prompt, labels: Mapping[str, float]) -> Readout:
         tokens = checkpoint.tokens({label: spellings([label]) for label in labels})
-        name = f"{name} v3, mass {min_mass:g}"
-        return LabelReadout(name, prompt, labels, tokens, min_mass)
+        return LabelReadout(f"{name} v3, mass {min_mass:g}", prompt, labels, tokens, min_mass)
 
     grades = {str(grade): (grade - 1) / 4 for grade in range(1, 6)}
     return {

@@ -40,11 +40,6 @@ class RobometerOptions(PromptOptions):
     #: The head whose value at the last frame is the score; None for `progress`.
     readout: Literal["progress", "success"] | None = None
 
-    @property
-    def head(self) -> str:
-        """The name of the head that gives the score."""
-        return self.readout or "progress"
-
 
 @dataclass(frozen=True)
 class FrameScores:
@@ -94,7 +89,7 @@ class RobometerJudge(ModelJudge[FrameScores]):
         progress, success = scores.progress[-1], scores.success[-1]
         details = {"progress": progress, "success": success}
         judgment = Judgment(
-            score=details[options.head],
+            score=details[options.readout or "progress"],
             text=f"progress {progress:.2f}, success {success:.2f}",
             details=details,
             provenance=self._of_request(options),
@@ -110,7 +105,7 @@ class RobometerJudge(ModelJudge[FrameScores]):
     def _of_request(self, options: RobometerOptions) -> dict[str, JsonValue]:
         """Return the part of the provenance that a request can change."""
         return {
-            "readout": f"{options.head} v{_READOUT_VERSION}",
+            "readout": f"{options.readout or 'progress'} v{_READOUT_VERSION}",
             "prompt": {**options.prompt_or(self._prompt).provenance},
         }
 
@@ -137,7 +132,8 @@ def build(settings: RobometerSettings, service: VideoSettings) -> DeferredJudge:
     """
     del service
     prompt = authors.prompts_of(settings.prompts, authors_text, _PROMPT)
-    checkpoint = load_checkpoint(settings)
+    path = settings.model_path or ""
+    checkpoint = RobometerCheckpoint(path, read_config(path), settings)
     require("transformers", f"the judge {_NAME}", *ENGINES["transformers"])
     try:
         conversation = _conversation(WARM_UP_CLIP, prompt.render("a task"))
@@ -154,13 +150,6 @@ def build(settings: RobometerSettings, service: VideoSettings) -> DeferredJudge:
         return RobometerJudge(checkpoint, engine, prompt)
 
     return DeferredJudge(load)
-
-
-def load_checkpoint(settings: RobometerSettings) -> RobometerCheckpoint:
-    """Read the checkpoint of the settings, without its weights; see `read_layout` for errors."""
-    path = settings.model_path or ""
-    config = read_config(path)
-    return RobometerCheckpoint(path, config, settings)
 
 
 def authors_text(file: Path) -> Prompt:

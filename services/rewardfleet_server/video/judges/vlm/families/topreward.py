@@ -24,8 +24,6 @@ _NAME = "topreward"
 PROMPT = Prompt.load("topreward")
 _SAMPLING = GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0)
 _LABELS = {"true": 1.0, "false": 0.0}
-#: As words that follow a space: the bare ones are other tokens.
-_SPELLINGS = {"true": (" True",), "false": (" False",)}
 
 
 class TopRewardSettings(EitherEngineSettings):
@@ -41,7 +39,8 @@ def judge_spec(settings: TopRewardSettings, checkpoint: Checkpoint) -> JudgeSpec
     `prompts_of` and `Checkpoint.tokens` for errors.
     """
     prompt = authors.prompts_of(settings.prompts, authors_text, PROMPT)
-    tokens = checkpoint.tokens(_SPELLINGS)
+    # As words that follow a space: the bare ones are other tokens.
+    tokens = checkpoint.tokens({"true": [" True"], "false": [" False"]})
     readout = LabelReadout("true_logprob v1", prompt, _LABELS, tokens, detail="true_logprob")
     return JudgeSpec(
         name=_NAME,
