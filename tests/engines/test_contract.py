@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,8 +85,12 @@ async def test_noise_in_any_frame_changes_the_answer(judge: VlmJudge, videos: li
     if judge.provenance["judge"] == "PRIMO-R1":
         return
 
+    params = judge._spec.readouts["probability"].generation_params(judge._spec.sampling, 1)
+
     async def judged(clip: Clip) -> object:
-        return (await judge.judge(TASK, clip, {"readout": "probability"})).details
+        prompt = judge._spec.layout.full_prompt(clip, TASK, None)
+        (completion,) = await judge._run(prompt, replace(params, max_tokens=1))
+        return completion.positions
 
     assert await unseen_frames(videos, judged) == []
 

@@ -62,8 +62,8 @@ def test_the_judge_openai_works_with_vllm(
     ) as service:
         answer = service.score(video_path=str(videos[0]), nframes=8).json()
     assert answer["backend"] == "openai", answer
-    output = {"structured": '{"score"', "text": "token limit", "probability": "the labels have"}
-    assert output[readout] in answer["model_output"].replace(" ", "") + answer["model_output"]
+    output = {"structured": '{ ?"score"', "text": "token limit", "probability": "labels have|cut"}
+    assert re.search(output[readout], answer["model_output"])
     assert (answer["status"] == "abstained") or readout == "structured"
     assert answer["provenance"]["shown"] == "proved"
     honored = {"structured": ["response_format"], "probability": ["logprob_token_ids"]}

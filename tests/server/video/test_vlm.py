@@ -206,9 +206,14 @@ def test_labels_with_less_than_the_minimum_abstain_with_their_mass():
             read_first(readout, logits)
 
 
-@pytest.mark.parametrize("first", ["<think>", "\n", "**"])
-def test_an_answer_without_a_word_yet_is_cut(first: str):
-    assert read_first(yes_or_no(), {"Yes": -0.1, "No": -9.0}, first).cause == "answer_cut"
+@pytest.mark.parametrize(
+    ("first", "cause"),
+    [("<think>", "answer_cut"), ("\n", "answer_cut"), ("**", "answer_cut"), ("_", "answer_cut"),
+     ("", None), ("\ufffd", None), ("\x1b", None), ("x", None)],
+)  # fmt: skip
+def test_an_answer_without_a_word_yet_is_cut(first: str, cause: str | None):
+    """Parts of characters, whose text is empty or a replacement character, are words."""
+    assert read_first(yes_or_no(), {"Yes": -0.1, "No": -9.0}, first).cause == cause
 
 
 def test_a_rubric_is_the_expected_grade():

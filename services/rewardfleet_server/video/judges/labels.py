@@ -15,8 +15,8 @@ from rewardfleet.wire.errors import BackendFailed
 
 #: What a logarithm or a sum may be too large by, from rounding to 16 bits.
 _TOLERANCE = 0.01
-#: What may surround a label in its token, and before it; and as tokens begin with it.
-_MARKS = re.compile(r"[\W_]+")
+#: What may surround a label in its token, and before it; no control characters.
+_MARKS = re.compile(r"(?:[^\w\ufffd\0-\x08\x0e-\x1f\x7f-\x9f]|_)+")
 _PREFIXES = ("", " ", "\n", "**", '"')
 #: What the setting `min_label_mass` is.
 HELP = "The least probability of all labels together; with less, the judge abstains."
@@ -92,7 +92,7 @@ def label_probabilities(
 
 def word_of(token: Token) -> str:
     """Return the text of a token without white space and marks, in lower case."""
-    return _MARKS.sub("", token.token).casefold()
+    return _MARKS.sub("", token.token or "\ufffd").casefold()  # it is a part of a character
 
 
 def score_interval(probabilities: Mapping[float, float], unseen: float) -> tuple[float, float]:
