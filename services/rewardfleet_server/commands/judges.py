@@ -57,7 +57,7 @@ def command(context: click.Context, name: str | None) -> None:
     else:
         judge = built_in(name)
         if judge is None:
-            raise click.UsageError(_unknown(name))
+            raise ValueError(_unknown(name))
         _write_one(formatter, judge)
     print(formatter.getvalue(), end="")
 

@@ -53,8 +53,8 @@ class Connection:
     """What scores the items, and how long each may take."""
 
     url: Sequence[str]
-    start: str | None
     timeout: float
+    start: str | None = None
 
     def fleet(self, service: str, urls: Sequence[str]) -> tuple[RewardFleet, int]:
         """Return a client of a service at some URLs, and how many replicas it has.
