@@ -3,18 +3,13 @@
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 
-from rewardfleet.bulk.flat_columns import arrow_table
-from rewardfleet.bulk.records import columns_of
 from rewardfleet.score_log import Scored
 from rewardfleet.score_log.reading import Filters, open_log, query, select
 from rewardfleet.score_log.replaying import select_records
 from rewardfleet.story import score_of, story_of
 from rewardfleet.tools import tools_request
-from rewardfleet.wire.tools import ToolsScore
 from rewardfleet_server.look.details import details_of
 
 from .test_segments import written
@@ -29,22 +24,13 @@ TRUTH = "<response>a</response>"
 
 
 @pytest.mark.parametrize("when", FIGURES)
-@pytest.mark.parametrize("place", ["log", "output"])
-def test_they_are_found(tmp_path: Path, place: str, when: str):
+def test_they_are_found(tmp_path: Path, when: str):
     fields = {"score": 2.5, "status": "ok", "backend": "tools", "calls": 2, **FIGURES[when]}
-    if place == "log":
-        written(tmp_path, Scored("tools", 1.0, tools_request(TRUTH, TRUTH), fields))
-    else:  # of `rewardfleet score`
-        columns = columns_of(ToolsScore)
-        table = arrow_table([{**dict.fromkeys(columns), "id": "x", **fields}], columns)
-        table = table.drop_columns(["details"] if when == "before" else [])
-        pa.parquet.write_table(table, tmp_path / "part-0.parquet")
-        (tmp_path / "input.json").write_text('{"service": "tools"}')
+    written(tmp_path, Scored("tools", 1.0, tools_request(TRUTH, TRUTH), fields))
     with open_log([tmp_path]) as connection:
         [record] = select(connection, Filters())
-        if place == "log":  # an output has no requests to score again
-            select_records(connection, Filters())
-            assert query(connection, "SELECT price FROM recorded") == [(0.75,)]
+        select_records(connection, Filters())
+        assert query(connection, "SELECT price FROM recorded") == [(0.75,)]
     story = "\n".join(story_of("tools", {}, score_of(record)))
     assert "format 1 + correctness 3 + length 0 = task 4" in story
     assert "lambda 0.75 x cost 2" in story

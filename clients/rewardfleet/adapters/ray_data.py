@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rewardfleet.bulk.arrow import pyarrow
-from rewardfleet.bulk.flat_columns import arrow_table
-from rewardfleet.bulk.records import columns_of, records_of
+from rewardfleet.bulk.arrow import arrow_table, pyarrow
+from rewardfleet.bulk.records import ITEM_COLUMNS, records_of
 from rewardfleet.bulk.requests import COMPLETION_COLUMNS, Columns, RequestBuilder
 from rewardfleet.bulk.rows import Row, table_rows
 from rewardfleet.bulk.run import Run
@@ -25,6 +24,8 @@ from rewardfleet.wire.score import abstained, failed
 from ._rows import RowReward, rows_of
 
 _OBJECTS = 'objects of tests need batch_format="pyarrow", or store them as JSON text'
+#: Columns of records that a batch does not know.
+_OF_FILES = {"row", "place", "path"}
 _WHOLE = 'dataset.groupby("group").map_groups gives whole groups, map_batches cuts them'
 
 
@@ -108,8 +109,9 @@ class Scorer:
 class Records:
     """A class for `map_batches` that returns what `rewardfleet score` writes, as Arrow tables.
 
-    A table has one row per item of the batch; see docs/data-sets.md. `row` and `place` are missing,
-    as a batch does not know them: join by `id`, or by the column that `id_column` names, as `uid`.
+    A table has one row per item of the batch; see docs/data-sets.md. `row`, `place` and `path` are
+    missing, as a batch does not know them: join by `id`, or by the column that `id_column` names,
+    as `uid`.
 
     Args:
         service: The service that scores: "video", "code", "tools", "answers" or "episode".
@@ -148,8 +150,6 @@ class Records:
         urls: Any = {service: url}
         fleet = RewardFleet(**urls, **options)
         self._run = Run(fleet, self._builder)
-        self._columns = columns_of(SERVICES[service].client.score_type)
-        del self._columns["row"], self._columns["place"]
         self._loop = EventLoopThread(fleet.aclose)
 
     def __call__(self, batch: Any) -> Any:
@@ -166,7 +166,8 @@ class Records:
         items = [*self._builder.items(_rows_of(batch, self._builder.service, texts))]
         self._check_groups(Counter(each.group for each in items if each.group is not None))
         scored = self._loop.run(self._run.score_chunk(items))
-        return arrow_table(records_of(scored, self._columns), self._columns)
+        columns = {name: each for name, each in ITEM_COLUMNS.items() if name not in _OF_FILES}
+        return arrow_table(records_of(scored, self._builder), columns)
 
     def _check_groups(self, sizes: Counter[str]) -> None:
         wanted = self._group_size

@@ -1,6 +1,12 @@
 """PyArrow, which reads and writes column stores, and is optional."""
 
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
+
+from pydantic_core import PydanticSerializationError, to_json
 
 from rewardfleet.wire.truth import parsed
 
@@ -44,3 +50,42 @@ def with_json(value: Any, kind: Any) -> Any:
     if types.is_nested(kind):
         return [with_json(each, kind.value_type) for each in value]
     return value
+
+
+def arrow_table(records: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Any:
+    """Return records as a `pyarrow.Table`.
+
+    Args:
+        records: Each has all columns.
+        columns: The types by name: `float64`, `int64`, `string`, `bool`, `binary`, `map` (of text
+            to float64), or `json`, which becomes a text.
+    """
+    pa = pyarrow()
+
+    def arrow_type(kind: str) -> Any:
+        if kind == "map":
+            return pa.map_(pa.string(), pa.float64())
+        return pa.type_for_alias("string" if kind == "json" else kind)
+
+    def values(found: Sequence[Any], kind: str) -> Sequence[Any]:
+        if kind == "json":
+            return [None if each is None else json_text(each) for each in found]
+        if kind == "map":
+            return [list((each or {}).items()) for each in found]
+        return found
+
+    rows = [*map(itemgetter(*columns), records)]
+    by_column = zip(*rows, strict=True) if rows else itertools.repeat(())
+    arrays = {
+        name: pa.array(values(found, kind), arrow_type(kind))
+        for (name, kind), found in zip(columns.items(), by_column, strict=False)
+    }
+    return pa.table(arrays)
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON, or what has no form there as a text."""
+    try:
+        return to_json(value).decode()
+    except PydanticSerializationError:  # a lone surrogate, which JSON can have as an escape only
+        return json.dumps(value, default=repr)

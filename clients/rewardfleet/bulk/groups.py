@@ -8,7 +8,7 @@ import numpy as np
 
 from rewardfleet.wire.episode import MAX_EPISODES
 
-from .flat_columns import json_text
+from .arrow import json_text
 from .lines import Lines
 from .requests import Item, RequestBuilder, group_of
 from .rows import Row

@@ -137,11 +137,14 @@ def write_rewards(root: Path, target: Path, records: Iterable[Mapping[str, Any]]
         records: Of the episodes, whose `uid` is the index of the episode.
     """
     pa = pyarrow()
-    by_episode = {int(each["uid"]): each for each in records}
+    by_episode = {
+        int(each["uid"]): (each["score"], json.loads(each["details"]).get("curve"))
+        for each in records
+    }
     info = _info(root)
     prefix = "judge" if {"next.reward", "next.success"} & info["features"].keys() else "next"
     dtypes = {f"{prefix}.reward": "float32", f"{prefix}.success": "bool"}
-    if any(each.get("curve_values") for each in by_episode.values()):
+    if any(curve and curve["values"] for _, curve in by_episode.values()):
         dtypes["progress"] = "float32"
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(root / "meta", target / "meta")
@@ -163,22 +166,25 @@ def write_rewards(root: Path, target: Path, records: Iterable[Mapping[str, Any]]
         pa.parquet.write_table(_with_features(table, dtypes), written, write_statistics=counted)
 
 
-def _columns_of(table: Any, records: Mapping[int, Mapping[str, Any]]) -> tuple[list[Any], ...]:
-    """Return the reward, the success and the progress of each frame."""
+def _columns_of(table: Any, judged: Mapping[int, tuple[Any, Any]]) -> tuple[list[Any], ...]:
+    """Return the reward, the success and the progress of each frame.
+
+    Args:
+        judged: The score and the curve of each episode; None if it has none.
+    """
     episodes = table["episode_index"].to_numpy()
     frames = table["frame_index"].to_numpy()
     lengths = {episode: frames[episodes == episode].max() + 1 for episode in set(episodes.tolist())}
     columns: tuple[list[Any], ...] = ([], [], [])
     for episode, frame in zip(episodes.tolist(), frames.tolist(), strict=True):
-        record = records.get(episode, {})
-        score, curve = record.get("score"), record.get("curve_values")
+        score, curve = judged.get(episode, (None, None))
         is_last = frame == lengths[episode] - 1
         columns[0].append(math.nan if score is None else score * is_last)
         columns[1].append(None if score is None else is_last and score >= SUCCESS_THRESHOLD)
         progress = math.nan
-        if curve:
-            values = np.array(curve, float)  # NaN where a judge abstained
-            progress = float(np.interp(frame, record["curve_frames"], values))
+        if curve and curve["values"]:
+            values = np.array(curve["values"], float)  # NaN where a judge abstained
+            progress = float(np.interp(frame, curve["frames"], values))
         columns[2].append(progress)
     return columns
 

@@ -17,12 +17,13 @@ from typing import Any, Literal
 
 from pydantic_core import from_json, to_json
 
-from rewardfleet.bulk.flat_columns import arrow_table
+from rewardfleet.bulk.arrow import arrow_table
+from rewardfleet.score_log.record import decoded
 
 from .arrow import pyarrow
 from .files import new_file, temporary_name
 from .lines import Lines
-from .records import Record
+from .records import ITEM_COLUMNS, Record
 
 Format = Literal["parquet", "jsonl"]
 
@@ -38,7 +39,6 @@ class Output:
 
     Args:
         folder: Is created if it does not exist.
-        columns: The columns of a record, and their types; see `records.columns_of`.
         input_key: What the scores belong to; see `input.json`.
         kind: The format of the parts.
 
@@ -47,10 +47,8 @@ class Output:
         OSError: It cannot be written.
     """
 
-    def __init__(
-        self, folder: Path, columns: Mapping[str, str], input_key: Mapping[str, Any], kind: Format
-    ) -> None:
-        self.folder, self.columns, self._kind = folder, columns, kind
+    def __init__(self, folder: Path, input_key: Mapping[str, Any], kind: Format) -> None:
+        self.folder, self._kind = folder, kind
         self._lock = _opened(folder, {**input_key, "format": kind})
         self._journal_path = folder / _JOURNAL
         self._journal = _opened_journal(self._journal_path)
@@ -103,13 +101,13 @@ class Output:
     def _records_of_parts(self) -> Iterator[Record]:
         """Yield the records of parts that the journal has no newer ones of."""
         for part in self._parts():
-            for record in _read(part, self.columns):
+            for record in _read(part):
                 if record["row"] not in self._journal:
                     yield record
 
     def _record_of(self, line: bytes) -> Record:
         record: Record = from_json(line)
-        return dict.fromkeys(self.columns) | record
+        return dict.fromkeys(ITEM_COLUMNS) | record
 
     def _lines_of_parts(self) -> Iterator[list[bytes]]:
         lines: list[bytes] = []
@@ -130,7 +128,7 @@ class Output:
             else:
                 pa = pyarrow()
                 slices = (lines[at : at + _SLICE] for at in range(0, len(lines), _SLICE))
-                tables = [arrow_table([*map(self._record_of, s)], self.columns) for s in slices]
+                tables = [arrow_table([*map(self._record_of, s)], ITEM_COLUMNS) for s in slices]
                 pa.parquet.write_table(pa.concat_tables(tables), file)
 
     @contextmanager
@@ -162,6 +160,9 @@ def _opened(folder: Path, key: Mapping[str, Any]) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _check_input(path, key)  # another command may have been here first
+        if path.exists() and _differences(path, key):  # nothing of it was scored
+            for old in _kept(folder):
+                old.unlink()
         with new_file(path) as file:
             file.write(json.dumps(key, indent=1).encode())
     except BlockingIOError:
@@ -177,12 +178,9 @@ def _check_input(path: Path, key: Mapping[str, Any]) -> None:
     """Check that a folder belongs to an input, which its `input.json` says, or is empty."""
     folder = path.parent
     if path.exists():
-        try:
-            found = json.loads(path.read_text())
-            other = [name for name in key if found.get(name) != json.loads(json.dumps(key[name]))]
-        except (ValueError, AttributeError):
-            raise ValueError(f"{path} is not of this command: give another -o") from None
-        if other:
+        other = _differences(path, key)
+        records = (record for kept in _kept(folder) for record in _read(kept))
+        if other and any(record["status"] != "error" for record in records):
             raise ValueError(
                 f"{folder} has the scores of another input or other options "
                 f"({', '.join(other)} differ, see {path}): give another -o"
@@ -191,12 +189,30 @@ def _check_input(path: Path, key: Mapping[str, Any]) -> None:
         raise ValueError(f"{folder} has other files: give a new or an empty folder")
 
 
-def _read(part: Path, columns: Mapping[str, str]) -> Iterator[Record]:
+def _differences(path: Path, key: Mapping[str, Any]) -> list[str]:
+    """Return what of an `input.json` is different.
+
+    Raises:
+        ValueError: It is not one.
+    """
+    try:
+        found = json.loads(path.read_text())
+        return [name for name in key if found.get(name) != json.loads(json.dumps(key[name]))]
+    except (ValueError, AttributeError):
+        raise ValueError(f"{path} is not of this command: give another -o") from None
+
+
+def _kept(folder: Path) -> list[Path]:
+    """Return the files with scores of a folder."""
+    return [*folder.glob("part-*"), *folder.glob(_JOURNAL)]
+
+
+def _read(part: Path) -> Iterator[Record]:
     if part.suffix == ".jsonl":
-        with part.open(encoding="utf-8") as file:
-            yield from map(json.loads, file)
+        with part.open("rb") as file:  # whose last line may be incomplete
+            yield from (from_json(line) for line in file if line.endswith(b"\n"))
         return
-    texts = [name for name, kind in columns.items() if kind == "json"]
+    texts = [name for name, kind in ITEM_COLUMNS.items() if kind == "json"]
     with pyarrow().parquet.ParquetFile(part) as file:
         for batch in file.iter_batches(batch_size=1000):
             for record in batch.to_pylist(maps_as_pydicts="strict"):
@@ -204,23 +220,16 @@ def _read(part: Path, columns: Mapping[str, str]) -> Iterator[Record]:
 
 
 class Printer:
-    """Prints records to the standard output, in order of their rows, and keeps none.
+    """Prints records to the standard output, in order of their rows, and keeps none."""
 
-    Args:
-        columns: The columns of a record.
-    """
-
-    def __init__(self, columns: Iterable[str]) -> None:
-        self.columns = columns
+    def __init__(self) -> None:
         self._next, self._count = 0, 0
         self._later = Lines()
 
     def add(self, records: Iterable[Record]) -> None:
         """Print records, and what waited for them."""
         # ASCII: a terminal must not obey characters that a policy wrote.
-        lines = [
-            (each["row"], json.dumps(from_json(_line(each))).encode() + b"\n") for each in records
-        ]
+        lines = [(each["row"], json.dumps(decoded(each)).encode() + b"\n") for each in records]
         self._count += len(lines)
         for row, text in lines:
             if row == self._next:

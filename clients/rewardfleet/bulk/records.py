@@ -1,53 +1,52 @@
-"""Records of scores: one flat mapping per item, and the columns of a table of them."""
+"""Records of items: those of a score log, with where the items are in the input."""
 
+import json
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from .flat_columns import model_columns
+from rewardfleet.score_log.record import COLUMNS, MAX_RECORD_BYTES, OF_INPUT, Scored, record_of
+from rewardfleet.wire.digest import digest_of
+from rewardfleet.wire.score import Request
 
 if TYPE_CHECKING:  # who reads outputs has no use of a client
-    from rewardfleet.wire.score import Score
-
+    from .requests import RequestBuilder
     from .run import ScoredItem
 
-#: A record of an item: columns by name, which `to_json` encodes.
+#: A record of an item: columns by name, as JSON.
 Record = dict[str, Any]
 
-#: What a record has besides its score, with the types of the columns.
-_ITEM_COLUMNS = {
-    "row": "int64",
-    "id": "string",
-    "uid": "string",
-    "place": "string",
-    "completion": "int64",
-}
+#: The columns of a table of records, and their types.
+ITEM_COLUMNS = OF_INPUT | COLUMNS
 
 
-def records_of(scored: "Iterable[ScoredItem]", columns: Iterable[str]) -> list[Record]:
-    """Return the records of items.
-
-    Args:
-        columns: The names of all columns, in order; see `columns_of`.
-    """
-    empty = dict.fromkeys(columns)
-    records = []
-    for item, request_id, score in scored:
-        uid, place = item.uid and _encodable(item.uid), _encodable(item.place)
-        values = item.index, request_id, uid, place, item.completion
-        record: Record = {**empty, **dict(zip(_ITEM_COLUMNS, values, strict=True))}
-        for name, value in vars(score).items():
-            if name in empty:
-                record[name] = value
-            elif value is not None:
-                for part, each in vars(value).items():
-                    record[f"{name}_{part}"] = each
-        records.append(record)
-    return records
+def records_of(scored: "Iterable[ScoredItem]", builder: "RequestBuilder") -> list[Record]:
+    """Return the records of items, whose requests `builder` has built."""
+    now = time.time()
+    return [_record_of(each, builder, now) for each in scored]
 
 
-def columns_of(score_type: "type[Score]") -> dict[str, str]:
-    """Return the columns of a table of scores, and their types; see `model_columns`."""
-    return _ITEM_COLUMNS | model_columns(score_type)
+def _record_of(scored: "ScoredItem", builder: "RequestBuilder", now: float) -> Record:
+    item, request, score = scored
+    place = _encodable(item.place)
+    if request is None:
+        record = record_of(Scored(builder.service, now, Request(), score))
+        record["request"] = None
+        record["id"] = digest_of(json.dumps([item.row.place, item.completion]))
+    else:
+        record = record_of(Scored(builder.service, now, request, score, options=builder.options))
+        if len(record["request"]) > MAX_RECORD_BYTES:  # more than readers take
+            record["request"] = None
+    path = builder.clip_path(item.row)
+    return {
+        "row": item.index,
+        "place": place,
+        "completion": item.completion,
+        "path": None if path is None else _encodable(str(path.resolve())),
+        "metadata": json.dumps(builder.metadata_of(item.row)),
+        **record,
+        "uid": record["uid"] if item.uid is None else _encodable(item.uid),
+    }
 
 
 def _encodable(text: str) -> str:

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 from rewardfleet.services import SERVICES, Service
 from rewardfleet.video import VideoOptions
 from rewardfleet.wire.code import check_values
-from rewardfleet.wire.digest import request_id
 from rewardfleet.wire.episode import EpisodeOptions
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.score import LABELS, Request
@@ -29,6 +27,8 @@ COMPLETION_COLUMNS = (
 _TASK = ("task_text", "task", "instruction")
 _CLIP = ("clip", "video", "file", "file_name", "path")
 _OPTIONS = VideoOptions.__optional_keys__ - {"fps", *LABELS}
+#: Characters of a text of a column that is kept with the score, at most.
+_MAX_METADATA = 200
 #: The largest video that is sent; a larger one is given by path.
 _MAX_SENT_BYTES = 48 * 2**20
 
@@ -138,6 +138,31 @@ class RequestBuilder:
             return self._text(item)
         except OSError as error:
             raise InvalidRequest(f"{error.filename}: {error.strerror}") from None
+
+    def clip_path(self, row: Row) -> Path | None:
+        """Return the file that a row names as its clip; None if it has the content, or no clip."""
+        if self.declared.scores != "clip" or row.error:
+            return None
+        with contextlib.suppress(InvalidRequest):
+            fields = {**row.fields, **self._episode_clip(row)}
+            clip = fields.get(_column(row, self.columns.clip_column, _CLIP) or "clip")
+            path = clip.get("path") if isinstance(clip, Mapping) and not clip.get("bytes") else clip
+            return row.folder / path if isinstance(path, str) else None
+        return None
+
+    def metadata_of(self, row: Row) -> dict[str, Any]:
+        """Return the columns of a row with a number, a short text or a truth value.
+
+        Those are left out that requests have, or whose text was judged.
+        """
+        used = {*self.declared.client.request_type.model_fields, self._completion_column(row)}
+        return {
+            name: value
+            for name, value in row.fields.items()
+            if name not in used
+            and isinstance(value, bool | int | float | str)
+            and not (isinstance(value, str) and len(value) > _MAX_METADATA)
+        }
 
     def _completions(self, row: Row) -> list[Any] | None:
         """Return the completions of a row that has several, i.e. a list of texts or of messages."""
@@ -271,14 +296,6 @@ def clip_name(row: Row) -> str:
         return f"episode {row.fields['episode_index']}"
     names = (row.fields.get(each) for each in (*_CLIP, "video_path"))
     return next((each for each in names if isinstance(each, str)), row.place)
-
-
-def item_id(item: Item, request: Request | None, builder: RequestBuilder) -> str:
-    """Return the digest of an item's request, or of its row if there is no valid request."""
-    if request is not None:
-        return request_id(request, builder.options)
-    row = json.dumps([item.row.place, item.completion], sort_keys=True)
-    return hashlib.sha256(row.encode()).hexdigest()
 
 
 def _column(row: Row, named: str | None, usual: Iterable[str]) -> str | None:

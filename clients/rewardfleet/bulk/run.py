@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rewardfleet.client import RewardFleet
@@ -14,7 +15,7 @@ from rewardfleet.wire.errors import ErrorKind, InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import MAX_BATCH_ITEMS, Request, Score, failed
 from rewardfleet.wire.video import VideoRequest
 
-from .requests import Item, RequestBuilder, item_id
+from .requests import Item, RequestBuilder
 
 #: Items in flight at first, and at most for each replica.
 _FIRST, MOST_IN_FLIGHT = 8, 1024
@@ -85,8 +86,13 @@ class ScoredItem(NamedTuple):
     """An item, its request if it is valid, and its score."""
 
     item: Item
-    request_id: str
+    request: Request | None
     score: Score
+
+
+def _is_invalid(scored: ScoredItem) -> bool:
+    error = scored.score.error
+    return error is not None and error.kind is ErrorKind.INVALID
 
 
 class _Built(NamedTuple):
@@ -131,9 +137,11 @@ class Run:
 
         Raises:
             Unauthorized: The service does not accept the API key.
+            InvalidRequest: Before anything is scored, items are invalid by the fields of all.
         """
         tasks: dict[asyncio.Task[list[ScoredItem]], list[_Built]] = {}
-        is_read = False
+        is_read = is_checked = False
+        held: list[ScoredItem] = []  # until there is one that is valid
         try:
             while True:
                 while not is_read:
@@ -147,12 +155,22 @@ class Run:
                     if chunk:
                         tasks[asyncio.create_task(self._scored(chunk))] = chunk
                 if not tasks:
+                    if held:
+                        await self._check_changes(held)
+                        await keep(held)
                     return
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     del tasks[task]
                     self._limit.record([each.score for each in task.result()])
-                    await keep(task.result())
+                    held += task.result()
+                    if not is_checked and len(held) < _FIRST and all(map(_is_invalid, held)):
+                        continue
+                    if not is_checked:
+                        await self._check_changes(held)
+                        is_checked = True
+                    await keep(held)
+                    held = []
         finally:
             for task in tasks:
                 task.cancel()
@@ -162,6 +180,25 @@ class Run:
     async def score_chunk(self, items: Iterable[Item]) -> list[ScoredItem]:
         """Score a few items at once, in order, and keep the connections."""
         return await self._scored([self._built(item) for item in items])
+
+    async def _check_changes(self, scored: Sequence[ScoredItem]) -> None:
+        """Check that not all items are invalid by what is set for all requests.
+
+        Raises:
+            InvalidRequest: They are, as the first one is valid without that.
+        """
+        if not self._builder.changes or not all(map(_is_invalid, scored)):
+            return
+        plain = replace(self._builder, changes={})
+        try:
+            request = plain.build(scored[0].item)
+        except InvalidRequest:
+            return
+        (score,) = await scores_of(self._client, [request], plain.options)
+        error = scored[0].score.error
+        if error is not None and not _is_invalid(ScoredItem(scored[0].item, request, score)):
+            names = ", ".join(self._builder.changes)
+            raise InvalidRequest(f"{names}, for all items: {error.detail}; nothing was scored")
 
     async def _read(self, groups: Iterator[list[Item]], size: int) -> list[_Built]:
         if self._kind != "episode":
@@ -202,7 +239,7 @@ class Run:
         return [
             ScoredItem(
                 each.item,
-                item_id(each.item, each.request, self._builder),
+                each.request,
                 failed(InvalidRequest(each.error), Score) if each.request is None else next(scores),
             )
             for each in chunk

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from .groups import groups_of
 from .output import Output, Printer
 from .records import records_of
-from .requests import Item
+from .requests import Item, RequestBuilder
 from .run import Run, ScoredItem
 from .summary import Summary
 
@@ -18,11 +18,14 @@ class Store:
 
     Args:
         output: Where they are kept or printed. What it has is counted.
+        builder: Built their requests.
         retry_failed: Whether failures in the output are scored again.
     """
 
-    def __init__(self, output: Output | Printer, *, retry_failed: bool = False) -> None:
-        self._output = output
+    def __init__(
+        self, output: Output | Printer, builder: RequestBuilder, *, retry_failed: bool = False
+    ) -> None:
+        self._output, self._builder = output, builder
         self.summary = Summary()
         self._kept = bytearray()  # by row, whether an earlier command has kept it
         self._is_stale = False  # the summary has scores that were replaced
@@ -42,7 +45,7 @@ class Store:
         Raises:
             OSError: They cannot be written.
         """
-        records = records_of(scored, self._output.columns)
+        records = records_of(scored, self._builder)
         self._output.add(records)
         for record in records:
             if record["row"] in self:  # its group is scored again

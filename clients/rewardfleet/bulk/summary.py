@@ -1,12 +1,17 @@
 """What was scored, in few words: counts, quantiles, the slowest items, and suspicions."""
 
 import heapq
+import json
+import math
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
+
+from rewardfleet.story import cause_of
 
 from .records import Record
 
@@ -21,15 +26,17 @@ class Summary:
 
     rows: int = 0  #: of the input
     statuses: Counter[str] = field(default_factory=Counter)
-    errors: Counter[str] = field(default_factory=Counter)
+    #: Items without a score, by status and cause, or kind of error.
+    causes: Counter[str] = field(default_factory=Counter)
     scores: "array[float]" = field(default_factory=lambda: array("d"))
     total: float = 0.0  #: of the scores
     cached: int = 0
     suspicious: int = 0
     #: The items with suspicions that came first, and what is suspicious.
     suspicions: list[tuple[str, str]] = field(default_factory=list)
-    #: The first failures of each kind: the row, negative, the place, and the reason.
-    failures: dict[str, list[tuple[int, str, str]]] = field(default_factory=dict)
+    #: The first reasons of each cause, with the row and the place of an item.
+    _reasons: dict[str, dict[str, tuple[float, str]]] = field(default_factory=dict)
+    _fixes: dict[str, str] = field(default_factory=dict)  #: by cause
     _slowest: list[tuple[float, int, str]] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
@@ -40,16 +47,32 @@ class Summary:
         if (score := record["score"]) is not None:
             self.scores.append(score)
             self.total += score
-        if (kind := record["error_kind"]) is not None:
-            self.errors[kind] += 1
-            failure = -record["row"], record["place"], record["error_detail"]
-            _keep_largest(self.failures.setdefault(kind, []), failure)
-        if found := record.get("suspicions"):
+        else:
+            self._add_missing(record)
+        has_suspicions = '"suspicions"' in record["details"]  # parsing takes longer than the rest
+        if found := has_suspicions and json.loads(record["details"]).get("suspicions"):
             self.suspicious += 1
             if len(self.suspicions) < _NAMED:
                 self.suspicions.append((record["place"], "; ".join(found)))
         slow = record["timing_ms_total"] or 0.0, -record["row"], record["place"]
         _keep_largest(self._slowest, slow)
+
+    def _add_missing(self, record: Record) -> None:
+        """Count a record without a score, and keep why it has none."""
+        error = {"kind": record["error_kind"]}
+        meaning, fix = cause_of(record["service"], {"cause": record["cause"], "error": error})
+        if record["status"] == "error":
+            reason = record["error_detail"]
+            fix = "-o FOLDER --retry-failed scores these again" if record["error_retryable"] else ""
+        else:
+            reason = json.loads(record["details"]).get("model_output") or meaning
+        cause = f"{record['status']}, {record['error_kind'] or record['cause']}"
+        self.causes[cause] += 1
+        self._fixes[cause] = fix
+        first = self._reasons.setdefault(cause, {})
+        first[reason] = min((record["row"], record["place"]), first.get(reason, (math.inf, "")))
+        if len(first) > _NAMED:
+            del first[max(first, key=first.__getitem__)]
 
     @property
     def items(self) -> int:
@@ -76,10 +99,11 @@ class Summary:
                 f"p{at} {value:.4g}" for at, value in zip(_QUANTILES, values, strict=True)
             )
             lines += [f"scores: mean {self.mean:.4g}  {shown}"]
-        for kind, count in self.errors.most_common():
-            lines += [f"{kind}: {count:,}"]
-            first = sorted(self.failures[kind], reverse=True)
-            lines += [f"  {place}: {reason}" for _, place, reason in first]
+        for cause, count in self.causes.most_common():
+            lines += [f"{cause}: {count:,}"]
+            first = sorted(self._reasons[cause].items(), key=itemgetter(1))
+            lines += [f"  {place}: {reason}" for reason, (_, place) in first]
+            lines += [f"  fix: {self._fixes[cause]}"] if self._fixes[cause] else []
         slowest = [each for each in sorted(self._slowest, reverse=True) if each[0] > 0]
         lines += [f"slow: {time:,.0f} ms  {place}" for time, _, place in slowest]
         if self.suspicious:

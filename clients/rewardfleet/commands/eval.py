@@ -1,5 +1,6 @@
 """`rewardfleet eval`: how good a judge is, measured on labeled clips."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,7 +118,8 @@ def _scored(manifest: str, run: Scoring) -> dict[int, Record] | None:
         return None
     assert run.output is not None  # noqa: S101 - see `video`
     parts = sorted(run.output.glob("part-*.jsonl"))
-    return {each.fields["row"]: {**each.fields} for part in parts for each in read_rows(part)}
+    records = (row.fields for part in parts for row in read_rows(part))
+    return {each["row"]: {**each, "details": {}, **json.loads(each["details"])} for each in records}
 
 
 def _conclude(report: Report, found: LabeledClips, folder: Path) -> int:

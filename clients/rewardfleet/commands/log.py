@@ -3,7 +3,7 @@
 import base64
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import click
 
 from rewardfleet.score_log.inspect_logs import write_logs
 from rewardfleet.score_log.reading import Filters, open_log, query, select
+from rewardfleet.score_log.record import decoded
 from rewardfleet.score_log.segments import delete_run
 from rewardfleet.story.texts import escaped
 
@@ -58,7 +59,9 @@ def list_records(folders: Sequence[Path], limit: int, as_json: bool, **given: An
         records = select(connection, Filters(**given), order="time DESC NULLS LAST", limit=limit)
         if as_json:
             for record in records:
-                click.echo(json.dumps(_as_json(record)))  # ASCII: control characters are escaped
+                if (frames := record["frames"]) is not None:
+                    record["frames"] = base64.b64encode(frames).decode()
+                click.echo(json.dumps(decoded(record)))  # ASCII: control characters are escaped
         else:
             cells = [[cell(name, each[name]) for name in _SHOWN] for each in records]
             click.echo(table(_SHOWN, cells))
@@ -116,15 +119,6 @@ def delete(folder: Path, run: str) -> None:
     if (folder / "input.json").exists():
         raise ValueError(f"{folder} is an output of `rewardfleet score`, which has no runs")
     click.echo(f"{delete_run(folder, run):,} records deleted")
-
-
-def _as_json(record: Mapping[str, Any]) -> dict[str, Any]:
-    frames = record["frames"]
-    encoded = None if frames is None else base64.b64encode(frames).decode()
-    texts = {
-        name: json.loads(record[name] or "null") for name in ("request", "details", "provenance")
-    }
-    return {**record, **texts, "frames": encoded}
 
 
 def cell(name: str, value: object) -> str:

@@ -1,17 +1,14 @@
 """Reading score logs, and the outputs of `rewardfleet score`, as one table, by DuckDB."""
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rewardfleet.bulk.records import columns_of
-from rewardfleet.services import SERVICES
 from rewardfleet.wire.optional_imports import require
 
-from .record import COLUMNS, MAX_RECORD_BYTES
+from .record import COLUMNS, MAX_RECORD_BYTES, OF_INPUT
 from .segments import LINES, TABLE, segments
 
 if TYPE_CHECKING:
@@ -27,8 +24,6 @@ _TYPES = {
     "binary": "BLOB",
     "map": "MAP(VARCHAR, DOUBLE)",
 }
-#: What outputs of `rewardfleet score` have besides, and no detail.
-_OF_OUTPUTS = {"row": "BIGINT", "place": "VARCHAR", "completion": "BIGINT"}
 #: Bytes of a line with a record, at most, with what JSON adds.
 _MAX_LINE = 2 * MAX_RECORD_BYTES
 
@@ -50,8 +45,8 @@ def open_log(
 ) -> "Iterator[duckdb.DuckDBPyConnection]":
     """Give the block a connection to DuckDB with the view `scores`: `COLUMNS` of all records.
 
-    The view also has `source`, the file, and of outputs of `rewardfleet score` `row`, `place` and
-    `completion`. Records are in no order.
+    The view also has `source`, the file, and `OF_INPUT`, of outputs of `rewardfleet score`.
+    Records are in no order.
 
     Args:
         folders: Score logs, and outputs of `rewardfleet score`.
@@ -65,7 +60,8 @@ def open_log(
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such folder")
         parts += _of_output(folder) if (folder / "input.json").exists() else _of_log(folder)
-    records = " UNION ALL BY NAME ".join([_EMPTY, *parts])
+    queries = [f"SELECT * EXCLUDE (filename), filename AS source FROM ({each})" for each in parts]
+    records = " UNION ALL BY NAME ".join([_EMPTY, *queries])
     with connect() if database is None else database.cursor() as connection:
         connection.execute(f"CREATE OR REPLACE VIEW scores AS {records}")
         yield connection
@@ -148,38 +144,22 @@ def _of_log(folder: Path) -> list[str]:
     found = segments(folder)
     if not found and any(folder.glob("[!.]*")):
         raise ValueError(f"{folder}: no score log, and no output of `rewardfleet score`")
-    tables = _tables(found, COLUMNS)
-    return [f"SELECT * EXCLUDE (filename), filename AS source FROM ({each})" for each in tables]
+    return _tables(found, COLUMNS)
 
 
 def _of_output(folder: Path) -> list[str]:
     """Return the queries for an output of `rewardfleet score`."""
-    key = json.loads((folder / "input.json").read_text())
-    service = key.get("service")
-    if service not in SERVICES:
-        raise ValueError(f"{folder}: an output of a service {service!r}, which there is not")
-    columns = columns_of(SERVICES[service].client.score_type)
-    base = [name for name in columns if name in COLUMNS and name not in {"service", "details"}]
-    details = ", ".join(
-        f"""'{name}', {f'CAST("{name}" AS JSON)' if kind == "json" else f'"{name}"'}"""
-        for name, kind in columns.items()
-        if name not in base and name not in _OF_OUTPUTS
-    )
-    shown = ", ".join(f'"{name}"' for name in [*base, *_OF_OUTPUTS])
+    columns = OF_INPUT | COLUMNS
     tables = _tables(sorted(folder.glob("part-*.*")), columns)
     for journal in _tables([*folder.glob("journal.jsonl")], columns):  # whose rows are newer
         tables = [f"FROM ({each}) ANTI JOIN ({journal}) USING (row)" for each in tables]
         tables.append(journal)
-    return [
-        f"SELECT {shown}, '{service}' AS service, 1.0 AS sample_rate, filename AS source, "
-        f"CAST(json_object({details}) AS VARCHAR) AS details FROM ({each})"
-        for each in tables
-    ]
+    return tables
 
 
 def _tables(paths: Sequence[Path], columns: Mapping[str, str]) -> list[str]:
     """Return queries for files of JSON lines and for Parquet files: the columns and `filename`."""
-    types = {name: _duck_type(kind) for name, kind in columns.items()}
+    types = {name: _TYPES[kind] for name, kind in columns.items()}
     lines = [path for path in paths if path.suffix == LINES]
     parts = [path for path in paths if path.suffix == TABLE]
     queries = []
@@ -199,10 +179,6 @@ def _tables(paths: Sequence[Path], columns: Mapping[str, str]) -> list[str]:
     return queries
 
 
-def _duck_type(kind: str) -> str:
-    return f"{_duck_type(kind[5:-1])}[]" if kind.startswith("list<") else _TYPES[kind]
-
-
 def _names(paths: Sequence[Path]) -> str:
     """Return paths as a list in SQL. A `*` in a folder's name is no pattern."""
     quoted = (str(path).replace("'", "''") for path in paths)
@@ -214,5 +190,5 @@ def _empty(types: Mapping[str, str]) -> str:
     return f"SELECT {nulls} WHERE false"
 
 
-_OF_LOGS = {name: _TYPES[kind] for name, kind in COLUMNS.items()}
-_EMPTY = _empty(_OF_LOGS | _OF_OUTPUTS | {"source": "VARCHAR"})
+_ALL = {name: _TYPES[kind] for name, kind in {**COLUMNS, **OF_INPUT}.items()}
+_EMPTY = _empty(_ALL | {"source": "VARCHAR"})

@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
-from rewardfleet.bulk.flat_columns import model_columns
 from rewardfleet.wire.digest import digest_of, fields_of, text_of
 from rewardfleet.wire.errors import Problem
 from rewardfleet.wire.score import Score, Timing
@@ -19,8 +18,7 @@ from rewardfleet.wire.urls import redact
 #: A record: columns by name, as JSON.
 Record = dict[str, Any]
 
-#: The columns of a record and their types; see `flat_columns.model_columns`. The score of all
-#: services has `cause`, which is a text.
+#: The columns of a record and their types: of Arrow, a `map` of text to float64, or `json`.
 COLUMNS = {
     "id": "string",
     "time": "float64",
@@ -31,11 +29,34 @@ COLUMNS = {
     "call": "string",
     "request": "string",
     "frames": "binary",
-    **model_columns(Score),
+    "score": "float64",
+    "status": "string",
+    "components": "map",
+    "backend": "string",
+    "cached": "bool",
+    **{f"timing_ms_{name}": "float64" for name in Timing.model_fields},
+    "provenance": "json",
+    "error_type": "string",
+    "error_title": "string",
+    "error_status": "int64",
+    "error_detail": "string",
+    "error_kind": "string",
+    "error_retryable": "bool",
+    "error_retry_after": "float64",
+    "error_request_id": "string",
     "cause": "string",
     "details": "string",
     "sample_rate": "float64",
     "label_fraction": "float64",
+}
+
+#: What a record has besides, if its request is of an input of `rewardfleet score`.
+OF_INPUT = {
+    "row": "int64",
+    "place": "string",
+    "completion": "int64",
+    "path": "string",
+    "metadata": "string",
 }
 
 #: A record whose line has more bytes is not kept.
@@ -101,6 +122,13 @@ def record_of(scored: Scored) -> Record:
         "sample_rate": scored.sample_rate,
         "label_fraction": scored.label_fraction,
     }
+
+
+def decoded(record: Mapping[str, Any]) -> Record:
+    """Return a record whose JSON texts are what they stand for."""
+    names = ("request", "details", "provenance", "metadata")
+    texts = {name: each for name in names if isinstance(each := record.get(name), str)}
+    return {**record, **{name: json.loads(each) for name, each in texts.items()}}
 
 
 def _score_columns(scored: Scored, url: str | None) -> Record:

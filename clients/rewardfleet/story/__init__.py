@@ -29,7 +29,7 @@ def parts_of(service: str, request: Fields, score: Fields) -> Iterator[Part]:
         request: The request, where fields with their defaults may be missing; empty if unknown.
         score: The score, likewise.
     """
-    meaning, remedy = _cause_of(service, score)
+    meaning, remedy = cause_of(service, score)
     yield _headline(service, score)
     if meaning:
         yield f"Why: {meaning}"
@@ -73,7 +73,7 @@ def _headline(service: str, score: Fields) -> str:
     return escaped(", ".join(parts), 300)
 
 
-def _cause_of(service: str, score: Fields) -> tuple[str, str]:
+def cause_of(service: str, score: Fields) -> tuple[str, str]:
     """Return why a score is what it is, and what would change it; empty if nothing lowers it."""
     name = score.get("cause")
     found = next((each for each in SERVICES[service].causes if each == name), None)

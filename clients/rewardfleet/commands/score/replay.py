@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from rewardfleet.bulk.output import Output
-from rewardfleet.bulk.records import columns_of
 from rewardfleet.bulk.run import Run
 from rewardfleet.bulk.store import Store, score_items
 from rewardfleet.commands.local_service import local_service
@@ -153,14 +152,13 @@ def _score(
     """Score the requests of records with a service; return False if that was interrupted."""
     service = builder.service
     input_key = {"service": service, "fields": builder.changes, "replay": selected.digest}
-    columns = columns_of(SERVICES[service].client.score_type)
     with contextlib.ExitStack() as stack:
         urls = used.url or ["http://127.0.0.1:18000"]
         if used.start is not None:
             urls = [stack.enter_context(local_service(service, used.start))]
         fleet, replicas = used.fleet(service, urls)
-        kept = stack.enter_context(contextlib.closing(Output(output, columns, input_key, "jsonl")))
-        store = Store(kept, retry_failed=True)
+        kept = stack.enter_context(contextlib.closing(Output(output, input_key, "jsonl")))
+        store = Store(kept, builder, retry_failed=True)
         show = stack.enter_context(progress_bar(selected.requests))
         return asyncio.run(score_items(items, Run(fleet, builder, replicas), store, show))
 

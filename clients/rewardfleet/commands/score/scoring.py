@@ -20,7 +20,6 @@ from rewardfleet.bulk.arrow import pyarrow
 from rewardfleet.bulk.groups import in_groups
 from rewardfleet.bulk.lerobot import write_rewards
 from rewardfleet.bulk.output import Format, Output, Printer
-from rewardfleet.bulk.records import columns_of
 from rewardfleet.bulk.requests import Columns, Item, RequestBuilder
 from rewardfleet.bulk.rows import Row, Source, open_sources
 from rewardfleet.bulk.run import MOST_IN_FLIGHT, Run
@@ -204,7 +203,7 @@ class Scoring:
         is_episode = SERVICES[self.service].scores == "episode"
         items = in_groups(read, builder) if is_episode else builder.items(read())
         with contextlib.closing(self._opened(builder, stamps)) as output:
-            store = Store(output, retry_failed=self.retry_failed)
+            store = Store(output, builder, retry_failed=self.retry_failed)
             with progress_bar(expected) as show:
                 started = time.monotonic()
                 is_complete = asyncio.run(score_items(items, run, store, show))
@@ -228,9 +227,8 @@ class Scoring:
         return 2 if failed == totals.items else int(totals.missing > 0)
 
     def _opened(self, builder: RequestBuilder, stamps: Any) -> Output | Printer:
-        columns = columns_of(SERVICES[self.service].client.score_type)
         if self.output is None:
-            return Printer(columns)
+            return Printer()
         input_key = {
             "service": self.service,
             "inputs": stamps,
@@ -239,7 +237,7 @@ class Scoring:
             "fields": builder.changes,
             "sample": self.sample,
         }
-        return Output(self.output, columns, input_key, self.format)
+        return Output(self.output, input_key, self.format)
 
 
 @contextlib.contextmanager
