@@ -35,6 +35,8 @@ class Service:
     #: Returns a request that no other number has, as JSON, and its only right score, None if any.
     item: Lazy
     example: str  #: what that item is
+    #: Bounds of the parts of charts and metrics, from the least to the largest usual score.
+    score_bounds: tuple[float, ...] = tuple(tenth / 10 for tenth in range(11))
     is_fast: bool = False  #: whether scores take microseconds: score logs keep a share of them
     #: The column of a row with what a text is scored by, or with a clip; empty if the service does
     #: not score samples one by one, as trainers need it. The rest is for services that do.
@@ -88,7 +90,7 @@ SERVICES: dict[str, Service] = {
         inputs="tables of answers and ground truths",
         story=Lazy("rewardfleet.story.tools:story_of_answer"),
         item=Lazy("rewardfleet.commands.load.requests:answer"),
-        example="an answer with the right call",
+        example="an answer with the right call", score_bounds=(-3, -2, -1, 0, 1, 2, 3, 4),
         truth="ground_truth", takes_rows=True, fields=Lazy("rewardfleet.rows:tools_fields"),
         reported=("format", "correctness", "length", "tool_cost", "details/cost"),
     ),

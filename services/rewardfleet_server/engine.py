@@ -223,7 +223,7 @@ class Engine(Generic[RequestT, ScoreT]):
     ) -> None:
         timing.total = round(context.elapsed_ms, 3)
         self._telemetry.record_batch(
-            context, backend, batch.statuses, batch.scores, causes=batch.causes, timing=timing
+            context, backend, batch.statuses, batch.rewards, causes=batch.causes, timing=timing
         )
         if self._score_log is not None and batch.logged is not None:
             self._score_log.add_batch(

@@ -100,7 +100,8 @@ class ScoredBatch:
 
     content: bytes
     statuses: Mapping[Status, int]  #: how many items have each status, for metrics
-    scores: NDArray[np.float64]  #: the scores of the items that are `ok`, `[N]`, for metrics
+    #: The rewards, before any normalization, of the items that are `ok`, `[N]`, for metrics.
+    rewards: NDArray[np.float64]
     causes: Mapping[str, int]  #: how many items have each cause, for metrics
     #: Returns its items, each with the fields of its score, for the score log; None for nothing.
     logged: Callable[[], Iterable[tuple[BaseModel, ScoreFields]]] | None = None

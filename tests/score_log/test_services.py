@@ -186,7 +186,7 @@ def test_a_log_is_scored_again_and_what_changes_is_shown(
     other = "ground_truth=<response>a</response>"
     assert run("other", "--set", other, "--fail-if-changed", "0.5%") == 1
     assert run("bad", "--set", "options.none=1") == 2
-    assert "unknown field 'options.none'" in capsys.readouterr().out
+    assert "unknown field 'options.none'" in capsys.readouterr().err
     assert run("limit", "--threshold", "-5", "--threshold-before", "0", "--fail-if-changed", "49%")
     lines = [*map(json.loads, (tmp_path / "limit" / "changes.jsonl").read_text().splitlines())]
     assert len(lines) == 4

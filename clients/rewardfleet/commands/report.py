@@ -33,7 +33,8 @@ _WEEK, _LEAST_FAILURES = 7 * 86_400, 10
 #: may keep a share of them only, so each has a weight.
 _SELECTED = """
 CREATE TEMP TABLE selected AS
-SELECT service, run, step, id, time, status, score, score <= 0 AS is_zero, backend, cause, cached,
+SELECT service, run, step, id, time, status, score, reward, reward <= 0 AS is_zero,
+       backend, cause, cached,
        timing_ms_total, timing_ms_queue, timing_ms_decode, timing_ms_backend,
        coalesce(sample_rate, 1) AS sample_rate, 1 / coalesce(sample_rate, 1) AS weight,
        label_fraction,
@@ -212,10 +213,10 @@ def _false_positive_row(
 
 
 _OVERVIEW = _Table(
-    {"service": "", "records": _COUNT, "mean score": ".4g",
+    {"service": "", "records": _COUNT, "mean reward": ".4g",
      "zeros": _SHARE, "abstained": _SHARE, "failed": _SHARE, "cached": _SHARE},
     """
-    SELECT service, sum(weight), avg(score), share(sum(weight) FILTER (is_zero), sum(weight)),
+    SELECT service, sum(weight), avg(reward), share(sum(weight) FILTER (is_zero), sum(weight)),
            share(sum(weight) FILTER (status = 'abstained'), sum(weight)),
            share(sum(weight) FILTER (status = 'error'), sum(weight)),
            share(sum(weight) FILTER (cached), sum(weight))
@@ -224,7 +225,7 @@ _OVERVIEW = _Table(
 )  # fmt: skip
 #: The zeros by service and tenth of the run, with their most frequent causes.
 _ZEROS = _Table(
-    {"service": "", "steps": "", "scores": _COUNT, "zeros": _SHARE, "causes of zeros": ""},
+    {"service": "", "steps": "", "rewards": _COUNT, "zeros": _SHARE, "causes of zeros": ""},
     """
     WITH range AS (SELECT min(step) AS low, max(step) AS high FROM selected),
     parts AS (
@@ -238,8 +239,8 @@ _ZEROS = _Table(
         FROM parts WHERE is_zero GROUP BY service, part, coalesce(cause, 'no cause')
     ),
     listed AS (
-        SELECT service, part, list(printf('%s %.1f%%', cause, 100 * of_zeros) ORDER BY zeros DESC)
-            [:4] AS causes
+        SELECT service, part,
+               list(printf('%s %.1f%%', cause, 100 * of_zeros) ORDER BY zeros DESC) AS causes
         FROM causes GROUP BY ALL
     ),
     totals AS (
@@ -259,7 +260,7 @@ _GROUPS = _Table(
     """
     WITH groups AS (
         SELECT service, run, step, prompt, count(*) AS members, avg(weight) AS weight,
-               max(score) - min(score) < 1e-9 AS is_equal, max(score) AS best
+               max(reward) - min(reward) < 1e-9 AS is_equal, max(reward) AS best
         FROM selected WHERE score IS NOT NULL AND prompt IS NOT NULL
         GROUP BY ALL HAVING members > 1
     )
@@ -282,6 +283,7 @@ _SLOWEST = _Table(
     SELECT service, left(id, 12), timing_ms_total / 1000, timing_ms_queue / 1000,
            timing_ms_decode / 1000, timing_ms_backend / 1000, status, cause
     FROM selected WHERE timing_ms_total IS NOT NULL
+    QUALIFY row_number() OVER (PARTITION BY service, id ORDER BY timing_ms_total DESC) = 1
     ORDER BY timing_ms_total DESC, id LIMIT 10
     """,
 )  # fmt: skip
@@ -298,8 +300,8 @@ _SUSPICIONS = _Table(
 #: The sections of a report by their titles; the first one has none.
 _SECTIONS: dict[str, tuple[Callable[[Log], Iterator[str]], ...]] = {
     "": (_summary, _OVERVIEW),
-    "Zeros (scores of 0 or below) by cause and step": (_ZEROS,),
-    "Groups: scores of a step with the same tests, correct answer, task or group": (_GROUPS,),
+    "Zeros (rewards of 0 or below) by cause and step": (_ZEROS,),
+    "Groups: rewards of a step with the same tests, correct answer, task or group": (_GROUPS,),
     "Abstentions and failures": (_WITHOUT_SCORE,),
     "Slowest": (_SLOWEST,),
     "False positives of the last seven days, of scores drawn for labels": (_false_positives,),

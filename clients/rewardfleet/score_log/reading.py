@@ -24,6 +24,11 @@ _TYPES = {
     "binary": "BLOB",
     "map": "MAP(VARCHAR, DOUBLE)",
 }
+#: As `wire.score.reward_of`.
+_REWARD = """
+CASE WHEN service = 'episode' AND score IS NOT NULL THEN
+    coalesce(TRY_CAST(details->>'$.details.reward' AS DOUBLE), score) ELSE score END AS reward
+"""
 #: Bytes of a line with a record, at most, with what JSON adds.
 _MAX_LINE = 2 * MAX_RECORD_BYTES
 
@@ -45,8 +50,8 @@ def open_log(
 ) -> "Iterator[duckdb.DuckDBPyConnection]":
     """Give the block a connection to DuckDB with the view `scores`: `COLUMNS` of all records.
 
-    The view also has `source`, the file, and `OF_INPUT`, of outputs of `rewardfleet score`.
-    Records are in no order.
+    The view also has `OF_INPUT`, of outputs of `rewardfleet score`, `source`, the file, and
+    `reward`, the score before any normalization. Records are in no order.
 
     Args:
         folders: Score logs, and outputs of `rewardfleet score`.
@@ -63,7 +68,7 @@ def open_log(
     queries = [f"SELECT * EXCLUDE (filename), filename AS source FROM ({each})" for each in parts]
     records = " UNION ALL BY NAME ".join([_EMPTY, *queries])
     with connect() if database is None else database.cursor() as connection:
-        connection.execute(f"CREATE OR REPLACE VIEW scores AS {records}")
+        connection.execute(f"CREATE OR REPLACE VIEW scores AS SELECT *, {_REWARD} FROM ({records})")
         yield connection
 
 

@@ -134,7 +134,8 @@ def decoded(record: Mapping[str, Any]) -> Record:
 def _score_columns(scored: Scored, url: str | None) -> Record:
     given = scored.score
     if isinstance(given, Score):
-        given = {**given.model_dump(exclude_defaults=True), "error": given.error}
+        flags = {name: each for name, each in vars(given).items() if isinstance(each, bool)}
+        given = {**flags, **given.model_dump(exclude_defaults=True), "error": given.error}
     details = {name: value for name, value in given.items() if name not in _BASE}
     timing = given.get("timing_ms") or {}
     if stages := {name: each for name, each in timing.items() if name not in Timing.model_fields}:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rewardfleet.episodes.batch import NUMBERS
-from rewardfleet.wire.score import figures_of
+from rewardfleet.wire.score import figures_of, reward_of
 
 from .texts import number, quoted
 
@@ -24,7 +24,8 @@ def story_of_episode(request: Mapping[str, Any], score: Mapping[str, Any]) -> It
         yield "It brought: " + quoted(", ".join(f"{name} {value}" for name, value in given.items()))
     figures = figures_of(score)
     figures.pop("normalized", None)  # the score
-    reward = figures.pop("reward", score.get("score"))
+    reward = reward_of("episode", score)
+    figures.pop("reward", None)
     parts = ", ".join(f"{name} {number(value)}" for name, value in figures.items())
     if reward is not None:
         yield f"Reward: {number(reward)}{f' ({quoted(parts)})' if parts else ''}"
@@ -34,6 +35,6 @@ def story_of_episode(request: Mapping[str, Any], score: Mapping[str, Any]) -> It
         yield f"Normalized by {normalize}: {number(score['score'])}"
     if score.get("drop_reason"):
         yield f"Decided by: the filter rule {score['drop_reason']}; do not train on this episode."
-    elif score.get("score") is not None:
-        side = "below" if score["score"] < 1 else "at least"
-        yield f"Decided by: {number(score['score'])} is {side} 1, the reward of a success."
+    elif reward is not None:
+        side = "below" if reward < 1 else "at least"
+        yield f"Decided by: the reward {number(reward)} is {side} 1, that of a success."

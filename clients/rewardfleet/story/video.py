@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rewardfleet.wire.causes import SUCCESS_THRESHOLD
+from rewardfleet.wire.causes import success_threshold
 from rewardfleet.wire.score import figures_of
 
 from .texts import Part, Text, number, quoted
@@ -42,9 +42,10 @@ def story_of_clip(request: Mapping[str, Any], score: Mapping[str, Any]) -> Itera
         yield f"Details: {quoted(', '.join(parts))}"
     value = score.get("score")
     if value is not None:
-        is_done = value >= SUCCESS_THRESHOLD
+        threshold = success_threshold(provenance)
+        is_done = value >= threshold
         yield (
             f"Decided by: {number(value)} is {'at least' if is_done else 'below'} "
-            f"{SUCCESS_THRESHOLD}: the judge finds the task {'' if is_done else 'not '}done. "
+            f"{number(threshold)}: the judge finds the task {'' if is_done else 'not '}done. "
             "Adapters may compare with another threshold."
         )

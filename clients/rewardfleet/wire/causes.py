@@ -1,14 +1,21 @@
-"""Why a score is below its maximum, or missing: one closed list of causes per service.
+"""Why a score is low, or missing: one closed list of causes per service.
 
 The names are stable: programs may branch on them. The cause of an error is its `ErrorKind`.
 docs/reference/causes.md is generated from these lists.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Self
 
 #: A video's score below it means that the judge finds that the task was not done.
 SUCCESS_THRESHOLD = 0.5
+
+
+def success_threshold(provenance: Mapping[str, Any] | None) -> float:
+    """Return the least score of a success: that of the judge's calibration, if it has one."""
+    calibration = (provenance or {}).get("calibration") or {}
+    return float(calibration.get("threshold", SUCCESS_THRESHOLD))
 
 
 class Cause(StrEnum):
@@ -33,7 +40,7 @@ def cause_field() -> Any:
     """Return the field of a score with its cause, which newer services may have more of."""
     from pydantic import Field  # noqa: PLC0415 - what only reads the names starts faster without it
 
-    why = "Why the score is below its maximum, or missing; see docs/reference/causes.md."
+    why = "Why the score is low, or missing; see docs/reference/causes.md."
     description = f"{why} Of an error, its kind. Newer services may have further ones."
     return Field(None, union_mode="left_to_right", description=description)
 
@@ -148,7 +155,10 @@ class CodeCause(Cause):
 
 
 class VideoCause(Cause):
-    """Causes of the video service."""
+    """Causes of the video service.
+
+    A score has one if it is below the threshold of a success.
+    """
 
     RECORDING_FAULT = (
         "recording_fault",
@@ -157,21 +167,13 @@ class VideoCause(Cause):
     )
     JUDGE_SAYS_NO = (
         "judge_says_no",
-        f"The judge gives less than {SUCCESS_THRESHOLD}: it finds that the task was not done.",
+        (
+            f"The judge gives less than {SUCCESS_THRESHOLD}, or than the threshold of its "
+            "calibration: it finds that the task was not done."
+        ),
         (
             "A rollout that does the task. If this one did, look at the frames: the camera, "
             "`task_text`, `start_s` and `end_s`; or use another judge."
-        ),
-    )
-    NOT_FINISHED = (
-        "not_finished",
-        (
-            f"The judge gives at least {SUCCESS_THRESHOLD} and less than 1: it finds the task "
-            "partly done, or is not certain that it was done."
-        ),
-        (
-            "A rollout that shows the finished task until its end. Many judges never give 1: "
-            f"compare with a threshold, such as {SUCCESS_THRESHOLD}."
         ),
     )
     ANSWER_CUT = (
@@ -380,7 +382,7 @@ class EpisodeCause(Cause):
     NOT_FINISHED = (
         "not_finished",
         f"`visual_success` is at least {SUCCESS_THRESHOLD} and below 1.",
-        "As for the video service's `not_finished`.",
+        "A rollout that shows the finished task until its end; many judges never give 1.",
     )
     STEPS_TAKEN = (
         "steps_taken",

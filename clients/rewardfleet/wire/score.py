@@ -175,6 +175,13 @@ def figures_of(score: Mapping[str, Any]) -> dict[str, Any]:
     return {**(score.get("components") or {}), **(score.get("details") or {})}
 
 
+def reward_of(service: str, score: Mapping[str, Any]) -> float | None:
+    """Return the reward of a score, given as fields, before any normalization of episodes."""
+    reward = (score.get("details") or {}).get("reward") if service == "episode" else None
+    given: float | None = score.get("score")
+    return given if given is None or reward is None else reward
+
+
 def abstained(score: Score) -> Abstained:
     """Return the error that an abstention is where it counts as a failure."""
     text = getattr(score, "model_output", "") or score.cause or ""

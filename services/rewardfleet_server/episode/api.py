@@ -36,7 +36,7 @@ from rewardfleet.wire.episode import (
     TemperaturesRequest,
     TemperaturesResponse,
 )
-from rewardfleet.wire.score import Status, Timing
+from rewardfleet.wire.score import Status, Timing, reward_of
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route
 from rewardfleet_server.observe.score_log import BatchHeader
@@ -157,10 +157,16 @@ class EpisodeApi:
             self._metrics.observe(bins)
             timing.total = round(context.elapsed_ms, 3)
             content = encode.encode_batch(result, bins, running, context.request_id, timing)
-            scores = result.scores[np.isfinite(result.scores)]
+            values = result.details.get("reward", result.scores)
             causes: Counter[str] = Counter(filter(None, result.causes))
             logged = partial(logged_items, batch, content)
-            return ScoredBatch(content, encode.statuses(result), scores, causes, logged)
+            return ScoredBatch(
+                content,
+                encode.statuses(result),
+                values[np.isfinite(result.scores)],
+                causes,
+                logged,
+            )
 
         def compute() -> Rewards:
             with stage(timing, "backend"):
@@ -186,10 +192,11 @@ class EpisodeApi:
                 self._metrics.observe(by_temperature(released.rewards))
                 logged = [*zip(released.items, released.results, strict=True)]
             results = [response["result"]] if response["released"] else []
+            scored = [each for each in results if each["score"] is not None]
             return ScoredBatch(
                 msgspec.json.encode(response),
                 Counter(Status(each["status"]) for each in results),
-                np.array([each["score"] for each in results if each["score"] is not None], float),
+                np.array([reward_of("episode", each) for each in scored], float),
                 Counter(each["cause"] for each in results if each.get("cause") is not None),
                 (lambda: logged) if logged else None,
                 len(logged),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rewardfleet.score_log.labels import Label, LabelLine
-from rewardfleet.wire.causes import SUCCESS_THRESHOLD
+from rewardfleet.wire.causes import success_threshold
 from rewardfleet.wire.validation import read_lines
 
 LABELS: tuple[Label, ...] = get_args(Label)
@@ -76,6 +76,5 @@ def label_of(record: Mapping[str, Any], success: bool | None) -> Label:
 
 
 def _verdict(record: Mapping[str, Any]) -> bool:
-    """Return whether the judge says success, by the threshold of its calibration, if it has one."""
-    calibration = json.loads(record["provenance"] or "{}").get("calibration") or {}
-    return bool(record["score"] >= calibration.get("threshold", SUCCESS_THRESHOLD))
+    """Return whether the score says success."""
+    return bool(record["score"] >= success_threshold(json.loads(record["provenance"] or "{}")))

@@ -33,6 +33,7 @@ from prometheus_client import (
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import ErrorKind
 from rewardfleet.wire.score import Score, Status, Timing
 from rewardfleet_server.admission import Admission
@@ -59,7 +60,6 @@ _BATCH_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 1
 _BATCH_PATH = "/score/batch"
 #: The most samples of a request that have spans.
 _MAX_TRACED = 64
-_SCORE_BOUNDS = tuple(tenth / 10 for tenth in range(11))
 
 #: The kinds of failures that another replica may not have.
 _FAILED_HERE = (ErrorKind.UNAVAILABLE, ErrorKind.BACKEND_FAILED, ErrorKind.INTERNAL)
@@ -253,7 +253,10 @@ class Telemetry:
             *("backend", "cause"),
         )
         self._scores = self._histogram(
-            "score", "Scores, in tenths from 0 to 1.", _SCORE_BOUNDS, "backend"
+            "score",
+            "Scores, of episodes before normalization, in parts of the service's range.",
+            SERVICES[service].score_bounds,
+            "backend",
         )
         self._stages = self._histogram(
             "stage_duration_seconds",
@@ -362,7 +365,7 @@ class Telemetry:
         context: RequestContext,
         backend: str,
         statuses: Mapping[Status, int],
-        scores: NDArray[np.float64],
+        rewards: NDArray[np.float64],
         *,
         causes: Mapping[str, int],
         timing: Timing,
@@ -374,7 +377,7 @@ class Telemetry:
 
         Args:
             statuses: How many items have each status.
-            scores: The scores of those that are `ok`, `[N]`.
+            rewards: Those of the items that are `ok`, before any normalization, `[N]`.
             causes: How many items have each cause.
         """
         items = sum(statuses.values())
@@ -389,8 +392,8 @@ class Telemetry:
             self._results(backend, status).inc(count_of)
         for cause, count_of in causes.items():
             self._causes(backend, cause).inc(count_of)
-        if scores.size:
-            self._scores.observe_all(scores, backend)
+        if rewards.size:
+            self._scores.observe_all(rewards, backend)
         if items:
             self._stages.observe(timing.total / 1000, "total", items=items)
         if computed:

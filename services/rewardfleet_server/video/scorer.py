@@ -14,7 +14,7 @@ from typing import TypeVar
 from pydantic import JsonValue
 
 from rewardfleet import __version__
-from rewardfleet.wire.causes import SUCCESS_THRESHOLD, VideoCause
+from rewardfleet.wire.causes import VideoCause, success_threshold
 from rewardfleet.wire.errors import (
     BackendFailed,
     ErrorKind,
@@ -324,7 +324,9 @@ class VideoScorer:
             components={} if judgment.score is None else {"score": judgment.score},
             details={**judgment.details, **at},
             backend=name,
-            cause=_cause_of(judgment),
+            cause=_cause_of(
+                judgment, success_threshold({"calibration": calibration and calibration.provenance})
+            ),
             timing_ms=timing,
             provenance={**provenance, **judgment.provenance},
             model_output=judgment.text,
@@ -390,13 +392,11 @@ async def _checked(name: str, judging: Awaitable[Judgment]) -> Judgment:
     return judgment
 
 
-def _cause_of(judgment: Judgment) -> VideoCause | None:
-    """Return why a judgment is not a score of 1."""
+def _cause_of(judgment: Judgment, threshold: float) -> VideoCause | None:
+    """Return why a judgment has no score, or is no success."""
     if judgment.score is None:
         return judgment.cause or VideoCause.NO_VERDICT
-    if judgment.score < SUCCESS_THRESHOLD:
-        return VideoCause.JUDGE_SAYS_NO
-    return VideoCause.NOT_FINISHED if judgment.score < 1 else None
+    return VideoCause.JUDGE_SAYS_NO if judgment.score < threshold else None
 
 
 def _is_valid(judgment: object) -> bool:

@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rewardfleet.bulk import output as output_module
-from rewardfleet.bulk.output import Output, Printer
+from rewardfleet.bulk.output import Output
 from rewardfleet.commands.main import main
 from rewardfleet.score_log.reading import open_log
-from rewardfleet.wire.code import Verdict
+from rewardfleet.score_log.record import decoded
 from rewardfleet_server.episode.app import create_app as create_episode_app
 from rewardfleet_server.episode.settings import EpisodeSettings
 from rewardfleet_server.registry import SERVICES
@@ -76,7 +76,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
             found += map(json.loads, part.read_text().splitlines())
         else:
             found += pq.read_table(part).to_pylist()
-    return found
+    return [*map(decoded, found)]
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_groups_are_scored_as_a_whole_wherever_their_rows_are(
         share = 1 / (int(line["group"][1:]) + 2)
         assert each["uid"] == line["uid"]
         assert each["score"] == pytest.approx(line["success"] - share)
-        assert each["keep"] == (0.1 <= share <= 0.3)
+        assert each["details"]["keep"] == (0.1 <= share <= 0.3)
 
 
 def test_a_group_is_scored_again_as_a_whole(
@@ -319,11 +319,6 @@ def test_a_row_of_csv_that_is_not_utf8_does_not_end_the_table(score, tmp_path: P
     status, found = score(path)
     assert status == 1
     assert [each["error_detail"] for each in found] == [None, "not UTF-8", None]
-
-
-def test_verdicts_are_printed(capsysbinary: pytest.CaptureFixture[bytes]):
-    Printer({}).add([{"row": 0, "verdicts": [Verdict(verdict="passed")]}])
-    assert json.loads(capsysbinary.readouterr().out)["verdicts"][0]["verdict"] == "passed"
 
 
 # What is already scored
@@ -454,7 +449,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_a_folder_that_another_command_writes_is_refused(tmp_path: Path):
-    arguments: Any = (tmp_path, {}, {}, "jsonl")
+    arguments: Any = (tmp_path, {}, "jsonl")
     with closing(Output(*arguments)), pytest.raises(ValueError, match="another command"):
         Output(*arguments)
     Output(*arguments).close()
