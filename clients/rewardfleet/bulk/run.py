@@ -198,7 +198,7 @@ class Run:
         error = scored[0].score.error
         if error is not None and not _is_invalid(ScoredItem(scored[0].item, request, score)):
             names = ", ".join(self._builder.changes)
-            raise InvalidRequest(f"{names}, for all items: {error.detail}; nothing was scored")
+            raise InvalidRequest(f"--set or --judge ({names}): {error.detail}; nothing was scored")
 
     async def _read(self, groups: Iterator[list[Item]], size: int) -> list[_Built]:
         if self._kind != "episode":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rewardfleet.wire.causes import SUCCESS_THRESHOLD
 from rewardfleet.wire.optional_imports import require
 
 from .record import COLUMNS, MAX_RECORD_BYTES, OF_INPUT
@@ -24,10 +25,13 @@ _TYPES = {
     "binary": "BLOB",
     "map": "MAP(VARCHAR, DOUBLE)",
 }
-#: As `wire.score.reward_of`.
-_REWARD = """
+#: What follows from a record: as `wire.score.reward_of` and `wire.causes.success_threshold`.
+_DERIVED = f"""
 CASE WHEN service = 'episode' AND score IS NOT NULL THEN
-    coalesce(TRY_CAST(details->>'$.details.reward' AS DOUBLE), score) ELSE score END AS reward
+    coalesce(TRY_CAST(details->>'$.details.reward' AS DOUBLE), score) ELSE score END AS reward,
+coalesce(TRY_CAST(metadata->>'$.success' AS BOOLEAN) <> (score >= coalesce(
+    TRY_CAST(provenance->>'$.calibration.threshold' AS DOUBLE), {SUCCESS_THRESHOLD}
+)), false) AS label_differs
 """
 #: Bytes of a line with a record, at most, with what JSON adds.
 _MAX_LINE = 2 * MAX_RECORD_BYTES
@@ -51,7 +55,8 @@ def open_log(
     """Give the block a connection to DuckDB with the view `scores`: `COLUMNS` of all records.
 
     The view also has `OF_INPUT`, of outputs of `rewardfleet score`, `source`, the file, and
-    `reward`, the score before any normalization. Records are in no order.
+    `reward`, the score before any normalization, and `label_differs`, whether `success` in the
+    metadata is not what the score says. Records are in no order.
 
     Args:
         folders: Score logs, and outputs of `rewardfleet score`.
@@ -68,7 +73,9 @@ def open_log(
     queries = [f"SELECT * EXCLUDE (filename), filename AS source FROM ({each})" for each in parts]
     records = " UNION ALL BY NAME ".join([_EMPTY, *queries])
     with connect() if database is None else database.cursor() as connection:
-        connection.execute(f"CREATE OR REPLACE VIEW scores AS SELECT *, {_REWARD} FROM ({records})")
+        connection.execute(
+            f"CREATE OR REPLACE VIEW scores AS SELECT *, {_DERIVED} FROM ({records})"
+        )
         yield connection
 
 

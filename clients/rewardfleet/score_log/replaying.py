@@ -1,5 +1,6 @@
 """Scoring what a log has again: its requests, and what changes in scores, groups and advantages."""
 
+import hashlib
 import itertools
 import json
 import math
@@ -94,10 +95,7 @@ def select_records(connection: "duckdb.DuckDBPyConnection", filters: Filters) ->
     found = query(connection, f"SELECT DISTINCT service FROM scores WHERE {condition}", values)
     services = sorted(name for (name,) in found)
     if not services:
-        raise ValueError(
-            "the log has no records with a score and a request; of an output of `rewardfleet "
-            "score`, score the input again"
-        )
+        raise ValueError("there are no records with a score and a request")
     if len(services) > 1:
         names = " and ".join(services)
         raise ValueError(f"the log has records of {names}: select one service with --service")
@@ -129,7 +127,7 @@ class ReplayBuilder(RequestBuilder):
         self, connection: "duckdb.DuckDBPyConnection", selected: Selected
     ) -> Iterator[Item]:
         """Yield one item for each request."""
-        columns = ("id", "step", "request", "frames", "provenance")
+        columns = ("id", "step", "request", "frames", "provenance", "path")
         names = ", ".join(f"any_value({name})" for name in columns)
         sql = f"SELECT {selected.key}, {names} FROM scores WHERE {selected.condition}"
         rows = rows_of(connection, f"{sql} GROUP BY 1 ORDER BY min(time), 1", selected.values)
@@ -156,14 +154,25 @@ class ReplayBuilder(RequestBuilder):
     def _with_clip(self, fields: dict[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
         if "video_path" in fields or "***" not in fields.get("video_url", "***"):
             return fields
+        if (content := self._content(record["path"], fields.get("sha256"))) is not None:
+            given = {name: value for name, value in fields.items() if name != "sha256"}
+            return {**given, "video_base64": content}
         if record["frames"] is None:
-            raise InvalidRequest("neither the clip nor its frames are in the log")
+            raise InvalidRequest("the clip is gone or has changed, and its frames are not kept")
         self.small += 1
-        content = {"frames", "fps", "sha256", "video_url", "start_s", "end_s"}
-        left = {name: value for name, value in fields.items() if name not in content}
+        of_content = {"frames", "fps", "sha256", "video_url", "start_s", "end_s"}
+        left = {name: value for name, value in fields.items() if name not in of_content}
         seen = json.loads(record["provenance"] or "{}").get("frames") or {}
         frames = frames_of(record["frames"], len(seen.get("indices", ())))
         return {**left, "frames_base64": [encode_png(frame) for frame in frames]}
+
+    @staticmethod
+    def _content(path: str | None, sha256: str | None) -> bytes | None:
+        """Return the file of an input's clip; None if there is none, or it has changed."""
+        if path is None or not Path(path).is_file():
+            return None
+        content = Path(path).read_bytes()
+        return content if hashlib.sha256(content).hexdigest() == sha256 else None
 
 
 def changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

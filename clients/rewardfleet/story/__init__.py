@@ -10,7 +10,7 @@ from typing import Any
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import ERRORS, ErrorKind
 
-from .texts import Part, escaped, lines_of, number
+from .texts import Part, escaped, lines_of, number, quoted
 
 #: The fields of a request, or of a score, as JSON.
 Fields = Mapping[str, Any]
@@ -46,7 +46,14 @@ def parts_of(service: str, request: Fields, score: Fields) -> Iterator[Part]:
 
 
 def parts_of_record(record: Fields) -> Iterator[Part]:
-    """Yield the parts of the story of a record of a score log."""
+    """Yield the parts of the story of a record of a score log, or of an output."""
+    if record["place"] is not None:
+        yield f"Input: {escaped(record['place'], 300)}"
+    if metadata := json.loads(record["metadata"] or "{}"):
+        shown = ", ".join(f"{name} {value}" for name, value in metadata.items())
+        yield f"Its other columns: {quoted(shown)}"
+    if record["label_differs"]:
+        yield "Its label `success` is not what the score says."
     yield from parts_of(record["service"], json.loads(record["request"] or "{}"), score_of(record))
 
 

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ from rewardfleet.wire.urls import is_loopback
 from rewardfleet_server.system.key_file import read_keys
 from rewardfleet_server.system.listener import bind, url_of
 from rewardfleet_server.up.flags import network_flags
+
+if TYPE_CHECKING:
+    from rewardfleet_server.video.clip.strip import FileStrips
 
 #: Bytes of a clip whose frames are shown, at most.
 _MAX_CLIP_BYTES = 512 * 2**20
@@ -91,18 +94,26 @@ def command(
 
 
 def strips(roots: Sequence[Path]) -> Callable[[Mapping[str, Any]], bytes | None]:
-    """Return what decodes clips in folders, and references in the library of the package.
+    """Return what decodes clips in folders, references in the library, and clips of inputs.
 
     The packages that it needs are imported with the first clip, as that takes a quarter of the
     time in which the page opens.
     """
 
     @functools.cache
-    def decoder() -> Any:
+    def decoder(folders: Sequence[Path]) -> "FileStrips":
         from rewardfleet_server.video.clip.sources import VideoFiles  # noqa: PLC0415 - see above
         from rewardfleet_server.video.clip.strip import FileStrips  # noqa: PLC0415 - see above
         from rewardfleet_server.video.references.library import SHIPPED  # noqa: PLC0415 - see above
 
-        return FileStrips(VideoFiles([*roots, SHIPPED], max_bytes=_MAX_CLIP_BYTES))
+        return FileStrips(VideoFiles([*folders, SHIPPED], max_bytes=_MAX_CLIP_BYTES))
 
-    return lambda request: decoder().strip_of(request)
+    def strip_of(request: Mapping[str, Any]) -> bytes | None:
+        if "path" not in request:
+            return decoder(tuple(roots)).strip_of(request)
+        path = Path(request["path"])
+        if not path.is_file():
+            return None
+        return decoder((path.parent,)).strip_of({**request, "video_path": path.name})
+
+    return strip_of

@@ -21,6 +21,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rewardfleet.services import SERVICES
 from rewardfleet.story import parts_of_record
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
@@ -133,6 +134,7 @@ class LookApp:
         if request.headers.get(_HTMX) and request.headers.get("hx-target") == "table":
             return self._page("table.html", **shown)
         shown |= {"facets": self._records.facets(), "steps": self._records.steps(chosen)}
+        shown |= {"services": SERVICES}
         return self._page("index.html", problems=self._records.problems(), **shown)
 
     def _refresh(self) -> None:
@@ -267,6 +269,7 @@ def _filter(request: Request) -> Filter:
         values=values if step is None else {**values, "step": step},
         text=given.get("text", ""),
         suspicious="suspicious" in given,
+        label_differs="label_differs" in given,
         sort=sort if sort in SORTED else "time",
         descending=given.get("order") != "up",
     )

@@ -15,6 +15,7 @@ import duckdb
 
 from rewardfleet.score_log.copying import LogCopies
 from rewardfleet.score_log.reading import connect, open_log, query
+from rewardfleet.services import SERVICES
 
 #: Records of one page of the table.
 PAGE = 50
@@ -30,9 +31,10 @@ _MOST_STEPS, _MOST_MEMBERS = 120, 256
 #: paths takes less time than several calls.
 _READ = """
 SELECT
-  (hash(folder, service, id, time, uid, call) >> 12)::BIGINT AS n,
-  id, time, service, run, step, uid, call, backend AS judge, status, score, cause, cached,
-  timing_ms_total AS total_ms, asked[1] AS task, asked[2] AS episodes,
+  (hash(folder, service, id, time, uid, call, row) >> 12)::BIGINT AS n,
+  id, time, service, run, step, uid, call, backend AS judge, status, score, reward, cause, cached,
+  place, path, metadata, label_differs, timing_ms_total AS total_ms,
+  asked[1] AS task, asked[2] AS episodes,
   coalesce(answered[1], asked[3], asked[4]) AS part,
   coalesce(json_array_length(answered[2]), 0) AS suspicions,
   CASE WHEN service = 'video' THEN concat(part, task) ELSE id END AS subject,
@@ -50,7 +52,7 @@ FROM (
 #: What the table of the page shows of each record.
 _SHOWN = (
     "n, id, time, service, run, step, uid, judge, status, score, cause, cached, total_ms, task, "
-    "suspicions"
+    "suspicions, label_differs, place"
 )
 
 
@@ -61,6 +63,7 @@ class Filter:
     values: Mapping[str, Any] = field(default_factory=dict)  #: of `FACETS`, `uid` and `step`
     text: str = ""  #: occurs in the request, the details or the uid, in any case
     suspicious: bool = False
+    label_differs: bool = False
     sort: str = "time"
     descending: bool = True
 
@@ -79,6 +82,8 @@ class Filter:
             parameters += [each for _, each in sought]
         if self.suspicious:
             conditions.append("suspicions > 0")
+        if self.label_differs:
+            conditions.append("label_differs")
         return " AND ".join(conditions) or "true", parameters
 
 
@@ -88,7 +93,8 @@ class Records:
     Args:
         folders: The logs and outputs.
         copies: Logs of running services.
-        decode: Returns frames of the clip or reference that has a `video_path`; None if it cannot.
+        decode: Returns frames of the clip or reference that has a `video_path`, or of an input, a
+            `path`; None if it cannot.
 
     Raises:
         ValueError: A folder is neither, or DuckDB is not installed.
@@ -204,6 +210,8 @@ class Records:
         """Return the frames of a clip as one JPEG; None if they are not to be had."""
         if not record["has_frames"]:
             request = json.loads(record["request"] or "{}")
+            if record["path"] is not None:  # of an input, whose owner gave the output as well
+                return self.decode({**request, "path": record["path"]})
             return self.decode(request) if "video_path" in request else None
         sql = "SELECT frames FROM scores WHERE source = ? AND id = ? AND frames IS NOT NULL"
         with open_log(self._folders) as log, suppress(ValueError):  # its file may be replaced now
@@ -219,9 +227,9 @@ class Records:
             f"SELECT {_SHOWN}, episodes, components, request, details FROM items WHERE "
             "episodes = ? AND run IS NOT DISTINCT FROM ? AND step IS NOT DISTINCT FROM ? "
             # Batches that say no step have groups of the same names.
-            "AND (step IS NOT NULL OR call IS NOT DISTINCT FROM ?) "
+            "AND (step IS NOT NULL OR (call IS NOT DISTINCT FROM ? AND source = ?)) "
             f"ORDER BY time, uid LIMIT {_MOST_MEMBERS}",
-            [record["episodes"], record["run"], record["step"], record["call"]],
+            [*map(record.get, ("episodes", "run", "step", "call", "source"))],
         )
 
     def related(self, record: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -264,22 +272,29 @@ class Records:
         )
         return rows, total[0]["total"]
 
-    def steps(self, chosen: Filter) -> list[dict[str, Any]]:
-        """Return the last steps: how many scores there are in each tenth, and how many are missing.
+    def steps(self, chosen: Filter) -> dict[str, list[dict[str, Any]]]:
+        """Return by service the last steps, and how many rewards are where in its range.
 
-        Scores outside of [0, 1] count in the first or the last tenth.
+        `counts` are those below the range, in its parts, and above it; `missing` have no score.
         """
         where, parameters = chosen.where()
-        tenths = ", ".join(f"count(*) FILTER (tenth = {number})" for number in range(10))
-        rows = self._rows(
-            f"SELECT step, [{tenths}] AS tenths, count(*) FILTER (score IS NULL) AS missing, "
-            "sum(score) AS total FROM (SELECT step, score, "
-            "least(greatest(floor(score * 10), 0), 9) AS tenth FROM items "
-            f"WHERE step IS NOT NULL AND {where}) "
-            f"GROUP BY step ORDER BY step DESC LIMIT {_MOST_STEPS}",
-            parameters,
-        )
-        return rows[::-1]
+        found = {}
+        for service in self.facets()["service"]:
+            bounds = SERVICES[service].score_bounds
+            # The last bound is in the last part.
+            part = f"len(list_filter({[*bounds]}, lambda bound: bound <= reward))"
+            part = f"CASE WHEN reward = {bounds[-1]} THEN {len(bounds) - 1} ELSE {part} END"
+            counts = ", ".join(f"count(part) FILTER (part = {n})" for n in range(len(bounds) + 1))
+            rows = self._rows(
+                f"SELECT step, [{counts}] AS counts, count(*) FILTER (score IS NULL) AS missing, "
+                f"sum(reward) AS total FROM (SELECT *, {part} AS part FROM items "
+                f"WHERE service = ? AND {where}) "
+                f"GROUP BY step ORDER BY step DESC LIMIT {_MOST_STEPS}",
+                [service, *parameters],
+            )
+            if rows:
+                found[service] = rows[::-1]
+        return found
 
     def _rows(self, query: str, parameters: list[Any]) -> list[dict[str, Any]]:
         with self._lock:

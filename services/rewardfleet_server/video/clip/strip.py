@@ -26,15 +26,17 @@ class FileStrips:
     _kept: dict[tuple[Any, ...], bytes] = field(default_factory=dict, init=False)
 
     def strip_of(self, request: Mapping[str, Any]) -> bytes | None:
-        """Return frames of a clip; None if it cannot be read here.
+        """Return frames of a clip; None if it cannot be read here, or has changed.
 
         Args:
-            request: The fields of a request that names a path.
+            request: The fields of a request that names a path, and may say its `sha256`.
         """
         start, end = request.get("start_s"), request.get("end_s")
         part = None if start is end is None else TimeRange(start or 0.0, end or float("inf"))
         try:
             with self._files.open(request["video_path"]) as (path, sha256):
+                if request.get("sha256", sha256) != sha256:
+                    return None
                 key = (sha256, start, end)
                 strip = self._kept.get(key) or _strip_of_part(path, part)
         except (RewardFleetError, TimeoutError):
