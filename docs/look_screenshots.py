@@ -78,7 +78,7 @@ def take(url: str) -> None:
         page.goto(f"{url}?run=example")
         page.screenshot(path=ROOT / "docs" / "look-table.png")
         for name, query, heading in (
-            ("clip", f"service=video&task={TASK}&cause=not_finished&sort=score&order=up", "Frames"),
+            ("clip", f"service=video&task={TASK}&sort=score", "Frames"),
             ("program", "cause=wrong_answer&run=example", ""),
             ("group", "service=episode&text=wrong_object__s48781", "Group"),
         ):

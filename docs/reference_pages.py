@@ -184,7 +184,7 @@ def _judge_table(judge: BuiltInJudge) -> str:
 def metrics_page() -> str:
     """Return the metrics of all services."""
     limits = {"max_in_flight": 1, "max_queue_depth": 1, "max_total_body_bytes": 1}
-    telemetry = Telemetry("docs", Admission(**limits))
+    telemetry = Telemetry("code", Admission(**limits))
     rows = [
         (f"`{each.name}`", each.kind, ", ".join(f"`{n}`" for n in each.labels), each.documentation)
         for each in telemetry.metrics
@@ -281,7 +281,7 @@ def _service_parts(service: Service[Any, Any]) -> Iterator[str]:
         service.score_type,
         cache=MemoryCache(0),
         admission=admission,
-        telemetry=Telemetry("docs", admission),
+        telemetry=Telemetry("code", admission),
     )
     models: dict[str, Mapping[str, Any]] = {}
     for route in Routes(service, engine):

@@ -18,12 +18,12 @@ from typing import Any, Literal
 from pydantic_core import from_json, to_json
 
 from rewardfleet.bulk.arrow import arrow_table
-from rewardfleet.score_log.record import decoded
+from rewardfleet.score_log.record import Record, decoded
 
 from .arrow import pyarrow
 from .files import new_file, temporary_name
 from .lines import Lines
-from .records import ITEM_COLUMNS, Record
+from .records import ITEM_COLUMNS
 
 Format = Literal["parquet", "jsonl"]
 

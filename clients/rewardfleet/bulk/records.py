@@ -3,18 +3,24 @@
 import json
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rewardfleet.score_log.record import COLUMNS, MAX_RECORD_BYTES, OF_INPUT, Scored, record_of
+from rewardfleet.score_log.record import (
+    COLUMNS,
+    MAX_RECORD_BYTES,
+    OF_INPUT,
+    Record,
+    Scored,
+    record_of,
+)
 from rewardfleet.wire.digest import digest_of
 from rewardfleet.wire.score import Request
+
+from .arrow import json_text
 
 if TYPE_CHECKING:  # who reads outputs has no use of a client
     from .requests import RequestBuilder
     from .run import ScoredItem
-
-#: A record of an item: columns by name, as JSON.
-Record = dict[str, Any]
 
 #: The columns of a table of records, and their types.
 ITEM_COLUMNS = OF_INPUT | COLUMNS
@@ -43,7 +49,7 @@ def _record_of(scored: "ScoredItem", builder: "RequestBuilder", now: float) -> R
         "place": place,
         "completion": item.completion,
         "path": None if path is None else _encodable(str(path.resolve())),
-        "metadata": json.dumps(builder.metadata_of(item.row)),
+        "metadata": json_text(builder.metadata_of(item.row)),
         **record,
         "uid": record["uid"] if item.uid is None else _encodable(item.uid),
     }

@@ -151,11 +151,15 @@ class RequestBuilder:
         return None
 
     def metadata_of(self, row: Row) -> dict[str, Any]:
-        """Return the columns of a row with a number, a short text or a truth value.
-
-        Those are left out that requests have, or whose text was judged.
-        """
-        used = {*self.declared.client.request_type.model_fields, self._completion_column(row)}
+        """Return the columns with numbers, short texts and truth values that no request has."""
+        named, truths = self.columns, (self.declared.truth, "ground_truth")
+        used = {
+            *self.declared.client.request_type.model_fields,
+            self._completion_column(row),
+            _column(row, named.tests_column, truths),
+            _column(row, named.clip_column, _CLIP),
+            _column(row, named.task_column, _TASK),
+        }
         return {
             name: value
             for name, value in row.fields.items()

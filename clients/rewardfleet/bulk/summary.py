@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from rewardfleet.score_log.record import Record
 from rewardfleet.story import cause_of
-
-from .records import Record
 
 #: How many items are named.
 _NAMED = 5

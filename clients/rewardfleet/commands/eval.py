@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from rewardfleet.bulk.records import Record
 from rewardfleet.bulk.requests import Columns
 from rewardfleet.bulk.rows import open_sources, read_rows
 from rewardfleet.evaluation import check_packages
@@ -24,6 +23,7 @@ from rewardfleet.evaluation.report import (
     write_report,
 )
 from rewardfleet.http.index import printable
+from rewardfleet.score_log.record import Record
 from rewardfleet_command import INTERRUPTED
 
 from . import score

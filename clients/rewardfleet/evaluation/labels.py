@@ -5,12 +5,13 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rewardfleet.bulk.lerobot import successes_of
-from rewardfleet.bulk.records import Record
 from rewardfleet.bulk.requests import Columns, clip_name, task_of
 from rewardfleet.bulk.rows import Row, Source
+from rewardfleet.score_log.record import Record
 from rewardfleet.video import DEFAULTS
 from rewardfleet.wire.calibration import bound_fields, bound_provenance
 from rewardfleet.wire.score import figures_of
@@ -142,9 +143,10 @@ def _success_of(row: Row, fields: Mapping[str, Any]) -> bool | str | None:
 
 
 def _with_recorded_score(record: Record, fields: Mapping[str, Any]) -> Record:
-    """Return a record with the score of a label file's line if it names no video to score."""
-    score = fields.get("score")
-    is_recorded = "label" in fields and fields.get("video_path") is None
+    """Return a record with the score of a label file's line if it names no video that is there."""
+    score, clip = fields.get("score"), fields.get("clip")
+    is_there = fields.get("video_path") is not None or (clip is not None and Path(clip).exists())
+    is_recorded = "label" in fields and not is_there
     if not is_recorded or not isinstance(score, int | float) or not 0 <= score <= 1:
         return record
     known = {"status": "ok", "score": float(score), "backend": fields.get("judge") or ""}

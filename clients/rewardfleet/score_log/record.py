@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
+from rewardfleet.bulk.arrow import json_text
 from rewardfleet.wire.digest import digest_of, fields_of, text_of
 from rewardfleet.wire.errors import Problem
 from rewardfleet.wire.score import Score, Timing
@@ -154,7 +155,7 @@ def _score_columns(scored: Scored, url: str | None) -> Record:
         "provenance": {**scored.provenance, **(given.get("provenance") or {})},
         **{f"error_{name}": problem.get(name) for name in Problem.model_fields},
         "cause": given.get("cause"),
-        "details": json.dumps(details),
+        "details": json_text(details),
     }
 
 

@@ -48,6 +48,7 @@ class Labels:
         success = None
         if label != "unclear" and record["score"] is not None:
             success = _verdict(record) == (label == "right")
+        is_whole = not {"start_s", "end_s"} & request.keys()
         line = {
             "id": record["id"],
             "service": record["service"],
@@ -58,6 +59,7 @@ class Labels:
             "prompt": provenance.get("prompt"),
             "task_text": record["task"],
             "video_path": request.get("video_path"),
+            "clip": record["path"] if is_whole else None,
             "time": round(time.time(), 3),
         }
         with self._lock:

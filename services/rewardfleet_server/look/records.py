@@ -282,12 +282,12 @@ class Records:
         for service in self.facets()["service"]:
             bounds = SERVICES[service].score_bounds
             # The last bound is in the last part.
-            part = f"len(list_filter({[*bounds]}, lambda bound: bound <= reward))"
-            part = f"CASE WHEN reward = {bounds[-1]} THEN {len(bounds) - 1} ELSE {part} END"
-            counts = ", ".join(f"count(part) FILTER (part = {n})" for n in range(len(bounds) + 1))
+            place = f"len(list_filter({[*bounds]}, lambda bound: bound <= reward))"
+            place = f"CASE WHEN reward = {bounds[-1]} THEN {len(bounds) - 1} ELSE {place} END"
+            counts = ", ".join(f"count(reward) FILTER (bin = {n})" for n in range(len(bounds) + 1))
             rows = self._rows(
                 f"SELECT step, [{counts}] AS counts, count(*) FILTER (score IS NULL) AS missing, "
-                f"sum(reward) AS total FROM (SELECT *, {part} AS part FROM items "
+                f"sum(reward) AS total FROM (SELECT *, {place} AS bin FROM items "
                 f"WHERE service = ? AND {where}) "
                 f"GROUP BY step ORDER BY step DESC LIMIT {_MOST_STEPS}",
                 [service, *parameters],
