@@ -50,6 +50,7 @@ def _record_of(scored: "ScoredItem", builder: "RequestBuilder", now: float) -> R
         "completion": item.completion,
         "path": None if path is None else _encodable(str(path.resolve())),
         "metadata": json_text(builder.metadata_of(item.row)),
+        "keep": getattr(score, "keep", None),  # of an episode
         **record,
         "uid": record["uid"] if item.uid is None else _encodable(item.uid),
     }

@@ -58,6 +58,7 @@ OF_INPUT = {
     "completion": "int64",
     "path": "string",
     "metadata": "string",
+    "keep": "bool",
 }
 
 #: A record whose line has more bytes is not kept.
@@ -135,8 +136,7 @@ def decoded(record: Mapping[str, Any]) -> Record:
 def _score_columns(scored: Scored, url: str | None) -> Record:
     given = scored.score
     if isinstance(given, Score):
-        flags = {name: each for name, each in vars(given).items() if isinstance(each, bool)}
-        given = {**flags, **given.model_dump(exclude_defaults=True), "error": given.error}
+        given = {**given.model_dump(exclude_defaults=True), "error": given.error}
     details = {name: value for name, value in given.items() if name not in _BASE}
     timing = given.get("timing_ms") or {}
     if stages := {name: each for name, each in timing.items() if name not in Timing.model_fields}:

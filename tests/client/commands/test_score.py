@@ -223,7 +223,7 @@ def test_groups_are_scored_as_a_whole_wherever_their_rows_are(
         share = 1 / (int(line["group"][1:]) + 2)
         assert each["uid"] == line["uid"]
         assert each["score"] == pytest.approx(line["success"] - share)
-        assert each["details"]["keep"] == (0.1 <= share <= 0.3)
+        assert each["keep"] == (0.1 <= share <= 0.3)
 
 
 def test_a_group_is_scored_again_as_a_whole(
