@@ -90,7 +90,7 @@ SERVICES: dict[str, Service] = {
         inputs="tables of answers and ground truths",
         story=Lazy("rewardfleet.story.tools:story_of_answer"),
         item=Lazy("rewardfleet.commands.load.requests:answer"),
-        example="an answer with the right call", score_bounds=(-3, -2, -1, 0, 1, 2, 3, 4),
+        example="an answer with the right call", score_bounds=tuple(map(float, range(-3, 5))),
         truth="ground_truth", takes_rows=True, fields=Lazy("rewardfleet.rows:tools_fields"),
         reported=("format", "correctness", "length", "tool_cost", "details/cost"),
     ),

@@ -142,22 +142,6 @@ def test_a_record_must_be_named(log: Path, capsys, tmp_path: Path):
         assert reason in capsys.readouterr().err
 
 
-def test_the_output_of_score_has_stories_and_a_report(urls, capsys, tmp_path: Path):
-    """It has no requests."""
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(
-        "".join(json.dumps({"completion": text, "tests": TESTS}) + "\n" for text in ("1", "("))
-    )
-    out = tmp_path / "out"
-    main(["score", "code", str(rows), "-o", str(out), "--url", urls["code"]])
-    capsys.readouterr()
-    for each in ids(out, capsys):
-        assert main(["explain", str(out), "--id", each]) == 0
-        assert "Test 1 failed first" in capsys.readouterr().out
-    assert main(["report", str(out)]) == 0
-    assert "wrong_answer 50.0%" in capsys.readouterr().out
-
-
 def test_a_report(log: Path, capsys):
     assert main(["report", str(log)]) == 0
     story = capsys.readouterr().out
