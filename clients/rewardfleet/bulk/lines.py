@@ -5,9 +5,6 @@ from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-#: Bytes of lines that are in memory, too, at most.
-_MOST_HELD = 16 * 2**20
-
 
 class Lines:
     """Lines by row: eight bytes of memory for each row up to the last one.
@@ -19,8 +16,6 @@ class Lines:
     def __init__(self, path: Path | None = None) -> None:
         self.file = path.open("a+b") if path else tempfile.TemporaryFile()  # noqa: SIM115 - as long as this object
         self.size = 0  #: bytes of the file
-        self._held: dict[int, bytes] = {}  # some that may be asked for soon
-        self._held_bytes = 0
         self._places = array("q")  # -1: no such line
 
     def put(self, lines: Iterable[tuple[int, bytes]]) -> None:
@@ -29,15 +24,6 @@ class Lines:
         for row, line in lines:
             self.file.write(line)
             self.found(row, line)
-            self._take(row)
-            if self._held_bytes + len(line) <= _MOST_HELD:
-                self._held[row] = line
-                self._held_bytes += len(line)
-
-    def _take(self, row: int) -> bytes | None:
-        line = self._held.pop(row, None)
-        self._held_bytes -= len(line or b"")
-        return line
 
     def found(self, row: int, line: bytes) -> None:
         """Note a line that the file has at its end."""
@@ -54,8 +40,6 @@ class Lines:
         """Return a line; None if there is none."""
         if row not in self:
             return None
-        if (line := self._take(row)) is not None:
-            return line
         self.file.seek(self._places[row])
         return self.file.readline()
 

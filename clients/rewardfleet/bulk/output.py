@@ -62,7 +62,7 @@ class Output:
         """Yield the records that there are, those of parts first."""
         yield from self._records_of_parts()
         for row in self._journal.rows():
-            yield self._record_of(self._journal.get(row) or b"")
+            yield from_json(self._journal.get(row) or b"")
 
     def add(self, records: Iterable[Record]) -> None:
         """Keep records, also of rows that are there already.
@@ -105,10 +105,6 @@ class Output:
                 if record["row"] not in self._journal:
                     yield record
 
-    def _record_of(self, line: bytes) -> Record:
-        record: Record = from_json(line)
-        return dict.fromkeys(ITEM_COLUMNS) | record
-
     def _lines_of_parts(self) -> Iterator[list[bytes]]:
         lines: list[bytes] = []
         size = 0
@@ -128,7 +124,7 @@ class Output:
             else:
                 pa = pyarrow()
                 slices = (lines[at : at + _SLICE] for at in range(0, len(lines), _SLICE))
-                tables = [arrow_table([*map(self._record_of, s)], ITEM_COLUMNS) for s in slices]
+                tables = [arrow_table([*map(from_json, s)], ITEM_COLUMNS) for s in slices]
                 pa.parquet.write_table(pa.concat_tables(tables), file)
 
     @contextmanager
