@@ -19,6 +19,10 @@ from rewardfleet.wire.urls import redact
 #: A record: columns by name, as JSON.
 Record = dict[str, Any]
 
+#: The fields of times and of errors, by column.
+_TIMES = {f"timing_ms_{name}": name for name in Timing.model_fields}
+_ERRORS = {f"error_{name}": name for name in Problem.model_fields}
+_NO_ERROR = dict.fromkeys(_ERRORS)
 #: The columns of a record and their types: of Arrow, a `map` of text to float64, or `json`.
 COLUMNS = {
     "id": "string",
@@ -35,7 +39,7 @@ COLUMNS = {
     "components": "map",
     "backend": "string",
     "cached": "bool",
-    **{f"timing_ms_{name}": "float64" for name in Timing.model_fields},
+    **dict.fromkeys(_TIMES, "float64"),
     "provenance": "json",
     "error_type": "string",
     "error_title": "string",
@@ -65,7 +69,7 @@ OF_INPUT = {
 MAX_RECORD_BYTES = 16 * 2**20
 #: Fields that are columns of their own. The column `details` has all others, one of which is that
 #: of a score.
-_BASE = frozenset({*Score.model_fields, "cause"} - {"details"})
+_BASE = {*Score.model_fields, "cause"} - {"details"}
 #: Names of options that a caller may have given a key as, by mistake.
 _SECRET = re.compile(r"(^|[_-])(api_?key|key|token|secret|password|authorization)$", re.IGNORECASE)
 
@@ -135,11 +139,14 @@ def decoded(record: Mapping[str, Any]) -> Record:
 
 def _score_columns(scored: Scored, url: str | None) -> Record:
     given = scored.score
-    if isinstance(given, Score):
-        given = {**given.model_dump(exclude_defaults=True), "error": given.error}
-    details = {name: value for name, value in given.items() if name not in _BASE}
+    if isinstance(given, Score):  # attributes are read faster than a model is dumped
+        details = given.model_dump(exclude=_BASE, exclude_defaults=True)
+        given = {**vars(given), "timing_ms": vars(given.timing_ms)}
+    else:
+        details = {name: value for name, value in given.items() if name not in _BASE}
     timing = given.get("timing_ms") or {}
-    if stages := {name: each for name, each in timing.items() if name not in Timing.model_fields}:
+    stages = timing.keys() - _TIMES.values()
+    if stages := {name: timing[name] for name in sorted(stages) if timing[name]}:
         details["timing_ms"] = stages  # those of the service
     problem = given.get("error")
     problem = problem.model_dump(mode="json") if isinstance(problem, Problem) else problem or {}
@@ -151,9 +158,13 @@ def _score_columns(scored: Scored, url: str | None) -> Record:
         "components": given.get("components") or {},
         "backend": given.get("backend") or "",
         "cached": bool(given.get("cached")),
-        **{f"timing_ms_{name}": timing.get(name, 0.0) for name in Timing.model_fields},
+        **{column: timing.get(name, 0.0) for column, name in _TIMES.items()},
         "provenance": {**scored.provenance, **(given.get("provenance") or {})},
-        **{f"error_{name}": problem.get(name) for name in Problem.model_fields},
+        **(
+            {column: problem.get(name) for column, name in _ERRORS.items()}
+            if problem
+            else _NO_ERROR
+        ),
         "cause": given.get("cause"),
         "details": json_text(details),
     }
