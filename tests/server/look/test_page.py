@@ -202,7 +202,7 @@ def test_labels_are_lines_of_a_file_and_shown(serve_page, tmp_path: Path):
 def test_a_verdict_is_by_the_threshold_of_the_calibration(tmp_path: Path):
     labels = Labels(tmp_path / "labels.jsonl")
     record = {
-        **dict.fromkeys(("service", "judge", "task", "request")),
+        **dict.fromkeys(("service", "judge", "task", "request", "path")),
         "id": "7" * 64,
         "score": 0.6,
         "provenance": '{"calibration": {"threshold": 0.7}}',
