@@ -2,8 +2,11 @@
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pydantic_core import from_json
 
 from rewardfleet.score_log.record import (
     COLUMNS,
@@ -30,6 +33,14 @@ def records_of(scored: "Iterable[ScoredItem]", builder: "RequestBuilder") -> lis
     """Return the records of items, whose requests `builder` has built."""
     now = time.time()
     return [_record_of(each, builder, now) for each in scored]
+
+
+def read_records(folder: Path) -> Iterator[Record]:
+    """Yield the records of an output in JSON lines, whose `details` are fields of their own."""
+    for part in sorted(folder.glob("part-*.jsonl")):
+        with part.open("rb") as file:
+            for record in map(from_json, file):
+                yield {**record, "details": {}, **from_json(record["details"])}
 
 
 def _record_of(scored: "ScoredItem", builder: "RequestBuilder", now: float) -> Record:

@@ -1,6 +1,5 @@
 """`rewardfleet eval`: how good a judge is, measured on labeled clips."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,8 +7,9 @@ from typing import Any
 
 import click
 
+from rewardfleet.bulk.records import read_records
 from rewardfleet.bulk.requests import Columns
-from rewardfleet.bulk.rows import open_sources, read_rows
+from rewardfleet.bulk.rows import open_sources
 from rewardfleet.evaluation import check_packages
 from rewardfleet.evaluation.labels import LabeledClips, check_labels, labeled_clips
 from rewardfleet.evaluation.page import render
@@ -117,9 +117,7 @@ def _scored(manifest: str, run: Scoring) -> dict[int, Record] | None:
     if run.run([manifest]) == INTERRUPTED:
         return None
     assert run.output is not None  # noqa: S101 - see `video`
-    parts = sorted(run.output.glob("part-*.jsonl"))
-    records = (row.fields for part in parts for row in read_rows(part))
-    return {each["row"]: {**each, "details": {}, **json.loads(each["details"])} for each in records}
+    return {each["row"]: each for each in read_records(run.output)}
 
 
 def _conclude(report: Report, found: LabeledClips, folder: Path) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rewardfleet.bulk.records import Record
+from rewardfleet.score_log.record import Record
 from rewardfleet.story.texts import escaped
 
 #: By the id of a finding: what it means, and what to change in the row.
@@ -91,7 +91,8 @@ def _of_solutions(plan: Plan, kinds: Mapping[str, list[tuple[Tried, Record]]]) -
         is_other = is_wrong and _is_full(record) and not _is_full(twin)
         detail, text = f"the problem is that of row {plan.twin}", tried.text if is_other else ""
         yield Finding("contradiction" if is_other else "duplicate", detail, text)
-    slowest = max((each["cpu_ms"] / 1000 for each in record.get("verdicts") or ()), default=0)
+    times = (each.get("cpu_ms", 0) / 1000 for each in record.get("verdicts") or ())
+    slowest = max(times, default=0)
     if is_right and plan.limit_s and slowest > plan.limit_s / 2:
         yield Finding("near-limit", f"{slowest:.2f} s of CPU time of {plan.limit_s:g} s", own.text)
 
@@ -103,7 +104,8 @@ def _is_full(record: Record) -> bool:
 
 def _seen(record: Record) -> list[Any]:
     """Return what must be the same each time."""
-    return [(v["verdict"], v["stdout"], v["returned"]) for v in record.get("verdicts") or ()]
+    names = ("verdict", "stdout", "returned")
+    return [[*map(each.get, names)] for each in record.get("verdicts") or ()]
 
 
 def _first_failed(record: Record) -> Mapping[str, Any]:
@@ -118,5 +120,6 @@ def _why(record: Record) -> str:
     """Return why an answer is not paid in full."""
     if not (failed := _first_failed(record)):
         return str(record["cause"])
-    said = failed["checker_message"] or failed["returned"] or failed["stderr"] or failed["stdout"]
+    names = ("checker_message", "returned", "stderr", "stdout")
+    said = next(filter(None, map(failed.get, names)), "")
     return f"test {failed['number']}: {failed['verdict']}: {''.join(said.splitlines()[-1:])}"

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rewardfleet.bulk.records import read_records
 from rewardfleet.bulk.requests import Columns, Item, RequestBuilder
-from rewardfleet.bulk.rows import Row, open_sources, read_rows
+from rewardfleet.bulk.rows import Row, open_sources
 from rewardfleet.lazy import Lazy
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.truth import given, plain
@@ -72,8 +73,7 @@ class Lint:
             scores: The output of `rewardfleet score` with the rows of `with_answers`.
             ignored: Why findings are not counted, by id and row.
         """
-        parts = map(read_rows, sorted(scores.glob("part-*.jsonl")))
-        records = (dict(each.fields) for each in itertools.chain.from_iterable(parts))
+        records = read_records(scores)
         totals, findings, left = Counter[str](), list[dict[str, Any]](), dict(ignored)
         for plan, _ in self._planned(self._rows()):
             scored = [*itertools.islice(records, len(plan.tried))]
