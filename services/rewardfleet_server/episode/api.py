@@ -157,16 +157,10 @@ class EpisodeApi:
             self._metrics.observe(bins)
             timing.total = round(context.elapsed_ms, 3)
             content = encode.encode_batch(result, bins, running, context.request_id, timing)
-            values = result.details.get("reward", result.scores)
+            values = result.details.get("reward", result.scores)[np.isfinite(result.scores)]
             causes: Counter[str] = Counter(filter(None, result.causes))
             logged = partial(logged_items, batch, content)
-            return ScoredBatch(
-                content,
-                encode.statuses(result),
-                values[np.isfinite(result.scores)],
-                causes,
-                logged,
-            )
+            return ScoredBatch(content, encode.statuses(result), values, causes, logged)
 
         def compute() -> Rewards:
             with stage(timing, "backend"):
