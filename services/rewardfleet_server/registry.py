@@ -41,7 +41,8 @@ SERVICES: dict[str, ServiceEntry] = {
         Lazy("rewardfleet_server.code.settings:CodeSettings"),
         Lazy("rewardfleet_server.code.app:create_app"),
         Lazy("rewardfleet_server.code.running.doctor:checks"),
-        metric_labels="`level`: the isolation of programs; `requested`: what it should be",
+        metric_labels="`level`: the isolation of programs; `requested`: what it should be; "
+        "`package`: what raised the error, one of 50 or `other`; empty if the program did",
         has_own_deployment=True,
     ),
     "episode": ServiceEntry(

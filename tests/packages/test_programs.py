@@ -1,6 +1,6 @@
 """Programs of popular packages print in a jail what they print at home.
 
-The slice is the first 40 programs at one level.
+The slice is the first 40 programs at one level. `REWARDFLEET_PYTHON` names another interpreter.
 """
 
 import subprocess
@@ -35,9 +35,11 @@ def test_programs_print_in_a_jail_what_they_print_at_home(
 ):
     level, programs = part
     packages = sorted({name for each in programs for name in each["packages"]})
-    python = jail_python(read_settings(CodeSettings, {"packages": packages})).path
+    settings = read_settings(CodeSettings, {"packages": packages})
+    python = jail_python(settings).path
+    used = {"packages": packages, "python": settings.python}
     others = {}
-    with served_code(level, packages=packages, max_memory_mb=_LIMITS["memory_mb"]) as service:
+    with served_code(level, max_memory_mb=_LIMITS["memory_mb"], **used) as service:
         for row in programs:
             found, expected = _outcome(service, row["program"], python, tmp_path), None
             if level == "landlock":  # where nothing can be written

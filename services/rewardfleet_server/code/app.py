@@ -27,7 +27,6 @@ _COUNTERS = {
     "jail_restarts": "Jails started again because one died or could not be cleaned.",
     "missing_modules": "Programs that failed a test because they import a module that is not "
     "installed.",
-    "refused_by_jail": "Programs that failed a test because of what the jail refuses.",
     "program_decisions": "Tests that passed, and that the program could have decided: verdicts by "
     "`jail`.",
     "alike_outputs": "Programs that were run on tests whose expected outputs are all empty, or the "
@@ -103,6 +102,11 @@ class _Metrics(Collector):
         counts = {**self._sandbox.counts, **self._scorer.counts}
         for name, description in _COUNTERS.items():
             yield CounterMetricFamily(f"rewardfleet_{name}", description, counts.get(name, 0))
+        text = "Programs that failed a test because of what the jail refuses."
+        refused = CounterMetricFamily("rewardfleet_refused_by_jail", text, labels=("package",))
+        for package, count in self._scorer.refused_by_jail.items():
+            refused.add_metric((package,), count)
+        yield refused
 
 
 def _overview(settings: CodeSettings, sandbox: Sandbox) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Scoring of a program: run it on its tests, and return the verdicts."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from .checkers.runner import Checker, Checkers
 from .judging.cache_key import NOT_CACHED, CacheKeys, lookup_keys, store_policy
 from .judging.cause import cause_of
 from .judging.verdict import SANDBOX_DIED
-from .running.packages import missing_module
+from .running.packages import missing_module, package_of
 from .running.submission import Submission, SubmissionRun, why_no_program
 from .sandboxes import Job, ProgramRun, RunLimits, Sandbox, run_once
 from .settings import MAX_OUTPUT_KB, CodeSettings
@@ -38,6 +39,8 @@ _CEILINGS = {"max_cpu_s", "max_wall_s", "max_memory_mb", "max_submission_s"}
 _RETRY_AFTER_S = 5
 #: Maximum number of suspicions that one score lists.
 _MAX_SUSPICIONS = 20
+#: Packages that are counted by name: a program can print any.
+_MAX_PACKAGES = 50
 #: Bytes of prepared tests that are held in memory; docs/code-service.md names this limit.
 _MAX_PREPARED = 128 * 2**20
 #: Characters of a program that is completed on the event loop, and bytes of prepared tests whose
@@ -71,8 +74,10 @@ class CodeScorer:
         self._checkers = Checkers(sandbox, settings)
         #: By the names of the service's metrics: programs that failed a test because they import a
         #: module that is not installed, and tests that passed which the program could have decided.
-        self.counts = {"missing_modules": 0, "refused_by_jail": 0, "program_decisions": 0}
+        self.counts = {"missing_modules": 0, "program_decisions": 0}
         self.counts["alike_outputs"] = 0  # programs on tests that a constant passes
+        #: Programs that failed a test because of what the jail refuses, by the package that did it.
+        self.refused_by_jail = Counter[str]()
         #: Seconds of CPU time for all runs of a program, in a call that has all of its time.
         self._max_seconds = min(settings.max_submission_s, settings.deadline_s / 2)
         ceilings = {
@@ -316,7 +321,10 @@ class CodeScorer:
                 verdict.missing_module = missing_module(verdict.stderr)
                 verdict.refused_by_jail = verdict.stderr.partition(_REFUSED)[2].strip()[:200]
         self.counts["missing_modules"] += any(each.missing_module for each in verdicts)
-        self.counts["refused_by_jail"] += any(each.refused_by_jail for each in verdicts)
+        if refused := next((each for each in verdicts if each.refused_by_jail), None):
+            counted, package = self.refused_by_jail, package_of(refused.stderr)
+            is_named = package in counted or len(counted) < _MAX_PACKAGES
+            counted[package if is_named else "other"] += 1
         self.counts["program_decisions"] += sum(
             each.verdict is Outcome.ACCEPTED and each.verdict_by == "jail" for each in verdicts
         )

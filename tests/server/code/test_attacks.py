@@ -424,6 +424,18 @@ def test_what_the_jail_refused_is_named_and_counted(service: Service):
     assert metric(service.client, name) == before + len(REFUSALS)
 
 
+def test_the_package_to_which_the_jail_refused_something_is_counted():
+    """A program can name any number of packages: those beyond 50 are one."""
+    forging = "import sys\nsys.stderr.write('site-packages/p{}/x.py')\nopen('/usr/x', 'w')"
+    programs = ["open('/usr/x', 'w')", "import numpy\nnumpy.save('/usr/x', [1])"]
+    with served_code() as service:
+        for program in [*programs, *map(forging.format, range(52))]:
+            service.score(program, stdio(("", "")))
+        name = 'rewardfleet_refused_by_jail_total{package="%s"}'
+        found = {each: metric(service.client, name % each) for each in ("", "numpy", "other")}
+    assert found == {"": 1, "numpy": 1, "other": 4}
+
+
 def test_a_program_that_only_clears_the_screen_passes(service: Service):
     program = "import os\nos.system('clear')\nprint(input())"
     assert service.verdict(program, stdio(("x", "x"))) == "accepted"

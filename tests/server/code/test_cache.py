@@ -273,12 +273,12 @@ def test_an_invalid_row_shares_no_key_with_a_valid_one(cached: Service):
 
 
 @pytest.mark.slow
-def test_other_packages_have_another_key():
-    with served_code() as service:
-        one = service.score("print(1)", stdio(("", "1")))["provenance"]["packages"]
-    with served_code(preload=["fractions"]) as service:
-        other = service.score("print(1)", stdio(("", "1")))["provenance"]["packages"]
-    assert one != other
+def test_other_packages_and_another_isolation_have_another_key(tmp_path):
+    cache = {"cache": f"{tmp_path}/cache.sqlite", "cache_mb": 16, "workers": 1}
+    for level, preload, is_cached in table("jails_and_keys"):
+        with served_code(level, preload=preload, **cache) as service:
+            score = service.score("print(1)", stdio(("", "1")))
+        assert (score["cached"], score["isolation"]) == (is_cached, level)
 
 
 def test_an_audit_compares_the_tests_up_to_the_first_failure(monkeypatch: pytest.MonkeyPatch):

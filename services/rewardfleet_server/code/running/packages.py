@@ -37,8 +37,10 @@ BUILD_COMMAND = "rewardfleet packages build"
 #: Bytes of an installer's output that are searched for the reason of a failure.
 _MAX_OUTPUT = 100_000
 _MAX_REASON = 400
-#: The line of a traceback that says what was raised, and one that names a missing module.
+#: The line of a traceback that says what was raised, what names the package of a frame, and a
+#: line that names a missing module.
 _ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|Warning)\b.*", re.MULTILINE)
+_INSTALLED = re.compile(r"-packages/(\w{1,100})")
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w{1,100})")
 #: Seconds of one step of a build, e.g. of a download from a slow registry.
 _STEP_TIMEOUT_S = 1800.0
@@ -172,6 +174,11 @@ def missing_module(stderr: str) -> str:
     """Return the module that an import lacked, if that is the last error of a program; or ""."""
     found = _MISSING.match(last_error(stderr))
     return found[1] if found else ""
+
+
+def package_of(stderr: str) -> str:
+    """Return the package that raised the last error of a program; "" if none did."""
+    return next(iter(_INSTALLED.findall(stderr)[-1:]), "")
 
 
 def _python_in(folder: Path) -> Python:

@@ -41,6 +41,7 @@ ENVIRONMENT = {
     "HOME": "/tmp",  # noqa: S108 - of the jail
     "USER": "user",
     "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "MPLCONFIGDIR": "/dev/shm",  # noqa: S108 - matplotlib needs a folder that seems writable
     "DASK_SCHEDULER": "threads",
     "JOBLIB_MULTIPROCESSING": "0",  # otherwise these two start processes
     "PYTHONHASHSEED": "0",

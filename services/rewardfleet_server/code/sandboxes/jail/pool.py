@@ -63,20 +63,17 @@ def build(settings: CodeSettings) -> "JailPool":
             be used, `--packages` cannot be installed, or there is too little memory.
     """
     check_memory(settings)
-    python = jail_python(settings)
+    python, levels = jail_python(settings), settings.isolation_levels
     require("server", "the sandbox jail", "pyseccomp")
     try:
-        filters = {
-            each: compiled_filters(sets_times=each == "bubblewrap")
-            for each in settings.isolation_levels
-        }
+        filters = {each: compiled_filters(sets_times=each == "bubblewrap") for each in levels}
     except RuntimeError as error:
         raise ValueError(
             f"the sandbox jail needs libseccomp: apt-get install libseccomp2 ({error})"
         ) from error
     warn_without_packages(settings, python)
     reasons = []
-    for level in settings.isolation_levels:
+    for level in levels:
         try:
             spec = isolation_spec(level, python, (_JAILS_PER_CORE + 1) * settings.workers)
             config = WorkerConfig(spec, filters[level], tuple(settings.preload))
@@ -209,15 +206,9 @@ class Schedule:
             long.pop().stop()
 
     def _grant(self) -> None:
-        while (
-            self._free_cores
-            and (self._new or self._woken or self._stopped)
-            and (
-                self._grant_urgent()
-                or self._begin(self._new)
-                or self._resume()
-                or self._begin(self._stopped)
-            )
+        begin, resume = self._begin, self._resume
+        while self._free_cores and (
+            self._grant_urgent() or begin(self._new) or resume() or begin(self._stopped)
         ):
             pass
 

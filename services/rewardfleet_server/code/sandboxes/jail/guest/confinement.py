@@ -17,9 +17,8 @@ SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER = 1, 8
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 LANDLOCK_RULE_PATH_BENEATH = 1
 READ_FILE, READ_DIR, WRITE_FILE, EXECUTE = 1 << 2, 1 << 3, 1 << 1, 1 << 0
-#: All rights on files that a kernel with this version of Landlock knows.
-FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
-ALL_FILE_RIGHTS = (1 << 16) - 1  # from version 5 on
+#: How many rights on files a kernel with this version of Landlock knows. From 5 on, it is 16.
+FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 
 #: The stack of the main thread may grow to this size. Linux leaves room for no more.
 STACK_BYTES = 120 * 2**20
@@ -116,7 +115,7 @@ def restrict_files(readable: list[str], writable: list[str], *, may_execute: boo
     version = int(libc.syscall(LANDLOCK_CREATE_RULESET, None, 0, 1))
     if version < 1:
         return 0
-    rights = FILE_RIGHTS.get(version, ALL_FILE_RIGHTS)
+    rights = (1 << FILE_RIGHTS.get(version, 16)) - 1
     handled = (rights, 3 if version >= 4 else 0, 3 if version >= 6 else 0)  # files, TCP, scopes
     size = 8 if version < 4 else 16 if version < 6 else 24
     attributes = struct.pack("QQQ", *handled)[:size]

@@ -18,12 +18,15 @@ from typing import BinaryIO
 from .descriptors import ALL_SEALS, ANSWER, GIVE, RECEIVE
 
 _HOST = "jail"
+_USER = (os.environ["USER"], "x", os.getuid(), os.getgid(), "", os.environ["HOME"], "/bin/sh")
 _CPU_FILES = "online possible present cpu0/topology/core_id cpu0/topology/physical_package_id"
 _FILES = {f"/sys/devices/system/cpu/{name}": "0\n" for name in _CPU_FILES.split()} | {
     "/sys/fs/cgroup/cpu.max": "max 100000\n",
     "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
     "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+    "/etc/group": f"{_USER[0]}:x:{os.getgid()}:\n",
     "/etc/mime.types": "",
+    "/etc/passwd": ":".join(map(str, _USER)) + "\n",
     "/etc/timezone": "UTC\n",
     "/proc/cpuinfo": "processor\t: 0\nmodel name\t: CPU\ncpu MHz\t\t: 2000.000\n"
     "cache size\t: 1024 KB\nphysical id\t: 0\nsiblings\t: 1\ncore id\t\t: 0\ncpu cores\t: 1\n\n",
@@ -50,8 +53,7 @@ _CONTINUE, _GIVE_AND_ANSWER = 1, 2
 
 def give_names() -> None:
     """Give the user of the programs and their host the same names on all machines."""
-    names, ids = (os.environ["USER"], "x"), (os.getuid(), os.getgid())
-    user = pwd.struct_passwd((*names, *ids, "", os.environ["HOME"], "/bin/sh"))
+    user = pwd.struct_passwd(_USER)
     by_key = {user.pw_name: user, user.pw_uid: user}
     vars(pwd).update(getpwnam=by_key.__getitem__, getpwuid=by_key.__getitem__)
     system, _, *version = os.uname()

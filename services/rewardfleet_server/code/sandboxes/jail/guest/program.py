@@ -39,8 +39,8 @@ LOST_OUTPUT = 120
 #: CPython optimizes a function after eight calls, and its instructions after some more.
 _WARM_UPS = 30
 NO_PROCESSES = "the jail does not allow new processes"
-#: What the system, this jail and `tempfile` say of what is refused.
-_REFUSAL = re.compile("not permitted|denied|Read-only|the jail|No usable temporary directory")
+#: What the system and this jail say of what is refused.
+_REFUSAL = re.compile("not permitted|denied|Read-only|the jail")
 
 
 class Program:

@@ -71,6 +71,8 @@ def main() -> NoReturn:  # noqa: PLR0915 - the order matters
     missing = preload(config["preload"])
     explain_refusals()
     give_names()
+    if not config["writable"]:  # it would raise an error, also to packages that only ask for it
+        importlib.import_module("tempfile").tempdir = os.environ["HOME"]  # type: ignore[attr-defined]
     environment = packages()
     random.seed(0)
     base_bytes = mapped_bytes()
@@ -119,9 +121,7 @@ def main() -> NoReturn:  # noqa: PLR0915 - the order matters
     own.install()
     orders.close()
     writer.close()
-    supervisor = Supervisor(
-        channel, reader.fileno(), config["writable"], config["kept"], zygote_pid
-    )
+    supervisor = Supervisor(channel, reader.fileno(), config, zygote_pid)
     for listener in socket.recv_fds(reader, 1, 1)[1]:
         supervisor.machine = Machine(listener, [*config["readable"], *config["writable"]])
         supervisor.poll.register(listener, select.POLLIN)
@@ -246,19 +246,12 @@ class Supervisor:
     Args:
         channel: Leads to the service.
         runs: Descriptor from which the runs that the zygote started are read.
-        writable: Folders that programs may write to.
-        kept: Paths in these that are not removed.
+        config: What the service sent: it has the folders that programs may write to (`writable`),
+            and paths in these that are not removed (`kept`).
         zygote_pid: The process id of the zygote.
     """
 
-    def __init__(
-        self,
-        channel: socket.socket,
-        runs: int,
-        writable: list[str],
-        kept: list[str],
-        zygote_pid: int,
-    ) -> None:
+    def __init__(self, channel: socket.socket, runs: int, config: Any, zygote_pid: int) -> None:
         self.channel = channel
         self.machine: Machine | None = None  #: answers programs that open files
         self.runs = runs
@@ -268,8 +261,8 @@ class Supervisor:
         self.poll = select.poll()
         self.poll.register(channel, select.POLLIN)
         self.poll.register(runs, select.POLLIN)
-        self.writable = writable
-        self.kept = kept
+        self.writable: list[str] = config["writable"]
+        self.kept: list[str] = config["kept"]
         # Imported after the zygote has started: what it needs would make every fork slower.
         self.remove_tree = importlib.import_module("shutil").rmtree
         self.cores = len(os.sched_getaffinity(0))
