@@ -18,7 +18,7 @@ from typing import BinaryIO
 from .descriptors import ALL_SEALS, ANSWER, GIVE, RECEIVE
 
 _HOST = "jail"
-_USER = (os.environ["USER"], "x", os.getuid(), os.getgid(), "", os.environ["HOME"], "/bin/sh")
+_USER = (os.getenv("USER"), "x", os.getuid(), os.getgid(), "", os.getenv("HOME"), "/bin/sh")
 _CPU_FILES = "online possible present cpu0/topology/core_id cpu0/topology/physical_package_id"
 _FILES = {f"/sys/devices/system/cpu/{name}": "0\n" for name in _CPU_FILES.split()} | {
     "/sys/fs/cgroup/cpu.max": "max 100000\n",
