@@ -356,7 +356,7 @@ def test_a_fork_that_fails_is_an_internal_failure():
         for file in files:
             os.close(file)
         os.write(writer, message + STARTED.pack(0, -1, 0))  # as the zygote then reports
-        Supervisor(theirs, runs, [], [], 0).serve()
+        Supervisor(theirs, runs, {"writable": [], "kept": []}, 0).serve()
 
     with ThreadPoolExecutor(1) as threads:
         served = threads.submit(fail_and_serve)
