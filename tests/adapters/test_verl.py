@@ -199,7 +199,7 @@ async def test_clips_are_scored_for_the_task_in_the_ground_truth(score, make, se
     assert result == {"score": 0.7, **MARKS, **VIDEO_CAUSES}
     binary = await score("robot", "", task, {"clip": clip, "nframes": 2}, **options)
     assert binary["score"] == 1.0
-    with pytest.raises(InvalidRequest, match="no 'clip'"):
+    with pytest.raises(InvalidRequest, match="'clip' is missing"):
         await score("robot", "", task, {}, **options)
 
 
