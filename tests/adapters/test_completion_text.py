@@ -124,7 +124,9 @@ async def test_the_tests_may_be_in_another_field_and_others_be_fields_of_the_req
     row = {"checks": json.dumps(TESTS), "limits": None}
     assert await score(code_url, ECHO, {**row, "mode": "pass_rate"}, **options) == 0.5
     assert await score(code_url, ECHO, {**row, "mode": "all_pass"}, **options) == 0.0
-    with pytest.raises(InvalidRequest, match="(no column 'checks'; it has|'checks' is missing; there are): "):
+    with pytest.raises(
+        InvalidRequest, match="(no column 'checks'; it has|'checks' is missing; there are): "
+    ):
         await score(code_url, ECHO, {"mode": None, "tests": TESTS}, **options)
 
 
