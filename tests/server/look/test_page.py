@@ -130,7 +130,8 @@ def test_an_episode_shows_its_group_and_what_was_kept_and_why(serve_page):
 
 @pytest.fixture(scope="module")
 def code() -> Iterator[str]:
-    with serving(create_app(CodeSettings(cache_mb=0))) as url:
+    settings = CodeSettings(cache_mb=0, testlib_path=ROWS.parent / "code/testlib/testlib.h")
+    with serving(create_app(settings)) as url:
         yield url
 
 
