@@ -89,7 +89,9 @@ def test_options(case: tuple[list[str], int, str], urls: dict, tmp_path: Path, c
     assert said in "".join(capsys.readouterr())
 
 
-def test_what_is_scored_is_not_scored_again_and_services_are_started(tmp_path: Path, capsys):
+def test_what_is_scored_is_not_scored_again_and_services_are_started(
+    urls: dict, tmp_path: Path, capsys
+):
     """The same command goes on with what is there; other rows are refused."""
     rows = write(tmp_path / "rows.jsonl", [RIGHT])
     command = ["lint", str(rows), "-o", str(tmp_path / "out")]
@@ -101,6 +103,7 @@ def test_what_is_scored_is_not_scored_again_and_services_are_started(tmp_path: P
             '"cause":null', '"cause":"wrong_answer"'
         )
     )
+    command += ["--url", urls["answers"]]
     assert main(command) == 0
     assert "unreachable  a" in capsys.readouterr().out
     write(rows, [RIGHT, WRONG])
