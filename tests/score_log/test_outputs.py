@@ -46,7 +46,8 @@ ROWS: dict[str, tuple[list[dict[str, Any]], list[str], str]] = {
         [], "  | none",
     ),
     "episode": (
-        [{"uid": "a", "group": "g", "success": 1}, {"uid": "b", "group": "g", "success": 0}],
+        [{"uid": "a", "group": "g", "success": 1, "seed": 7},
+         {"uid": "b", "group": "g", "success": 0, "seed": 8}],
         ["--set", "normalize=group_std"], "the reward 0 is below 1",
     ),
     "answers": (
@@ -108,6 +109,8 @@ def test_every_command_takes_an_output_and_a_log(
     table.write_text("".join(json.dumps(each) + "\n" for each in rows))
     url, out = ["--url", serve(service)], Path(f"out-{service}")
     assert main(["score", service, str(table), *options, *url, "-o", str(out)]) == 0
+    if service == "episode":
+        assert "rewards: mean 0.5  p0 0 " in capsys.readouterr().err
 
     def printed(*words: str) -> str:
         capsys.readouterr()
@@ -128,6 +131,7 @@ def test_every_command_takes_an_output_and_a_log(
             worst = next(each for each in records if each["request"]["task_text"] == "stack it")
         story = printed("explain", str(source), "--id", worst["id"])
         assert told in story and (source == out) == (f"Input: {table}:2" in story), story
+        assert ("Its other columns: " in story) == (source == out)
         has_label = "success" in rows[0] and service != "episode"
         assert ("Its label `success`" in story) == (source == out and has_label)
         [step] = Records([source]).steps(Filter())[service]

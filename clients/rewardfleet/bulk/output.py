@@ -7,6 +7,7 @@ how.
 """
 
 import fcntl
+import itertools
 import json
 import os
 import sys
@@ -32,6 +33,12 @@ _JOURNAL, _INPUT, _LOCK = "journal.jsonl", "input.json", ".lock"
 _PART_ROWS, _PART_BYTES = 10_000, 64 * 2**20
 #: Rows that are objects in memory at a time: of more, the conversion takes a third longer.
 _SLICE = 500
+
+
+def read_records(folder: Path) -> Iterator[Record]:
+    """Yield the records of an output, whose `details` are fields of their own."""
+    for record in itertools.chain.from_iterable(map(_read, sorted(folder.glob("part-*")))):
+        yield {**record, "details": {}, **from_json(record["details"])}
 
 
 class Output:
@@ -151,14 +158,12 @@ def _opened(folder: Path, key: Mapping[str, Any]) -> int:
     """Lock a folder for an input until the result is closed; see `Output` for errors."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _INPUT
-    _check_input(path, key)
+    _outdated(path, key)
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _check_input(path, key)  # another command may have been here first
-        if path.exists() and _differences(path, key):  # nothing of it was scored
-            for old in _kept(folder):
-                old.unlink()
+        for old in _outdated(path, key):  # again: another command may have been here first
+            old.unlink()
         with new_file(path) as file:
             file.write(json.dumps(key, indent=1).encode())
     except BlockingIOError:
@@ -170,19 +175,24 @@ def _opened(folder: Path, key: Mapping[str, Any]) -> int:
     return lock
 
 
-def _check_input(path: Path, key: Mapping[str, Any]) -> None:
-    """Check that a folder belongs to an input, which its `input.json` says, or is empty."""
+def _outdated(path: Path, key: Mapping[str, Any]) -> list[Path]:
+    """Check that a folder belongs to an input, which its `input.json` says, or has no scores.
+
+    Return its files of another input, all of which failed.
+    """
     folder = path.parent
-    if path.exists():
-        other = _differences(path, key)
-        records = (record for kept in _kept(folder) for record in _read(kept))
-        if other and any(record["status"] != "error" for record in records):
+    if path.exists() and (other := _differences(path, key)):
+        found = [*folder.glob("part-*"), *folder.glob(_JOURNAL)]
+        if any(record["status"] != "error" for each in found for record in _read(each)):
             raise ValueError(
                 f"{folder} has the scores of another input or other options "
                 f"({', '.join(other)} differ, see {path}): give another -o"
             )
-    elif any(each.name not in {_LOCK, temporary_name(path)} for each in folder.iterdir()):
+        return found
+    own = {_LOCK, temporary_name(path)}
+    if not path.exists() and any(each.name not in own for each in folder.iterdir()):
         raise ValueError(f"{folder} has other files: give a new or an empty folder")
+    return []
 
 
 def _differences(path: Path, key: Mapping[str, Any]) -> list[str]:
@@ -196,11 +206,6 @@ def _differences(path: Path, key: Mapping[str, Any]) -> list[str]:
         return [name for name in key if found.get(name) != json.loads(json.dumps(key[name]))]
     except (ValueError, AttributeError):
         raise ValueError(f"{path} is not of this command: give another -o") from None
-
-
-def _kept(folder: Path) -> list[Path]:
-    """Return the files with scores of a folder."""
-    return [*folder.glob("part-*"), *folder.glob(_JOURNAL)]
 
 
 def _read(part: Path) -> Iterator[Record]:

@@ -2,11 +2,8 @@
 
 import json
 import time
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
-
-from pydantic_core import from_json
 
 from rewardfleet.score_log.record import (
     COLUMNS,
@@ -35,25 +32,15 @@ def records_of(scored: "Iterable[ScoredItem]", builder: "RequestBuilder") -> lis
     return [_record_of(each, builder, now) for each in scored]
 
 
-def read_records(folder: Path) -> Iterator[Record]:
-    """Yield the records of an output in JSON lines, whose `details` are fields of their own."""
-    for part in sorted(folder.glob("part-*.jsonl")):
-        with part.open("rb") as file:
-            for record in map(from_json, file):
-                yield {**record, "details": {}, **from_json(record["details"])}
-
-
 def _record_of(scored: "ScoredItem", builder: "RequestBuilder", now: float) -> Record:
     item, request, score = scored
     place = _encodable(item.place)
+    own = builder.service, now, request or Request(), score
+    record = record_of(Scored(*own, options=builder.options))
     if request is None:
-        record = record_of(Scored(builder.service, now, Request(), score))
-        record["request"] = None
         record["id"] = digest_of(json.dumps([item.row.place, item.completion]))
-    else:
-        record = record_of(Scored(builder.service, now, request, score, options=builder.options))
-        if len(record["request"]) > MAX_RECORD_BYTES:  # more than readers take
-            record["request"] = None
+    if request is None or len(record["request"]) > MAX_RECORD_BYTES:  # more than readers take
+        record["request"] = None
     path = builder.clip_path(item.row)
     return {
         "row": item.index,

@@ -132,7 +132,8 @@ class RequestBuilder:
             raise InvalidRequest(item.error)
         try:
             if self.options is not None:
-                return self.declared.request(**{"uid": str(item.index), **given(item.row.fields)})
+                fields = given(item.row.fields, self.declared.client.request_type.model_fields)
+                return self.declared.request(**{"uid": str(item.index), **fields})
             if self.declared.scores == "clip":
                 return self._video(item.row)
             return self._text(item)
@@ -153,19 +154,16 @@ class RequestBuilder:
     def metadata_of(self, row: Row) -> dict[str, Any]:
         """Return the columns with numbers, short texts and truth values that no request has."""
         named, truths = self.columns, (self.declared.truth, "ground_truth")
-        used = {
-            *self.declared.client.request_type.model_fields,
-            self._completion_column(row),
-            _column(row, named.tests_column, truths),
-            _column(row, named.clip_column, _CLIP),
-            _column(row, named.task_column, _TASK),
-        }
+        of_clip = _column(row, named.clip_column, _CLIP), _column(row, named.task_column, _TASK)
+        of_text = self._completion_column(row), _column(row, named.tests_column, truths)
+        more = {"clip": of_clip, "text": of_text}.get(self.declared.scores, ())
+        used = {*self.declared.client.request_type.model_fields, *more}
         return {
             name: value
             for name, value in row.fields.items()
             if name not in used
             and isinstance(value, bool | int | float | str)
-            and not (isinstance(value, str) and len(value) > _MAX_METADATA)
+            and len(str(value)) <= _MAX_METADATA
         }
 
     def _completions(self, row: Row) -> list[Any] | None:

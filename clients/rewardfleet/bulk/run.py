@@ -154,23 +154,21 @@ class Run:
                     is_read = not chunk
                     if chunk:
                         tasks[asyncio.create_task(self._scored(chunk))] = chunk
-                if not tasks:
-                    if held:
-                        await self._check_changes(held)
-                        await keep(held)
-                    return
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    del tasks[task]
-                    self._limit.record([each.score for each in task.result()])
-                    held += task.result()
+                if tasks:
+                    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        del tasks[task]
+                        self._limit.record([each.score for each in task.result()])
+                        held += task.result()
                     if not is_checked and len(held) < _FIRST and all(map(_is_invalid, held)):
                         continue
-                    if not is_checked:
-                        await self._check_changes(held)
-                        is_checked = True
-                    await keep(held)
-                    held = []
+                elif not held:
+                    return
+                if not is_checked:
+                    await self._check_changes(held)
+                    is_checked = True
+                await keep(held)
+                held = []
         finally:
             for task in tasks:
                 task.cancel()

@@ -7,12 +7,12 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 
 from rewardfleet.score_log.record import Record
 from rewardfleet.story import cause_of
+from rewardfleet.wire.score import reward_of
 
 #: How many items are named.
 _NAMED = 5
@@ -27,8 +27,7 @@ class Summary:
     statuses: Counter[str] = field(default_factory=Counter)
     #: Items without a score, by status and cause, or kind of error.
     causes: Counter[str] = field(default_factory=Counter)
-    scores: "array[float]" = field(default_factory=lambda: array("d"))
-    total: float = 0.0  #: of the scores
+    rewards: "array[float]" = field(default_factory=lambda: array("d"))
     cached: int = 0
     suspicious: int = 0
     #: The items with suspicions that came first, and what is suspicious.
@@ -43,29 +42,33 @@ class Summary:
         self.rows += not record["completion"]
         self.statuses[record["status"]] += 1
         self.cached += bool(record["cached"])
-        if (score := record["score"]) is not None:
-            self.scores.append(score)
-            self.total += score
+        # Parsing takes longer than the rest.
+        has_more = '"suspicions"' in record["details"] or record["service"] == "episode"
+        details = json.loads(record["details"]) if has_more else {}
+        score = {**details, "score": record["score"]}
+        if (reward := reward_of(record["service"], score)) is not None:
+            self.rewards.append(reward)
         else:
             self._add_missing(record)
-        has_suspicions = '"suspicions"' in record["details"]  # parsing takes longer than the rest
-        if found := has_suspicions and json.loads(record["details"]).get("suspicions"):
+        if found := details.get("suspicions"):
             self.suspicious += 1
             if len(self.suspicions) < _NAMED:
                 self.suspicions.append((record["place"], "; ".join(found)))
         slow = record["timing_ms_total"] or 0.0, -record["row"], record["place"]
-        _keep_largest(self._slowest, slow)
+        heapq.heappush(self._slowest, slow)
+        if len(self._slowest) > _NAMED:
+            heapq.heappop(self._slowest)
 
     def _add_missing(self, record: Record) -> None:
         """Count a record without a score, and keep why it has none."""
-        error = {"kind": record["error_kind"]}
-        meaning, fix = cause_of(record["service"], {"cause": record["cause"], "error": error})
+        name = record["error_kind"] or record["cause"]
+        meaning, fix = cause_of(record["service"], {"cause": name})
         if record["status"] == "error":
             reason = record["error_detail"]
             fix = "-o FOLDER --retry-failed scores these again" if record["error_retryable"] else ""
         else:
             reason = json.loads(record["details"]).get("model_output") or meaning
-        cause = f"{record['status']}, {record['error_kind'] or record['cause']}"
+        cause = f"{record['status']}, {name}"
         self.causes[cause] += 1
         self._fixes[cause] = fix
         first = self._reasons.setdefault(cause, {})
@@ -85,19 +88,17 @@ class Summary:
 
     @property
     def mean(self) -> float | None:
-        """The mean of the scores; None if there are none."""
-        return self.total / len(self.scores) if self.scores else None
+        """The mean of the rewards; None if there are none."""
+        return float(np.mean(self.rewards)) if self.rewards else None
 
     def lines(self) -> list[str]:
         """Return the summary as lines of text."""
         counts = ", ".join(f"{name} {count:,}" for name, count in sorted(self.statuses.items()))
         lines = [f"{self.items:,} items: {counts or 'none'}; from the cache {self.cached:,}"]
-        if self.scores:
-            values = np.percentile(self.scores, _QUANTILES)
-            shown = "  ".join(
-                f"p{at} {value:.4g}" for at, value in zip(_QUANTILES, values, strict=True)
-            )
-            lines += [f"scores: mean {self.mean:.4g}  {shown}"]
+        if self.rewards:
+            values = zip(_QUANTILES, np.percentile(self.rewards, _QUANTILES), strict=True)
+            shown = "  ".join(f"p{at} {value:.4g}" for at, value in values)
+            lines += [f"rewards: mean {self.mean:.4g}  {shown}"]
         for cause, count in self.causes.most_common():
             lines += [f"{cause}: {count:,}"]
             first = sorted(self._reasons[cause].items(), key=itemgetter(1))
@@ -109,9 +110,3 @@ class Summary:
             lines += [f"suspicions: {self.suspicious:,} items"]
             lines += [f"  {place}: {text}" for place, text in self.suspicions]
         return lines
-
-
-def _keep_largest(heap: list[Any], item: Any) -> None:
-    heapq.heappush(heap, item)
-    if len(heap) > _NAMED:
-        heapq.heappop(heap)

@@ -27,11 +27,11 @@ _SHARE = click.FloatRange(0.001, 0.5)
     type=click.Choice(["platt", "isotonic", "per-task"]),
     default="platt",
     show_default=True,
-    help="platt: a logistic function. per-task: with an offset for each task, shrunk towards 0. "
-    "isotonic: any function that rises; for hundreds of labels.",
+    help="Map of scores: platt, a logistic function; per-task, one with an offset for each task, "
+    "shrunk towards 0; isotonic, any function that rises, for hundreds of labels.",
 )
 @number("--false-positives", "SHARE", "Largest share of accepted failures.", 0.05, of=_SHARE)
-@number("--confidence", "SHARE", "Its confidence level.", 0.95, of=click.FloatRange(0.5, 0.999))
+@number("--confidence", "SHARE", "Level of confidence.", 0.95, of=click.FloatRange(0.5, 0.999))
 def command(
     folder: Path, output: Path, kind: str, false_positives: float, confidence: float
 ) -> None:

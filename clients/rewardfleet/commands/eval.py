@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rewardfleet.bulk.records import read_records
+from rewardfleet.bulk.output import read_records
 from rewardfleet.bulk.requests import Columns
 from rewardfleet.bulk.rows import open_sources
 from rewardfleet.evaluation import check_packages

@@ -61,8 +61,8 @@ class ExpectedResult:
 @click.option(
     "--mode",
     type=click.Choice(["pass_rate", "all_pass"]),
-    help="pass_rate: the share of tests passed. all_pass: 1 or 0.  [default: that in the file of "
-    "--tests, or pass_rate]",
+    help="Reward: pass_rate, the share of tests passed, or all_pass, 1 or 0.  [default: that in "
+    "the file of --tests, or pass_rate]",
 )
 @one_url("Base URL of the fleet or of the service.")
 @TIMEOUT

@@ -52,7 +52,7 @@ class _Accepted:
 @path_option(
     "-o",
     "FOLDER",
-    "Gets lint.json, lint.html and the scores; the same command goes on with what is there.",
+    "Folder for lint.json, lint.html and the scores; the same command goes on with it.",
     "--output",
 )
 @click.option(
@@ -66,7 +66,7 @@ class _Accepted:
     envvar="REWARDFLEET_URL",
     show_envvar=True,
     metavar="URL",
-    help="Of a fleet or of the service; several are replicas.",
+    help="Base URL of a fleet or of the service; may be repeated for replicas.",
 )
 @column("id", "the name of a row, which findings have")
 @column("tests", "the tests, or the ground truth")

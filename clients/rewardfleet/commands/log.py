@@ -32,12 +32,13 @@ LOGS = click.argument(
 def filters(function: Callable[..., T]) -> Callable[..., T]:
     """Add the options that select records, which are the fields of `Filters`."""
     options = [
-        click.option("--service", metavar="NAME", help="Only the service NAME."),
-        click.option("--run", metavar="NAME", help="Only the training run NAME."),
+        click.option("--service", metavar="NAME", help="Take only records of the service NAME."),
+        click.option("--run", metavar="NAME", help="Take only records of the training run NAME."),
         click.option(
             "--where",
             metavar="SQL",
-            help="A condition in DuckDB's SQL, e.g. \"step = 3 AND status = 'error'\".",
+            help="Take only records that meet a condition in DuckDB's SQL, e.g. "
+            "\"step = 3 AND status = 'error'\".",
         ),
     ]
     for option in reversed(options):
@@ -80,17 +81,17 @@ def list_records(folders: Sequence[Path], limit: int, as_json: bool, **given: An
     help="A column by which to count. Can be repeated.",
 )
 def count(folders: Sequence[Path], by: Sequence[str], **given: Any) -> None:
-    """Print the number of records by columns, and their mean score."""
+    """Print the number of records by columns, and their mean reward."""
     names = ", ".join(by)
     with open_log(folders) as connection:
         condition, values = Filters(**given).sql()
         rows = query(
             connection,
-            f"SELECT {names}, count(*), avg(score), min(sample_rate) FROM scores "  # noqa: S608 - names of columns
+            f"SELECT {names}, count(*), avg(reward), min(sample_rate) FROM scores "  # noqa: S608 - names of columns
             f"WHERE {condition} GROUP BY {names} ORDER BY {names}",
             values,
         )
-    head = [*by, "records", "mean score", "kept"]
+    head = [*by, "records", "mean reward", "kept"]
     cells = [[cell(name, value) for name, value in zip(head, row, strict=True)] for row in rows]
     click.echo(table(head, cells))
 
@@ -98,7 +99,7 @@ def count(folders: Sequence[Path], by: Sequence[str], **given: Any) -> None:
 @command.command(help="Export records of score logs and outputs, for other viewers.")
 @LOGS
 @filters
-@number("--limit", "N", "Export the newest N, all in memory.", 1000, of=click.IntRange(1))
+@number("--limit", "N", "Export the newest N records, all in memory.", 1000, of=click.IntRange(1))
 @path_option("--inspect", "FOLDER", "Folder for logs of Inspect.", "out", required=True)
 def export(folders: Sequence[Path], out: Path, limit: int, **given: Any) -> int:
     """Write logs of Inspect; return 1 if there is no record."""

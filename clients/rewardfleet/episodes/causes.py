@@ -20,7 +20,7 @@ _Causes = NDArray[Any]
 def causes_of(
     rewards: Rewards, scores: Floats, in_equal_group: Bools, options: EpisodeOptions
 ) -> list[EpisodeCause | ErrorKind | None]:
-    """Return the cause of each score, N of them; None for a score of 1 or more.
+    """Return the cause of each score, N of them; None for a reward of 1 or more that can differ.
 
     Args:
         rewards: The rewards before normalization.
@@ -30,14 +30,12 @@ def causes_of(
     """
     batch = rewards.batch
     found: _Causes = np.full(len(batch), None)
-    is_low = batch.ok & (scores < 1)
-    found[is_low] = EpisodeCause.NORMALIZED
-    has_low_reward = is_low & (rewards.values < 1)
+    has_low_reward = batch.ok & (rewards.values < 1)
     for kind in batch.columns.kinds:
         mask = has_low_reward & batch.columns.is_kind(kind)
         if mask.any():
             found[mask] = _of_kind(kind, rewards, options)[mask]
-    found[is_low & in_equal_group & (scores == 0)] = EpisodeCause.NO_VARIANCE
+    found[batch.ok & in_equal_group & (scores == 0)] = EpisodeCause.NO_VARIANCE
     causes: list[EpisodeCause | ErrorKind | None] = found.tolist()
     for index, error in batch.reasons.items():
         causes[index] = _of_abstention(batch, index) if error is None else error.kind

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rewardfleet.bulk.records import read_records
+from rewardfleet.bulk.output import read_records
 from rewardfleet.bulk.requests import Columns, Item, RequestBuilder
 from rewardfleet.bulk.rows import Row, open_sources
 from rewardfleet.lazy import Lazy

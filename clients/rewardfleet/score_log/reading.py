@@ -202,5 +202,5 @@ def _empty(types: Mapping[str, str]) -> str:
     return f"SELECT {nulls} WHERE false"
 
 
-_ALL = {name: _TYPES[kind] for name, kind in {**COLUMNS, **OF_INPUT}.items()}
-_EMPTY = _empty(_ALL | {"source": "VARCHAR"})
+_ALL = COLUMNS | OF_INPUT | {"source": "string"}
+_EMPTY = _empty({name: _TYPES[kind] for name, kind in _ALL.items()})

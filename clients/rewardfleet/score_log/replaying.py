@@ -154,7 +154,9 @@ class ReplayBuilder(RequestBuilder):
     def _with_clip(self, fields: dict[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
         if "video_path" in fields or "***" not in fields.get("video_url", "***"):
             return fields
-        if (content := self._content(record["path"], fields.get("sha256"))) is not None:
+        path = Path(record["path"] or "")  # of an input
+        content = path.read_bytes() if path.is_file() else b""
+        if hashlib.sha256(content).hexdigest() == fields.get("sha256"):  # it has not changed
             given = {name: value for name, value in fields.items() if name != "sha256"}
             return {**given, "video_base64": content}
         if record["frames"] is None:
@@ -165,14 +167,6 @@ class ReplayBuilder(RequestBuilder):
         seen = json.loads(record["provenance"] or "{}").get("frames") or {}
         frames = frames_of(record["frames"], len(seen.get("indices", ())))
         return {**left, "frames_base64": [encode_png(frame) for frame in frames]}
-
-    @staticmethod
-    def _content(path: str | None, sha256: str | None) -> bytes | None:
-        """Return the file of an input's clip; None if there is none, or it has changed."""
-        if path is None or not Path(path).is_file():
-            return None
-        content = Path(path).read_bytes()
-        return content if hashlib.sha256(content).hexdigest() == sha256 else None
 
 
 def changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

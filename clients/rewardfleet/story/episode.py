@@ -17,20 +17,16 @@ def story_of_episode(request: Mapping[str, Any], score: Mapping[str, Any]) -> It
     given = {name: request[name] for name in NUMBERS if request.get(name) is not None}
     if steps := request.get("step_rewards"):
         given["sum of step_rewards"] = number(sum(steps))
-    if request.get("visual_success") is not None:
-        video = request["visual_success"]
+    if (video := request.get("visual_success")) is not None:
         given["visual_success"] = video.get("score") if isinstance(video, dict) else video
     if given:
         yield "It brought: " + quoted(", ".join(f"{name} {value}" for name, value in given.items()))
-    figures = figures_of(score)
-    figures.pop("normalized", None)  # the score
-    reward = reward_of("episode", score)
-    figures.pop("reward", None)
-    parts = ", ".join(f"{name} {number(value)}" for name, value in figures.items())
+    figures, reward = figures_of(score), reward_of("episode", score)
+    own = {"normalized", "reward"}  # which are told by themselves
+    parts = ", ".join(f"{name} {number(figures[name])}" for name in figures if name not in own)
     if reward is not None:
         yield f"Reward: {number(reward)}{f' ({quoted(parts)})' if parts else ''}"
-    options = request.get("options") or {}
-    normalize = options.get("normalize", "none")
+    normalize = (request.get("options") or {}).get("normalize", "none")
     if normalize != "none" and score.get("score") is not None:
         yield f"Normalized by {normalize}: {number(score['score'])}"
     if score.get("drop_reason"):

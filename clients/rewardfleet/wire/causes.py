@@ -341,8 +341,8 @@ class AnswersCause(Cause):
 class EpisodeCause(Cause):
     """Causes of the episode service.
 
-    A score has a cause if it is below 1. Except for `no_variance` and `normalized`, it is that of
-    the reward before normalization.
+    A score has a cause if its reward, which is that before normalization, is below 1; and if the
+    score is 0 as the rewards of its group are all equal.
     """
 
     NO_VARIANCE = (
@@ -396,11 +396,6 @@ class EpisodeCause(Cause):
         "low_objectives",
         "The weighted sum of the objectives is below 1; `components` has each of them.",
         "Better objectives, or other `weights`.",
-    )
-    NORMALIZED = (
-        "normalized",
-        "The reward is 1 or more; normalization made a lower score of it.",
-        "None is needed: the score says how much better it is than others.",
     )
     MASKED = (
         "masked",

@@ -20,5 +20,5 @@ class AnswersSettings(CacheSettings):
     accept: Literal["both", "any"] = setting("any", "Which of both checkers must find a formula right: both, or any of them.", metavar="WHICH")
     workers: PositiveInt = setting(help_text="Checks that use a core at the same time; others go on at a lower priority.", default_factory=usable_cores, shown="one per core")
     max_cpu_s: PositiveFloat = setting(3.0, "Most seconds of CPU time of a check.")
-    max_memory_mb: PositiveInt = setting(512, "Most MiB of a check, besides that of the libraries.")
+    max_memory_mb: PositiveInt = setting(512, "Most MiB of memory of a check, besides that of the libraries.")
     # fmt: on

@@ -20,9 +20,11 @@ def command() -> None:
     "--packages",
     multiple=True,
     metavar="PACKAGES",
-    help="Like the flag of `serve code`.  [default: numpy,pytest,sortedcontainers]",
+    help="Packages, as `serve code` takes them.  [default: numpy,pytest,sortedcontainers]",
 )
-@click.option("--python", metavar="FILE", help="Like the flag of `serve code`.")
+@click.option(
+    "--python", metavar="FILE", help="Interpreter that runs programs, as `serve code` has it."
+)
 def build(packages: tuple[str, ...], python: str | None) -> None:
     """Build the environment that `serve code` uses with the same flags."""
     flags = {"packages": packages, "python": python}

@@ -114,7 +114,7 @@ class VideoSettings(CacheSettings):
     openai_model: str | None = setting(None, "Model to request from --openai-url.")
     custom_backend_factory: str | None = setting(None, "pkg.mod:function that builds your own judge, named by --backend.", metavar="FUNCTION")
     set: Annotated[list[str], NoDecode, _SPLIT_PAIRS] = setting([], "A setting below, or an option of the judge, see `rewardfleet judges JUDGE`: top_p=0.9, or JUDGE.top_p=0.9 of several; repeatable.", metavar="NAME=VALUE")
-    calibration: FilePath | None = setting(None, "Calibration of `rewardfleet calibrate`, of the same judge.")
+    calibration: FilePath | None = setting(None, "File of `rewardfleet calibrate`, made with the same judge.")
     label_fraction: float = setting(0.0, "Share of scores drawn for people to label; needs --score-log.", ge=0, le=1, metavar="SHARE")
     abstention: Annotated[Literal["null", "error"] | float, BeforeValidator(_read_abstention)] = setting("null", "Answer where a judge abstains: null, a score of null; error, the HTTP error `abstained`; a number in [0, 1], null, and on /rlinf/score, which it opens, the number.", metavar="null|error|NUMBER")
     recording_faults: Literal["abstain", "trim", "judge"] = setting("abstain", "For clips with frames that no policy makes: abstain, trim their end, or judge them.", metavar="MODE")

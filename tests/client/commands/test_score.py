@@ -241,6 +241,7 @@ def test_a_group_is_scored_again_as_a_whole(
     found[3] |= {"score": None, "status": "error", "error_kind": "unavailable"}
     other = next(i for i, each in enumerate(lines) if i != 3 and each["group"] == lines[3]["group"])
     found[other]["score"] = 99.0
+    found = [{**each, "details": json.dumps(each["details"])} for each in found]
     write_rows(tmp_path / "out" / "part-00001.jsonl", found[12:])
     write_rows(tmp_path / "out" / "part-00000.jsonl", found[:12])
     status, found = score(path, *words, "--retry-failed", **options)

@@ -58,7 +58,7 @@ _COMMON: list[Callable[[Any], Any]] = [
 _OWN = {
     "clip": [
         column("clip", "the path or the content of a clip"),
-        column("task", "its task"),
+        column("task", "the task of a clip"),
         click.option("--task", metavar="TEXT", help="The task of clips without one."),
         click.option("--camera", metavar="NAME", help="Camera of a LeRobot data set."),
         click.option(
@@ -85,7 +85,7 @@ def _command_of(service: str) -> click.Command:
         multiple=True,
         envvar=variables,
         metavar="URL",
-        help=f"Base URL of a fleet or of the service; several are replicas.  [env var: "
+        help="Base URL of a fleet or of the service; may be repeated for replicas.  [env var: "
         f"{', '.join(variables)}; default: {default_url(service)}]",
     )
 

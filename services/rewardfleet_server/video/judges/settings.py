@@ -69,9 +69,9 @@ class SamplingSettings(JudgeSettings):
 
     # One line per setting.
     # fmt: off
-    prompt_template: Template | None = own(None, "Prompt; {task} stands for the task's text. Default: that of the readout.")
+    prompt_template: Template | None = own(None, "Prompt of the judge; {task} stands for the task's text. Default: that of the readout.")
     temperature: float = own(0.0, "Sampling temperature. Scores sampled above 0 are not cached.", ge=0, le=2)
-    top_p: float = own(0.001, "Nucleus sampling.", gt=0, le=1)
+    top_p: float = own(0.001, "Share of the most likely tokens that are sampled from (nucleus sampling).", gt=0, le=1)
     max_tokens: PositiveInt = own(64, "Most tokens of the answer. If a longer answer is cut, the judge abstains.")
     # fmt: on
 

@@ -61,7 +61,7 @@ class EitherEngineSettings(VllmSettings, TransformersSettings):
         for name in settings.model_fields.keys() - ModelSettings.model_fields.keys()
     }
 
-    engine: Literal["vllm", "transformers"] = own("vllm", "What runs the model.")
+    engine: Literal["vllm", "transformers"] = own("vllm", "Library that runs the model: vllm or transformers.")
     prompts: FilePath | None = own(None, "A file of the authors with their prompts, which replace the shipped ones. It is parsed, not executed.")
 
     @property
