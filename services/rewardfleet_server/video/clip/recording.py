@@ -25,11 +25,10 @@ _STANDS_OUT, _LATE_STANDS_OUT, _LEAST = 1.0, 0.6, 0.01  # what steps must have, 
 _CHANGED, _REACH = 0.5, np.ones((7, 7), np.uint8)  # a changed pixel; what moves is not new so near
 _LEAST_SIDE = 12  # of pictures in which motion is found, in pixels
 _CHANGES_MORE = 1.2  # than the steps beside it, whatever the light, if the first scene is not back
-_NEARLY_BACK = 0.85  # how far the first scene is after a reset, as a part of the step
-# A logistic regression, fitted on every other clip of DROID and LIBERO: its offset, what is
-# added for one of the last steps, and the weights of how far the first scene is, of the logarithms
-# of how far the step stands out, of what motion leaves unexplained, and of what is new.
-_OFFSET, _IS_LATE, _OF_BACK, _OF_OUT, _OF_UNEXPLAINED, _OF_NEW = 12.6, 4.8, -4.2, 5.0, 8.3, 1.8
+_NEARLY_BACK, _FARTHEST = 0.85, 1.3  # of the step: the first scene after a reset; if late, at most
+# A logistic regression of half of DROID and LIBERO: offset, what one of the last steps adds, weight
+# of how far the first scene is, and of logarithms: stands out, motion leaves unexplained, is new.
+_OFFSET, _IS_LATE, _OF_BACK, _OF_OUT, _OF_UNEXPLAINED, _OF_NEW = 12.1, 4.8, -4.2, 5.0, 8.3, 1.8
 _WINDOW, _FAINT = (5, 5), 9.0  # in which patterns are compared, and the variance of none
 # Deviations of a blank frame and of another one that neighbors share, and their share in noise.
 _FLAT, _PICTURE, _LOST = 3.0, 12.0, 0.3
@@ -106,6 +105,7 @@ def _cut(pictures: Sequence[Gray], out: NDArray[Any], index: int) -> list[Fault]
     if (change := changed.mean()) < _LEAST:
         return []
     back, is_new = _patterns(pictures[0], after).mean() / change, changed > _CHANGED
+    back = min(back, _FARTHEST) if is_late else back  # a robot may end far from its start
     score = _OFFSET + _IS_LATE * is_late + _OF_BACK * back + _OF_OUT * math.log(out[index] + 0.1)
     if score + _OF_NEW * math.log(is_new.mean() + 0.001) < 0:  # no cut, whatever else is found
         return []
