@@ -39,7 +39,9 @@ _MAX_OUTPUT = 100_000
 _MAX_REASON = 400
 #: The line of a traceback that says what was raised, what names the package of a frame, and a
 #: line that names a missing module.
-_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|Warning)\b.*", re.MULTILINE)
+_ERROR = re.compile(
+    r"(?m)^(?: {4}.*\n(?=[\w.]+(?::|$))|(?=[\w.]*(?:Error|Exception|Exit|Interrupt|Warning)\b))(.*)"
+)
 _INSTALLED = re.compile(r"-packages/(\w{1,100})")
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w{1,100})")
 #: Seconds of one step of a build, e.g. of a download from a slow registry.

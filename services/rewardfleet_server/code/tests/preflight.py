@@ -177,7 +177,7 @@ class Preflight:
         import_errors = _IMPORT_ERROR.findall(stderr)
         if not import_errors:
             where = (_PLACE.findall(stderr) or ["tests.setup"])[-1]
-            error = last_error(stderr)[:_MAX_REASON] or failed
+            error = last_error(stderr)[:_MAX_REASON] or failed or "its process exits"
             return f"{where}: fails without the program: {error}"
         message = f"tests: an import fails: {import_errors[-1][:_MAX_REASON] or 'ImportError'}"
         module = _MODULE.search(message)

@@ -125,10 +125,12 @@ class Side(Exceptions):
         #: Objects that are being filled: to fill a set, the other side may have to hash its items.
         self._incomplete: set[int] = set()
 
-    def share_class(self, name: str, kind: type) -> None:
-        """Note a class that both sides have."""
-        self.classes[name] = kind
-        self.class_names[kind] = name
+    def share_class(self, name: str, value: Any) -> None:
+        """Note a variable that both sides have, if its value is a class of the setup or program."""
+        # `isinstance` would ask an object such as Django's settings for its class, which may fail.
+        if issubclass(type(value), type) and value.__module__ == "program":
+            self.classes[name] = value
+            self.class_names[value] = name
 
     # Messages
 
@@ -497,8 +499,7 @@ class ProgramSide(Side):
         self._setup = dict(self._namespace)
         self._builtins = dict(vars(builtins))
         for name, value in self._setup.items():
-            if isinstance(value, type) and value.__module__ == self._namespace["__name__"]:
-                self.share_class(name, value)
+            self.share_class(name, value)
 
     def exception_class(self, names: Sequence[Any], *proxy: Any) -> type[BaseException]:
         """Return a class of the program, if it has one with this name and these bases."""
@@ -516,9 +517,7 @@ class ProgramSide(Side):
             if name not in self._setup or self._setup[name] is not value
         ]
         for name in self.classes:  # the program may repeat a class of the setup
-            value = self._namespace.get(name)
-            if isinstance(value, type):
-                self.share_class(name, value)
+            self.share_class(name, self._namespace.get(name))
         with contextlib.suppress(Gone):
             self.send({"names": own})
             while True:

@@ -159,12 +159,11 @@ class Tester:
         counts = "assert" in self.script.setup
         try:
             exec(compiled(self.setup, "setup.py", counts=counts), self.namespace)
+            for name, value in self.namespace.items():
+                self.side.share_class(name, value)
         except BaseException as error:
             show(error, err)
             return
-        for name, value in self.namespace.items():
-            if isinstance(value, type) and value.__module__ == "program":
-                self.side.share_class(name, value)
         self.names = {str(name) for name in self.side.receive().get("names", ())}
         self.namespace.program_has_run = True
         for check in self.script.checks:
