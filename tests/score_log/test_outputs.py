@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow.parquet
 import pytest
 
 from rewardfleet.commands.main import main
@@ -182,6 +183,29 @@ def check_clips(out: Path, url: list[str]) -> None:
         frames = sorted(page.get(f"/record/{each}/frames").status_code for each in numbers)
     assert frames == [200, 404]
     assert main(["score", "replay", str(out), "-o", "changed", *url]) == 1
+
+
+def test_clips_of_a_table_are_those_in_its_rows_while_they_have_not_changed(
+    tmp_path: Path, serve: Callable[[str], str], monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    clip = LONG_CLIP.read_bytes()
+    rows = [
+        {"video": {"bytes": each, "path": None}, "task": "stack"} for each in (clip, clip + b" ")
+    ]
+    url, out = ["--url", serve("video")], Path("out")
+    for shown, table in ([200, 200], rows), ([200, 404], [rows[0], rows[0]]), ([404, 404], []):
+        pyarrow.parquet.write_table(
+            pyarrow.Table.from_pylist(table or [{"task": "a"}]), "a.parquet"
+        )
+        if not out.exists():
+            assert main(["score", "video", "a.parquet", "-o", str(out), *url]) == 0
+        with page_of(out, Path("none.jsonl")) as page:
+            numbers = [part.split('"')[0] for part in page.get("/").text.split('data-n="')[1:]]
+            frames = sorted(page.get(f"/record/{each}/frames").status_code for each in numbers)
+        assert frames == shown
+        replayed = main(["score", "replay", str(out), "-o", f"again-{shown}", *url])
+        assert replayed == shown.count(404)  # 2 if none has a score
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Scoring what a log has again: its requests, and what changes in scores, groups and advantages."""
 
-import hashlib
 import itertools
 import json
 import math
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewardfleet.arrays import encode_png
+from rewardfleet.bulk.clips import clip_of
 from rewardfleet.bulk.requests import Item, RequestBuilder
 from rewardfleet.bulk.rows import Row
 from rewardfleet.episodes import RunningMeanStd, aggregate, compute_rewards, validate_batch
@@ -127,7 +127,7 @@ class ReplayBuilder(RequestBuilder):
         self, connection: "duckdb.DuckDBPyConnection", selected: Selected
     ) -> Iterator[Item]:
         """Yield one item for each request."""
-        columns = ("id", "step", "request", "frames", "provenance", "path")
+        columns = ("id", "step", "request", "frames", "provenance", "path", "place")
         names = ", ".join(f"any_value({name})" for name in columns)
         sql = f"SELECT {selected.key}, {names} FROM scores WHERE {selected.condition}"
         rows = rows_of(connection, f"{sql} GROUP BY 1 ORDER BY min(time), 1", selected.values)
@@ -154,9 +154,7 @@ class ReplayBuilder(RequestBuilder):
     def _with_clip(self, fields: dict[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
         if "video_path" in fields or "***" not in fields.get("video_url", "***"):
             return fields
-        path = Path(record["path"] or "")  # of an input
-        content = path.read_bytes() if path.is_file() else b""
-        if hashlib.sha256(content).hexdigest() == fields.get("sha256"):  # it has not changed
+        if content := clip_of(record, fields.get("sha256")):  # of an input
             given = {name: value for name, value in fields.items() if name != "sha256"}
             return {**given, "video_base64": content}
         if record["frames"] is None:

@@ -1,6 +1,7 @@
 """`rewardfleet look`: a page that shows what was scored."""
 
 import functools
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rewardfleet.bulk.clips import clip_of
 from rewardfleet.commands.options import grouped, path_option
 from rewardfleet.score_log.copying import copied
 from rewardfleet.wire.optional_imports import require
@@ -111,9 +113,18 @@ def strips(roots: Sequence[Path]) -> Callable[[Mapping[str, Any]], bytes | None]
     def strip_of(request: Mapping[str, Any]) -> bytes | None:
         if "path" not in request:
             return decoder(tuple(roots)).strip_of(request)
-        path = Path(request["path"])
-        if not path.is_file():
+        if request["path"] is not None:
+            path = Path(request["path"])
+            if not path.is_file():
+                return None
+            return decoder((path.parent,)).strip_of({**request, "video_path": path.name})
+        content = clip_of(request, request.get("sha256"))
+        if content is None:
             return None
-        return decoder((path.parent,)).strip_of({**request, "video_path": path.name})
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            path = Path(file.name)
+            return decoder((path.parent,)).strip_of({**request, "video_path": path.name})
 
     return strip_of

@@ -94,7 +94,7 @@ class Records:
         folders: The logs and outputs.
         copies: Logs of running services.
         decode: Returns frames of the clip or reference that has a `video_path`, or of an input, a
-            `path`; None if it cannot.
+            `path` and a `place`; None if it cannot.
 
     Raises:
         ValueError: A folder is neither, or DuckDB is not installed.
@@ -210,9 +210,11 @@ class Records:
         """Return the frames of a clip as one JPEG; None if they are not to be had."""
         if not record["has_frames"]:
             request = json.loads(record["request"] or "{}")
-            if record["path"] is not None:  # of an input, whose owner gave the output as well
-                return self.decode({**request, "path": record["path"]})
-            return self.decode(request) if "video_path" in request else None
+            if "video_path" in request and record["path"] is None:
+                return self.decode(request)
+            if record["place"] is None:  # not of an input, whose owner gave the output as well
+                return None
+            return self.decode({**request, "path": record["path"], "place": record["place"]})
         sql = "SELECT frames FROM scores WHERE source = ? AND id = ? AND frames IS NOT NULL"
         with open_log(self._folders) as log, suppress(ValueError):  # its file may be replaced now
             for (frames,) in query(log, sql, [record["file"], record["id"]]):
