@@ -96,13 +96,13 @@ class ServerSettings(BaseSettings):
     max_body_mb: PositiveInt = setting(64, "Largest request body or video file in MiB.")
     deadline_s: float = setting(120.0, "Most seconds of a request, including its wait.", gt=0)
     shutdown_timeout_s: float = setting(30.0, "Most seconds for admitted requests after SIGTERM.", ge=0)
-    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Log level: debug, info, warning (which leaves out requests) or error.", metavar="LEVEL")
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Log level: debug, info, warning (no requests) or error.", metavar="LEVEL")
     log_sample_rate: float = setting(1.0, "Share of the successful requests that are logged.", ge=0, le=1)
     score_log: Path | None = setting(None, "Folder that keeps requests, scores and small pictures.", metavar="FOLDER")
     score_log_sample: float = setting(0.05, "Share of cached scores, episodes and answers that --score-log keeps.", ge=0, le=1, metavar="SHARE")
     score_log_mb: PositiveInt = setting(4096, "Largest --score-log in MiB; its oldest records go.")
     score_log_days: float = setting(30.0, "Days for which --score-log keeps records.", gt=0, metavar="DAYS")
-    score_log_key_file: FilePath | None = setting(None, "File of keys, not API keys, with which `rewardfleet look URL` reads --score-log.")
+    score_log_key_file: FilePath | None = setting(None, "File of keys, not API keys, for `rewardfleet look URL`.")
     # fmt: on
 
     @model_validator(mode="after")
