@@ -77,7 +77,7 @@ class CodeScorer:
         self.counts = {"missing_modules": 0, "program_decisions": 0}
         self.counts["alike_outputs"] = 0  # programs on tests that a constant passes
         #: Programs that failed a test because of what the jail refuses, by the package that did it.
-        self.refused_by_jail = Counter[str]()
+        self.refused_by_jail = Counter({"": 0})  # a metric without samples is none
         #: Seconds of CPU time for all runs of a program, in a call that has all of its time.
         self._max_seconds = min(settings.max_submission_s, settings.deadline_s / 2)
         ceilings = {
