@@ -22,8 +22,10 @@ def story_of_episode(request: Mapping[str, Any], score: Mapping[str, Any]) -> It
     if given:
         yield "It brought: " + quoted(", ".join(f"{name} {value}" for name, value in given.items()))
     figures, reward = figures_of(score), reward_of("episode", score)
-    own = {"normalized", "reward"}  # which are told by themselves
-    parts = ", ".join(f"{name} {number(figures[name])}" for name in figures if name not in own)
+    shown_apart = {"normalized", "reward"}
+    parts = ", ".join(
+        f"{name} {number(figures[name])}" for name in figures if name not in shown_apart
+    )
     if reward is not None:
         yield f"Reward: {number(reward)}{f' ({quoted(parts)})' if parts else ''}"
     normalize = (request.get("options") or {}).get("normalize", "none")
