@@ -20,7 +20,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
@@ -39,7 +38,7 @@ from harness import (
     run,
     send,
     serving,
-    spawned,
+    until_stopped,
 )
 
 from rewardfleet.wire.answers import AnswersRequest
@@ -372,7 +371,7 @@ def beside_hard() -> Iterator[Ratio]:
     with serving_answers() as service:
         milliseconds(service.port)
         alone = milliseconds(service.port)
-        with hard_ones(service.port) as stop:
+        with until_stopped(send_hard, service.port) as stop:
             beside = milliseconds(service.port)
             seconds = stop()
     print(f"easy answers, ms: alone {shown(alone)}; beside {shown(beside)}")
@@ -390,24 +389,9 @@ def shown(values: list[float]) -> str:
     return f"p50 {statistics.median(values):.1f}, p90 {p90(values):.1f}, max {max(values):.1f}"
 
 
-@contextmanager
-def hard_ones(port: int) -> Iterator[Callable[[], list[float]]]:
-    """Keep hard answers in flight, from another process.
+def send_hard(pipe: Pipe, port: int) -> None:
+    """Keep hard answers in flight; the result is the seconds that each took."""
 
-    Yields a function that ends this, and returns the seconds that each took.
-    """
-    with spawned(_send_hard, port) as (pipe, _):
-        assert pipe.poll(60)
-        pipe.recv()
-
-        def stop() -> list[float]:
-            pipe.send("stop")
-            return pipe.recv()
-
-        yield stop
-
-
-def _send_hard(pipe: Pipe, port: int) -> None:
     def requests() -> Iterator[bytes]:
         for number in itertools.count(1):
             if number > HARD and pipe.poll():

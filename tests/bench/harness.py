@@ -380,19 +380,26 @@ def cache_hit_rates(
 
 
 @contextmanager
-def health_watched(port: int) -> Iterator[Callable[[], float]]:
-    """Poll `/healthz` from another process; yield a function that returns the slowest answer."""
-    with spawned(_watch_health, port) as (pipe, _):
-        assert pipe.recv() == "watching"
+def until_stopped(target: Callable[..., None], *arguments: object) -> Iterator[Callable[[], Any]]:
+    """Call `target` in another process; yield a function that stops it and returns its result.
 
-        def slowest() -> float:
+    The target sends something once it has begun, works until something arrives in its pipe, and
+    sends its result.
+    """
+    with spawned(target, *arguments) as (pipe, _):
+        assert pipe.poll(120), "it did not begin"
+        pipe.recv()
+
+        def stop() -> Any:
             pipe.send("stop")
             return pipe.recv()
 
-        yield slowest
+        yield stop
 
 
-def _watch_health(pipe: Pipe, port: int) -> None:
+def watch_health(pipe: Pipe, port: int) -> None:
+    """Poll `/healthz`; the result is the slowest answer, in seconds."""
+
     async def watch() -> float:
         connection = await Connection.open(port)
         slowest = 0.0

@@ -9,12 +9,12 @@ times the p99 alone.
 import base64
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from typing import NamedTuple
 
-from harness import Ratio, Server, before, p99, post, run, send, serving, spawned
+from harness import Ratio, Server, before, p99, post, run, send, serving, until_stopped
 from items import VIDEOS, Item, answer, numbers, random_frames, raw_frames, stdio
 
 from rewardfleet.wire.score import MAX_BATCH_ITEMS
@@ -56,7 +56,7 @@ def measure(name: str, large: Callable[[], bytes]) -> Iterator[Ratio]:
     with service.serving() as server:
         send(server.port, (small() for _ in range(20)))
         alone = small_requests(server.port, small)
-        with sent_again(server.port, large()) as count:
+        with until_stopped(send_again, server.port, large()) as count:
             beside = small_requests(server.port, small)
             repeated, slowest = count()
     print(f"{name}: alone {describe(alone)}; beside {repeated} large ones {describe(beside)}")
@@ -80,24 +80,9 @@ def describe(taken: list[float]) -> str:
     )
 
 
-@contextmanager
-def sent_again(port: int, request: bytes) -> Iterator[Callable[[], tuple[int, float]]]:
-    """Send a request again and again from another process, once it has been answered once.
+def send_again(pipe: Pipe, port: int, request: bytes) -> None:
+    """Send a request again and again; the result is how many were answered, and the slowest."""
 
-    Yields a function that ends this, and returns how many were answered, and the slowest seconds.
-    """
-    with spawned(_send_again, port, request) as (pipe, _):
-        assert pipe.poll(120), "the large request was not answered"
-        pipe.recv()
-
-        def count() -> tuple[int, float]:
-            pipe.send("stop")
-            return pipe.recv()
-
-        yield count
-
-
-def _send_again(pipe: Pipe, port: int, request: bytes) -> None:
     def again() -> Iterator[bytes]:
         yield request
         pipe.send("sending")

@@ -18,7 +18,6 @@ from harness import (
     Ratio,
     Server,
     cache_hit_rates,
-    health_watched,
     medians_in_turns,
     post,
     redis_server,
@@ -26,6 +25,8 @@ from harness import (
     seconds_of,
     send,
     serving,
+    until_stopped,
+    watch_health,
 )
 from items import CLIP, NFRAMES, TASK, frames, random_frames, raw_frames
 
@@ -120,7 +121,7 @@ def waiting_judge() -> Iterator[Ratio]:
     requests = [frames_request(images, f"task {number}") for number in range(callers)]
     with service(FakeJudge(wait_s=wait_s)) as server:
         warm_up(server, images)
-        with health_watched(server.port) as slowest:
+        with until_stopped(watch_health, server.port) as slowest:
             _, seconds = send(server.port, requests, callers=callers)
             health = slowest()
     name = f"ms of {callers} concurrent requests; of one"

@@ -33,13 +33,14 @@ from harness import (
     Ratio,
     Server,
     cpu_seconds,
-    health_watched,
     post,
     program_serving,
     run,
     seconds_of,
     send,
     spawned,
+    until_stopped,
+    watch_health,
 )
 from harness import p99 as p99_of
 from items import NFRAMES, ROOT, VIDEOS
@@ -119,7 +120,7 @@ def compared() -> Iterator[Ratio]:
                 own = [next(waiting) for _ in range(count)]
                 for name, way in ways.items():
                     results[name][callers].append(way(own, callers))
-        with health_watched(ours.port) as slowest:
+        with until_stopped(watch_health, ours.port) as slowest:
             over_http(ours, [next(waiting) for _ in range(64)], 64)
             slowest_ms = slowest() * 1000
         assert_no_hits(ours)
