@@ -11,10 +11,11 @@ import pytest
 
 from rewardfleet_server.up.settings import free_port
 from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.clip.frames import Clip
+from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.openai import OpenAIJudge
 from rewardfleet_server.video.judges.shown import _REMEDY
+from rewardfleet_server.video.judges.vlm.prompt_layouts import AsOneVideo
 from rewardfleet_server.video.prompts import YES_OR_NO
 from rewardfleet_server.video.settings import VideoSettings
 
@@ -24,6 +25,9 @@ from .conftest import ENVIRONMENT, TASK, serving_video, unseen_frames
 
 #: The flags that the error names.
 FLAGS = shlex.split(re.findall(r"vLLM with (.*);", _REMEDY)[0])
+
+#: The marks of a template around a video of Qwen3-VL, and what docs/judges.md replaces them by.
+MARKS = ("<|vision_start|><|video_pad|><|vision_end|>", "<|video_pad|>")
 
 
 @contextmanager
@@ -41,11 +45,18 @@ def serving_vllm(folder: Path, log: Path, *flags: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module", params=["checkpoint", "checkpoint3"])
-def endpoint(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    folder = request.getfixturevalue(request.param)
-    with serving_vllm(folder, tmp_path_factory.mktemp("openai") / "log", *FLAGS) as url:
+def model(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def endpoint(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder, flags = tmp_path_factory.mktemp("openai"), [*FLAGS]
+    if model.name.startswith("qwen3"):
+        template = (model / "chat_template.jinja").read_text().replace(*MARKS)
+        (folder / "template.jinja").write_text(template)
+        flags += ["--chat-template", str(folder / "template.jinja")]
+    with serving_vllm(model, folder / "log", *flags) as url:
         yield url
 
 
@@ -83,6 +94,24 @@ async def test_noise_in_any_frame_changes_the_answer(endpoint: str, videos: list
     async with judge.lifespan():
         assert await unseen_frames(videos, judged) == []
         assert judge.outage is None
+
+
+async def test_the_model_gets_the_tokens_of_a_judge_in_this_process(
+    endpoint: str, model: Path, videos: list[Path]
+):
+    """Of frames whose sides are multiples of the model's patches, which nothing resizes."""
+    settings = VideoSettings(openai_url=endpoint, openai_model="tiny", set=["media=video"])
+    ours = VideoSettings(backend=["transformers"], model_path=str(model))
+    judge, in_process = find_judge("openai", settings), find_judge("transformers", ours).load()
+    async with judge.lifespan():
+        for frames in (2, 16):
+            clip = decode_video(str(videos[0]), DecodeSpec(frames, 224 * 224))
+            more = {"max_tokens": 1, "return_token_ids": True}
+            answer = await judge._ask(YES_OR_NO, TASK, clip, more)
+            shown = AsOneVideo().full_prompt(clip, YES_OR_NO.render(TASK), None)
+            checkpoint = in_process._checkpoint
+            prepared, prompt = checkpoint.geometry.prepare(shown), checkpoint.prompt(shown)
+            assert answer.prompt_token_ids == in_process._engine.tokens(prepared, prompt)
 
 
 def test_vllm_without_the_flags_is_found_out(tmp_path: Path, checkpoint: Path, videos: list[Path]):
