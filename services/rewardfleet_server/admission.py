@@ -14,8 +14,9 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 
 from rewardfleet.wire.errors import Overloaded, Unavailable
 from rewardfleet.wire.score import Timing
@@ -24,6 +25,8 @@ from .observe.tracing import SAMPLE, stage
 
 log = logging.getLogger(__name__)
 
+#: Requests that wait in line, bodies unread. Each takes 20 KiB, and no trainer sends more at once.
+MAX_WAITING = 10_000
 #: The share of the permits and of the queue that large items may take.
 _LARGE_SHARE = 0.75
 #: One permit in so many is for the first item of a request.
@@ -32,20 +35,14 @@ _FIRST_SHARE = 16
 _MEAN_WEIGHT = 0.1
 
 
-def fitting_line(free_files: int, most: int, open_files: int) -> int:
-    """Return how many requests may wait in line, each of which is an open connection.
-
-    Args:
-        free_files: How many more files may be open than others need.
-        most: The most requests in line.
-        open_files: The limit on open files, for the log.
-    """
-    fitting = max(min(most, free_files), 1)
-    if fitting < most:
+def fitting_line(free_files: int, open_files: int) -> int:
+    """Return how many requests may wait in line, each of which is an open connection."""
+    fitting = max(min(MAX_WAITING, free_files), 1)
+    if fitting < MAX_WAITING:
         log.warning(
             "at most %d requests wait in line instead of %d: each is an open connection, and the "
             "limit of open files is %d (`ulimit -n`)",
-            fitting, most, open_files,
+            fitting, MAX_WAITING, open_files,
         )  # fmt: skip
     return fitting
 
@@ -68,13 +65,9 @@ class _Item:
 
 
 class Admission:
-    """The limits of one process.
+    """The limits of one process, as its settings have them.
 
-    Args:
-        max_in_flight: Items at the backend at the same time.
-        max_queue_depth: Items that wait for the backend.
-        max_total_body_bytes: Bytes of all admitted request bodies together.
-        max_waiting: Requests that wait in line.
+    `max_total_body_bytes` is that of all admitted requests together, `max_waiting` of the line.
     """
 
     def __init__(
@@ -91,21 +84,18 @@ class Admission:
         self._kept_for_first = max_in_flight // _FIRST_SHARE
         self._free_for_large = max(1, int(max_in_flight * _LARGE_SHARE))
         self._max_large_queued = math.ceil(max_queue_depth * _LARGE_SHARE)
-        self.max_in_flight = max_in_flight
-        self.max_queue_depth = max_queue_depth
+        self.max_in_flight, self.max_queue_depth = max_in_flight, max_queue_depth
         self.max_waiting = max_waiting
         self._line: OrderedDict[asyncio.Future[Place], int] = OrderedDict()
         # As many bodies are in memory as the backend takes soon; the other places are for `admit`.
         self._free_of_line = 2 * max_in_flight
-        self._max_total_body_bytes = max_total_body_bytes
-        self._body_bytes = 0
+        self._max_total_body_bytes, self._body_bytes = max_total_body_bytes, 0
         self._mean_seconds = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
         self._places: dict[Place, None] = {}
         self.in_flight = 0  #: items that hold a permit
-        #: Whether new requests are refused because the service is shutting down.
-        self.draining = False
+        self.draining = False  #: whether new requests are refused, as the service shuts down
 
     @property
     def admitted(self) -> int:
@@ -137,19 +127,18 @@ class Admission:
         """Admit a request. Only the bytes that have arrived count, not those that are announced.
 
         Args:
-            body_bytes: Announced size of its body, 0 if unknown: it is refused if there is no room
-                for it now.
+            body_bytes: Announced size of its body, 0 if unknown.
 
         Raises:
             Unavailable: The service is shutting down.
-            Overloaded: There is no capacity.
+            Overloaded: There is no capacity, or no room for the body now.
         """
         self._check_open()
-        if self.admitted >= self.max_in_flight + self.max_queue_depth:
+        if self._is_full():
             raise self._overloaded(f"{self.admitted} requests are admitted already")
         if not self._has_room(body_bytes):
             raise self._no_room()
-        return Place(self)
+        return self._enter()
 
     async def wait_in_line(self, body_bytes: int, until: float) -> "Place":
         """Wait, in order, until a request can be admitted with the whole of its body.
@@ -166,7 +155,7 @@ class Admission:
         """
         self._check_open()
         if not self._line and self._has_place(body_bytes):
-            return Place(self, body_bytes, from_line=True)
+            return self._enter(body_bytes, from_line=True)
         if len(self._line) >= self.max_waiting:
             raise self._overloaded(f"{len(self._line)} requests wait in line already")
         turn: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
@@ -191,13 +180,15 @@ class Admission:
             if not turn.done():
                 if not self._has_place(body_bytes):
                     break
-                turn.set_result(Place(self, body_bytes, from_line=True))
+                turn.set_result(self._enter(body_bytes, from_line=True))
             del self._line[turn]
         self._note_idle()
 
+    def _is_full(self) -> bool:
+        return self.admitted >= self.max_in_flight + self.max_queue_depth
+
     def _has_place(self, body_bytes: int) -> bool:
-        is_full = self.admitted >= self.max_in_flight + self.max_queue_depth
-        return not is_full and self._free_of_line > 0 and self._has_room(body_bytes)
+        return not self._is_full() and self._free_of_line > 0 and self._has_room(body_bytes)
 
     def _has_room(self, more_bytes: int) -> bool:
         """Return whether the bodies may take more memory; a single body always may."""
@@ -210,28 +201,27 @@ class Admission:
         if self.draining:
             raise Unavailable("the service is shutting down; try another replica", retry_after=1)
 
-    def enter(self, place: "Place", body_bytes: int, *, from_line: bool) -> None:
-        """Count a request as admitted."""
+    def _enter(self, reserved: int = 0, *, from_line: bool = False) -> "Place":
+        place = Place(self, reserved, reserved, from_line)
         self._free_of_line -= from_line
-        self._body_bytes += body_bytes
+        self._body_bytes += reserved
         self._places[place] = None
         self._idle.clear()
+        return place
 
-    def resize(self, more_bytes: int) -> None:
-        """Count more bytes of a body.
-
-        Raises:
-            Overloaded: There is no room for them.
-        """
-        if self.admitted > 1 and self._body_bytes + more_bytes > self._max_total_body_bytes:
+    def resize(self, place: "Place", size: int) -> None:
+        """Count the bytes of a body so far; raise Overloaded if there is no room for them."""
+        size = max(size, place.reserved)
+        total = self._body_bytes + size - place.body_bytes
+        if self.admitted > 1 and total > self._max_total_body_bytes:
             raise self._no_room()
-        self._body_bytes += more_bytes
+        self._body_bytes, place.body_bytes = total, size
 
-    def leave(self, place: "Place", body_bytes: int, *, from_line: bool) -> None:
+    def leave(self, place: "Place") -> None:
         """Count a request as answered, and admit those in line that take its place."""
         del self._places[place]
-        self._free_of_line += from_line
-        self._body_bytes -= body_bytes
+        self._free_of_line += place.from_line
+        self._body_bytes -= place.body_bytes
         self._admit_line()
 
     def _note_idle(self) -> None:
@@ -251,8 +241,7 @@ class Admission:
 
         Args:
             timing: The wait is added to its `queue`.
-            request: The request of the item, not the id that its caller may choose; None if it
-                has no other items.
+            request: Not the id that its caller may choose; None if it has no other items.
             is_large: Whether the item takes much longer than most.
             is_patient: Whether its request has waited in line: then it is never refused.
 
@@ -285,7 +274,13 @@ class Admission:
                 seconds = time.monotonic() - started
                 self._mean_seconds += _MEAN_WEIGHT * (seconds - self._mean_seconds)
         finally:
-            self._leave_queue(own)
+            if own in self._queue:
+                self._queue.remove(own)
+            else:
+                self.in_flight -= 1
+                self._free_for_large += is_large
+                share.held -= 1
+                self._grant()
             share.items -= 1
             if not share.items:
                 del self._shares[key]
@@ -299,16 +294,6 @@ class Admission:
         large = sum(each.is_large for each in self._queue) if is_large else 0
         if is_large and large >= self._max_large_queued:
             raise self._overloaded(f"{large} large items are queued for the backend")
-
-    def _leave_queue(self, own: _Item) -> None:
-        """Give the permit of an item back, or its place in the queue."""
-        if own in self._queue:
-            self._queue.remove(own)
-            return
-        self.in_flight -= 1
-        self._free_for_large += own.is_large
-        own.share.held -= 1
-        self._grant()
 
     def _fits(self, share: _Share, *, is_large: bool) -> bool:
         kept = self._kept_for_first if share.held else 0
@@ -334,12 +319,10 @@ class Admission:
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests; wait for those in line and admitted. True if all end in time."""
         self.draining = True
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+        return self._idle.is_set()
 
     def _overloaded(self, reason: str) -> Overloaded:
         """Return the refusal, with an estimate of when there will be capacity."""
@@ -351,35 +334,26 @@ class Admission:
         )
 
 
-class Place(AbstractContextManager[Callable[[int], None]]):
+@dataclass(eq=False, slots=True)
+class Place:
     """The place of an admitted request, until it is left.
 
     As a context manager, it returns a function. Call it with the bytes of the body that have
     arrived, whenever there are more. It raises `Overloaded` if there is no room for them.
-
-    Args:
-        reserved: Bytes of the body for which there is room, whenever they arrive.
-        from_line: Whether the request waited in line.
     """
 
-    def __init__(self, admission: Admission, reserved: int = 0, *, from_line: bool = False) -> None:
-        self.admitted_at = time.monotonic()  #: by the event loop's clock
-        self._admission = admission
-        self._reserved = self._bytes = reserved
-        self._from_line = from_line
-        admission.enter(self, reserved, from_line=from_line)
+    _admission: Admission
+    reserved: int  #: bytes of the body for which there is room, whenever they arrive
+    body_bytes: int  #: those that count
+    from_line: bool
+    admitted_at: float = field(default_factory=time.monotonic)
 
     def __enter__(self) -> Callable[[int], None]:
-        return self._resize
+        return partial(self._admission.resize, self)
 
     def __exit__(self, *_: object) -> None:
         self.leave()
 
     def leave(self) -> None:
         """Give the place to another request."""
-        self._admission.leave(self, self._bytes, from_line=self._from_line)
-
-    def _resize(self, size: int) -> None:
-        size = max(size, self._reserved)
-        self._admission.resize(size - self._bytes)
-        self._bytes = size
+        self._admission.leave(self)

@@ -63,12 +63,9 @@ class Engine(Generic[RequestT, ScoreT]):
     """Scores the items of one service.
 
     Args:
-        admission: Its permits limit the items at the backend.
         audit_rate: Share of the cache hits that are computed again and compared, in [0, 1], unless
             that takes too much time.
-        abstention_fails: Whether an abstention is the failure `Abstained`. It is counted as an
-            abstention in any case.
-        score_log: Keeps what was scored; None if nothing does.
+        abstention_fails: Whether an abstention, counted as one, is the failure `Abstained`.
     """
 
     def __init__(
@@ -83,14 +80,10 @@ class Engine(Generic[RequestT, ScoreT]):
         abstention_fails: bool = False,
         score_log: ServiceLog | None = None,
     ) -> None:
-        self.service = telemetry.service
-        self.scorer = scorer
-        self._score_log = score_log
-        self._score_type = score_type
+        self.service, self.scorer, self._score_type = telemetry.service, scorer, score_type
         self._cached: CachedScores[ScoreT] = CachedScores(cache, score_type, telemetry)
         self._audits = Audits(audit_rate, self._cached, telemetry)
-        self._admission = admission
-        self._telemetry = telemetry
+        self._admission, self._telemetry, self._score_log = admission, telemetry, score_log
         self._abstention_fails = abstention_fails
         self._single_flight: SingleFlight[ScoreT] = SingleFlight()
         #: Items that its backend has scored; items and calls that failed for the service's sake.
@@ -145,10 +138,7 @@ class Engine(Generic[RequestT, ScoreT]):
         """Score independent items in one computation, which holds one permit.
 
         As in `score_batch`, the error of an item is part of its own score, also the deadline that
-        leaves no time for it.
-
-        Returns:
-            The batch, whose content is the list of scores.
+        leaves no time for it. The content of the result is the list of scores.
         """
         timing = Timing()
         requests = [item for item in items if not isinstance(item, RewardFleetError)]
@@ -201,7 +191,6 @@ class Engine(Generic[RequestT, ScoreT]):
         Args:
             compute: Scores it, and fills in the stages of a `Timing` except `queue` and `total`.
             items: How many items it has.
-            header: What of it is no part of its items, for the score log.
         """
         timing = Timing()
         try:
@@ -245,32 +234,25 @@ class Engine(Generic[RequestT, ScoreT]):
     ) -> AsyncIterator[None]:
         """Hold a permit, before the context's deadline, for work that is not the score of an item.
 
-        See `score_item` for errors.
-
-        Args:
-            timing: The wait is added to its `queue`.
-            items: How many samples the work is for.
+        See `score_item` for errors. The wait is added to the `queue` of `timing`.
         """
         sample = context.begin(items)
         sample.backend = backend
-        if sample.root is not None:
-            sample.root.otel.set_attributes(
-                {"rewardfleet.backend": backend, "rewardfleet.items": items}
-            )
-        limit = asyncio.timeout_at(context.deadline)
+        if (span := sample.root) is not None:
+            span.otel.set_attribute("rewardfleet.backend", backend)
+            span.otel.set_attribute("rewardfleet.items", items)
+        limit, waited = asyncio.timeout_at(context.deadline), timing or Timing()
         try:
-            permit = self._admission.permit(
-                timing or Timing(), context, is_patient=context.is_patient
-            )
+            permit = self._admission.permit(waited, context, is_patient=context.is_patient)
             async with limit, permit:
                 yield
-            if sample.root is not None:
-                sample.root.end()
+            if span is not None:
+                span.end()
         except Exception as error:
             failure = as_failure(error, context, overdue=limit.expired())
             self.failed += failure.status >= 500
-            if sample.root is not None:
-                sample.root.end(failure.kind)
+            if span is not None:
+                span.end(failure.kind)
             raise failure from error
         finally:
             context.end(sample)
@@ -285,9 +267,7 @@ class Engine(Generic[RequestT, ScoreT]):
     ) -> tuple[ScoreT, RewardFleetError | None]:
         """Score one item and count its result; return the score, and the failure if it failed.
 
-        Args:
-            on_planned: Called when it is known how the item will be scored, or that it cannot be.
-            share: The item's share of the request's body.
+        `on_planned` is called when it is known how the item will be scored, or that it cannot be.
         """
         failure = plan = None
         sample = context.begin()
@@ -320,14 +300,10 @@ class Engine(Generic[RequestT, ScoreT]):
             score.timing_ms.total = round(context.elapsed_ms, 3)
             self._telemetry.record_score(context, score, sample.root)
             if self._score_log is not None and not isinstance(item, RewardFleetError):
-                backend = plan.backend if plan else None
+                backend, seen = (plan.backend, plan.seen) if plan else ("", None)
+                provenance = partial(self.scorer.provenance, backend) if plan else dict
                 self._score_log.add(
-                    item,
-                    score,
-                    context,
-                    seen=plan.seen if plan else None,
-                    provenance=lambda: self.scorer.provenance(backend) if backend else {},
-                    share=share,
+                    item, score, context, seen=seen, provenance=provenance, share=share
                 )
             if self._abstention_fails and score.status is Status.ABSTAINED:
                 failure = abstained(score)
@@ -413,8 +389,7 @@ def _overdue(context: RequestContext) -> DeadlineExceeded:
 def as_failure(error: Exception, context: RequestContext, *, overdue: bool) -> RewardFleetError:
     """Return the typed failure that the caller sees instead of `error`.
 
-    Args:
-        overdue: Whether the request's deadline has passed.
+    A timeout is that of the request if its deadline has passed, `overdue`.
     """
     if isinstance(error, RewardFleetError):
         return error

@@ -20,7 +20,6 @@ _NO_LIMIT = 10**30
 #: Columns of help, and of the names of settings in it.
 MAX_WIDTH, _MAX_COLUMN = 100, 30
 
-
 #: The name of a setting's value in help, by the last word of the setting's name.
 _UNITS = {"mb": "MIB", "kb": "KIB", "gb": "GIB", "s": "SECONDS"}
 _PATHS: dict[Any, str] = {
@@ -53,18 +52,12 @@ class ServiceCommand(click.Command):
         run: Callable[[ServerSettings], int],
     ) -> None:
         of_judges = settings_type.model_fields.get("set")
-        params: list[click.Parameter] = [
-            *(_option(settings_type, each) for each in settings_type.flags),
-            click.Option(
-                ["--set"],
-                multiple=True,
-                metavar="NAME=VALUE",
-                help=of_judges.description if of_judges else "A setting below; repeatable.",
-            ),
-        ]
+        text = of_judges.description if of_judges else "A setting below; repeatable."
+        any_of_them = click.Option(["--set"], multiple=True, metavar="NAME=VALUE", help=text)
+        flags = [_option(settings_type, each) for each in settings_type.flags]
+        params: list[click.Parameter] = [*flags, any_of_them]
         super().__init__(name, params=params, help=description, callback=self._callback)
-        self._settings_type = settings_type
-        self._run = run
+        self._settings_type, self._run = settings_type, run
         self.context_settings = {"max_content_width": MAX_WIDTH}
 
     def _callback(self, **values: object) -> int:
@@ -90,10 +83,9 @@ class ServiceCommand(click.Command):
             formatter.write_dl(rows, col_max=_MAX_COLUMN)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
+        example = f"max_body_mb is {ENV_PREFIX}MAX_BODY_MB"
         formatter.write_paragraph()
-        formatter.write_text(
-            f"All of them are also environment variables: max_body_mb is {ENV_PREFIX}MAX_BODY_MB."
-        )
+        formatter.write_text(f"All of them are also environment variables: {example}.")
 
 
 def read_settings(settings_type: type[_Settings], given: dict[str, Any]) -> _Settings:
@@ -110,9 +102,8 @@ def read_settings(settings_type: type[_Settings], given: dict[str, Any]) -> _Set
     try:
         return settings_type(**given)
     except ValidationError as error:
-        raise ValueError(
-            join_errors(error, lambda each: _explain(settings_type, each, given))
-        ) from None
+        text = join_errors(error, lambda each: _explain(settings_type, each, given))
+        raise ValueError(text) from None
 
 
 def _read_pairs(settings_type: type[ServerSettings], pairs: Iterable[str]) -> dict[str, Any]:
@@ -172,9 +163,10 @@ def range_text(field: Mapping[str, Any], of: str = "imum") -> str:
 
 def _plain_type(annotation: Any) -> Any:
     """Return the type of a setting that is not None."""
-    kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
-    is_optional = type(None) in get_args(annotation)
-    return kinds[0] if is_optional and len(kinds) == 1 else annotation
+    match get_args(annotation):
+        case (kind, none) if none is type(None):
+            return kind
+    return annotation
 
 
 def _extra(info: FieldInfo) -> dict[str, Any]:

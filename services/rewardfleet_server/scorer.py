@@ -81,13 +81,9 @@ class Scorer(Protocol[RequestT_contra, ScoreT]):
     async def plan(
         self, request: RequestT_contra, upload: AnonymousFile | None = None
     ) -> ScoringPlan[ScoreT]:
-        """Check an item and plan how to score it. Does no heavy work.
+        """Check an item, and its file if it was uploaded, and plan how to score it.
 
-        Args:
-            upload: The file that was uploaded with it, if the service accepts uploads.
-
-        Raises:
-            RewardFleetError: The item cannot be scored.
+        Does no heavy work. Raises RewardFleetError if the item cannot be scored.
         """
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:

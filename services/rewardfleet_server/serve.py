@@ -46,17 +46,13 @@ class Server(GracefulServer):
 
     Meanwhile `/readyz` fails and new requests get 503, rather than a closed port. A second signal
     ends the wait.
-
-    Args:
-        listener: The bound socket. None: bind one.
     """
 
     def __init__(
         self, app: RewardApp, settings: ServerSettings, listener: socket.socket | None = None
     ) -> None:
         super().__init__(app, grace_s=_CANCEL_GRACE_SECONDS)
-        self._app = app
-        self._settings = settings
+        self._app, self._settings = app, settings
         self._listener = listener or bind(settings.host, settings.port)
         self._draining: asyncio.Task[None] | None = None
         self._exits = False
@@ -84,7 +80,6 @@ class Server(GracefulServer):
         super().run(sockets or [self._listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, listen, and announce the service."""
         await super().startup(sockets)
         if self.started:
             announce(self._app, self._settings, self.url)
@@ -132,29 +127,30 @@ def _exit_in(seconds: float) -> None:
     stopped, and Python waits for it at its exit. Their names are then logged, and the exit
     status is 1.
     """
-    exiting = threading.Timer(seconds, _exit_now)
+
+    def exit_now() -> None:
+        names = ", ".join(each.name for each in threading.enumerate() if not each.daemon)
+        message = "the process exits although threads are at work: %s"
+        # In a thread, as nothing may delay the exit: not even a log that nobody reads.
+        logger = threading.Thread(target=log.warning, args=(message, names), daemon=True)
+        logger.start()
+        logger.join(_LOG_SECONDS)
+        os._exit(1)
+
+    exiting = threading.Timer(seconds, exit_now)
     exiting.daemon = True
     exiting.start()
 
 
-def _exit_now() -> None:
-    names = ", ".join(each.name for each in threading.enumerate() if not each.daemon)
-    message = "the process exits although threads are at work: %s"
-    # In a thread, as nothing may delay the exit: not even a log that nobody reads.
-    logger = threading.Thread(target=log.warning, args=(message, names), daemon=True)
-    logger.start()
-    logger.join(_LOG_SECONDS)
-    os._exit(1)
-
-
 def announce(app: RewardApp, settings: ServerSettings, url: str) -> None:
     """Report the address of the service and its main settings; on a terminal, as a table."""
+    auth = "none" if settings.allow_unauthenticated else "none (loopback only)"
     overview = {
         "service": f"{app.service.name} {__version__}",
         "address": url,
         "cache": _describe_cache(settings),
         **app.service.overview,
-        "auth": _describe_auth(settings),
+        "auth": f"API keys from {settings.api_key_file}" if settings.api_key_file else auth,
     }
     if sys.stderr.isatty():
         for name, value in overview.items():
@@ -178,16 +174,17 @@ def _describe_cache(settings: ServerSettings) -> str:
     return ", ".join(layers) or "none"
 
 
-def _describe_auth(settings: ServerSettings) -> str:
-    if settings.api_key_file is not None:
-        return f"API keys from {settings.api_key_file}"
-    return "none" if settings.allow_unauthenticated else "none (loopback only)"
-
-
 def prepare_process() -> None:
-    """Adapt this process to many requests: its threads, memory and files."""
+    """Adapt this process to many requests: its threads, memory and files.
+
+    By default, glibc returns large buffers to the system, and the next request faults them in
+    again, page by page: a quarter of the CPU time of a request with images.
+    """
     sys.setswitchinterval(_SWITCH_SECONDS)
-    _keep_freed_memory()
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # else it is another C library
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
     raise_descriptor_limit()
 
 
@@ -196,18 +193,6 @@ def raise_descriptor_limit() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard
-
-
-def _keep_freed_memory() -> None:
-    """Make glibc reuse the memory of one request for the next.
-
-    By default it returns large buffers to the system, and the next request faults them in again,
-    page by page: a quarter of the CPU time of a request with images.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # else it is another C library
-        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
 
 
 def serve(entry: ServiceEntry, settings: ServerSettings) -> int:

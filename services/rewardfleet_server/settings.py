@@ -42,13 +42,12 @@ def setting(
     metavar: str | None = None,
     **constraints: Any,
 ) -> Any:
-    """Declare a setting.
+    """Declare a setting, with further arguments of `pydantic.Field`.
 
     Args:
         help_text: What it is, its unit, and why one would change it.
         shown: The default as documentation shows it, if that is not its value.
         metavar: The name of its value in help, if neither its type nor its name gives one.
-        constraints: Arguments of `pydantic.Field`.
     """
     extra: dict[str, Any] = {"shown": shown, "metavar": metavar}
     if "default_factory" not in constraints:
@@ -135,6 +134,26 @@ class CacheSettings(ServerSettings):
     # fmt: on
 
 
+def read_keys(path: Path, flag: str) -> list[str]:
+    """Return the keys in a file, one per line; empty lines and those that start with `#` are none.
+
+    Raises:
+        ValueError: The file contains no key; the message names the setting, `flag`.
+        OSError: The file cannot be read.
+    """
+    source = f"{flag} {path}"
+    try:
+        lines = [line.strip() for line in path.read_text("utf-8-sig").splitlines()]
+    except UnicodeDecodeError:
+        raise ValueError(f"{source}: not a text file") from None
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not all(key.isascii() and key.isprintable() for key in keys):
+        raise ValueError(f"{source}: a key is not plain ASCII")
+    if not keys:
+        raise ValueError(f"{source}: no key in it; write one key per line")
+    return keys
+
+
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
     """Return the known word that is nearest, as the end of a message; "" if none is near."""
     near = difflib.get_close_matches(word, list(known), 1)
@@ -165,15 +184,13 @@ def traces_configured() -> bool:
     if given("OTEL_SDK_DISABLED", "").lower() == "true" or given("OTEL_TRACES_EXPORTER") == "none":
         return False
     names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    return any(given(name) for name in names)
+    return any(map(given, names))
 
 
 def unknown_variable_warnings(settings_types: Iterable[type[ServerSettings]]) -> list[str]:
     """Return a warning for each environment variable `REWARDFLEET_*` that no service reads."""
     known = sorted({name.upper() for each in settings_types for name in each.model_fields})
     given = {each.removeprefix(ENV_PREFIX) for each in os.environ if each.startswith(ENV_PREFIX)}
-    return [
-        f"the environment variable {ENV_PREFIX}{name} is not a setting"
-        + did_you_mean(name, known, ENV_PREFIX)
-        for name in sorted(given - OTHER_VARIABLES - set(known))
-    ]
+    unknown = sorted(given - OTHER_VARIABLES - set(known))
+    text = f"the environment variable {ENV_PREFIX}%s is not a setting%s"
+    return [text % (name, did_you_mean(name, known, ENV_PREFIX)) for name in unknown]

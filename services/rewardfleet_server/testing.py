@@ -20,8 +20,6 @@ from .code.sandboxes import Job, RunResult
 from .video.clip.frames import Clip
 from .video.judges import Judgment
 
-__all__ = ["FakeJudge", "FakeSandbox", "serving", "wait_until"]
-
 _START_SECONDS = 60.0
 #: Longer than pooled connections of clients are kept, so that none is found closed.
 _KEEP_ALIVE_SECONDS = 75
@@ -122,14 +120,8 @@ class _QuickServer(uvicorn.Server):
 def serving(app: Callable[..., Any]) -> Iterator[str]:
     """Serve `app` on a free loopback port, from a thread; yield its base URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        log_config=None,
-        access_log=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-    )
+    quiet: dict[str, Any] = {"ws": "none", "log_config": None, "access_log": False}
+    config = uvicorn.Config(app, http="httptools", timeout_keep_alive=_KEEP_ALIVE_SECONDS, **quiet)
     server = _QuickServer(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -142,11 +134,7 @@ def serving(app: Callable[..., Any]) -> Iterator[str]:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = _START_SECONDS) -> None:
-    """Wait until `condition` returns True, checking it every 5 ms.
-
-    Raises:
-        TimeoutError: It did not within `seconds`.
-    """
+    """Wait until `condition` returns True, checking it every 5 ms; else raise TimeoutError."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

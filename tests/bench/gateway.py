@@ -29,7 +29,7 @@ from harness import (
 from items import ROOT, tool_answer
 
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
-from rewardfleet_server.http.connections import OrderlyConnections
+from rewardfleet_server.http.server import OrderlyConnections
 from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.up.replicas import Replica
 

@@ -8,8 +8,8 @@ import yaml
 
 from rewardfleet import __version__
 from rewardfleet_server.commands.gateway import command as gateway_command
+from rewardfleet_server.commands.gateway import read_services
 from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.up.command import read_services
 
 from .manifests import (
     COMPONENTS,

@@ -1,22 +1,35 @@
-"""A real Redis server, which tests stop and freeze."""
+"""The applications of all services, and a real Redis server, which tests stop and freeze."""
 
 import os
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 import redis
 
 from rewardfleet_server.cache import Cache
+from rewardfleet_server.http.app import RewardApp
+from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.run_state import redis as redis_store
 from rewardfleet_server.run_state import sqlite as sqlite_store
-from rewardfleet_server.testing import wait_until
+from rewardfleet_server.testing import FakeJudge, FakeSandbox, wait_until
 from rewardfleet_server.up.settings import free_port
 
 from ..conftest import required
+
+
+def apps_of_all(judge: FakeJudge | None = None, **settings: Any) -> dict[str, RewardApp]:
+    """Return the applications of all services, with fakes of what takes long."""
+    apps = {}
+    for name, entry in SERVICES.items():
+        own = {"workers": 1} if name == "answers" else {}
+        of_service = entry.settings.load()(**own, **settings)
+        fakes = {"video": [{"fake": judge or FakeJudge()}], "code": [FakeSandbox()]}
+        apps[name] = entry.app.load()(of_service, *fakes.get(name, ()))
+    return apps
 
 
 async def cached_value(cache: Cache, key: str) -> bytes | None:

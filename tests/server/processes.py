@@ -12,7 +12,27 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self, TypeVar
 
+from ..running import own_environment
+
 T = TypeVar("T")
+
+
+@contextmanager
+def process(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program until the block ends; its errors are a pipe."""
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=own_environment())
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait()
+        started.stderr.close()
+
+
+def url_in_log(service: subprocess.Popen[str]) -> str:
+    """Read the log of a service until it says where it listens."""
+    messages = (json.loads(line)["message"] for line in service.stderr)
+    return next(each.partition(" on ")[2] for each in messages if each.startswith("serving "))
 
 
 @contextmanager
@@ -21,52 +41,36 @@ def service_process(
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start `rewardfleet serve NAME` on a free port; yield the process and its URL.
 
-    Args:
-        name: The service.
-        arguments: Its flags.
-        prefix: A command that starts another one.
+    The prefix is a command that starts another one.
     """
     command = [*prefix, sys.executable, "-m", "rewardfleet_server", "serve", name, "--port", "0"]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("REWARDFLEET_")}
-    process = subprocess.Popen(
-        [*command, *arguments], stderr=subprocess.PIPE, text=True, env=environment
-    )
-    try:
-        url = next(
-            message.partition(" on ")[2]
-            for message in (json.loads(line)["message"] for line in process.stderr)
-            if message.startswith("serving ")
-        )
-        reader = threading.Thread(target=process.stderr.read)  # else the pipe would be full
+    with process(*command, *arguments) as started:
+        url = url_in_log(started)
+        reader = threading.Thread(target=started.stderr.read)  # else the pipe would be full
         reader.start()
         try:
-            yield process, url
+            yield started, url
         finally:
-            process.kill()
+            started.kill()
             reader.join()
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
 
 
 def descendants(pid: int | None = None, depth: int = 99) -> set[int]:
     """Return the descendants of a process, this one by default, that are not zombies.
 
-    Args:
-        pid: The process.
-        depth: 1: its children only. 2: also their children, and so on.
+    With a depth of 1, these are its children only; of 2, also their children, and so on.
     """
     found: set[int] = set()
     with suppress(OSError):  # it has ended
         for task in Path(f"/proc/{pid or os.getpid()}/task").iterdir():
             with suppress(OSError):  # the thread has ended
                 found.update(map(int, (task / "children").read_text().split()))
-    found -= set(filter(_is_zombie, found))
+    found -= set(filter(is_zombie, found))
     return found.union(*(descendants(each, depth - 1) for each in found if depth > 1))
 
 
-def _is_zombie(pid: int) -> bool:
+def is_zombie(pid: int) -> bool:
+    """Return whether a process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].startswith(" Z")
     except OSError:
@@ -158,8 +162,8 @@ def idle_seconds(url: str, pid: int, body: bytes = b"") -> float:
 def watched(url: str, pid: int, work: Callable[[], T], *, most_seconds: float) -> tuple[T, Watch]:
     """Watch a service during `work`; return its result and the watch.
 
-    If an answer took longer than `most_seconds`, repeat it up to four times: a busy machine delays
-    an answer now and then, a blocked event loop each time.
+    Repeat it up to four times if an answer took too long: a busy machine delays one now and then, a
+    blocked event loop one each time.
     """
     for _ in range(5):
         with Watch(url, pid) as watch:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -27,6 +26,7 @@ from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import LONG_CLIP, image_base64
 from ..measure import Stopwatch
+from .processes import process, url_in_log
 
 #: Starts the video service with a judge that waits as many seconds as the first argument says.
 PROGRAM = """
@@ -45,32 +45,13 @@ Server(create_app(settings, {"fake": FakeJudge(wait_s=float(sys.argv[1]))}), set
 
 
 @contextmanager
-def process(*command: str) -> Iterator[subprocess.Popen[str]]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("REWARDFLEET_")}
-    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.communicate()
-
-
-def base_url(started: subprocess.Popen[str]) -> str:
-    """Read the log until it says where the service listens."""
-    for line in started.stderr:
-        message = json.loads(line)["message"]
-        if message.startswith("serving "):
-            return message.split(" on ")[1]
-    raise AssertionError("the service ended before it listened")
-
-
-@contextmanager
 def slow_service(wait_s: float, **settings: object):
     program = [sys.executable, "-c", PROGRAM, str(wait_s), json.dumps(settings)]
-    with process(*program) as started:
-        url = base_url(started)
-        with httpx.Client(base_url=url, timeout=30, trust_env=False, verify=False) as client:
-            yield started, client
+    with (
+        process(*program) as started,
+        httpx.Client(base_url=url_in_log(started), timeout=30, trust_env=False) as client,
+    ):
+        yield started, client
 
 
 def request(task: str) -> dict[str, object]:
@@ -94,31 +75,23 @@ def test_sigterm_finishes_requests_in_flight_refuses_new_ones_and_exits_0():
 
 
 @pytest.mark.slow
-def test_requests_that_outlast_the_shutdown_timeout_get_503():
+@pytest.mark.parametrize(("timeout_s", "signals"), [(0.3, 1), (30, 2)])
+def test_requests_that_outlast_the_shutdown_timeout_or_a_second_signal_get_503(timeout_s, signals):
     with (
-        slow_service(60, shutdown_timeout_s=0.3) as (started, client),
+        slow_service(60, shutdown_timeout_s=timeout_s) as (started, client),
         ThreadPoolExecutor(1) as pool,
     ):
         inside = pool.submit(client.post, "/score", json=request("inside"))
         _wait_for_in_flight(client)
         watch = Stopwatch()
         started.send_signal(signal.SIGTERM)
+        if signals == 2:
+            _wait_until_not_ready(client)
+            started.send_signal(signal.SIGTERM)
         assert inside.result().status_code == 503
         assert inside.result().json()["kind"] == "unavailable"
         assert started.wait(20) == 0
         assert watch.seconds < 20
-
-
-@pytest.mark.slow
-def test_a_second_signal_ends_the_shutdown_timeout():
-    with slow_service(60) as (started, client), ThreadPoolExecutor(1) as pool:
-        inside = pool.submit(client.post, "/score", json=request("inside"))
-        _wait_for_in_flight(client)
-        started.send_signal(signal.SIGTERM)
-        _wait_until_not_ready(client)
-        started.send_signal(signal.SIGTERM)
-        assert inside.result().json()["kind"] == "unavailable"
-        assert started.wait(20) == 0
 
 
 def _wait_for_in_flight(client: httpx.Client) -> None:
@@ -135,15 +108,10 @@ def test_the_command_scores_a_clip_for_the_shell_and_logs_json(tmp_path: Path):
     """`rewardfleet serve video`, then `rewardfleet score video CLIP TASK`."""
     command = str(Path(sys.executable).parent / "rewardfleet")
     with process(command, "serve", "video", "--port", "0") as started:
-        url = base_url(started)
-        score = subprocess.run(
-            [command, "score", "video", str(LONG_CLIP), "fly to the moon"],
-            env={**os.environ, "REWARDFLEET_VIDEO_URL": url},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        url = url_in_log(started)
+        environment = {**os.environ, "REWARDFLEET_VIDEO_URL": url}
+        scoring = [command, "score", "video", str(LONG_CLIP), "fly to the moon"]
+        score = subprocess.run(scoring, env=environment, stdout=subprocess.PIPE, check=False)
         image = with_repeated_chunk(base64.b64decode(image_base64(kind=".png")))
         body = {"task_text": "x", "frames_base64": [base64.b64encode(image).decode()]}
         httpx.post(f"{url}/score", json=body, trust_env=False, timeout=60)
@@ -221,7 +189,5 @@ async def test_judges_are_closed_if_another_one_fails_at_startup(judge: Judge):
     with pytest.raises(RuntimeError, match="no warm-up"):
         async with app.service.lifespan():
             raise AssertionError("it has started")
-    if isinstance(judge, ReferenceJudge):
-        assert judge._threads._shutdown
-    else:
-        assert judge._endpoint._http.is_closed
+    is_reference = isinstance(judge, ReferenceJudge)
+    assert judge._threads._shutdown if is_reference else judge._endpoint._http.is_closed

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rewardfleet_server.system.key_file import read_keys
+from rewardfleet_server.settings import read_keys
 from rewardfleet_server.system.log_throttle import LogThrottle
 
 #: The kinds of entries, which are their first byte: with a checksum, or signed.

@@ -22,8 +22,8 @@ from rewardfleet.wire.causes import SUCCESS_THRESHOLD
 
 #: Concurrent requests.
 _CALLERS = 8
-#: Columns of a task's text, so that the table fits into 60.
-_TASK_WIDTH = 25
+#: Columns of a task's text at each end, so that the table fits into 60.
+_HALF = 12
 _NEXT = """
 What to try next, all services:
   rewardfleet up
@@ -47,8 +47,6 @@ class Rollout(BaseModel):
 
 
 class ScoredRollout(NamedTuple):
-    """The score of a rollout, and the milliseconds that it took."""
-
     rollout: Rollout
     score: VideoScore
     took_ms: float
@@ -74,7 +72,7 @@ def command(folder: Path) -> int:
     print("Starting the services: rewardfleet up …", flush=True)
     try:
         with _fleet(folder) as url:
-            print(f"They are at {url}; the video judge is `reference`.", flush=True)
+            print(f"They are at {url}; the video judge is `reference`.")
             print(f"Scoring {len(rollouts)} rollouts …\n", flush=True)
             results, others = asyncio.run(_score_all(url, folder.resolve(), rollouts))
     except RewardFleetError as error:
@@ -102,7 +100,7 @@ def _fleet(folder: Path) -> Iterator[str]:
 async def _score_all(
     url: str, folder: Path, rollouts: Sequence[Rollout]
 ) -> tuple[list[ScoredRollout], dict[str, tuple[str, Score]]]:
-    """Score each rollout, and one item of each other service."""
+    """Score each rollout, and one item of each other service: what it is, and its score."""
     slots = asyncio.Semaphore(_CALLERS)
 
     async def request(fleet: RewardFleet, rollout: Rollout) -> ScoredRollout:
@@ -111,44 +109,29 @@ async def _score_all(
             score = await fleet.video.score(rollout.task_text, folder / rollout.file)
             return ScoredRollout(rollout, score, (time.monotonic() - started) * 1000)
 
+    others = {}
     async with RewardFleet(url) as fleet:
         scored = await asyncio.gather(*(request(fleet, rollout) for rollout in rollouts))
-        return scored, await _score_others(fleet)
-
-
-async def _score_others(fleet: RewardFleet) -> dict[str, tuple[str, Score]]:
-    """Score one item of each service besides video; return what it is, and its score."""
-    others = {}
-    for name, service in SERVICES.items():
-        if name != "video":
-            body, _ = service.item(0)
-            answer = await getattr(fleet, name).score_batch(
-                [service.client.request_type.model_validate(body)]
-            )
-            (score,) = getattr(answer, "results", answer)
-            others[name] = service.example, score
-    return others
+        for name, service in SERVICES.items():
+            if name != "video":
+                item = service.client.request_type.model_validate(service.item(0)[0])
+                answer = await getattr(fleet, name).score_batch([item])
+                (score,) = getattr(answer, "results", answer)
+                others[name] = service.example, score
+    return scored, others
 
 
 def _table(results: Sequence[ScoredRollout]) -> str:
     rows = []
     for each in sorted(results, key=lambda each: each.rollout.task_text):
-        score, rollout = each.score.score, each.rollout
+        score, rollout, task = each.score.score, each.rollout, each.rollout.task_text
+        if len(task) > 2 * _HALF + 1:  # tasks differ at both ends, in the object and in the target
+            task = f"{task[:_HALF]}…{task[-_HALF:]}"
         said = "success" if rollout.success else rollout.failure_kind or "failure"
         is_wrong = score is not None and (score >= SUCCESS_THRESHOLD) != rollout.success
-        said = f"{said} !" if is_wrong else said
         shown = "none" if score is None else f"{score:.2f}"
-        rows.append([_shortened(rollout.task_text), shown, said, f"{each.took_ms:.0f}"])
-    columns = ("task", "score", "simulator said", "ms")
-    return table(columns, rows, numbers=True)
-
-
-def _shortened(task_text: str) -> str:
-    """Cut the middle: tasks differ at both ends, in the object and in the target."""
-    if len(task_text) <= _TASK_WIDTH:
-        return task_text
-    half = (_TASK_WIDTH - 1) // 2
-    return f"{task_text[:half]}…{task_text[-half:]}"
+        rows.append([task, shown, said + " !" * is_wrong, f"{each.took_ms:.0f}"])
+    return table(("task", "score", "simulator said", "ms"), rows, numbers=True)
 
 
 def _summary(results: Sequence[ScoredRollout]) -> str:

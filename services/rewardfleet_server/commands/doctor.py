@@ -19,18 +19,14 @@ def diagnoses() -> Iterator[Diagnosis]:
             fix = "correct the value, or unset the environment variable"
             yield Diagnosis("failed", f"{name}: {error}", fix)
     servers = list(check_redis_servers(settings_of.values(), unreachable="failed"))
-    if not servers:
-        what = "cache or run state that replicas share (--cache, --run-state)"
-        yield check_extra("redis", what, "redis")
-    yield from servers
+    what = "cache or run state that replicas share (--cache, --run-state)"
+    yield from servers or [check_extra("redis", what, "redis")]
     for name, settings in settings_of.items():
         yield from SERVICES[name].checks(settings)
         try:
             bind(settings.host, settings.port).close()
         except ValueError as error:
-            fix = (
-                f"rewardfleet serve {name} --port 0; `rewardfleet status URL` says what runs there"
-            )
+            fix = f"rewardfleet serve {name} --port 0; `rewardfleet status URL` says what is there"
             yield Diagnosis("note", f"{name}: {error}", fix)
         else:
             yield Diagnosis("ok", f"{name}: {settings.host}:{settings.port} is free")

@@ -9,13 +9,8 @@ import click
 
 from rewardfleet.wire.optional_imports import missing_modules
 from rewardfleet_server.flags import MAX_WIDTH, metavar_of, range_text, shown_default
-from rewardfleet_server.video.judges.settings import (
-    ALIASES,
-    ENGINES,
-    BuiltInJudge,
-    all_built_in,
-    built_in,
-)
+from rewardfleet_server.video.judges import settings
+from rewardfleet_server.video.judges.settings import BuiltInJudge
 from rewardfleet_server.video.settings import gpu_count
 
 _OWN_JUDGE = "A judge of your own: --custom-backend-factory, see docs/judges.md."
@@ -51,35 +46,28 @@ def options_of(judge: BuiltInJudge) -> Iterator[JudgeOption]:
 @click.pass_context
 def command(context: click.Context, name: str | None) -> None:
     """Print all judges, or one."""
-    formatter = context.make_formatter()
+    formatter, here = context.make_formatter(), _engines_here()
     if name is None:
-        _write_all(formatter)
+        rows: list[tuple[str, str]] = []
+        for each in settings.all_built_in():
+            rows += [(each.name, each.summary), *(("", fact) for fact in _facts(each, here))]
+        with formatter.section("Judges for `rewardfleet serve video --judge NAME`"):
+            formatter.write_dl(rows)
+        formatter.write_paragraph()
+        formatter.write_text("`rewardfleet judges NAME` prints the options of a judge.")
+        formatter.write_text(_OWN_JUDGE)
+    elif judge := settings.built_in(name):
+        _write_one(formatter, judge, here)
     else:
-        judge = built_in(name)
-        if judge is None:
-            raise ValueError(_unknown(name))
-        _write_one(formatter, judge)
+        raise ValueError(_unknown(name))
     print(formatter.getvalue(), end="")
 
 
-def _write_all(formatter: click.HelpFormatter) -> None:
-    judges, here = all_built_in(), _engines_here()
-    with formatter.section("Judges for `rewardfleet serve video --judge NAME`"):
-        rows: list[tuple[str, str]] = []
-        for judge in judges:
-            facts = [judge.summary, *_facts(judge, here)]
-            rows += zip([judge.name, *[""] * (len(facts) - 1)], facts, strict=True)
-        formatter.write_dl(rows)
-    formatter.write_paragraph()
-    formatter.write_text("`rewardfleet judges NAME` prints the options of a judge.")
-    formatter.write_text(_OWN_JUDGE)
-
-
-def _write_one(formatter: click.HelpFormatter, judge: BuiltInJudge) -> None:
-    here = _engines_here()
-    formatter.write_text(f"{judge.name}: {judge.summary}")
-    for fact in _facts(judge, here):
-        formatter.write_text(fact)
+def _write_one(
+    formatter: click.HelpFormatter, judge: BuiltInJudge, here: Mapping[str, str | None]
+) -> None:
+    for line in (f"{judge.name}: {judge.summary}", *_facts(judge, here)):
+        formatter.write_text(line)
     options = [
         # With spaces, at which long lines are wrapped.
         (each.name, f"{each.text}  [{each.value.replace('|', ' | ')}; default: {each.default}]")
@@ -90,25 +78,17 @@ def _write_one(formatter: click.HelpFormatter, judge: BuiltInJudge) -> None:
     if judge.readouts:
         with formatter.section("Readouts; the first is the default"):
             formatter.write_dl([*judge.readouts.items()])
-    with formatter.section("Example"):
-        formatter.write(f"  {shlex.join(example_of(judge, here))}\n")
-
-
-def example_of(judge: BuiltInJudge, here: Mapping[str, str | None]) -> list[str]:
-    """Return a command that loads a judge, on an engine that is installed if there is one.
-
-    Args:
-        here: Why an engine cannot be used here, or None; by engine.
-    """
-    engine = next((each for each in judge.engines if here[each] is None), None)
-    other = ["--set", f"engine={engine}"] if engine in judge.engines[1:] else []
-    return ["rewardfleet", "serve", "video", "--judge", judge.name, *judge.example, *other]
+    with formatter.section("Example"):  # on an engine that is installed, if there is one
+        engine = next((each for each in judge.engines if here[each] is None), None)
+        other = ["--set", f"engine={engine}"] if engine in judge.engines[1:] else []
+        command = ["rewardfleet", "serve", "video", "--judge", judge.name, *judge.example, *other]
+        formatter.write(f"  {shlex.join(command)}\n")
 
 
 def _engines_here() -> dict[str, str | None]:
     """Return why each engine cannot be used here, or None."""
     reasons: dict[str, str | None] = {}
-    for engine, modules in ENGINES.items():
+    for engine, modules in settings.ENGINES.items():
         missing = missing_modules(*modules)
         reasons[engine] = f"{', '.join(missing)} not installed" if missing else None
     if reasons["vllm"] is None and not gpu_count():
@@ -140,9 +120,10 @@ def _needs(judge: BuiltInJudge) -> str:
 
 
 def _unknown(name: str) -> str:
-    names = {each.casefold(): each for each in [*(j.name for j in all_built_in()), *ALIASES]}
+    known = [*(each.name for each in settings.all_built_in()), *settings.ALIASES]
+    names = {each.casefold(): each for each in known}
     word = name.casefold()
-    near = [known for known in names if word in known]
+    near = [each for each in names if word in each]
     near += difflib.get_close_matches(word, names, 1, cutoff=0.3)
-    known = f"no such judge: {name}; known: {', '.join(names.values())}"
-    return f"{known}\ndid you mean {names[near[0]]}?" if near else known
+    text = f"no such judge: {name}; known: {', '.join(known)}"
+    return f"{text}\ndid you mean {names[near[0]]}?" if near else text

@@ -14,7 +14,7 @@ from rewardfleet.commands.options import grouped, path_option
 from rewardfleet.score_log.copying import copied
 from rewardfleet.wire.optional_imports import require
 from rewardfleet.wire.urls import is_loopback
-from rewardfleet_server.system.key_file import read_keys
+from rewardfleet_server.settings import read_keys
 from rewardfleet_server.system.listener import bind, url_of
 from rewardfleet_server.up.flags import network_flags
 
@@ -110,21 +110,21 @@ def strips(roots: Sequence[Path]) -> Callable[[Mapping[str, Any]], bytes | None]
 
         return FileStrips(VideoFiles([*folders, SHIPPED], max_bytes=_MAX_CLIP_BYTES))
 
+    def strip_at(path: Path, request: Mapping[str, Any]) -> bytes | None:
+        return decoder((path.parent,)).strip_of({**request, "video_path": path.name})
+
     def strip_of(request: Mapping[str, Any]) -> bytes | None:
         if "path" not in request:
             return decoder(tuple(roots)).strip_of(request)
         if request["path"] is not None:
             path = Path(request["path"])
-            if not path.is_file():
-                return None
-            return decoder((path.parent,)).strip_of({**request, "video_path": path.name})
+            return strip_at(path, request) if path.is_file() else None
         content = clip_of(request, request.get("sha256"))
         if content is None:
             return None
         with tempfile.NamedTemporaryFile() as file:
             file.write(content)
             file.flush()
-            path = Path(file.name)
-            return decoder((path.parent,)).strip_of({**request, "video_path": path.name})
+            return strip_at(Path(file.name), request)
 
     return strip_of

@@ -1,5 +1,6 @@
 """`rewardfleet up`: run all services on this machine, below one address."""
 
+from collections import defaultdict
 from pathlib import Path
 
 import click
@@ -56,17 +57,17 @@ def command(
 ) -> int:
     """Start all services; return 1 if one cannot start."""
     overrides = {name: value for name, value in given.items() if value is not None}
-    named = {"video_root": video_root, "backend": judge}
-    tables: dict[str, dict[str, object]] = {}
-    if video := {name: [*values] for name, values in named.items() if values}:
-        tables["video"] = dict(video)
+    tables = defaultdict[str, dict[str, object]](dict)
+    for setting, values in (("video_root", video_root), ("backend", judge)):
+        if values:
+            tables["video"][setting] = [*values]
     if only is not None:
         overrides["only"] = [each.partition("=")[0].strip() for each in only.split(",")]
     for flag, setting, pairs in (("--only", "replicas", only), ("--ports", "port", ports)):
         for pair in (pairs or "").split(","):
             name, separator, number = pair.strip().partition("=")
             if separator and number.isdecimal():
-                tables.setdefault(name, {})[setting] = int(number)
+                tables[name][setting] = int(number)
             elif separator or (pair and flag == "--ports"):
                 raise click.UsageError(f"{flag} {pair}: give NAME=N, e.g. code=2")
     overrides |= tables

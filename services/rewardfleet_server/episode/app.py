@@ -2,8 +2,7 @@
 
 from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
 from rewardfleet_server.http.app import RewardApp
-from rewardfleet_server.http.routes import Service
-from rewardfleet_server.http.runs import run_route
+from rewardfleet_server.http.routes import Service, run_route
 from rewardfleet_server.run_state import RunState, describe_run_state, open_run_state
 
 from .api import EpisodeApi, TemperatureMetrics

@@ -24,7 +24,6 @@ class AllowedHosts:
 
     Args:
         names: Further names or addresses, without ports; `*` accepts any.
-        listens_on: The address on which the server listens.
         has_keys: Whether callers need an API key. A web page has none, so without `names` any
             `Host` is accepted.
     """
@@ -36,11 +35,7 @@ class AllowedHosts:
         self._accepts = lru_cache(_MAX_REMEMBERED)(self._is_accepted)
 
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Check the headers of a request, whose names are in lower case.
-
-        Raises:
-            Forbidden: `Host` is missing or not accepted.
-        """
+        """Raise Forbidden if the headers of a request, in lower case, have no accepted `Host`."""
         if self._accepts_any:
             return
         given = [value.decode("latin-1") for name, value in headers if name == b"host"]

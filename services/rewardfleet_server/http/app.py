@@ -1,13 +1,14 @@
 """Assembly: a service's parts become one ASGI application."""
 
 import asyncio
+import logging
 import re
 import resource
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,13 +20,11 @@ from rewardfleet import __version__
 from rewardfleet.wire.errors import Forbidden, RewardFleetError, Unavailable
 from rewardfleet.wire.headers import PREFIX_HEADER, REQUEST_ID_HEADER, SERVICE_HEADER
 from rewardfleet.wire.in_flight import InFlight
-from rewardfleet.wire.score import Score
-from rewardfleet_server.admission import Admission, fitting_line
+from rewardfleet_server.admission import MAX_WAITING, Admission, fitting_line
 from rewardfleet_server.cache import open_cache
-from rewardfleet_server.engine import Engine
-from rewardfleet_server.observe.samples_in_flight import list_samples
+from rewardfleet_server.engine import Engine, RequestT, ScoreT, as_failure
 from rewardfleet_server.observe.score_log import open_score_log
-from rewardfleet_server.observe.telemetry import Telemetry, new_request_id
+from rewardfleet_server.observe.telemetry import RequestContext, Telemetry, new_request_id
 from rewardfleet_server.registry import SERVICES
 from rewardfleet_server.settings import ServerSettings
 
@@ -33,20 +32,15 @@ from .allowed_hosts import AllowedHosts
 from .auth import ApiKeys
 from .dispatch import Dispatcher
 from .log_pages import add_log_pages
-from .openapi import KEY_PROBLEMS, OPEN_PROBLEMS, PROBLEMS
-from .pages import Pages, on_failure
+from .pages import KEY_PROBLEMS, OPEN_PROBLEMS, PROBLEMS, Pages, on_failure
 from .problems import no_endpoint, page_response, problem_response, wrong_method
-from .readiness import Readiness
 from .routes import Routes, Service
 
-RequestT = TypeVar("RequestT", bound=BaseModel)
-ScoreT = TypeVar("ScoreT", bound=Score)
+log = logging.getLogger(__name__)
 
 _MIB = 2**20
 #: How many of the largest bodies the admitted requests may have together: of 64 MiB, one GiB.
 _LARGEST_BODIES = 16
-#: Requests that wait in line, bodies unread. Each takes 20 KiB, and no trainer sends more at once.
-_MAX_WAITING = 10_000
 #: Open files besides the connections of requests: of jails, judges, caches and idle connections.
 _OTHER_FILES = 1024
 #: The share of cache hits that are computed again and compared: enough to notice a wrong key within
@@ -55,14 +49,22 @@ _AUDIT_RATE = 0.001
 _REQUEST_ID = REQUEST_ID_HEADER.encode()
 #: What `X-Forwarded-Prefix` may be: it becomes a part of the documentation page.
 _PREFIX = re.compile(r"(/[a-z0-9][a-z0-9_-]{0,63}){1,4}")
+#: Seconds between two probes: while all is well, and after a failure of a probe or of an item.
+_PERIOD_S, _RETRY_S = 10.0, 1.0
+#: Seconds for a probe: jails, judges and stores fail earlier.
+_LIMIT_S = 30.0
+#: Seconds for which `/readyz` waits for a probe. Those who ask wait for 2 s at least.
+_WAIT_S = 0.5
+#: Probes that fail in a row before the service is not ready: one may be a moment's failure.
+_FAILURES = 2
 
 
 def most_waiting(settings: ServerSettings, open_files: int) -> int:
     """Return how many requests may wait in line; see `fitting_line`."""
     if open_files == resource.RLIM_INFINITY:
-        return _MAX_WAITING
+        return MAX_WAITING
     others = settings.max_in_flight + settings.max_queue_depth + _OTHER_FILES
-    return fitting_line(open_files - others, _MAX_WAITING, open_files)
+    return fitting_line(open_files - others, open_files)
 
 
 class RewardApp:
@@ -114,15 +116,14 @@ class RewardApp:
             self._keys, self._admission, max_body_bytes, self.telemetry, service.run_state
         )
         self.cancel_all = self._dispatcher.cancel_all
+        has_keys = settings.api_key_file is not None
         self._hosts = AllowedHosts(
-            settings.allowed_host,
-            listens_on=settings.host,
-            has_keys=settings.api_key_file is not None,
+            settings.allowed_host, listens_on=settings.host, has_keys=has_keys
         )
         self._name = (SERVICE_HEADER.encode(), service.name.encode())
         pages = Pages(service, self.routes)
         self.openapi = pages.openapi
-        self._add_pages(pages, metrics_keys=None if settings.open_metrics else self._keys)
+        self._add_pages(pages, ApiKeys(None) if settings.open_metrics else self._keys)
         add_log_pages(pages, settings, self._keys)
         failures = dict.fromkeys((RewardFleetError, HTTPException), on_failure)
         self._pages = Starlette(
@@ -141,7 +142,7 @@ class RewardApp:
             if self._score_log is not None:
                 await asyncio.to_thread(self._score_log.close)
 
-    def _add_pages(self, pages: Pages, metrics_keys: ApiKeys | None) -> None:
+    def _add_pages(self, pages: Pages, metrics_keys: ApiKeys) -> None:
         """Add the routes that only read."""
         get, service = pages.get, self.service
 
@@ -165,8 +166,7 @@ class RewardApp:
             await self._readiness.check()
             if reason := self._unready():
                 raise Unavailable(reason, retry_after=1)
-            own = service.run_state()
-            store = {} if own is None else {"run_state": own}
+            store = {} if (store_id := service.run_state()) is None else {"run_state": store_id}
             return {"status": "ready", **store, **service.ready_fields()}
 
         if (loaded := service.health) is not None:
@@ -182,8 +182,7 @@ class RewardApp:
             responses=KEY_PROBLEMS,
         )
         async def metrics(request: Request) -> Response:
-            if metrics_keys is not None:
-                metrics_keys.check(request.headers.get("authorization"))
+            metrics_keys.check(request.headers.get("authorization"))
             await self._readiness.check(wait_s=0)  # the next ones say what it shows
             return page_response(self.telemetry.exposition())
 
@@ -191,7 +190,7 @@ class RewardApp:
         async def in_flight(request: Request) -> InFlight:
             # Also with `open_metrics`: request ids are not for everybody.
             self._keys.check(request.headers.get("authorization"))
-            return list_samples(service.name, self._dispatcher.in_flight())
+            return self._dispatcher.in_flight()
 
     def _unready(self) -> str | None:
         """Return why the service cannot score now, or None."""
@@ -240,9 +239,8 @@ class RewardApp:
     def _no_route(self, scope: Scope) -> RewardFleetError:
         """Return why a request that is not for a page's GET is refused."""
         as_get = {**scope, "method": "GET", "root_path": ""}
-        for page in self._pages.routes:
-            if page.matches(as_get)[0] is not Match.NONE:
-                return wrong_method(scope["path"], scope["method"], ["GET"])
+        if any(page.matches(as_get)[0] is not Match.NONE for page in self._pages.routes):
+            return wrong_method(scope["path"], scope["method"], ["GET"])
         return no_endpoint(scope["path"])
 
     @property
@@ -255,3 +253,53 @@ class RewardApp:
         """Refuse new requests; cancel those that are not finished after `timeout_s` seconds."""
         if not await self._admission.drain(timeout_s):
             self.cancel_all()
+
+
+class Readiness:
+    """Probes what a service needs, when it is asked: in the background, one at a time.
+
+    An item that the engine has scored since shows that all works, as a probe does. So a busy
+    service is ready, however long its probe waits.
+    """
+
+    def __init__(self, probe: Callable[[], Awaitable[None]], engine: Engine[Any, Any]) -> None:
+        self.failure: str | None = None  #: why the service cannot score now, or None
+        self._probe, self._engine = probe, engine
+        self._running: asyncio.Task[None] | None = None
+        self._ended_at = -_PERIOD_S
+        self._failures = _FAILURES - 1  # until it has worked for the first time, one is enough
+        self._computed = self._failed = 0  # the counts of the engine at the last probe
+
+    async def check(self, wait_s: float = _WAIT_S) -> None:
+        """Begin a probe if it is time, and wait a little for it; `failure` is then as it shows."""
+        has_failed = self._failures or self._engine.failed > self._failed
+        due_at = self._ended_at + (_RETRY_S if has_failed else _PERIOD_S)
+        if self._running is None and time.monotonic() >= due_at:
+            self._running = asyncio.create_task(self._run())
+        if self._running is not None:
+            await asyncio.wait({self._running}, timeout=wait_s)
+
+    async def aclose(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+
+    async def _run(self) -> None:
+        reason, computed, self._failed = None, self._engine.computed, self._engine.failed
+        try:
+            if computed == self._computed:
+                async with asyncio.timeout(_LIMIT_S):
+                    await self._probe()
+        except TimeoutError:
+            reason = f"a probe did not end within {_LIMIT_S:g} s"
+        except Exception as error:  # noqa: BLE001 - every failure gets a type
+            reason = as_failure(error, RequestContext(), overdue=False).detail
+        self._computed = self._engine.computed
+        if self._computed > computed:  # meanwhile
+            reason = None
+        self._failures = self._failures + 1 if reason else 0
+        if reason is None or self._failures >= _FAILURES:
+            if self.failure != reason:
+                log.warning("the service is %s", f"not ready: {reason}" if reason else "ready")
+            self.failure = reason
+        self._ended_at, self._running = time.monotonic(), None

@@ -5,10 +5,11 @@ import hashlib
 import hmac
 import logging
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from rewardfleet.wire.errors import Unauthorized
-from rewardfleet_server.system.key_file import read_keys
+from rewardfleet_server.settings import read_keys
 from rewardfleet_server.system.log_throttle import LogThrottle
 
 log = logging.getLogger(__name__)
@@ -18,12 +19,9 @@ _RELOAD_SECONDS = 1.0
 
 
 class ApiKeys:
-    """The API keys that a service accepts.
+    """The API keys that a service accepts, those in a file; without one, no key is required.
 
-    Args:
-        path: A file with one key per line; empty lines and lines that start with `#` are ignored.
-            While it has no key or cannot be read, no key is accepted. None: no key is required.
-        flag: The setting that names the file, for messages.
+    While the file has no key or cannot be read, no key is accepted. Messages name its setting.
 
     Raises:
         ValueError: The file contains no key.
@@ -31,8 +29,7 @@ class ApiKeys:
     """
 
     def __init__(self, path: Path | None, flag: str = "--api-key-file") -> None:
-        self._path = path
-        self._flag = flag
+        self._path, self._flag = path, flag
         self._digests = [] if path is None else self._read(path)
         self._read_at = time.monotonic()
         self._warning = LogThrottle(log)
@@ -93,11 +90,10 @@ class ApiKeys:
 
 def _password(credentials: str) -> str:
     """Return the password in the credentials of HTTP's basic authentication; "" without one."""
-    try:
+    with suppress(ValueError):
         decoded = base64.b64decode(credentials.strip(" \t"), validate=True)
-    except ValueError:
-        return ""
-    return decoded.decode("latin-1").partition(":")[2]
+        return decoded.decode("latin-1").partition(":")[2]
+    return ""
 
 
 def _digest(key: bytes) -> bytes:

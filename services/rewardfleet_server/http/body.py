@@ -2,31 +2,29 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import get_ident
 from typing import Any, TypeVar
 
 import numpy as np
+import zstandard
 from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.types import Receive
 
 from rewardfleet.wire.errors import DeadlineExceeded, Forbidden, InvalidRequest, TooLarge
-from rewardfleet.wire.frames import FRAMES_TYPE, ZSTD
+from rewardfleet.wire.frames import FRAMES_TYPE, LENGTH_BYTES, ZSTD
 from rewardfleet.wire.headers import FORWARDED_HOST_HEADER
-from rewardfleet.wire.validation import validate_json
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 from rewardfleet_server.system.child_process import MemoryFile
-from rewardfleet_server.system.started import DeadlinePassed, finish_by
+from rewardfleet_server.system.started import ClientDisconnected, DeadlinePassed, finish_by
 from rewardfleet_server.system.threads import run_in_thread, usable_cores
 
 from .body_parser import BodyParser, ComplexityLimits, check_complexity, parse_seconds
-from .frames_body import FramesBody
-from .guard import ClientDisconnected
-from .routes import FORM_TYPE, Form, Route
+from .routes import FORM_TYPE, AttachedFrames, Form, Route
 
 DecodedT = TypeVar("DecodedT")
 
@@ -47,6 +45,9 @@ _FIRST_SECONDS, _MIN_BYTES_PER_SECOND = 10.0, 16 * 1024
 #: up to a microsecond per byte.
 _FORM_SLICE = 8 * 1024
 
+#: The most memory of a decompressor: what level 19 of zstd needs.
+_MAX_WINDOW_BYTES = 8 * 2**20
+
 #: The part of a form that is the file.
 FILE_FIELD = "video"
 _MAX_FORM_FIELDS = 32
@@ -54,11 +55,7 @@ _MAX_FORM_FIELD_BYTES = 64 * 1024
 
 
 class BodyReader:
-    """Reads and decodes the bodies of one service's requests.
-
-    Args:
-        max_bytes: Limit on one body.
-    """
+    """Reads and decodes the bodies of one service's requests."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -69,18 +66,14 @@ class BodyReader:
         self._parsers = defaultdict[int, BodyParser](lambda: BodyParser(max_bytes))
 
     def announced_bytes(self, headers: Mapping[str, str], route: Route[Any]) -> int:
-        """Check what the headers say about the body; return its bytes, 0 if they do not say.
-
-        Args:
-            headers: The headers of the request, with names in lower case.
-            route: The route of the request.
+        """Check what headers, in lower case, say about a body; return its bytes, 0 if unknown.
 
         Raises:
             InvalidRequest: Its type or encoding is not accepted.
             Forbidden: A web page of another origin sent it.
             TooLarge: It is too large.
         """
-        given = media_type(headers)
+        given = _media_type(headers)
         if given not in route.media_types:
             accepted = " or ".join(f"`Content-Type: {each}`" for each in route.media_types)
             raise InvalidRequest(f"send {accepted} (got {given[:60]!r})")
@@ -95,7 +88,7 @@ class BodyReader:
             raise InvalidRequest(f"Content-Encoding {encoding[:60]!r} is not accepted; {accepted}")
         announced = int(headers.get("content-length", 0))
         if announced > self._max_bytes:
-            raise _too_large(self._max_bytes)
+            raise _too_large("body is", self._max_bytes)
         return announced
 
     async def read(
@@ -105,12 +98,10 @@ class BodyReader:
         route: Route[DecodedT],
         on_size: Callable[[int], None],
     ) -> DecodedT:
-        """Read and decode a body.
+        """Read and decode the body of a request.
 
         Args:
-            request: Its body has not been read.
             headers: Its headers, with names in lower case.
-            route: How to decode it.
             on_size: Called with the number of its bytes so far, whenever some have arrived.
 
         Raises:
@@ -119,23 +110,20 @@ class BodyReader:
             Overloaded: `on_size` raises it.
             DeadlineExceeded: It stopped arriving, or arrives too slowly.
         """
-        given = media_type(headers)
+        given = _media_type(headers)
         arriving = _arriving(request.receive, self._max_bytes, on_size)
         if given == FORM_TYPE and route.decode_form is not None:
             return route.decode_form(await _read_form(request.headers, _sliced(arriving)))
         if given == FRAMES_TYPE and route.frames_of is not None:
-            body = FramesBody(
-                await _collect_in_place(arriving, int(headers.get("content-length", 0))),
-                is_compressed=_encoding(headers) == ZSTD,
-                max_bytes=self._max_bytes,
-            )
+            content = await _collect_in_place(arriving, int(headers.get("content-length", 0)))
+            body = _FramesBody(content, self._max_bytes, is_compressed=_encoding(headers) == ZSTD)
             return await body.decode(partial(self._decode, route), route.frames_of, on_size)
         return await self._decode(route, await _collect(arriving))
 
     async def _decode(self, route: Route[DecodedT], body: bytes | MemoryFile) -> DecodedT:
         """Decode JSON: in a thread, or in a child process if that takes long."""
         limits = ComplexityLimits(route.max_fields, route.max_values)
-        decode = _decoder(route)
+        decode = route.decoder
         if isinstance(body, bytes) and len(body) <= _SMALL_BODY:
             check_complexity(body, limits)
             return decode(body)
@@ -158,12 +146,7 @@ class BodyReader:
 async def _arriving(
     receive: Receive, max_bytes: int, on_size: Callable[[int], None]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a body, limited as they arrive; see `BodyReader.read` for errors.
-
-    Args:
-        max_bytes: Limit on all parts together.
-        on_size: Called with the number of bytes so far, whenever some have arrived.
-    """
+    """Yield the parts of a body, limited as they arrive; see `BodyReader.read`."""
     loop = asyncio.get_running_loop()
     limit, size, is_complete = loop.time() + _FIRST_SECONDS, 0, False
     while not is_complete:
@@ -185,14 +168,13 @@ async def _arriving(
         is_complete = not message.get("more_body", False)
         size += len(part)
         if size > max_bytes:
-            raise _too_large(max_bytes)
+            raise _too_large("body is", max_bytes)
         on_size(size)
         yield part
 
 
-def _too_large(max_bytes: int) -> TooLarge:
-    limit = max_bytes / 2**20
-    return TooLarge(f"the body is larger than this service accepts ({limit:g} MiB)")
+def _too_large(what: str, max_bytes: int) -> TooLarge:
+    return TooLarge(f"the {what} larger than this service accepts ({max_bytes / 2**20:g} MiB)")
 
 
 def _decode_if_fast(
@@ -205,13 +187,6 @@ def _decode_if_fast(
     content = body if isinstance(body, bytes) else body.read()
     check_complexity(content, limits)
     return decode(content)
-
-
-def _decoder(route: Route[DecodedT]) -> Callable[[bytes], DecodedT]:
-    if route.decode is not None:
-        return route.decode
-    assert route.request_model is not None  # noqa: S101 - it has a body
-    return partial(validate_json, route.request_model)  # type: ignore[return-value] # the default
 
 
 async def _collect(arriving: AsyncGenerator[bytes, None]) -> bytes | MemoryFile:
@@ -260,24 +235,15 @@ def _encoding(headers: Mapping[str, str]) -> str:
     return headers.get("content-encoding", "identity").strip().lower()
 
 
-def media_type(headers: Mapping[str, str]) -> str:
-    """Return the media type of a body, in lower case and without parameters; "" if not given.
-
-    Args:
-        headers: The headers of the request, with names in lower case.
-    """
+def _media_type(headers: Mapping[str, str]) -> str:
+    """Return the media type of a body, in lower case and without parameters; "" if not given."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def _read_form(headers: Headers, stream: AsyncGenerator[bytes, None]) -> Form:
     """Read a form with one file; refuse anything else."""
-    parser = MultiPartParser(
-        headers,
-        stream,
-        max_files=1,
-        max_fields=_MAX_FORM_FIELDS,
-        max_part_size=_MAX_FORM_FIELD_BYTES,
-    )
+    limits = {"max_fields": _MAX_FORM_FIELDS, "max_part_size": _MAX_FORM_FIELD_BYTES}
+    parser = MultiPartParser(headers, stream, max_files=1, **limits)
     parser.spool_max_size = 0  # always a real file, which a decoder can open
     try:
         form = await parser.parse()
@@ -294,13 +260,69 @@ async def _read_form(headers: Headers, stream: AsyncGenerator[bytes, None]) -> F
                 value.file.fileno()  # moves a spooled file to disk
                 file = AnonymousFile(value.file)
             else:
-                raise InvalidRequest(
-                    f"the form's file is called {name[:60]!r}; call it {FILE_FIELD!r}"
-                )
+                reason = f"the form's file is called {name[:60]!r}; call it {FILE_FIELD!r}"
+                raise InvalidRequest(reason)
     finally:
         await form.close()
     if file is None:
-        raise InvalidRequest(
-            f"the form has no file; send one part {FILE_FIELD!r} with a file name and the video"
-        )
+        advice = f"send one part {FILE_FIELD!r} with a file name and the video"
+        raise InvalidRequest(f"the form has no file; {advice}")
     return Form(fields, file)
+
+
+class _FramesBody:
+    """A body of the type `FRAMES_TYPE`, which is decompressed as far as it is read."""
+
+    def __init__(self, body: memoryview, max_bytes: int, *, is_compressed: bool) -> None:
+        self._rest, self._arrived = body, len(body)
+        self._max_bytes = max_bytes  # without compression
+        self._stream: zstandard.ZstdDecompressionReader | None = None
+        if is_compressed:
+            decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+            self._stream = decompressor.stream_reader(self._rest, read_across_frames=True)
+
+    async def decode(
+        self,
+        decode: Callable[[bytes], Awaitable[DecodedT]],
+        frames_of: Callable[[DecodedT], AttachedFrames],
+        on_size: Callable[[int], None],
+    ) -> DecodedT:
+        """Decode the JSON, and give its frames their pixels, whose bytes are limited before."""
+        length = int.from_bytes(await self._take(LENGTH_BYTES), "little")
+        if length > self._max_bytes:
+            raise InvalidRequest(
+                f"the JSON in a body of the type {FRAMES_TYPE} may have {self._max_bytes} bytes; "
+                f"its first {LENGTH_BYTES} bytes state {length}"
+            )
+        if self._stream is not None:
+            on_size(self._arrived + length)
+        decoded = await decode(bytes(await self._take(length)))
+        frames, is_complete = frames_of(decoded)
+        size = max((each.end for each in frames), default=0)
+        if length + size > self._max_bytes:
+            raise _too_large("frames are", self._max_bytes)
+        if self._stream is not None:
+            on_size(self._arrived + length + size)
+        pixels = await self._take(size)
+        for each in frames:
+            each.set_pixels(pixels[each.offset : each.end])
+        if is_complete and await self._next(1):
+            raise InvalidRequest(f"the body is longer than the {size} bytes of its frames")
+        return decoded
+
+    async def _take(self, size: int) -> memoryview:
+        """Return the next `size` bytes; refuse fewer."""
+        part = await self._next(size)
+        if len(part) < size:
+            raise InvalidRequest(f"the body ends {size - len(part)} bytes too early")
+        return part
+
+    async def _next(self, size: int) -> memoryview:
+        """Return the next bytes, at most `size`; refuse what cannot be decompressed."""
+        if self._stream is None:
+            part, self._rest = self._rest[:size], self._rest[size:]
+            return part
+        try:
+            return memoryview(await asyncio.to_thread(self._stream.read, size))
+        except zstandard.ZstdError as error:
+            raise InvalidRequest(f"the body cannot be decompressed: {error}") from None

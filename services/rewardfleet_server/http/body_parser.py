@@ -44,6 +44,8 @@ _ARRAY_PARTS = {
     ("numpy._core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "scalar"),
 }
+#: The base classes of what else is loaded, besides dataclasses.
+_DATA = (tuple, BaseModel, msgspec.Struct, enum.Enum, RewardFleetError)
 #: Bytes of a body that are searched at once.
 _SLICE = 2**20
 #: The sample from which the time of parsing is estimated: a block of 64 bytes for so many bytes of
@@ -68,11 +70,7 @@ class ComplexityLimits(NamedTuple):
 
 
 class BodyParser:
-    """Decodes bodies, one at a time, in a child process that starts with the first of them.
-
-    Args:
-        max_bytes: Size of the largest body.
-    """
+    """Decodes bodies, one at a time, in a child process that starts with the first of them."""
 
     def __init__(self, max_bytes: int) -> None:
         memory = _FIXED_BYTES + _BYTES_PER_BODY_BYTE * max_bytes
@@ -85,8 +83,7 @@ class BodyParser:
             decode: Decodes it to data: models, dataclasses, structs, arrays, enumerations and
                 built-in types. It is a function of a module, or a partial one whose arguments are
                 such functions or classes.
-            body: The body, which is emptied.
-            limits: On what the body contains.
+            body: It is emptied.
 
         Raises:
             RewardFleetError: As `decode` raises it, or the body takes too much time or memory.
@@ -98,25 +95,20 @@ class BodyParser:
             raise InvalidRequest("the body takes too much time or memory to decode") from None
         except TaskLost as error:
             raise Unavailable(str(error), retry_after=1) from error
-        decoded: T = _result(result)
+        with open(result.fd, "rb", closefd=False) as stream:
+            stream.seek(0)
+            gc.disable()  # its passes over millions of new objects would take longer than the rest
+            try:
+                failure, value = _DataUnpickler(stream).load()
+            finally:
+                gc.enable()
+        if failure is not None:
+            raise RewardFleetError.from_problem(failure)
+        decoded: T = value
         return decoded
 
     def close(self) -> None:
-        """End the process."""
         self._process.close()
-
-
-def _result(file: MemoryFile) -> Any:
-    with open(file.fd, "rb", closefd=False) as stream:
-        stream.seek(0)
-        gc.disable()  # its passes over millions of new objects would take longer than the rest
-        try:
-            failure, value = _DataUnpickler(stream).load()
-        finally:
-            gc.enable()
-    if failure is not None:
-        raise RewardFleetError.from_problem(failure)
-    return value
 
 
 def _names(function: Callable[..., Any]) -> list[str]:
@@ -130,7 +122,6 @@ class _DataPickler(pickle.Pickler):
     """Writes enumerations by value; by name, as Python before 3.12 does, they need `getattr`."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how to pickle an enumeration; NotImplemented for other values."""
         return (type(value), (value.value,)) if isinstance(value, enum.Enum) else NotImplemented
 
 
@@ -138,24 +129,19 @@ class _DataUnpickler(pickle.Unpickler):
     """Loads data only, see "Restricting Globals" in the documentation of pickle."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class of data; refuse anything else."""
         found = super().find_class(module, name) if module in sys.modules else None
-        if (module, name) in _ARRAY_PARTS or (isinstance(found, type) and _is_data(found)):
+        is_data = isinstance(found, type) and (
+            dataclasses.is_dataclass(found) or issubclass(found, _DATA)
+        )
+        if is_data or (module, name) in _ARRAY_PARTS:
             return found
         raise pickle.UnpicklingError(f"{module}.{name} is not data")
-
-
-def _is_data(kind: type) -> bool:
-    return dataclasses.is_dataclass(kind) or issubclass(
-        kind, tuple | BaseModel | msgspec.Struct | enum.Enum | RewardFleetError
-    )
 
 
 def parse_seconds(body: bytes | mmap.mmap) -> float:
     """Estimate how long parsing a body holds the interpreter, from a random sample of its bytes.
 
-    Args:
-        body: More bytes than a block has.
+    It has more bytes than a block.
     """
     count = min(len(body) // _BYTES_PER_BLOCK + 1, _MAX_BLOCKS)
     starts = _random.integers(0, len(body) - _BLOCK, count)
@@ -166,11 +152,7 @@ def parse_seconds(body: bytes | mmap.mmap) -> float:
 
 
 def check_complexity(body: bytes, limits: ComplexityLimits) -> None:
-    """Refuse a body that would take far more memory and time than its bytes.
-
-    Raises:
-        InvalidRequest: It has too many fields or values.
-    """
+    """Raise InvalidRequest if a body would take far more memory and time than its bytes."""
     if _is_simple(body, limits):
         return
     fields = values = 0
@@ -191,10 +173,8 @@ def check_complexity(body: bytes, limits: ComplexityLimits) -> None:
         fields += _count(outside, b":")
         values += _count(outside, b",[{")
         if fields > limits.fields or values > limits.values:
-            raise InvalidRequest(
-                f"the body has too many fields or values; at most {limits.fields} fields and "
-                f"{limits.values} values"
-            )
+            allowed = f"at most {limits.fields} fields and {limits.values} values"
+            raise InvalidRequest(f"the body has too many fields or values; {allowed}")
 
 
 def _is_simple(body: bytes, limits: ComplexityLimits) -> bool:
@@ -212,6 +192,7 @@ def _count(characters: NDArray[np.uint8], names: bytes) -> int:
 
 
 def _decode(task: Any, descriptor: int) -> Any:
+    """Decode a body, given the names of what decodes it, and limits on what it contains."""
     names, limits = task
     decode, *arguments = map(pkgutil.resolve_name, names)
     with open(descriptor, "rb", closefd=False) as stream:
@@ -223,13 +204,7 @@ def _decode(task: Any, descriptor: int) -> Any:
 
 
 def run_task(task: Any, body: int, result: int) -> None:
-    """Decode a body in the child, and write the result or the failure.
-
-    Args:
-        task: The names of what decodes it, and the limits on what it contains.
-        body: The descriptor of the body, which is emptied.
-        result: The descriptor of the result.
-    """
+    """Decode a body in the child, and write the result or the failure; see `TaskProcess`."""
     outcome: tuple[Any, Any]
     try:
         outcome = None, _decode(task, body)

@@ -17,21 +17,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rewardfleet.score_log.segments import segments
+from rewardfleet.wire import log_segments as wire
 from rewardfleet.wire.errors import InvalidRequest, NotFound, Unavailable
-from rewardfleet.wire.log_segments import (
-    MAX_CHUNK_BYTES,
-    MAX_SEGMENTS,
-    NAME,
-    PATH,
-    LogSegment,
-    LogSegments,
-)
 from rewardfleet_server.settings import ServerSettings
 from rewardfleet_server.system.threads import run_in_thread
 
 from .auth import ApiKeys
-from .openapi import KEY_PROBLEMS, PROBLEMS
-from .pages import Pages
+from .pages import KEY_PROBLEMS, PROBLEMS, Pages
 
 T = TypeVar("T")
 
@@ -49,16 +41,17 @@ def add_log_pages(pages: Pages, settings: ServerSettings, api_keys: ApiKeys) -> 
         ValueError: The key file has no key, or an API key.
         OSError: It cannot be read.
     """
-    folder, keys = settings.score_log, ApiKeys(settings.score_log_key_file, "score_log_key_file")
+    folder, key_file = settings.score_log, settings.score_log_key_file
+    keys = ApiKeys(key_file, "score_log_key_file")
     if keys.shares_a_key_with(api_keys):
-        file = f"score_log_key_file {settings.score_log_key_file}"
-        raise ValueError(f"{file}: an API key is in it, which callers know; use another key")
+        reason = "an API key is in it, which callers know; use another key"
+        raise ValueError(f"score_log_key_file {key_file}: {reason}")
     # One thread: a disk that does not answer holds no other.
     thread = ThreadPoolExecutor(1, thread_name_prefix="read-score-log")
     problems = {**KEY_PROBLEMS, 404: PROBLEMS[404], 503: PROBLEMS[503]}
 
     async def read(request: Request, from_folder: Callable[[Path], T]) -> T:
-        if folder is None or settings.score_log_key_file is None:
+        if folder is None or key_file is None:
             raise NotFound(
                 "this service does not show its score log: start it with --score-log FOLDER and "
                 "--set score_log_key_file=FILE"
@@ -70,12 +63,14 @@ def add_log_pages(pages: Pages, settings: ServerSettings, api_keys: ApiKeys) -> 
         except TimeoutError:
             raise Unavailable("the score log cannot be read now", retry_after=1) from None
 
-    @pages.get(PATH, summary="The files of the score log, for its own keys", responses=problems)
-    async def log_segments(request: Request) -> LogSegments:
+    @pages.get(
+        wire.PATH, summary="The files of the score log, for its own keys", responses=problems
+    )
+    async def log_segments(request: Request) -> wire.LogSegments:
         return await read(request, _list)
 
     @pages.get(
-        PATH + "/{name}",
+        wire.PATH + "/{name}",
         summary="The content of one of these files from an offset, for its own keys",
         response_class=Response,
         responses={**problems, 422: PROBLEMS[422]},
@@ -89,28 +84,24 @@ def add_log_pages(pages: Pages, settings: ServerSettings, api_keys: ApiKeys) -> 
         return Response(content, media_type="application/octet-stream")
 
 
-def _list(folder: Path) -> LogSegments:
+def _list(folder: Path) -> wire.LogSegments:
     """Return the segments of a log. Blocks."""
     found = []
-    for path in segments(folder)[-MAX_SEGMENTS:]:
+    for path in segments(folder)[-wire.MAX_SEGMENTS :]:
         try:
             status = path.stat(follow_symlinks=False)
         except FileNotFoundError:  # it was replaced or deleted
             continue
         if stat.S_ISREG(status.st_mode):
-            found.append(LogSegment(name=path.name, size=status.st_size))
+            found.append(wire.LogSegment(name=path.name, size=status.st_size))
     place = f"{socket.gethostname()}:{folder.resolve()}"
-    return LogSegments(log=hashlib.sha256(place.encode()).hexdigest()[:32], segments=found)
+    return wire.LogSegments(log=hashlib.sha256(place.encode()).hexdigest()[:32], segments=found)
 
 
 def _content(folder: Path, name: str, offset: int) -> bytes:
-    """Return at most `MAX_CHUNK_BYTES` of a segment from an offset; none at its end. Blocks.
-
-    Raises:
-        NotFound: There is none of this name, or it is shorter.
-    """
+    """Return at most `MAX_CHUNK_BYTES` of a segment from an offset; none at its end. Blocks."""
     gone = NotFound(f"no segment {name[:100]!r} of this size: list the segments again")
-    if not NAME.fullmatch(name):
+    if not wire.NAME.fullmatch(name):
         raise gone
     try:
         fd = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -120,6 +111,6 @@ def _content(folder: Path, name: str, offset: int) -> bytes:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or offset > status.st_size:
             raise gone
-        return os.pread(fd, MAX_CHUNK_BYTES, offset)
+        return os.pread(fd, wire.MAX_CHUNK_BYTES, offset)
     finally:
         os.close(fd)

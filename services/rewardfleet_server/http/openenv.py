@@ -29,18 +29,13 @@ _CODES = {"invalid": "VALIDATION_ERROR", "overloaded": "CAPACITY_REACHED"}
 
 
 class OpenEnvSocket:
-    """An application, and OpenEnv's WebSocket at `…/ws`.
-
-    Args:
-        app: Has the routes at `…/reset` and `…/step`.
-    """
+    """An application with routes at `…/reset` and `…/step`, and OpenEnv's WebSocket at `…/ws`."""
 
     def __init__(self, app: App) -> None:
         self._app = app
         self._connections = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve a connection, or pass on what is none."""
         if scope["type"] != "websocket":
             await self._app(scope, receive, send)
             return
@@ -60,8 +55,7 @@ class OpenEnvSocket:
         if not scope["path"].endswith("/ws"):
             return False
         timeout = (b"x-request-timeout", b"%d" % _HANDSHAKE_SECONDS)
-        request = _inner(scope, "/reset", b"{}", timeout)
-        status, _ = await self._answered(request, b"{}", asyncio.Event())
+        status, _ = await self._answered(scope, "/reset", b"{}", asyncio.Event(), timeout)
         return status == 200 or status >= 429
 
     async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -100,8 +94,7 @@ class OpenEnvSocket:
                 disconnected.set()
 
         incoming.add_done_callback(on_incoming)
-        content = body.encode()
-        status, answer = await self._answered(_inner(scope, path, content), content, disconnected)
+        status, answer = await self._answered(scope, path, body.encode(), disconnected)
         if status == 200:
             return _answer("observation", answer)
         try:
@@ -112,9 +105,26 @@ class OpenEnvSocket:
         return _error(_CODES.get(kind, "EXECUTION_ERROR"), f"{kind}: {detail}")
 
     async def _answered(
-        self, request: Message, content: bytes, disconnected: asyncio.Event
+        self,
+        scope: Message,
+        path: str,
+        content: bytes,
+        disconnected: asyncio.Event,
+        *headers: tuple[bytes, bytes],
     ) -> tuple[int, str]:
         """Return status and body of an answer, 500 if there is none; `disconnected` cancels it."""
+        own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+        kept = [each for each in scope["headers"] if not _OF_HANDSHAKE.fullmatch(each[0])]
+        request = {
+            **scope,
+            "type": "http",
+            "method": "POST",
+            "scheme": "http",
+            "path": scope["path"].removesuffix("/ws") + path,
+            "raw_path": scope["raw_path"].removesuffix(b"/ws") + path.encode(),
+            "query_string": b"",
+            "headers": [*kept, *own, *headers],
+        }
         status, body, is_sent = 500, b"", False
 
         async def receive() -> Message:
@@ -132,22 +142,6 @@ class OpenEnvSocket:
 
         await self._app(request, receive, send)
         return status, body.decode()
-
-
-def _inner(scope: Message, path: str, content: bytes, *headers: tuple[bytes, bytes]) -> Message:
-    """Return the scope of a request of the application on behalf of a message."""
-    given = [each for each in scope["headers"] if not _OF_HANDSHAKE.fullmatch(each[0])]
-    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
-    return {
-        **scope,
-        "type": "http",
-        "method": "POST",
-        "scheme": "http",
-        "path": scope["path"].removesuffix("/ws") + path,
-        "raw_path": scope["raw_path"].removesuffix(b"/ws") + path.encode(),
-        "query_string": b"",
-        "headers": [*given, *own, *headers],
-    }
 
 
 async def _next_text(receive: Receive) -> str | None:

@@ -1,28 +1,47 @@
-"""Pages: routes that only read. Starlette answers them, and FastAPI documents them."""
+"""Pages: routes that only read. Starlette answers them, and FastAPI documents all routes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import re
+import sys
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
 from inspect import signature
 from typing import Any, TypeAlias
 
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as Page
 
 from rewardfleet import __version__
-from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
+from rewardfleet.wire.errors import ERROR_OF_STATUS, InvalidRequest, Problem, RewardFleetError
+from rewardfleet.wire.frames import FRAMES_TYPE
+from rewardfleet.wire.score import MAX_NAME
 from rewardfleet_server.registry import SERVICES
 
-from .openapi import failures_of, request_document
-from .problems import no_endpoint, page_response, problem_response
-from .routes import Routes, Service
+from .body import FILE_FIELD
+from .problems import PROBLEM_TYPE, no_endpoint, page_response, problem_response
+from .routes import FORM_TYPE, Route, Routes, Service
 
 Endpoint: TypeAlias = Callable[..., Awaitable[Any]]
 
 #: What FastAPI answers.
 _PATHS = ("/docs", "/docs/oauth2-redirect", "/docs/static/{file:path}", "/redoc", "/openapi.json")
+_NAME_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_NAME}
+_BINARY = {"type": "string", "format": "binary"}
+_INVALID_ITEM = "Anything else: its result has `status: error`, and the other items are scored."
+#: The failures in the OpenAPI document. It defines `Problem`, as scores contain it.
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {
+        "description": error.kind.replace("_", " ").capitalize(),
+        "content": {PROBLEM_TYPE: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}},
+    }
+    for status, error in ERROR_OF_STATUS.items()
+}
+#: Those of a route that only reads, without and with a key.
+OPEN_PROBLEMS = {status: PROBLEMS[status] for status in (403, 405)}
+KEY_PROBLEMS = {401: PROBLEMS[401], **OPEN_PROBLEMS}
 
 
 class Pages:
@@ -37,7 +56,14 @@ class Pages:
         """Add a page, with what FastAPI documents beside the signature of its function."""
 
         def add(endpoint: Endpoint) -> None:
-            self.routes.append(Page(path, _answering(endpoint)))
+            names = signature(endpoint).parameters
+
+            async def answer(request: Request) -> Response:
+                given = {**request.query_params, **request.path_params, "request": request}
+                content = await endpoint(**{name: given[name] for name in names if name in given})
+                return content if isinstance(content, Response) else page_response(content)
+
+            self.routes.append(Page(path, answer))
             self._documented.append((path, endpoint, documented))
 
         return add
@@ -70,26 +96,14 @@ class Pages:
                 endpoint,
                 methods=[route.method],
                 response_model=route.response_model,
-                responses=failures_of(route),
+                responses=_failures_of(route),
                 summary=route.description,
-                openapi_extra=request_document(route, self._service),
+                openapi_extra=_request_document(route, self._service),
             )
         for path, page, documented in self._documented:
             app.get(path, **documented)(page)
         app.add_exception_handler(HTTPException, on_failure)
         return app
-
-
-def _answering(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-    """Return the function of Starlette for one of FastAPI."""
-    names = signature(endpoint).parameters
-
-    async def answer(request: Request) -> Response:
-        given = {**request.query_params, **request.path_params, "request": request}
-        content = await endpoint(**{name: given[name] for name in names if name in given})
-        return content if isinstance(content, Response) else page_response(content)
-
-    return answer
 
 
 async def on_failure(request: Request, error: Exception) -> Response:
@@ -102,3 +116,91 @@ async def on_failure(request: Request, error: Exception) -> Response:
         case HTTPException():
             return problem_response(InvalidRequest(str(error.detail)))
     raise error  # which the type of an exception handler allows
+
+
+def _failures_of(route: Route[Any]) -> dict[int | str, dict[str, Any]]:
+    """Return the failures of a route, which may have its own format."""
+    if (model := route.failure_model) is None:
+        return PROBLEMS
+    return {
+        status: {"description": each["description"], "model": model}
+        for status, each in PROBLEMS.items()
+    }
+
+
+def _request_document(route: Route[Any], service: Service[Any, Any]) -> dict[str, Any]:
+    """Return what FastAPI does not know about the requests of a route."""
+    extra: dict[str, Any] = {}
+    if route.request_model is not None:
+        schema = _inline_schema(route.request_model, service.field_schemas)
+        if route.items_fail_alone:
+            items = schema["properties"]["items"]
+            items["items"] = {"anyOf": [items["items"], {"description": _INVALID_ITEM}]}
+        content = {"application/json": {"schema": schema}}
+        if route.decode_form is not None:
+            content[FORM_TYPE] = {"schema": _form_schema(schema, service)}
+        if route.frames_of is not None:
+            content[FRAMES_TYPE] = {"schema": _BINARY}
+        extra["requestBody"] = {"required": True, "content": content}
+    if names := re.findall(r"{(\w+)}", route.path):
+        extra["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": _NAME_SCHEMA} for name in names
+        ]
+    return extra
+
+
+def _inline_schema(
+    model: type[BaseModel], field_schemas: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a model's schema, without references, with what the settings add to its fields."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def inline(node: Any) -> Any:
+        if isinstance(node, list):
+            return [inline(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        # A discriminator maps to definitions; the constants of the inlined schemas say the same.
+        left_out = {"$ref", "discriminator"}
+        rest = {key: inline(value) for key, value in node.items() if key not in left_out}
+        if "$ref" in node:
+            return {**inline(definitions[node["$ref"].removeprefix("#/$defs/")]), **rest}
+        if rest.get("type") == "number":  # a finite one
+            if not {"minimum", "exclusiveMinimum"} & set(rest):
+                rest["minimum"] = -sys.float_info.max
+            if not {"maximum", "exclusiveMaximum"} & set(rest):
+                rest["maximum"] = sys.float_info.max
+        for field in rest.get("properties", ()):
+            rest["properties"][field] |= field_schemas.get(field, {})
+        return rest
+
+    inlined: dict[str, Any] = inline(schema)
+    return inlined
+
+
+def _form_schema(schema: Mapping[str, Any], service: Service[Any, Any]) -> dict[str, Any]:
+    """Return the schema of a form: the file, and the fields of the JSON body that remain."""
+    description = "The file, instead of a field that provides the input."
+    fields = {
+        name: _without_null(field)
+        for name, field in schema["properties"].items()
+        if name not in service.upload_replaces
+    }
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {**fields, FILE_FIELD: {**_BINARY, "description": description}},
+        "required": [*schema.get("required", ()), FILE_FIELD],
+    }
+
+
+def _without_null(field: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of a field of a form, where a text is never null."""
+    match field:
+        case {"anyOf": [{"type": "string"} as text, {"type": "null"}], **rest}:
+            kept = {name: value for name, value in rest.items() if name != "default"}
+            if "enum" in kept:
+                kept["enum"] = [value for value in kept["enum"] if value is not None]
+            return {**text, **kept}
+    return field

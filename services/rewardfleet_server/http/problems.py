@@ -28,11 +28,7 @@ def no_endpoint(path: str) -> NotFound:
 
 
 def wrong_method(path: str, method: str, allowed: Collection[str]) -> MethodNotAllowed:
-    """Return the failure of a request with a method that its path does not take.
-
-    Args:
-        allowed: The methods that the path takes; HEAD follows from GET.
-    """
+    """Return the failure of a method that a path does not take; of those it does, GET has HEAD."""
     methods = sorted({*allowed, *(["HEAD"] if "GET" in allowed else [])})
     error = MethodNotAllowed(f"{path[:100]} takes {', '.join(methods)}, not {method[:20]}")
     error.allowed = methods
@@ -42,14 +38,8 @@ def wrong_method(path: str, method: str, allowed: Collection[str]) -> MethodNotA
 def problem_response(
     error: RewardFleetError, request_id: str | None = None, model: type[ChatError] | None = None
 ) -> Response:
-    """Return a failure as a response.
-
-    Args:
-        model: The format of its body; None for `application/problem+json` (RFC 9457).
-    """
-    headers = {}
-    if request_id is not None:
-        headers[REQUEST_ID_HEADER] = request_id
+    """Return a failure as a response: `application/problem+json` (RFC 9457), or another model."""
+    headers = {} if request_id is None else {REQUEST_ID_HEADER: request_id}
     if error.retry_after is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after))
     if error.kind is ErrorKind.UNAUTHORIZED:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -20,16 +20,18 @@ from pydantic_core import from_json
 from rewardfleet.wire.chat import ChatError
 from rewardfleet.wire.errors import ErrorKind, InvalidRequest, Problem, RewardFleetError
 from rewardfleet.wire.frames import FRAMES_TYPE, JSON_TYPE, Frames
-from rewardfleet.wire.score import BatchRequest, BatchResponse, Score, Status
+from rewardfleet.wire.run_state import DeletedRun
+from rewardfleet.wire.score import MAX_NAME, BatchRequest, BatchResponse, Score, Status
 from rewardfleet.wire.validation import validate_json
 from rewardfleet.wire.waiting import without_gym_prefix
-from rewardfleet_server.engine import Engine
+from rewardfleet_server.engine import Engine, RequestT, ScoreT
 from rewardfleet_server.observe.telemetry import RequestContext
 from rewardfleet_server.scorer import BulkScorer, Scorer
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 
-RequestT = TypeVar("RequestT", bound=BaseModel)
-ScoreT = TypeVar("ScoreT", bound=Score)
+if TYPE_CHECKING:  # not all services have it
+    from rewardfleet_server.run_state import RunState
+
 DecodedT = TypeVar("DecodedT")
 
 FORM_TYPE = "multipart/form-data"
@@ -95,6 +97,12 @@ class Route(Generic[DecodedT]):
     refuse: Callable[[DecodedT, RewardFleetError], BaseModel] | None = None
 
     @cached_property
+    def decoder(self) -> Callable[[bytes], DecodedT]:
+        """What decodes the body, if there is one."""
+        model: Any = self.request_model
+        return self.decode or partial(validate_json, model)
+
+    @cached_property
     def media_types(self) -> tuple[str, ...]:
         """The media types of bodies that are accepted."""
         form = (FORM_TYPE,) if self.decode_form is not None else ()
@@ -148,12 +156,7 @@ class Service(Generic[RequestT, ScoreT]):
 
 
 class Routes:
-    """The routes of a service: its own take precedence over the common ones.
-
-    Args:
-        service: The service.
-        engine: Scores its items.
-    """
+    """The routes of a service: its own take precedence over the common ones."""
 
     def __init__(
         self, service: Service[RequestT, ScoreT], engine: Engine[RequestT, ScoreT]
@@ -176,10 +179,7 @@ class Routes:
     ) -> tuple[Route[Any] | None, Mapping[str, str]]:
         """Return the route of a request, None if there is none, and the parameters of its path.
 
-        Args:
-            method: The method of the request.
-            path: Its decoded path.
-            raw_path: The path as it was sent, where an encoded slash is not the end of a part.
+        In the path as it was sent, `raw_path`, an encoded slash is not the end of a part.
         """
         path = without_gym_prefix(path)
         route = self._routes.get((method, path))
@@ -251,7 +251,6 @@ def _batch_route(
     service: Service[RequestT, ScoreT], engine: Engine[RequestT, ScoreT]
 ) -> Route[Sequence[Any]]:
     request_type, score_type, bulk = service.request_type, service.score_type, service.bulk
-    response_model = BatchResponse[score_type]  # type: ignore[valid-type] # types made at run time
 
     async def handler(items: Sequence[Any], context: RequestContext) -> bytes:
         if bulk is not None:
@@ -270,8 +269,8 @@ def _batch_route(
     return Route(
         "/score/batch",
         "Score several items; an item that fails does not fail the others",
-        BatchRequest[request_type],  # type: ignore[valid-type] # likewise
-        response_model,
+        _batch_type(request_type),
+        BatchResponse[score_type],  # type: ignore[valid-type] # a type made at run time
         handler,
         partial(_decode_batch, request_type),
         frames_of=_frames_of if service.takes_frames else None,
@@ -312,20 +311,19 @@ def _decode_batch(request_type: type[RequestT], body: bytes) -> Sequence[Request
     """Decode a batch. An invalid item is replaced by its error."""
     with suppress(ValidationError):  # most batches are valid
         return _batch_type(request_type).model_validate_json(body, strict=True).items
-    items = validate_json(BatchRequest[Any], body).items
-    return [_item_or_error(request_type, json.dumps(item).encode()) for item in items]
+
+    def item_or_error(item: object) -> RequestT | InvalidRequest:
+        try:
+            return validate_json(request_type, json.dumps(item).encode())
+        except InvalidRequest as error:
+            return error
+
+    return [item_or_error(each) for each in validate_json(BatchRequest[Any], body).items]
 
 
 @lru_cache
 def _batch_type(request_type: type[RequestT]) -> type[BatchRequest[RequestT]]:
     return BatchRequest[request_type]  # type: ignore[valid-type] # a type made at run time
-
-
-def _item_or_error(model: type[RequestT], body: bytes) -> RequestT | InvalidRequest:
-    try:
-        return validate_json(model, body)
-    except InvalidRequest as error:
-        return error
 
 
 def _item_of_form(
@@ -342,3 +340,25 @@ def _item_of_form(
             except ValueError as error:
                 raise InvalidRequest(f"{name}: not JSON: {error}") from None
     return validate_json(model, json.dumps(given).encode(), context={"uploaded": True})
+
+
+def run_route(engine: Engine[Any, Any], state: "RunState") -> Route[Any]:
+    """Return the route that deletes what is stored of a run."""
+
+    async def delete(_: None, context: RequestContext) -> BaseModel:
+        run = run_of(context)
+        async with engine.permit(context):
+            return DeletedRun(run=run, was_stored=await state.delete(run))
+
+    description = "Delete the budget, groups, statistics and temperatures of a run"
+    return Route(
+        "/runs/{run}", description, None, DeletedRun, delete, method="DELETE", scores=False
+    )
+
+
+def run_of(context: RequestContext) -> str:
+    """Return the run that a path names."""
+    run = context.parameters["run"]
+    if len(run) > MAX_NAME:
+        raise InvalidRequest(f"run: give a name of at most {MAX_NAME} characters")
+    return run

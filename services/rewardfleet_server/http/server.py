@@ -6,7 +6,7 @@ import signal
 import socket
 import struct
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -14,11 +14,12 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_command import INTERRUPTED
 from rewardfleet_server.system.listener import has_input
 
-from .connections import OrderlyConnections
-from .openenv import MAX_MESSAGE_BYTES, OpenEnvSocket
+from .openenv import MAX_MESSAGE_BYTES, App, Message, OpenEnvSocket, Receive, Send
+from .problems import problem_response
 
 T = TypeVar("T")
 
@@ -50,17 +51,21 @@ _NO_SYN = struct.pack(
     *(0x06, 0, 0, 0),
     *(0x06, 0, 0, 0xFFFFFFFF),
 )
+#: How much of a body is read, and for how long, after a response that came before its end. A proxy
+#: that sends all of the body first gets the response in this way, and so does a caller whose
+#: connection ends with it: what is unread when a connection is closed resets it.
+_DISCARD_SECONDS, _DISCARD_BYTES = 1, 16 * 1024 * 1024
+_CLOSE = (b"connection", b"close")
+#: Headers with which uvicorn may take a body for something else.
+_REFUSED = {b"upgrade", b"transfer-encoding"}
 
 
 class GracefulServer(uvicorn.Server):
     """uvicorn, which stops listening when no accepted connection waits.
 
     The kernel resets connections that wait in the backlog when a listener is closed, although
-    their callers have sent a request already.
-
-    Args:
-        handles_signals: Whether SIGINT and SIGTERM end it; else its owner sets `should_exit`.
-        grace_s: Seconds that requests may take when the server ends.
+    their callers have sent a request already. Without `handles_signals`, its owner sets
+    `should_exit`. Requests may take `grace_s` seconds when it ends.
     """
 
     def __init__(
@@ -145,11 +150,83 @@ def refuse_new(listener: socket.socket) -> bool:
     whether that is possible: it is not elsewhere than on Linux, nor in a sandbox without filters.
     """
     program = ctypes.create_string_buffer(_NO_SYN, len(_NO_SYN))
-    filters = struct.pack(
-        "@HP", len(_NO_SYN) // struct.calcsize("=HBBI"), ctypes.addressof(program)
-    )
+    count = len(_NO_SYN) // struct.calcsize("=HBBI")
+    filters = struct.pack("@HP", count, ctypes.addressof(program))
     try:
         listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, filters)
     except OSError:
         return False
     return True
+
+
+class OrderlyConnections:
+    """An application whose responses are not lost where connections end.
+
+    It refuses requests that offer another protocol, as those of `curl --http2` do: uvicorn loses
+    the body of such a request, or takes it for the next request. And those whose transfer coding
+    is not `chunked`: it passes them on before it refuses them.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self.is_ending = False  #: whether each response ends its connection
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        length, ends = 0, scope["http_version"] == "1.0"
+        for name, value in scope["headers"]:
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"transfer-encoding" and value.lower() == b"chunked":
+                length = _DISCARD_BYTES + 1  # it may be any
+            elif name == b"connection":
+                ends = ends or b"close" in value.lower()
+            elif name in _REFUSED:
+                shown = name.decode().title()
+                refusal = problem_response(InvalidRequest(f"send the request without `{shown}`"))
+                refusal.raw_headers.append(_CLOSE)
+                await refusal(scope, receive, send)
+                return
+        if not length and not self.is_ending:
+            await self._app(scope, receive, send)
+            return
+        body = _Body(receive, is_read=not length)
+
+        async def respond(message: Message) -> None:
+            # The parser passes over what is left of a small body, and reads the next request.
+            ends_unread = ends or self.is_ending or length > _DISCARD_BYTES
+            is_start = message["type"] == "http.response.start"
+            if is_start and (self.is_ending or (ends_unread and not body.is_read)):
+                message = {**message, "headers": [*message.get("headers", ()), _CLOSE]}
+            elif not is_start and ends_unread and not body.is_read:
+                await send({**message, "more_body": True})
+                if message.get("more_body", False):
+                    return
+                await body.discard()
+                message = {"type": "http.response.body"}
+            await send(message)
+
+        await self._app(scope, body.receive, respond)
+
+
+class _Body:
+    """The body of a request, of which it is known whether all was read."""
+
+    def __init__(self, receive: Receive, *, is_read: bool) -> None:
+        self._receive = receive
+        self.is_read = is_read
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.is_read = not message.get("more_body", False)
+        return message
+
+    async def discard(self) -> None:
+        """Read what is left of it, as far as that is little."""
+        left = _DISCARD_BYTES
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DISCARD_SECONDS):
+                while left > 0 and not self.is_read:
+                    left -= len((await self.receive()).get("body", b""))

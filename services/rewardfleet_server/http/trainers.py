@@ -9,44 +9,22 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from pydantic import BaseModel, JsonValue
 
 from rewardfleet.services import SERVICES
 from rewardfleet.text.prompt import response_of
+from rewardfleet.wire import trainers as wire
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import Score, Status, abstained
-from rewardfleet.wire.trainers import (
-    GYM_FAILURE_KINDS,
-    GYM_RESULT_FIELDS,
-    TEXT_FIELDS,
-    GymMetrics,
-    GymMetricsRequest,
-    GymReverifyMode,
-    GymSeedResponse,
-    GymVerifyRequest,
-    GymVerifyResponse,
-    IgnoredRequest,
-    OpenEnvResult,
-    OpenEnvStep,
-    OpenRlhfRequest,
-    OpenRlhfResponse,
-    SlimeRequest,
-    SlimeReward,
-)
 from rewardfleet.wire.truth import truth_of_row
 from rewardfleet.wire.validation import validate_json
-from rewardfleet_server.engine import Engine
+from rewardfleet_server.engine import Engine, RequestT, ScoreT
 from rewardfleet_server.observe.telemetry import RequestContext
 
 from .routes import Route
 
-RequestT = TypeVar("RequestT", bound=BaseModel)
-ScoreT = TypeVar("ScoreT", bound=Score)
-
-#: Makes an item of a service from what a policy wrote and a ground truth, both of any form.
-ItemOf = Callable[[Any, JsonValue], RequestT]
 #: What a policy wrote, in any form, and the ground truth; or why they cannot be read.
 Sample = tuple[Any, JsonValue] | InvalidRequest
 
@@ -60,40 +38,42 @@ class TrainerApi(Generic[RequestT, ScoreT]):
 
     engine: Engine[RequestT, ScoreT]
     request_type: type[RequestT]
-    #: Makes an item from a text and a ground truth; None if the items of the service are not made
-    #: from texts. It raises `InvalidRequest` for ground truths that it cannot read.
-    item_of: ItemOf[RequestT] | None = None
+    #: Makes an item from what a policy wrote and a ground truth, both of any form; None if the
+    #: items of the service are not made from texts. It raises `InvalidRequest` for ground truths
+    #: that it cannot read.
+    item_of: Callable[[Any, JsonValue], RequestT] | None = None
 
     def routes(self) -> Sequence[Route[Any]]:
         """Return the routes of all formats that the service can have."""
         openenv = (
-            _route("/reset", "Begin an episode; OpenEnv's format", IgnoredRequest, OpenEnvResult,
-                   _always(OpenEnvResult(observation={}, done=False)), scores=False),
-            _route("/step", "Score an action; OpenEnv's format", OpenEnvStep, OpenEnvResult,
-                   self._step),
+            _route("/reset", "Begin an episode; OpenEnv's format", wire.IgnoredRequest,
+                   wire.OpenEnvResult, _always(wire.OpenEnvResult(observation={}, done=False)),
+                   scores=False),
+            _route("/step", "Score an action; OpenEnv's format", wire.OpenEnvStep,
+                   wire.OpenEnvResult, self._step),
         )  # fmt: skip
         if self.item_of is None:
             return openenv
         return (
-            _route("/get_reward", "Score samples; OpenRLHF's format", OpenRlhfRequest,
-                   OpenRlhfResponse, self._openrlhf),
-            _route("/slime", "Score a sample; slime's format", SlimeRequest, SlimeReward,
+            _route("/get_reward", "Score samples; OpenRLHF's format", wire.OpenRlhfRequest,
+                   wire.OpenRlhfResponse, self._openrlhf),
+            _route("/slime", "Score a sample; slime's format", wire.SlimeRequest, wire.SlimeReward,
                    self._slime),
-            _route("/seed_session", "Begin a rollout; NeMo Gym's format", IgnoredRequest,
-                   GymSeedResponse, _always(GymSeedResponse()), scores=False),
-            _route("/verify", "Score a rollout; NeMo Gym's format", GymVerifyRequest,
-                   GymVerifyResponse, self._verify, refuse=self._refuse_verify),
-            _route("/aggregate_metrics", "Average rewards; NeMo Gym's format", GymMetricsRequest,
-                   GymMetrics, self._metrics, scores=False),
+            _route("/seed_session", "Begin a rollout; NeMo Gym's format", wire.IgnoredRequest,
+                   wire.GymSeedResponse, _always(wire.GymSeedResponse()), scores=False),
+            _route("/verify", "Score a rollout; NeMo Gym's format", wire.GymVerifyRequest,
+                   wire.GymVerifyResponse, self._verify, refuse=self._refuse_verify),
+            _route("/aggregate_metrics", "Average rewards; NeMo Gym's format",
+                   wire.GymMetricsRequest, wire.GymMetrics, self._metrics, scores=False),
             Route("/reverify_mode", "That rollouts can be scored again; NeMo Gym's format", None,
-                  GymReverifyMode, _always(GymReverifyMode("stateless")), scores=False,
+                  wire.GymReverifyMode, _always(wire.GymReverifyMode("stateless")), scores=False,
                   method="GET"),
             *openenv,
         )  # fmt: skip
 
     async def _openrlhf(
-        self, request: OpenRlhfRequest, context: RequestContext
-    ) -> OpenRlhfResponse:
+        self, request: wire.OpenRlhfRequest, context: RequestContext
+    ) -> wire.OpenRlhfResponse:
         def texts() -> list[Sample]:
             samples = zip(request.query, request.prompts, request.labels, strict=True)
             return [_sample(query, prompt, label) for query, prompt, label in samples]
@@ -106,44 +86,53 @@ class TrainerApi(Generic[RequestT, ScoreT]):
         if scores:  # the same names in each answer: OpenRLHF joins those of a batch
             for cause in SERVICES[self.engine.service].causes:
                 logs[f"cause/{cause}"] = [float(score.cause == cause) for score in scores]
-        return OpenRlhfResponse(rewards=rewards, scores=rewards, extra_logs=logs)
+        return wire.OpenRlhfResponse(rewards=rewards, scores=rewards, extra_logs=logs)
 
-    async def _slime(self, request: SlimeRequest, context: RequestContext) -> SlimeReward:
+    async def _slime(self, request: wire.SlimeRequest, context: RequestContext) -> wire.SlimeReward:
         (score,) = await self._scores([(request.response, request.label)], context)
-        return SlimeReward(_number(score))
+        return wire.SlimeReward(_number(score))
 
-    async def _metrics(self, request: GymMetricsRequest, _: RequestContext) -> GymMetrics:
+    async def _metrics(self, request: wire.GymMetricsRequest, _: RequestContext) -> wire.GymMetrics:
         rewards, count = request.rewards, len(request.verify_responses)
         if not rewards:
-            return GymMetrics(agent_metrics={"masked": float(count > 0)}, key_metrics={})
+            return wire.GymMetrics(agent_metrics={"masked": float(count > 0)}, key_metrics={})
         mean = {"mean/reward": sum(reward / len(rewards) for reward in rewards)}
         masked = {"masked": (count - len(rewards)) / count}
-        return GymMetrics(agent_metrics={**mean, **masked}, key_metrics=mean)
+        return wire.GymMetrics(agent_metrics={**mean, **masked}, key_metrics=mean)
 
-    async def _verify(self, request: GymVerifyRequest, context: RequestContext) -> BaseModel:
+    async def _verify(self, request: wire.GymVerifyRequest, context: RequestContext) -> BaseModel:
         try:
             sample = (request.response.messages, truth_of_row(_gym_row(request)))
             (score,) = await self._scores([sample], context)
         except RewardFleetError as error:
-            if error.kind not in GYM_FAILURE_KINDS:
+            if error.kind not in wire.GYM_FAILURE_KINDS:
                 raise  # the caller's fault
             return self._refuse_verify(request, error)
-        return _gym_response(
-            request,
-            {
-                "reward": _number(score),
-                "reward_components": score.components,
-                "reward_details": score.details,
-                "reward_cause": score.cause,
-            },
-        )
+        result = {"components": score.components, "details": score.details, "cause": score.cause}
+        named = {f"reward_{name}": value for name, value in result.items()}
+        return _gym_response(request, {"reward": _number(score), **named})
 
     @staticmethod
-    def _refuse_verify(request: GymVerifyRequest, error: RewardFleetError) -> BaseModel:
-        kind = GYM_FAILURE_KINDS[error.kind]
-        return _gym_response(request, _masked(_gym_row(request), kind, error.detail))
+    def _refuse_verify(request: wire.GymVerifyRequest, error: RewardFleetError) -> BaseModel:
+        """Return NeMo Gym's row of a sample without a reward.
 
-    async def _step(self, step: OpenEnvStep, context: RequestContext) -> OpenEnvResult:
+        Of its releases: `instance_config.mask_sample`, then `mask_sample` and `failure_kind`. With
+        `_ng_failure_class`, the collection of rollouts stores a row apart, and may repeat it.
+        """
+        config = _gym_row(request).get("instance_config")
+        masked = {"mask_sample": True}
+        result = {
+            "reward": 0.0,
+            **masked,
+            "instance_config": config | masked if isinstance(config, dict) else masked,
+            "failure_kind": wire.GYM_FAILURE_KINDS[error.kind],
+            "failure_reason": error.detail,
+            "_ng_failure_class": "judge_failed",
+            "_ng_failure_judge_error": error.detail,
+        }
+        return _gym_response(request, result)
+
+    async def _step(self, step: wire.OpenEnvStep, context: RequestContext) -> wire.OpenEnvResult:
         if step.timeout_s is not None:
             context.timeout_s = min(step.timeout_s, context.timeout_s or step.timeout_s)
             call = context.call_timeout_s or step.timeout_s
@@ -156,13 +145,13 @@ class TrainerApi(Generic[RequestT, ScoreT]):
             row = {key: value for key, value in step.action.items() if key != name}
             item = await self._item((step.action[name], truth_of_row(row)))
         score = await self.engine.score_item(item, context)
-        seen: dict[str, JsonValue] = {
+        observation: dict[str, JsonValue] = {
             "status": score.status,
             "components": {**score.components},
             "details": {**score.details},
             "cause": score.cause,
         }
-        return OpenEnvResult(observation=seen, reward=score.score, done=True)
+        return wire.OpenEnvResult(observation=observation, reward=score.score, done=True)
 
     async def _scores(self, samples: Sequence[Sample], context: RequestContext) -> list[ScoreT]:
         """Score samples. These formats have no missing rewards, so one failure fails all."""
@@ -175,10 +164,8 @@ class TrainerApi(Generic[RequestT, ScoreT]):
     async def _item(self, sample: Sample) -> RequestT | InvalidRequest:
         if isinstance(sample, InvalidRequest):
             return sample
-        completion, ground_truth = sample
-        item_of = self.item_of
-        assert item_of is not None  # noqa: S101 - else there are no such routes
-        return await self._attempt(lambda: item_of(completion, ground_truth))
+        assert self.item_of is not None  # noqa: S101 - else there are no such routes
+        return await self._attempt(partial(self.item_of, *sample))
 
     async def _attempt(self, make: Callable[[], RequestT]) -> RequestT | InvalidRequest:
         """Return an item, or why it is not one: it is counted like that of any other route."""
@@ -203,15 +190,10 @@ def _route(
     request_model: type[BaseModel],
     response_model: type[BaseModel],
     handler: Callable[..., Any],
-    *,
-    scores: bool = True,
-    refuse: Callable[[Any, RewardFleetError], BaseModel] | None = None,
+    **more: Any,
 ) -> Route[Any]:
-    decode = partial(validate_json, request_model, policy_fields=TEXT_FIELDS)
-    return Route(
-        path, description, request_model, response_model, handler, decode, scores=scores,
-        refuse=refuse,
-    )  # fmt: skip
+    decode = partial(validate_json, request_model, policy_fields=wire.TEXT_FIELDS)
+    return Route(path, description, request_model, response_model, handler, decode, **more)
 
 
 def _text_field(action: Mapping[str, JsonValue]) -> str | None:
@@ -247,42 +229,21 @@ def _number(score: Score) -> float:
     return score.score
 
 
-def _gym_row(request: GymVerifyRequest) -> dict[str, Any]:
+def _gym_row(request: wire.GymVerifyRequest) -> dict[str, Any]:
     """Return the row of the data set in a request, without results of an earlier attempt."""
     fields = (request.model_extra or {}).items()
-    return {name: value for name, value in fields if name not in GYM_RESULT_FIELDS}
+    return {name: value for name, value in fields if name not in wire.GYM_RESULT_FIELDS}
 
 
-def _gym_response(request: GymVerifyRequest, result: dict[str, Any]) -> BaseModel:
+def _gym_response(request: wire.GymVerifyRequest, result: dict[str, Any]) -> BaseModel:
     """Return the row of a request with its result."""
     params, response = request.responses_create_params, request.response.model_dump()
     row = _gym_row(request) | {"responses_create_params": params, "response": response}
-    return GymVerifyResponse.model_validate(row | result)
-
-
-def _masked(row: Mapping[str, JsonValue], kind: str, reason: str) -> dict[str, Any]:
-    """Return the fields of NeMo Gym for a sample without a reward.
-
-    Of its releases: `instance_config.mask_sample`, then `mask_sample` and `failure_kind`. With
-    `_ng_failure_class`, the collection of rollouts stores a row apart, and may repeat it.
-    """
-    found = row.get("instance_config")
-    instance = found if isinstance(found, dict) else {}
-    return {
-        "reward": 0.0,
-        "mask_sample": True,
-        "instance_config": {**instance, "mask_sample": True},
-        "failure_kind": kind,
-        "failure_reason": reason,
-        "_ng_failure_class": "judge_failed",
-        "_ng_failure_judge_error": reason,
-    }
+    return wire.GymVerifyResponse.model_validate(row | result)
 
 
 def _sample(query: str | None, prompt: str, label: JsonValue) -> Sample:
-    if query is None:
-        return None, label
-    response = response_of(query, prompt)
-    if response is None:
+    response = None if query is None else response_of(query, prompt)
+    if query is not None and response is None:
         return InvalidRequest(f"query: does not begin with its prompt (got {query[:60]!r})")
     return response, label

@@ -29,8 +29,7 @@ from rewardfleet_server.http.auth import ApiKeys
 from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
 from rewardfleet_server.observe.logs import configure_logging
 
-from .details import CURVE_HEIGHT, CURVE_WIDTH, details_of
-from .groups import group_of
+from .details import CURVE_HEIGHT, CURVE_WIDTH, details_of, group_of
 from .labels import LABELS, Labels, label_of
 from .records import FACETS, PAGE, SORTED, Filter, Records
 
@@ -62,11 +61,7 @@ _REFRESH_SECONDS = 0.5
 class LookApp:
     """The application. Its handlers run in Starlette's threads.
 
-    Args:
-        records: What it shows.
-        labels: Where labels go.
-        keys: Keys that callers need, as the password of HTTP's basic authentication.
-        hosts: The accepted values of `Host`.
+    Callers need a key as the password of HTTP's basic authentication.
     """
 
     def __init__(
@@ -82,9 +77,9 @@ class LookApp:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters["number"] = _number
-        self._templates.filters["milliseconds"] = _milliseconds
-        self._templates.globals["labels"] = labels.by_id
+        self._templates.filters |= {"number": _number, "milliseconds": _milliseconds}
+        drawn = {"curve": (CURVE_WIDTH, CURVE_HEIGHT), "most_rows": _MOST_ROWS}
+        self._templates.globals |= {"labels": labels.by_id, "all_labels": LABELS, **drawn}
         self._app: ASGIApp = Starlette(
             routes=[
                 Route("/", self._index),
@@ -99,7 +94,6 @@ class LookApp:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request if its caller may see the page."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -118,9 +112,8 @@ class LookApp:
             self._keys.check(request.headers.get("authorization"))
         except RewardFleetError as error:
             headers = {"www-authenticate": 'Basic realm="rewardfleet"'}
-            return PlainTextResponse(
-                error.detail, error.status, headers if error.status == 401 else None
-            )
+            shown = headers if error.status == 401 else None
+            return PlainTextResponse(error.detail, error.status, shown)
         if request.method not in {"GET", "HEAD"} and _HTMX not in request.headers:
             return PlainTextResponse("this request does not come from the page", 403)
         return None
@@ -130,7 +123,7 @@ class LookApp:
         self._refresh()
         rows, total = self._records.page(chosen, start)
         shown = {"rows": rows, "total": total, "start": start, "page": PAGE, "sorted": SORTED}
-        shown |= {"query": _query(request, without={"start"}), "chosen": chosen}
+        shown |= {"query": _query(request, without="start"), "chosen": chosen}
         if request.headers.get(_HTMX) and request.headers.get("hx-target") == "table":
             return self._page("table.html", **shown)
         shown |= {"facets": self._records.facets(), "steps": self._records.steps(chosen)}
@@ -152,6 +145,8 @@ class LookApp:
             rows = records.page(chosen, at)[0] if at >= 0 else []
             near[name] = (rows[0]["n"], at) if rows else None
         details = details_of(record)
+        of_references = [{"video_path": each["file"]} for each in details["references"]]
+        pictures = map(records.decode, of_references)
         return self._page(
             "record.html",
             record=record,
@@ -160,15 +155,9 @@ class LookApp:
             related=records.related(record),
             group=group_of(records.group(record)),
             has_frames=records.frames(record) is not None,
-            references=[
-                (each, records.decode({"video_path": each["file"]}))
-                for each in details["references"]
-            ],
-            curve=(CURVE_WIDTH, CURVE_HEIGHT),
-            most_rows=_MOST_ROWS,
-            query=_query(request, without={"at"}),
+            references=list(zip(details["references"], pictures, strict=True)),
+            query=_query(request, without="at"),
             near=near,
-            all_labels=LABELS,
         )
 
     def _frames(self, request: Request) -> Response:
@@ -201,7 +190,7 @@ class LookApp:
         if seen is not None:  # go on with the next clip
             after = urlencode({"after": record["id"]})
             return Response(headers={"hx-redirect": f"/to-label?{after}"})
-        return self._page("label.html", record=record, all_labels=LABELS)
+        return self._page("label.html", record=record)
 
     def _to_label(self, request: Request) -> Response:
         """Show a clip that was drawn for labels, and nothing of what the judge thinks of it."""
@@ -222,7 +211,7 @@ class LookApp:
         rows, total = self._records.pairs(by, first, second, start)
         compared = {"by": by, "names": names, "first": first, "second": second}
         shown = {"rows": rows, "total": total, "start": start, "page": PAGE}
-        query = _query(request, without={"start"})
+        query = _query(request, without="start")
         return self._page("compare.html", query=query, **compared, **shown)
 
     def _found(self, request: Request) -> dict[str, Any] | None:
@@ -236,15 +225,7 @@ class LookApp:
 def serve_page(
     records: Records, labels: Labels, listener: socket.socket, key_file: Path | None
 ) -> int:
-    """Serve the page until SIGTERM or Ctrl-C; return the exit status.
-
-    Args:
-        listener: A bound address.
-        key_file: The keys that callers need; None if they need none.
-
-    Raises:
-        ValueError: The file has no key.
-    """
+    """Serve the page until SIGTERM or Ctrl-C; ValueError if a file of keys has none."""
     host = listener.getsockname()[0]
     hosts = AllowedHosts([], listens_on=host, has_keys=key_file is not None)
     app = LookApp(records, labels, ApiKeys(key_file), hosts)
@@ -285,10 +266,10 @@ def _integer(text: str) -> int | None:
     return int(text) if is_number else None
 
 
-def _query(request: Request, without: set[str]) -> str:
-    """Return the query of links that keep what is chosen."""
+def _query(request: Request, without: str) -> str:
+    """Return the query of links that keep what is chosen, but for one name."""
     given = request.query_params.items()
-    return urlencode([(name, value) for name, value in given if value and name not in without])
+    return urlencode([(name, value) for name, value in given if value and name != without])
 
 
 def _number(value: float | None) -> str:

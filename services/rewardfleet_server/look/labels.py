@@ -15,10 +15,7 @@ LABELS: tuple[Label, ...] = get_args(Label)
 
 
 class Labels:
-    """The file with the labels.
-
-    Args:
-        path: Created with the first label; readable by its owner only.
+    """The file with the labels, created with the first one, and readable by its owner only.
 
     Raises:
         ValueError: A line of the file is not a label.
@@ -35,14 +32,7 @@ class Labels:
             self.by_id[line.id] = line.label
 
     def add(self, record: Mapping[str, Any], label: Label) -> None:
-        """Write what a person says of a score.
-
-        Args:
-            record: As `Records.record` returns it.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Write what a person says of a score; OSError if the file cannot be written."""
         request = json.loads(record["request"] or "{}")
         provenance = json.loads(record["provenance"] or "{}")
         success = None

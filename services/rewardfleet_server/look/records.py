@@ -88,11 +88,9 @@ class Filter:
 
 
 class Records:
-    """The records of score logs and of outputs of `rewardfleet score`.
+    """The records of score logs and of outputs of `rewardfleet score`, and of logs of services.
 
     Args:
-        folders: The logs and outputs.
-        copies: Logs of running services.
         decode: Returns frames of the clip or reference that has a `video_path`, or of an input, a
             `path` and a `place`; None if it cannot.
 
@@ -107,8 +105,7 @@ class Records:
         *,
         decode: Callable[[Mapping[str, Any]], bytes | None] = lambda _: None,
     ) -> None:
-        self.decode = decode
-        self._copies = copies
+        self.decode, self._copies = decode, copies
         self._folders = [*folders, *(each.folder for each in copies)]
         self._connection = connect()
         self._lock = threading.Lock()  # one thread at a time uses the connection
@@ -170,17 +167,14 @@ class Records:
 
     def facets(self) -> dict[str, list[str]]:
         """Return the most frequent values of each column that is filtered by value."""
-        return {
-            name: [
-                row["value"]
-                for row in self._rows(
-                    f"SELECT {name} AS value FROM items WHERE value IS NOT NULL "
-                    f"GROUP BY value ORDER BY count(*) DESC, value LIMIT {_MOST_VALUES}",
-                    [],
-                )
-            ]
-            for name in FACETS
-        }
+        found = {}
+        for name in FACETS:
+            rows = self._rows(
+                f"SELECT {name} AS value FROM items WHERE value IS NOT NULL "
+                f"GROUP BY value ORDER BY count(*) DESC, value LIMIT {_MOST_VALUES}"
+            )
+            found[name] = [row["value"] for row in rows]
+        return found
 
     def record(self, number: int) -> dict[str, Any] | None:
         """Return all of a record; None if there is none of this number."""
@@ -190,21 +184,14 @@ class Records:
         """Return a record that was drawn for labels and has none, and how many there are.
 
         They come by the digests of their requests, so those that are labeled first are a random
-        part of them as well.
-
-        Args:
-            labeled: The ids that have a label.
-            after: The id before the record's; after the last one comes the first.
+        part of them as well. The record's id comes after `after`; after the last one, the first.
         """
-        where = "label_fraction IS NOT NULL AND id NOT IN (SELECT unnest(?::VARCHAR[]))"
-        (total,) = self._rows(
-            f"SELECT count(DISTINCT id) AS total FROM items WHERE {where}", [list(labeled)]
-        )
         found = self._rows(
-            f"SELECT n FROM items WHERE {where} ORDER BY id <= ?, id, n LIMIT 1",
+            "SELECT *, count(DISTINCT id) OVER () AS total FROM items WHERE label_fraction IS NOT "
+            "NULL AND id NOT IN (SELECT unnest(?::VARCHAR[])) ORDER BY id <= ?, id, n LIMIT 1",
             [list(labeled), after],
         )
-        return self.record(found[0]["n"]) if found else None, total["total"]
+        return (found[0], found[0].pop("total")) if found else (None, 0)
 
     def frames(self, record: Mapping[str, Any]) -> bytes | None:
         """Return the frames of a clip as one JPEG; None if they are not to be had."""
@@ -240,12 +227,9 @@ class Records:
             "Same request": ("id = ?", [record["id"]]),
             "Same program or clip": ("part = ? AND id != ?", [record["part"], record["id"]]),
         }
+        query = f"SELECT {_SHOWN}, components FROM items WHERE n != ? AND %s ORDER BY time, n"
         found = {
-            title: self._rows(
-                f"SELECT {_SHOWN}, components FROM items WHERE n != ? AND {where} "
-                f"ORDER BY time, n LIMIT {PAGE}",
-                [record["n"], *parameters],
-            )
+            title: self._rows(f"{query % where} LIMIT {PAGE}", [record["n"], *parameters])
             for title, (where, parameters) in same.items()
         }
         return {title: rows for title, rows in found.items() if rows}
@@ -255,10 +239,7 @@ class Records:
     ) -> tuple[list[dict[str, Any]], int]:
         """Return the requests that two judges, or two logs, have scored: disagreements first.
 
-        Args:
-            by: `judge` or `source`.
-            first: The judge, or the log, of `score` and `status`.
-            second: That of `other_score` and `other_status`.
+        The first one has `score` and `status`, the second one `other_score` and `other_status`.
         """
         newest = f"SELECT * FROM items WHERE {by} = ? QUALIFY row_number() OVER "
         newest += "(PARTITION BY subject ORDER BY time DESC NULLS LAST, n) = 1"
@@ -298,7 +279,7 @@ class Records:
                 found[service] = rows[::-1]
         return found
 
-    def _rows(self, query: str, parameters: list[Any]) -> list[dict[str, Any]]:
+    def _rows(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         with self._lock:
             result = self._connection.execute(query, parameters)
             names = [each[0] for each in result.description or ()]

@@ -79,7 +79,14 @@ def capture_native_output() -> None:
     reading, writing = os.pipe()
     os.dup2(writing, 2)
     os.close(writing)
-    reader = threading.Thread(target=_log_lines, args=(reading,), name="stderr", daemon=True)
+
+    def log_lines() -> None:
+        with os.fdopen(reading, encoding="utf-8", errors="backslashreplace") as lines:
+            for line in lines:
+                if text := line.strip():
+                    _native.warning("%s", text)
+
+    reader = threading.Thread(target=log_lines, name="stderr", daemon=True)
     reader.start()
 
     def flush() -> None:
@@ -89,19 +96,8 @@ def capture_native_output() -> None:
     atexit.register(flush)
 
 
-def _log_lines(descriptor: int) -> None:
-    with os.fdopen(descriptor, encoding="utf-8", errors="backslashreplace") as lines:
-        for line in lines:
-            if text := line.strip():
-                _native.warning("%s", text)
-
-
 def configure_logging(level: str) -> None:
-    """Write every log line to standard error: as JSON, or as plain text on a terminal.
-
-    Args:
-        level: The least severe level to write, e.g. `info`.
-    """
+    """Write log lines from a level on, e.g. `info`, to standard error: as JSON, or as text."""
     logging.captureWarnings(True)
     # By default these are determined for every line, and they are not written.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False

@@ -40,11 +40,7 @@ class Span:
         return carrier
 
     def end(self, failure: str | None = None) -> None:
-        """End the span; ending it again has no effect.
-
-        Args:
-            failure: The kind of failure; None for success.
-        """
+        """End the span, with the kind of its failure if it failed; again has no effect."""
         if not self.otel.is_recording():
             return
         if failure is not None:
@@ -56,8 +52,7 @@ class Span:
 class Tracer:
     """The source of the spans of one service. It has a provider of its own, not the global one.
 
-    Args:
-        service: Names it `rewardfleet-{service}`, unless `OTEL_SERVICE_NAME` is set.
+    Its name is `rewardfleet-{service}`, unless `OTEL_SERVICE_NAME` is set.
     """
 
     def __init__(self, service: str) -> None:
@@ -72,9 +67,7 @@ class Tracer:
     def begin_request(self, name: str, headers: Mapping[str, str]) -> Span:
         """Begin the span of a request, and continue the trace that its headers name.
 
-        Args:
-            name: The name of the span, e.g. `POST /score`.
-            headers: The headers of the request, with names in lower case.
+        Names of headers are in lower case, and that of the span is e.g. `POST /score`.
         """
         parent = propagate.extract(headers)
         span = self._tracer.start_span(name, parent, trace.SpanKind.SERVER)

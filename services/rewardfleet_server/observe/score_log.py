@@ -43,13 +43,12 @@ class BatchHeader:
 class ServiceLog(Collector):
     """The score log of a service, and its metrics: how many records are in it, and are not."""
 
-    _service: str  #: its name
-    _log: ScoreLog  #: where it is written
+    _service: str
+    _log: ScoreLog
     _sample: float  #: the share of requests of which it keeps scores that take microseconds
     _label_fraction: float = 0.0  #: the share of computed scores that it marks for people to label
 
     def close(self) -> None:
-        """Close the log."""
         self._log.close()
 
     def add(
@@ -62,12 +61,9 @@ class ServiceLog(Collector):
         provenance: Callable[[], Mapping[str, Any]],
         share: float = 1.0,
     ) -> None:
-        """Add an item and its score.
+        """Add an item and its score, given what the backend saw, if anything.
 
-        Args:
-            seen: What the backend saw; None if nothing.
-            provenance: Returns what all scores of its backend share.
-            share: The item's share of the body of its request.
+        `share` is the item's share of the body of its request.
         """
         is_fast = score.cached or SERVICES[self._service].is_fast
         if is_fast and not self._is_drawn(context):
@@ -90,8 +86,7 @@ class ServiceLog(Collector):
             strip=partial(strip_of, frames),
             label_fraction=self._label_fraction if is_to_label else None,
         )
-        held = sum(frame.nbytes for frame in frames)
-        size = held + int(share * context.body_bytes)
+        size = sum(frame.nbytes for frame in frames) + int(share * context.body_bytes)
         self._log.add(lambda: [scored(provenance=provenance())], size=size)
 
     def add_batch(
@@ -105,10 +100,7 @@ class ServiceLog(Collector):
     ) -> None:
         """Add the items of a batch that was scored in one computation, all or none of them.
 
-        Args:
-            items: Returns the items, each with the fields of its score.
-            count: How many there are.
-            header: What of the batch is no part of its items.
+        `items` returns so many, `count`, each with the fields of its score.
         """
         if not self._is_drawn(context):
             return
@@ -152,11 +144,7 @@ class ServiceLog(Collector):
 def open_score_log(
     service: str, settings: ServerSettings, label_fraction: float
 ) -> ServiceLog | None:
-    """Open the score log of a service; None if it keeps none.
-
-    Raises:
-        ValueError: Its folder cannot be used.
-    """
+    """Open the score log of a service, if it keeps one; ValueError if its folder cannot be used."""
     if settings.score_log is None:
         return None
     try:

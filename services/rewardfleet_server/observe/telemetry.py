@@ -20,16 +20,9 @@ from itertools import accumulate, count
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import prometheus_client as prometheus
 from numpy.typing import NDArray
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    PlatformCollector,
-    ProcessCollector,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import Counter, Gauge
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
@@ -45,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rewardfleet_server.request")
 
-disable_created_metrics()  # type: ignore[no-untyped-call] # upstream; they double the series
+prometheus.disable_created_metrics()  # type: ignore[no-untyped-call] # twice the series
 
 #: Bucket bounds in seconds, from a cache hit to a long chain of thought. From a second on they are
 #: closer, to compare a quantile with a deadline; 90 s is three quarters of the default one.
@@ -56,8 +49,6 @@ _SECONDS = (
 _STAGES = ("queue", "decode", "backend", "total")
 #: Bucket bounds for the time of a complete batch in seconds: closer where training waits.
 _BATCH_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-#: The route whose requests are batches.
-_BATCH_PATH = "/score/batch"
 #: The most samples of a request that have spans.
 _MAX_TRACED = 64
 
@@ -156,19 +147,13 @@ class Metric(NamedTuple):
 class BulkHistogram(Collector):
     """A histogram that can observe the items of a whole batch at once.
 
-    Args:
-        metric: What it is. Its first label is `service`, and there may be another one.
-        service: The value of the label `service`.
-        bounds: Upper bounds of the buckets.
+    The first label of its metric is `service`, and there may be another one.
     """
 
     def __init__(self, metric: Metric, service: str, bounds: Sequence[float]) -> None:
-        self._metric = metric
-        self._service = service
-        self._bounds = bounds
-        self._counts: defaultdict[tuple[str, ...], list[int]]
-        self._counts = defaultdict(lambda: [0] * (len(bounds) + 1))
-        self._sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        self._metric, self._service, self._bounds = metric, service, bounds
+        self._counts = defaultdict[tuple[str, ...], list[int]](lambda: [0] * (len(bounds) + 1))
+        self._sums = defaultdict[tuple[str, ...], float](float)
 
     def observe(self, value: float, *labels: str, items: int = 1) -> None:
         """Count a finite value, once for each item that has it."""
@@ -210,12 +195,9 @@ class Telemetry:
     """The metrics of one service. Each instance has a registry of its own.
 
     Args:
-        service: The value of the label `service`.
         admission: Its counts are read whenever metrics are scraped.
         collectors: Metrics of the service itself.
-        deadline_s: Seconds for a request, `deadline_s`.
         log_sample_rate: Share of the requests without a failure that are logged, 0 to 1.
-        ready: Returns whether the service can score now.
     """
 
     def __init__(
@@ -228,15 +210,13 @@ class Telemetry:
         log_sample_rate: float = 1.0,
         ready: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._log_sample_rate = log_sample_rate
-        self.service = service
-        self.deadline_s = deadline_s
+        self.service, self.deadline_s, self._log_sample_rate = service, deadline_s, log_sample_rate
         self.metrics: list[Metric] = []  #: all metrics of this class, for the documentation
-        self._registry = CollectorRegistry()
+        self._registry = prometheus.CollectorRegistry()
         for collector in collectors:
             self._registry.register(collector)
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
+        prometheus.ProcessCollector(registry=self._registry)
+        prometheus.PlatformCollector(registry=self._registry)
         self._requests = self._counter(
             "requests_total",
             "Requests answered, by route, HTTP status and kind of error (empty: none).",
@@ -296,8 +276,8 @@ class Telemetry:
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Callable[..., Counter]:
         """Return what returns the series of a counter by their labels besides `service`."""
-        name, _, names, _ = self._metric(name, "counter", documentation, *labels)
-        counter = Counter(name, documentation, names, registry=self._registry)
+        metric = self._metric(name, "counter", documentation, *labels)
+        counter = Counter(metric.name, documentation, metric.labels, registry=self._registry)
         return cache(partial(counter.labels, self.service))  # its own `labels` is slow
 
     def _histogram(
@@ -309,8 +289,8 @@ class Telemetry:
         return histogram
 
     def _gauge(self, name: str, documentation: str, value: Callable[[], float]) -> None:
-        name, _, names, _ = self._metric(name, "gauge", documentation)
-        gauge = Gauge(name, documentation, names, registry=self._registry)
+        metric = self._metric(name, "gauge", documentation)
+        gauge = Gauge(metric.name, documentation, metric.labels, registry=self._registry)
         gauge.labels(self.service).set_function(value)
 
     def _metric(self, name: str, kind: str, documentation: str, *labels: str) -> Metric:
@@ -338,25 +318,19 @@ class Telemetry:
             self._stages.observe(getattr(score.timing_ms, stage) / 1000, stage)
         if span is None:
             return
-        own: dict[str, str | bool] = {
-            "backend": score.backend,
-            "status": score.status.value,
-            "cached": score.cached,
-        }
+        backend, status = score.backend, score.status.value
+        own: dict[str, str | bool]
+        own = {"backend": backend, "status": status, "cached": score.cached}
         span.otel.set_attributes({f"rewardfleet.{name}": value for name, value in own.items()})
         if score.error is None:
             value = {} if score.score is None else {"gen_ai.evaluation.score.value": score.score}
-            label = {"gen_ai.evaluation.score.label": score.status.value}
-            name = {"gen_ai.evaluation.name": score.backend}
+            label = {"gen_ai.evaluation.score.label": status}
+            name = {"gen_ai.evaluation.name": backend}
             span.otel.add_event("gen_ai.evaluation.result", {**name, **label, **value})
         span.end(None if score.error is None else score.error.kind)
 
     def record_failure(self, context: RequestContext, kind: ErrorKind, backend: str = "") -> None:
-        """Count one item, or a batch that is scored as a whole, that failed.
-
-        Args:
-            backend: Which backend failed; empty if none was chosen yet.
-        """
+        """Count one item that failed, or a batch that is scored as a whole."""
         timing, failed = Timing(total=context.elapsed_ms), {Status.ERROR: 1}
         self.record_batch(context, backend, failed, np.empty(0), causes={kind: 1}, timing=timing)
 
@@ -373,12 +347,7 @@ class Telemetry:
         """Count the items of a batch that was scored in one computation, and their stages.
 
         Each item has waited and taken as long in total as the batch, and has an equal share of its
-        time in the other stages.
-
-        Args:
-            statuses: How many items have each status.
-            rewards: Those of the items that are `ok`, before any normalization, `[N]`.
-            causes: How many items have each cause.
+        time in the other stages. See `ScoredBatch` for its parts.
         """
         items = sum(statuses.values())
         failed = statuses.get(Status.ERROR, 0)
@@ -407,40 +376,36 @@ class Telemetry:
         """Count one request, write its log line and end its span."""
         self._requests(context.path, str(status), kind or "").inc()
         if status == 200:
-            if context.path == _BATCH_PATH:
+            if context.path == "/score/batch":
                 self._batches.observe(context.elapsed_ms / 1000)
             if context.fallback_rewards:
                 self._fallbacks().inc(context.fallback_rewards)
         if context.span is not None:
-            context.span.otel.set_attributes(
-                {
-                    "http.response.status_code": status,
-                    "rewardfleet.service": self.service,
-                    "rewardfleet.request_id": context.request_id,
-                    "rewardfleet.items": context.items,
-                    "rewardfleet.cached": context.cached,
-                }
-            )
+            attributes: dict[str, str | int] = {
+                "http.response.status_code": status,
+                "rewardfleet.service": self.service,
+                "rewardfleet.request_id": context.request_id,
+                "rewardfleet.items": context.items,
+                "rewardfleet.cached": context.cached,
+            }
+            context.span.otel.set_attributes(attributes)
             context.span.end(kind or (None if status == 200 else "disconnected"))
         has_failed = status != 200 or context.failed > 0
         if not has_failed and random.random() >= self._log_sample_rate:  # noqa: S311 - no secret
             return
-        log.log(
-            logging.INFO if status < 500 else logging.WARNING,
-            "request",
-            extra={
-                "path": context.path,
-                "status": status,
-                "kind": kind,
-                "detail": detail or None,
-                "backends": sorted(context.backends),
-                "items": context.items,
-                "cached": context.cached,
-                "failed": context.failed,
-                "total_ms": round(context.elapsed_ms, 3),
-            },
-        )
+        line = {
+            "path": context.path,
+            "status": status,
+            "kind": kind,
+            "detail": detail or None,
+            "backends": sorted(context.backends),
+            "items": context.items,
+            "cached": context.cached,
+            "failed": context.failed,
+            "total_ms": round(context.elapsed_ms, 3),
+        }
+        log.log(logging.INFO if status < 500 else logging.WARNING, "request", extra=line)
 
     def exposition(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
-        return generate_latest(self._registry)
+        return prometheus.generate_latest(self._registry)

@@ -70,9 +70,7 @@ def trace_headers() -> dict[str, str]:
 class stage:  # noqa: N801 - a context manager, named like those of contextlib
     """Mark a `with` block as a stage of the current sample, until its end or `stop`.
 
-    Args:
-        timing: The milliseconds of the block are added to its field `name`; None: they are not
-            reported.
+    Its milliseconds are added to the field `name` of a timing, if there is one.
     """
 
     def __init__(self, timing: Timing | None, name: str) -> None:
@@ -96,11 +94,7 @@ class stage:  # noqa: N801 - a context manager, named like those of contextlib
         self.stop(error)
 
     def stop(self, error: BaseException | None = None) -> None:
-        """End the stage early; from any thread. Leaving the block then adds nothing.
-
-        Args:
-            error: Why it failed, for its span.
-        """
+        """End the stage early, e.g. as it failed; from any thread. Its end then adds nothing."""
         started, self._started = self._started, None
         if started is None:
             return
@@ -111,12 +105,12 @@ class stage:  # noqa: N801 - a context manager, named like those of contextlib
         if self._sample is not None:
             self._sample.stage, self._sample.since, self._sample.span = self._outer
         if self._span is not None:
+            failure: str | None = None
             match error:  # without its message, which may quote payload
-                case None:
-                    self._span.end()
                 case RewardFleetError():
-                    self._span.end(error.kind)
+                    failure = error.kind
                 case asyncio.CancelledError():
-                    self._span.end("cancelled")
-                case _:
-                    self._span.end(type(error).__name__)
+                    failure = "cancelled"
+                case BaseException():
+                    failure = type(error).__name__
+            self._span.end(failure)

@@ -5,12 +5,7 @@ from pathlib import Path, PurePath
 
 
 def cgroups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
-    """Return the folders of this process's cgroups, and of those that they are in.
-
-    Args:
-        controller: What limits a resource, e.g. `memory`.
-        root: The root of the file system.
-    """
+    """Return the folders of this process's cgroups for a controller, and of those they are in."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
         mounted_at = (root / "proc/self/mountinfo").read_text().splitlines()
@@ -32,11 +27,7 @@ def cgroups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
 
 
 def cpu_quotas(root: Path = Path("/")) -> Iterator[float]:
-    """Return the limits on how many cores this process may use on average, as in containers.
-
-    Args:
-        root: The root of the file system.
-    """
+    """Return the limits on how many cores this process may use on average, as in containers."""
     for folder in cgroups("cpu", root):
         for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
             try:

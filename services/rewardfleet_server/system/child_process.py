@@ -35,12 +35,7 @@ _PROGRAM = (
 
 
 def end_with_parent(parent: int, number: signal.Signals) -> None:
-    """Let the kernel send a signal to this process when its parent ends, however that happens.
-
-    Args:
-        parent: The process id of the parent.
-        number: The signal.
-    """
+    """Let the kernel send a signal to this process when its parent ends, however that happens."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it ended before the call
         os._exit(1)
@@ -54,11 +49,7 @@ def describe_end(status: int | None) -> str:
 
 
 class MemoryFile:
-    """A file in memory, which another process can read. It is gone as soon as this object is.
-
-    Args:
-        parts: What it has to begin with.
-    """
+    """A file in memory, which another process can read. It is gone as soon as this object is."""
 
     def __init__(self, *parts: bytes) -> None:
         self.fd = os.memfd_create("rewardfleet")
@@ -99,7 +90,6 @@ class TaskProcess:
         function: Runs a task, with two open files: what to read, and where to write the result. It
             is a function of a module, and aborts for lack of memory.
         memory: Bytes of memory, in addition to what the process has at its start.
-        nice: Niceness of the process; the event loop's is 0.
     """
 
     def __init__(
@@ -112,20 +102,14 @@ class TaskProcess:
         self._closed = False
 
     def run(
-        self,
-        task: Any,
-        source: MemoryFile,
-        result: MemoryFile,
-        *,
-        seconds: float,
-        cpu_s: float = 0.0,
+        self, task: Any, source: MemoryFile, result: MemoryFile, *, seconds: float, cpu_s: float = 0
     ) -> None:
-        """Run a task. Blocks; call it from one thread, which must outlive the process.
+        """Run a task, which reads a source and writes a result.
+
+        Blocks; call it from one thread, which must outlive the process.
 
         Args:
             task: A small value of JSON.
-            source: What it reads.
-            result: Where it writes.
             seconds: Wall time after which the process is taken to hang.
             cpu_s: CPU time that the task may take; 0: any.
 
@@ -146,7 +130,6 @@ class TaskProcess:
             raise TaskLost(f"the process that {self._label} ended") from None
 
     def close(self) -> None:
-        """End the process."""
         self._closed = True
         self._stop()
 
@@ -154,7 +137,7 @@ class TaskProcess:
         with self._lock:
             if self._closed:
                 raise TaskLost("the service is shutting down")
-            if self._child is not None and not self._child.is_alive():
+            if self._child is not None and self._child.process.poll() is not None:
                 self._child.stop()
                 self._child = None
             if self._child is None:
@@ -173,7 +156,7 @@ class _Child:
         more = [json.dumps(sys.path), *map(str, (theirs.fileno(), os.getpid(), *arguments))]
         options = ["-X", f"int_max_str_digits={sys.get_int_max_str_digits()}"]
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - a fixed command
+            self.process = subprocess.Popen(  # noqa: S603 - a fixed command
                 [sys.executable, *options, "-P", "-c", _PROGRAM, *more],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -186,9 +169,6 @@ class _Child:
             log.warning("the process that %s did not start: %r", label, error)
             raise TaskLost(f"the process that {label} did not start") from error
 
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
     def run(self, message: bytes, source: int, result: int, seconds: float) -> None:
         """Run a task; raise OSError if it was not completed, TimeoutError if it took too long."""
         socket.send_fds(self._channel, [message], [source, result])
@@ -197,13 +177,13 @@ class _Child:
     def _wait(self, seconds: float) -> None:
         self._channel.settimeout(seconds)
         if not self._channel.recv(1):
-            raise ConnectionError(f"it ended with status {self._process.poll()}")
+            raise ConnectionError(f"it ended with status {self.process.poll()}")
 
     def stop(self) -> int:
         """End the process; return its status, also if it had ended before."""
-        self._process.kill()
+        self.process.kill()
         self._channel.close()
-        return self._process.wait()
+        return self.process.wait()
 
 
 # In the child

@@ -12,10 +12,7 @@ from .redis_server import unreachable_reason
 #: Seconds to wait for Redis.
 _TIMEOUT_SECONDS = 1.0
 #: The settings that may be the URL of a Redis server, and what it stores.
-_REDIS_PURPOSES = {
-    "cache": "cache that replicas share",
-    "run_state": "run state that replicas share",
-}
+_REDIS_PURPOSES = {"cache": "cache", "run_state": "run state"}
 
 
 class Diagnosis(NamedTuple):
@@ -29,12 +26,7 @@ class Diagnosis(NamedTuple):
 
 
 def check_extra(extra: str, purpose: str, *modules: str, required: bool = False) -> Diagnosis:
-    """Check whether the packages of an extra are installed.
-
-    Args:
-        purpose: What needs it.
-        required: Whether the settings need it.
-    """
+    """Check whether the packages of an extra are installed, which the settings may require."""
     missing = missing_modules(*modules)
     if not missing:
         return Diagnosis("ok", f"{purpose}: {', '.join(modules)}")
@@ -45,10 +37,9 @@ def check_extra(extra: str, purpose: str, *modules: str, required: bool = False)
 def check_redis_servers(
     settings: Iterable[ServerSettings], *, unreachable: Literal["failed", "note"]
 ) -> Iterator[Diagnosis]:
-    """Check whether each Redis server of some services answers.
+    """Check whether each Redis server of some services answers, and what it means if not.
 
-    Args:
-        unreachable: The status if it does not: services start, and replicas share nothing.
+    The services start all the same, and replicas share nothing.
     """
     urls = {
         (name, str(url)): None
@@ -57,7 +48,7 @@ def check_redis_servers(
         if is_url(url := getattr(each, name, None))
     }
     for name, url in urls:
-        what = f"{_REDIS_PURPOSES[name]}: {redact(url)}"
+        what = f"{_REDIS_PURPOSES[name]} that replicas share: {redact(url)}"
         package = check_extra("redis", what, "redis", required=True)
         if package.status != "ok":
             yield package

@@ -8,10 +8,9 @@ CANNOT_BE_BOUND = "cannot be bound"
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind the address of a server. No connection is accepted until the server listens.
+    """Bind the address of a server; ValueError if that is not possible.
 
-    Raises:
-        ValueError: The address cannot be bound.
+    No connection is accepted until the server listens.
     """
     try:
         family, kind, protocol, _, resolved = socket.getaddrinfo(

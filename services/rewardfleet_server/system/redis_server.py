@@ -13,8 +13,7 @@ def unreachable_reason(
 
     Args:
         url: `redis://host:port/number`.
-        timeout_s: Seconds to wait for it.
-        command: What it must be able to do, e.g. `("MGET", "key")`.
+        command: What it must be able to do in `timeout_s` seconds, e.g. `("MGET", "key")`.
 
     Raises:
         ImportError: The `redis` package is not installed.
@@ -23,13 +22,10 @@ def unreachable_reason(
     import redis.backoff  # noqa: PLC0415 - an optional package
     import redis.retry  # noqa: PLC0415 - an optional package
 
+    limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    once = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
     try:
-        with redis.Redis.from_url(
-            url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
-        ) as server:
+        with redis.Redis.from_url(url, retry=once, **limits) as server:
             server.execute_command(*command)
     except (redis.RedisError, OSError) as error:
         return reason_of(error)

@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,8 +32,7 @@ class SqliteFile:
     """One database file in WAL mode: no committed row is lost if the process crashes.
 
     Args:
-        path: The file; its folder must exist.
-        prepare: Checks the file, and creates missing tables.
+        prepare: Checks the file, in a folder that exists, and creates missing tables.
         busy_s: Seconds that a statement waits for another process's lock.
 
     Raises:
@@ -47,29 +47,23 @@ class SqliteFile:
         is_file = str(path) != ":memory:"
         # By path. The log and its index exist from the first read on.
         self._opened: dict[str, _Identity] = dict.fromkeys(_paths(path)) if is_file else {}
+        opening = partial(_open, path, prepare, busy_s)
         try:
-            connecting = self._thread.submit(
-                _reporting_damage, lambda: _open(path, prepare, busy_s)
-            )
-            self._db = connecting.result()
+            self._db = self._thread.submit(_reporting_damage, opening).result()
             self.check_place()
         except BaseException:
             self._thread.shutdown()
             raise
 
     async def call(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` on the file's thread.
+        """Run `work` on the file's thread; for errors besides its own, see `check_place`."""
 
-        Raises:
-            Lost: The file is not the one that was opened: what was written is lost.
-            sqlite3.DatabaseError: It is damaged.
-        """
-        return await run_in_thread(self._thread, lambda: self._run(work))
+        def run() -> T:
+            result = _reporting_damage(lambda: work(self._db))
+            self.check_place()  # afterwards, so that nothing is acknowledged that is lost already
+            return result
 
-    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        result = _reporting_damage(lambda: work(self._db))
-        self.check_place()  # afterwards, so that nothing is acknowledged that is lost already
-        return result
+        return await run_in_thread(self._thread, run)
 
     def check_place(self) -> None:
         """Check that the file is still the one that was opened, which takes microseconds.
@@ -96,10 +90,10 @@ class SqliteFile:
     @staticmethod
     def remove_rest(path: Path) -> None:
         """Remove companions of a file that was deleted: a new one would get them."""
-        file, *companions = _paths(path)
-        if not os.path.exists(file):
+        file, *companions = map(Path, _paths(path))
+        if not file.exists():
             for each in companions:
-                Path(each).unlink(missing_ok=True)
+                each.unlink(missing_ok=True)
 
     @staticmethod
     def set_aside(path: Path) -> Path:

@@ -4,10 +4,19 @@ A timer and a guard for each request would cost as much as looking its score up 
 """
 
 import asyncio
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+#: Seconds before a request is watched: most responses, cache hits first, are ready sooner.
+_WATCH_AFTER_SECONDS = 0.01
+#: Seconds after the deadline was noticed. Handlers keep the deadline themselves, item by item.
+_OVERDUE_SECONDS = 2.0
+
+
+class ClientDisconnected(Exception):
+    """The caller disconnected before the response was ready."""
 
 
 class DeadlinePassed(TimeoutError):
@@ -15,13 +24,10 @@ class DeadlinePassed(TimeoutError):
 
 
 class Started(Generic[T]):
-    """Work that has run, in the current task, until it had to wait for something.
+    """Work that has run, in the current task, until it had to wait for something, or has failed.
 
     If it is not done by then, await it once, in the same task: it goes on as if it had been awaited
     from its beginning.
-
-    Raises:
-        Exception: Whatever it raises until then.
     """
 
     def __init__(self, work: Awaitable[T]) -> None:
@@ -52,14 +58,9 @@ class Started(Generic[T]):
 
 
 async def finish_by(deadline: float | None, work: Awaitable[T]) -> T:
-    """Return the result of `work`, which is cancelled if it is not done by the deadline.
+    """Return the result of `work`, which is cancelled if it is not done by the deadline, if any.
 
-    Args:
-        deadline: Time of the event loop's clock; None for no limit.
-        work: What to do.
-
-    Raises:
-        DeadlinePassed: It was cancelled.
+    That is a time of the event loop's clock, after which it raises DeadlinePassed.
     """
     started = Started(work)
     if started.is_done:
@@ -72,3 +73,50 @@ async def finish_by(deadline: float | None, work: Awaitable[T]) -> T:
         if limit.expired():
             raise DeadlinePassed from None
         raise
+
+
+async def guarded(
+    receive: Callable[[], Awaitable[Mapping[str, Any]]], deadline: float | None, work: Awaitable[T]
+) -> T:
+    """Return the result of `work`, which is cancelled when the caller of a request disconnects.
+
+    The body of the request has been read. Well after the deadline, a time of the event loop's
+    clock, `work` is cancelled, too.
+
+    Raises:
+        ClientDisconnected: The caller disconnected.
+        TimeoutError: The work ignored the deadline.
+    """
+    started = Started(work)
+    if started.is_done:
+        return started.result
+    loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
+    begun: list[asyncio.Handle | asyncio.Task[None]] = []
+    has_disconnected = False
+
+    async def watch() -> None:
+        nonlocal has_disconnected
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        has_disconnected = True
+        limit.reschedule(loop.time())
+
+    def start_watching() -> None:
+        begun.append(loop.create_task(watch()))
+
+    def allow_a_turn() -> None:  # if the event loop was busy at the deadline
+        limit.reschedule(loop.time() + _OVERDUE_SECONDS)
+
+    begun.append(loop.call_later(_WATCH_AFTER_SECONDS, start_watching))
+    if deadline is not None:
+        begun.append(loop.call_at(deadline, allow_a_turn))
+    try:
+        async with limit:
+            return await started
+    except TimeoutError:
+        if limit.expired() and has_disconnected:
+            raise ClientDisconnected from None
+        raise
+    finally:
+        for each in begun:
+            each.cancel()

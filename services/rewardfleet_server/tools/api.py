@@ -20,8 +20,7 @@ from rewardfleet.wire.tools import (
 from rewardfleet.wire.tools_rows import fields_of_truth
 from rewardfleet.wire.validation import validate
 from rewardfleet_server.engine import Engine
-from rewardfleet_server.http.routes import Route
-from rewardfleet_server.http.runs import run_of
+from rewardfleet_server.http.routes import Route, run_of
 from rewardfleet_server.observe.telemetry import RequestContext
 
 from .budgets import Budgets

@@ -3,8 +3,7 @@
 from rewardfleet.tool_use.families import read_families
 from rewardfleet.wire.tools import ToolsRequest, ToolsScore
 from rewardfleet_server.http.app import RewardApp
-from rewardfleet_server.http.routes import Service
-from rewardfleet_server.http.runs import run_route
+from rewardfleet_server.http.routes import Service, run_route
 from rewardfleet_server.http.trainers import TrainerApi
 from rewardfleet_server.run_state import RunState, describe_run_state, open_run_state
 

@@ -12,20 +12,15 @@ has what the gateway itself has answered; services count their answers.
 
 import asyncio
 import logging
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import aiohttp
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    ProcessCollector,
-    generate_latest,
-)
+import prometheus_client as prometheus
 from pydantic import ValidationError
 
 from rewardfleet import __version__
@@ -41,28 +36,26 @@ from rewardfleet.wire.headers import GATEWAY, REQUEST_ID_HEADER, SERVICE_HEADER
 from rewardfleet.wire.in_flight import InFlight, merged
 from rewardfleet.wire.run_state import own_run_states
 from rewardfleet.wire.waiting import waits_at
+from rewardfleet_server.admission import MAX_WAITING
 from rewardfleet_server.http.allowed_hosts import AllowedHosts
 from rewardfleet_server.http.openenv import Message, Receive, Send
 from rewardfleet_server.http.problems import page_response, problem_response, wrong_method
+from rewardfleet_server.http.server import GracefulServer, run_on_fast_loop
 from rewardfleet_server.observe.telemetry import new_request_id
+from rewardfleet_server.serve import raise_descriptor_limit
+from rewardfleet_server.system.listener import url_of
 
-from . import timeouts
-from .line import MAX_REQUESTS, MAX_WAITING, Line
-from .proxy import (
-    CallerDisconnected,
-    ProxiedRequest,
-    Refusal,
-    Upstream,
-    UpstreamFailed,
-    failure_of,
-    read_all,
-)
-from .replicas import Fleet, Replica, usable
+from . import proxy, timeouts
+from .line import MAX_REQUESTS, Line, most_waiting
+from .proxy import ProxiedRequest, Refusal, UpstreamFailed
+from .replicas import Fleet, Replica, follow, usable
 
 log = logging.getLogger(__name__)
 
 #: What the gateway answers itself, so that no service can have such a prefix.
 PAGES = ("", "healthz", "readyz", "inflight", "metrics")
+#: Replicas for which `rewardfleet gateway` keeps open files free.
+_REPLICAS = 64
 #: A request that so many replicas did not survive is not sent to a third one.
 _MAX_LOST = 2
 #: The most bytes of a replica's samples in flight, and the time to wait for them.
@@ -76,36 +69,27 @@ _WRONG_KEY = "it does not accept the API key"
 class Gateway:
     """The ASGI application of the gateway. It does not check API keys: services do.
 
-    Args:
-        fleet: The replicas of each service. Whoever owns it sets `is_ready`; the gateway unsets it
-            when a replica cannot be reached.
-        hosts: The names by which callers may address it.
-        max_waiting: The most requests that wait in line.
+    Whoever owns the fleet sets `is_ready` of replicas; the gateway unsets it when one cannot be
+    reached.
     """
 
-    _upstream: Upstream  # while it serves
+    _upstream: proxy.Upstream  # while it serves
 
     def __init__(
-        self,
-        fleet: Fleet,
-        hosts: AllowedHosts,
-        *,
-        max_waiting: int = MAX_WAITING,
+        self, fleet: Fleet, hosts: AllowedHosts, *, max_waiting: int = MAX_WAITING
     ) -> None:
-        self._fleet = fleet
-        self._hosts = hosts
-        self._max_waiting = max_waiting
+        self._fleet, self._hosts, self._max_waiting = fleet, hosts, max_waiting
         self._lines = {name: Line(replicas) for name, replicas in fleet.items()}
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
+        self._registry = prometheus.CollectorRegistry()
+        prometheus.ProcessCollector(registry=self._registry)
         # By service, as services count by route. No status: the answer is that of a replica.
-        self._answered = Counter(
+        self._answered = prometheus.Counter(
             "rewardfleet_requests_total",
             "Requests by service, and the status and kind of failures of the gateway itself.",
             ("service", "route", "status", "kind"),
             registry=self._registry,
         )
-        waiting = Gauge(
+        waiting = prometheus.Gauge(
             "rewardfleet_waiting_requests",
             "Requests that wait in line at the gateway, by service.",
             ("service", "route"),
@@ -118,13 +102,17 @@ class Gateway:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await receive()
+            async with proxy.Upstream(self._lines.values()) as self._upstream:
+                await send({"type": "lifespan.startup.complete"})
+                await receive()
+            await send({"type": "lifespan.shutdown.complete"})
             return
-        name, _, rest = scope["raw_path"][1:].decode("ascii").partition("/")
-        service = name if name in self._fleet else ""
+        path = scope["raw_path"][1:].decode("ascii")
+        service = name if (name := path.partition("/")[0]) in self._fleet else ""
         try:
-            await self._answer(scope, receive, send, service, rest)
-        except CallerDisconnected:
+            await self._answer(scope, receive, send, service, path)
+        except proxy.CallerDisconnected:
             pass
         except RewardFleetError as error:
             status = str(error.status)
@@ -135,22 +123,14 @@ class Gateway:
         else:
             self._answered.labels(GATEWAY, f"/{service}", "", "").inc()
 
-    async def _live(self, receive: Receive, send: Send) -> None:
-        await receive()
-        async with Upstream(self._lines.values()) as self._upstream:
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-        await send({"type": "lifespan.shutdown.complete"})
-
     async def _answer(
-        self, scope: Message, receive: Receive, send: Send, service: str, rest: str
+        self, scope: Message, receive: Receive, send: Send, service: str, path: str
     ) -> None:
         self._hosts.check(scope["headers"])
-        path = scope["raw_path"][1:].decode("ascii")
-        if path in PAGES or (service and rest == "inflight"):
+        if path in PAGES or (service and path == f"{service}/inflight"):
             if scope["method"] not in {"GET", "HEAD"}:
                 raise wrong_method("/" + path, scope["method"], ["GET"])
-            response = page_response(await self._page(scope, service))
+            response = page_response(await self._page(path, service, scope))
             response.headers[SERVICE_HEADER] = GATEWAY
             response.headers[REQUEST_ID_HEADER] = _request_id(scope)
             await response(scope, receive, send)
@@ -158,40 +138,35 @@ class Gateway:
         if not service:
             services = ", ".join(f"/{each}" for each in self._fleet)
             raise NotFound(f"no service at {'/' + path[:99]!r}; the services are at {services}")
-        request = ProxiedRequest(scope, receive, service, self._upstream, waits_at("/" + rest))
+        waits = waits_at(path[len(service) :] or "/")
+        request = ProxiedRequest(scope, receive, service, self._upstream, waits)
         await self._forward(service, request, send)
 
-    async def _page(self, scope: Message, service: str) -> bytes | dict[str, Any]:
+    async def _page(self, path: str, service: str, scope: Message) -> bytes | dict[str, Any]:
         """Return what the gateway knows itself."""
-        match scope["raw_path"]:
-            case b"/":
+        match path:
+            case "":
                 return self._index()
-            case b"/readyz":
-                self._check_readiness()
+            case "readyz":
+                reported = self._reported()
+                missing = [name for name, some in reported if not any(r.is_ready for r in some)]
+                if missing:
+                    reason = f"no replica is ready: {', '.join(missing)}"
+                    raise Unavailable(reason, retry_after=1)
                 return {"status": "ready"}
-            case b"/metrics":
-                return generate_latest(self._registry)
-            case b"/healthz":
+            case "metrics":
+                return prometheus.generate_latest(self._registry)
+            case "healthz":
                 return {"status": "ok"}
         return await self._in_flight(service, scope)
 
     def _index(self) -> dict[str, Any]:
         shown = ("url", "is_ready", "outstanding", "restarts", "last_failure")
-        services = {
-            name: {
-                "url": f"/{name}",
-                "replicas": [{key: getattr(each, key) for key in shown} for each in replicas],
-            }
-            for name, replicas in self._reported()
-        }
+        services = {}
+        for name, replicas in self._reported():
+            described = [{key: getattr(each, key) for key in shown} for each in replicas]
+            services[name] = {"url": f"/{name}", "replicas": described}
         return {"service": GATEWAY, "version": __version__, "services": services}
-
-    def _check_readiness(self) -> None:
-        missing = [
-            name for name, some in self._reported() if not any(each.is_ready for each in some)
-        ]
-        if missing:
-            raise Unavailable(f"no replica is ready: {', '.join(missing)}", retry_after=1)
 
     def _reported(self) -> list[tuple[str, Sequence[Replica]]]:
         items = list(self._fleet.items())
@@ -231,7 +206,7 @@ class Gateway:
             async with self._upstream.session.get(
                 f"{url}/inflight", headers=headers, timeout=_IN_FLIGHT_TIME
             ) as response:
-                body, status = await read_all(response, _MAX_IN_FLIGHT_BYTES), response.status
+                body, status = await proxy.read_all(response, _MAX_IN_FLIGHT_BYTES), response.status
             if status == Unauthorized.status:
                 raise UpstreamFailed(_WRONG_KEY if key else _NO_KEY)
             answer = await asyncio.to_thread(InFlight.model_validate_json, body)
@@ -241,17 +216,16 @@ class Gateway:
         except TimeoutError:
             raise UpstreamFailed(f"no answer within {_IN_FLIGHT_TIME.total:g} s") from None
         except aiohttp.ClientError as error:
-            raise failure_of(error) from None
+            raise proxy.failure_of(error) from None
         for sample in answer.samples:
             sample.replica = url
         return answer
 
     async def _forward(self, service: str, request: ProxiedRequest, send: Send) -> None:
-        """Count a request while it is answered.
+        """Count a request while it is answered; raise what its client repeats if that is possible.
 
         Raises:
             Overloaded: There are too many.
-            RewardFleetError: It was not answered; its client repeats this failure if it can.
             Conflict: The replicas have run state of their own.
         """
         is_counted = request.waits is None
@@ -320,7 +294,7 @@ class Gateway:
                 seconds = max(refusal.retry_after, timeouts.LOOK_SECONDS)
                 replica.cooling_until = time.monotonic() + min(seconds, most)
         if request.body.is_gone:
-            raise CallerDisconnected
+            raise proxy.CallerDisconnected
         if refusals and request.waits is None:
             refusal = min(refusals, key=lambda each: (each.status, each.retry_after))
             head = {"status": refusal.status, "headers": refusal.headers}
@@ -340,7 +314,12 @@ class Gateway:
             self._lines[replica.service].advance()
 
     async def _wait_in_line(
-        self, service: str, request: ProxiedRequest, refusals: list[Refusal], *, at_front: bool
+        self,
+        service: str,
+        request: ProxiedRequest,
+        refusals: list[Refusal],
+        *,
+        at_front: bool,
     ) -> bool:
         """Return whether a request should be tried again, after it has waited for its turn."""
         line = self._lines[service]
@@ -392,3 +371,26 @@ class Gateway:
 def _request_id(scope: Message) -> str:
     given = dict(scope["headers"]).get(REQUEST_ID_HEADER.encode(), b"")
     return new_request_id(given.decode("latin-1"))
+
+
+def run_gateway(
+    listener: socket.socket, hosts: AllowedHosts, services: Mapping[str, Sequence[str]]
+) -> int:
+    """Serve the replicas at the base URLs of services, by name; return the exit status."""
+    fleet: dict[str, list[Replica]] = {name: [] for name in services}
+    max_waiting = most_waiting(raise_descriptor_limit(), _REPLICAS)
+    server = GracefulServer(Gateway(fleet, hosts, max_waiting=max_waiting))
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as group:
+            following = [
+                group.create_task(follow(name, urls, fleet[name]))
+                for name, urls in services.items()
+            ]
+            log.info("the gateway of %s listens on %s", ", ".join(fleet), url_of(listener))
+            await server.serve([listener])
+            for each in following:
+                each.cancel()
+
+    run_on_fast_loop(run())
+    return server.status

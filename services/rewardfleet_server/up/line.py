@@ -18,8 +18,6 @@ if TYPE_CHECKING:  # it imports this module
 
 #: The most requests in progress, without those that may wait in line.
 MAX_REQUESTS = 4096
-#: The most requests in line, of all services together.
-MAX_WAITING = 10_000
 #: The most requests that a replica has from the line: the others stay here, where they survive it.
 MAX_OUTSTANDING = 256
 #: Open files besides the connections of requests.
@@ -64,8 +62,7 @@ class Line:
     async def wait(self, request: "ProxiedRequest", *, at_front: bool) -> bool:
         """Wait for a turn to be sent to a replica; return False if there was none in time.
 
-        Args:
-            at_front: Whether the request has had a turn before.
+        A request that has had a turn before waits at the front.
         """
         loop = asyncio.get_running_loop()
         turn = request.body.turn = loop.create_future()
@@ -101,4 +98,4 @@ def most_waiting(open_files: int, replicas: int) -> int:
     # A request at a replica has a second connection.
     free = open_files - 2 * MAX_REQUESTS - _OTHER_FILES
     free = max(free - MAX_OUTSTANDING * replicas, free // 2)
-    return fitting_line(free, MAX_WAITING, open_files)
+    return fitting_line(free, open_files)

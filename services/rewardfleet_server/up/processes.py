@@ -1,7 +1,6 @@
 """The processes of a fleet: started, watched, started again, ended."""
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -10,6 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -35,38 +35,21 @@ class FleetFailed(Exception):
 
 
 class ReplicaProcess:
-    """The process of one replica.
-
-    Args:
-        replica: Shared with the gateway: whether it may be sent requests.
-        log_file: Where its log goes.
-        peers: All replicas of its service.
-    """
+    """The process of one replica, which is shared with the gateway and has peers of its service."""
 
     def __init__(
-        self,
-        planned: PlannedReplica,
-        replica: Replica,
-        log_file: Path,
-        peers: Sequence[Replica] = (),
+        self, planned: PlannedReplica, replica: Replica, log_file: Path, peers: Sequence[Replica]
     ) -> None:
-        self.planned = planned
-        self.replica = replica
-        self._peers = peers
+        self.planned, self.replica, self._peers = planned, replica, peers
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self.last_line = ""  #: of its log; empty if there is none
         self._log = RotatingFileHandler(log_file, maxBytes=_LOG_BYTES, backupCount=1, delay=True)
         self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def last_line(self) -> str:
-        """The last line of its log; empty if there is none."""
-        return self._last_lines[-1] if self._last_lines else ""
 
     async def run(self) -> None:
         """Run the replica, and restart it whenever it ends, until this is cancelled.
 
-        Raises:
-            FleetFailed: It ended before it was ready for the first time.
+        Raises FleetFailed if it ends before it was ready for the first time.
         """
         backoff, ports_left = timeouts.MIN_BACKOFF_SECONDS, _MAX_PORTS
         try:
@@ -117,24 +100,21 @@ class ReplicaProcess:
 
     async def _copy_log(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None  # noqa: S101 - a pipe was requested
-        rest = b""
-        while chunk := await process.stdout.read(2**16):
+        rest, chunk = b"", b"-"
+        while chunk:
+            chunk = await process.stdout.read(2**16)
             *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > 2**20:  # not a line of a log
+            if rest and (not chunk or len(rest) > 2**20):  # the last one, or not a line of a log
                 lines, rest = [*lines, rest], b""
             for line in lines:
-                self._add_line(line.decode(errors="replace"))
-        if rest:
-            self._add_line(rest.decode(errors="replace"))
-
-    def _add_line(self, line: str) -> None:
-        self._last_lines.append(line)
-        self._log.emit(logging.makeLogRecord({"msg": line}))
+                self.last_line = line.decode(errors="replace")
+                self._last_lines.append(self.last_line)
+                self._log.emit(logging.makeLogRecord({"msg": self.last_line}))
 
     def _kill(self) -> None:
         log.warning("%s does not answer and is killed", self.planned.name)
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 self._process.kill()
 
     async def _stop(self) -> None:
@@ -142,7 +122,7 @@ class ReplicaProcess:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             process.terminate()
         timeout = self.planned.settings.shutdown_timeout_s + timeouts.END_SECONDS
         drain = asyncio.create_task(self._copy_log(process))  # a full pipe would block it
@@ -150,7 +130,7 @@ class ReplicaProcess:
             async with asyncio.timeout(timeout):
                 await process.wait()
         except (TimeoutError, asyncio.CancelledError):
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
         finally:

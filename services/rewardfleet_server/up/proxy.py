@@ -6,22 +6,15 @@ import math
 import re
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple, Self
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
+from rewardfleet.wire import headers as wire
 from rewardfleet.wire.errors import DeadlineExceeded, Overloaded, Unavailable
-from rewardfleet.wire.headers import (
-    CALL_TIMEOUT_HEADER,
-    FAILED_ITEMS_HEADER,
-    FORWARDED_HOST_HEADER,
-    HELD_HEADER,
-    PREFIX_HEADER,
-    REQUEST_ID_HEADER,
-    TIMEOUT_HEADER,
-)
 from rewardfleet.wire.waiting import Waits
 from rewardfleet_server.http.openenv import Message, Receive, Send
 
@@ -47,8 +40,8 @@ _PAGE = re.compile(r"/(healthz?|readyz|metrics|inflight|openapi\.json|(score-log
 _OF_CONNECTION = frozenset(
     b"connection expect keep-alive proxy-connection te trailer transfer-encoding upgrade".split()
 )
-_FORWARDED_HOST = FORWARDED_HOST_HEADER.encode()
-_OWN = {PREFIX_HEADER.encode(), _FORWARDED_HOST, HELD_HEADER.encode(), b"host"}
+_FORWARDED_HOST = wire.FORWARDED_HOST_HEADER.encode()
+_OWN = {wire.PREFIX_HEADER.encode(), _FORWARDED_HOST, wire.HELD_HEADER.encode(), b"host"}
 _NOT_FORWARDED, _NOT_RETURNED = _OF_CONNECTION | _OWN, _OF_CONNECTION | {b"date"}
 
 
@@ -57,15 +50,11 @@ class CallerDisconnected(Exception):
 
 
 class UpstreamFailed(Exception):
-    """A replica's response is missing, incomplete or not valid.
-
-    Args:
-        was_reached: Whether the replica may have got the request.
-    """
+    """A replica's response is missing, incomplete or not valid."""
 
     def __init__(self, reason: str, *, was_reached: bool = True) -> None:
         super().__init__(reason)
-        self.was_reached = was_reached
+        self.was_reached = was_reached  #: whether the replica may have got the request
 
 
 class Refusal(NamedTuple):
@@ -80,15 +69,13 @@ class Refusal(NamedTuple):
 class Upstream:
     """What connects a gateway to replicas, as an asynchronous context manager.
 
-    Args:
-        lines: The requests that wait, which get turns when replicas are ready again.
+    Requests in the lines get turns when replicas are ready again.
     """
 
     def __init__(self, lines: Iterable[Line]) -> None:
         self._lines = lines
 
     async def __aenter__(self) -> Self:
-        """Begin to end what takes too long."""
         #: The connections. It changes neither requests nor responses.
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=timeouts.IDLE_SECONDS),
@@ -121,11 +108,9 @@ class Upstream:
 
 
 class Attempt:
-    """A request at a replica, which ends when something of it takes too long.
+    """A request at a replica, which ends when something of it takes too long, and why.
 
-    Args:
-        timeout_s: Seconds until the response begins, and for each part of it.
-        late: Why it ends then.
+    `timeout_s` are the seconds until the response begins, and for each part of it.
     """
 
     def __init__(self, timeout_s: float, late: str) -> None:
@@ -156,27 +141,19 @@ class Attempt:
             self.end(error(reason))
 
     def end(self, error: Exception) -> None:
-        """End it now."""
         if self.error is None:
             self.error = error
             self.timeout.reschedule(self._loop.time())
 
 
 class RequestBody(aiohttp.Payload):
-    """The body of a request, which is read when a replica wants it and stored if it is small.
-
-    Args:
-        upstream: Counts what is stored.
-        is_complete: Whether there is none.
-    """
+    """The body of a request, which is read when a replica wants it and stored if it is small."""
 
     def __init__(self, receive: Receive, upstream: Upstream, *, is_complete: bool) -> None:
         super().__init__(None)
-        self._receive = receive
-        self._upstream = upstream
+        self._receive, self._upstream = receive, upstream
         self._stored: list[bytes] = []
-        self._stored_bytes = 0
-        self._is_complete = is_complete
+        self._stored_bytes, self._is_complete = 0, is_complete
         self._watching: asyncio.Task[None] | None = None
         self.attempt: Attempt | None = None  #: the current one, if any
         self.can_be_sent = True  #: whether it is still known from its start
@@ -187,9 +164,7 @@ class RequestBody(aiohttp.Payload):
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Send the body, whose length the server of the gateway has checked.
 
-        Raises:
-            CallerDisconnected: The rest of it does not arrive.
-            UpstreamFailed: Its start is not known any more.
+        Raises CallerDisconnected if it does not arrive, UpstreamFailed if its start is forgotten.
         """
         attempt = self.attempt
         if attempt is None or not self.can_be_sent:  # aiohttp tries some requests twice
@@ -228,30 +203,24 @@ class RequestBody(aiohttp.Payload):
             raise CallerDisconnected
         self._is_complete = not message.get("more_body", False)
         chunk: bytes = message.get("body", b"")
-        self._store(chunk)
+        if self.can_be_sent:
+            self._stored.append(chunk)
+            self._stored_bytes += len(chunk)
+            self._upstream.stored_bytes += len(chunk)
+            is_too_large = self._stored_bytes > MAX_STORED_BYTES
+            if is_too_large or self._upstream.stored_bytes > MAX_TOTAL_BYTES:
+                self.can_be_sent = False
+                self._forget()
         return chunk
 
     def decode(self, *_: object, **__: object) -> str:
         """Fail: it is not known as a whole."""
         raise TypeError
 
-    def _store(self, chunk: bytes) -> None:
-        if not self.can_be_sent:
-            return
-        self._stored.append(chunk)
-        self._count(len(chunk))
-        is_too_large = self._stored_bytes > MAX_STORED_BYTES
-        if is_too_large or self._upstream.stored_bytes > MAX_TOTAL_BYTES:
-            self.can_be_sent = False
-            self._forget()
-
-    def _count(self, size: int) -> None:
-        self._stored_bytes += size
-        self._upstream.stored_bytes += size
-
     def _forget(self) -> None:
         self._stored.clear()
-        self._count(-self._stored_bytes)
+        self._upstream.stored_bytes -= self._stored_bytes
+        self._stored_bytes = 0
 
     def watch(self) -> None:
         """End the attempts of a caller that disconnects, once its body has been read."""
@@ -275,11 +244,9 @@ class RequestBody(aiohttp.Payload):
 
 
 class ProxiedRequest:
-    """A caller's request, which is sent to one replica or more.
+    """A caller's request, which is sent to one replica or more. The prefix of its path is removed.
 
-    Args:
-        service: The service whose prefix the path has.
-        waits: How long it may wait in line for capacity; None if its client repeats it.
+    `waits` is how long it may wait in line for capacity; None if its client repeats it.
     """
 
     def __init__(
@@ -291,16 +258,15 @@ class ProxiedRequest:
         waits: Waits | None,
     ) -> None:
         headers = dict(scope["headers"])
-        self._upstream = upstream
-        self.service, self.waits = service, waits
+        self._upstream, self.service, self.waits = upstream, service, waits
         self.is_patient = waits is not None  #: whether it waits for capacity
         self._is_moved = False  # whether it was taken away from a replica that does not answer
-        self.request_id = headers.get(REQUEST_ID_HEADER.encode(), b"").decode("latin-1")
+        self.request_id = headers.get(wire.REQUEST_ID_HEADER.encode(), b"").decode("latin-1")
         self.key = headers.get(b"authorization", b"")
         #: Time of the event loop's clock at which its headers arrived.
         self.started = asyncio.get_running_loop().time()
         #: Seconds that the caller waits for the response; infinite if it does not say.
-        self.given_s = _seconds(headers.get(TIMEOUT_HEADER.encode(), b""))
+        self.given_s = _seconds(headers.get(wire.TIMEOUT_HEADER.encode(), b""))
         self._method: str = scope["method"]
         most_s = timeouts.LINE_SECONDS if waits or self.given_s == math.inf else math.inf
         in_line_s = (waits and waits.in_line_s) or most_s
@@ -326,7 +292,7 @@ class ProxiedRequest:
             (name.decode("ascii"), value.decode(errors="replace"))  # aiohttp sends UTF-8
             for name, value in (*_without(_NOT_FORWARDED, scope["headers"]), *own)
         ]
-        self._headers.append((PREFIX_HEADER, f"/{service}"))
+        self._headers.append((wire.PREFIX_HEADER, f"/{service}"))
 
     @property
     def left_s(self) -> float:
@@ -337,12 +303,12 @@ class ProxiedRequest:
         """Return the headers for a service, which counts the time from now."""
         held_s = asyncio.get_running_loop().time() - self.started
         if self.waits is not None:  # services accept no 0
-            return [*self._headers, (HELD_HEADER, f"{max(held_s, 0.001):.3f}")]
+            return [*self._headers, (wire.HELD_HEADER, f"{max(held_s, 0.001):.3f}")]
         if held_s < timeouts.LOOK_SECONDS or self.given_s == math.inf:
             return self._headers
         # What a program may use must not depend on how long its request has waited.
-        given = {CALL_TIMEOUT_HEADER: f"{self.given_s:g}", **dict(self._headers)}
-        return [*{**given, TIMEOUT_HEADER: f"{max(self.left_s, 0.001):.3f}"}.items()]
+        given = {wire.CALL_TIMEOUT_HEADER: f"{self.given_s:g}", **dict(self._headers)}
+        return [*{**given, wire.TIMEOUT_HEADER: f"{max(self.left_s, 0.001):.3f}"}.items()]
 
     async def send_to(self, replica: Replica, send: Send) -> Refusal | None:
         """Send the request to a replica and pass its response on; or return its refusal.
@@ -354,9 +320,9 @@ class ProxiedRequest:
             DeadlineExceeded: The response, or the caller's body, takes too long.
             CallerDisconnected: The response is not needed any more.
         """
-        # A service gets a little longer to report that it is too late.
-        left_s = max(self.left_s, 0.0) + timeouts.GRACE_SECONDS
-        left_s = left_s if left_s < math.inf else timeouts.DEFAULT_TIMEOUT_SECONDS
+        left_s = timeouts.DEFAULT_TIMEOUT_SECONDS
+        if self.given_s < math.inf:  # a service gets a little longer to report that it is too late
+            left_s = max(self.left_s, 0.0) + timeouts.GRACE_SECONDS
         late = f"no answer of {replica.service} within {left_s:.3g} s"
         self.body.attempt = attempt = Attempt(left_s, late)
         self._upstream.attempts.add(attempt)
@@ -386,7 +352,7 @@ class ProxiedRequest:
                 ) as response,
             ):
                 has_failed = 500 <= response.status <= Unavailable.status
-                has_failed |= FAILED_ITEMS_HEADER in response.headers
+                has_failed |= wire.FAILED_ITEMS_HEADER in response.headers
                 if not self.is_read and (has_failed or response.status == 200):
                     replica.note_answer(has_failed=has_failed, sent_at=sent_at)
                 if response.status in {Overloaded.status, Unavailable.status}:
@@ -415,11 +381,7 @@ class ProxiedRequest:
 
 
 async def read_all(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """Return the body of a response.
-
-    Raises:
-        UpstreamFailed: It is too long.
-    """
+    """Return the body of a response; UpstreamFailed if it is too long."""
     body = b""
     async for chunk in response.content.iter_any():
         body += chunk
@@ -442,8 +404,7 @@ async def _relay(
 ) -> None:
     """Pass a response on; UpstreamFailed if its connection ends it, as it may be incomplete.
 
-    Args:
-        body: All of its body, if that is small.
+    Its body is known if it is small.
     """
     headers, content = _without(_NOT_RETURNED, response.raw_headers), response.content
     framing = {"content-length", "transfer-encoding"}
@@ -486,8 +447,7 @@ def _without(names: frozenset[bytes], headers: Headers) -> list[tuple[bytes, byt
 
 def _seconds(header: bytes) -> float:
     """Return the seconds in a header; services refuse headers that are not valid."""
-    try:
-        seconds = float(header)
-    except ValueError:
-        return math.inf
-    return seconds if seconds > 0 else math.inf
+    with suppress(ValueError):
+        if (seconds := float(header)) > 0:
+            return seconds
+    return math.inf

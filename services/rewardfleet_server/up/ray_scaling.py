@@ -9,11 +9,8 @@ from typing import Any
 def scale_on_items(context: Any) -> tuple[float, dict[str, Any]]:
     """Return how many replicas are needed: one per `target_ongoing_requests` items.
 
-    Ray's own policy counts requests, of which one may contain a thousand items.
-
-    Args:
-        context: Ray's `AutoscalingContext`. Its metric `items` is what each replica reports: the
-            items at the backend, and those that wait for it.
+    Ray's own policy counts requests, of which one may contain a thousand items. The metric `items`
+    of Ray's `AutoscalingContext` is what replicas report: those at the backend, and in its queue.
     """
     items = sum((context.aggregated_metrics or {}).get("items", {}).values())
     waiting = items + context.total_queued_requests

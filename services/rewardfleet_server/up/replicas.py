@@ -1,11 +1,13 @@
-"""The replicas of a fleet: which may be sent requests, and when theirs are sent to others."""
+"""The replicas of a fleet: where they are, which may be sent requests, and when they freeze."""
 
 import asyncio
 import logging
 import math
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -78,13 +80,10 @@ def usable(replicas: Sequence[Replica]) -> list[Replica]:
 async def watch(
     replica: Replica, peers: Sequence[Replica], on_frozen: Callable[[], None] = lambda: None
 ) -> None:
-    """Poll whether a replica is ready, until this is cancelled.
+    """Poll whether a replica is ready, beside its peers, until this is cancelled.
 
-    Args:
-        replica: Its `is_ready` and `last_failure` are set.
-        peers: All replicas of its service.
-        on_frozen: Called when it has been ready and has not answered for 30 s, and again until it
-            answers.
+    When it has been ready and has not answered for 30 s, `on_frozen` is called, and again until it
+    answers.
     """
     last_answer = time.monotonic()
     was_ready = False
@@ -127,3 +126,60 @@ def _entry(response: httpx.Response, name: str, default: str) -> str:
         return str(response.json()[name])[:200]
     except (ValueError, KeyError, TypeError):
         return default
+
+
+async def follow(service: str, urls: Sequence[str], replicas: list[Replica]) -> None:
+    """Keep the replicas of a service up to date, and watch them, until this is cancelled.
+
+    A name in a URL with several addresses has a replica at each. The list is changed in place. Once
+    it has replicas, it is never empty again: the last ones stay, and are not ready.
+    """
+    watches: dict[Replica, asyncio.Task[None]] = {}
+    known: dict[str, set[str]] = {}
+    unknown: set[str] = set()
+    try:
+        while True:
+            for url, found in zip(urls, await asyncio.gather(*map(_addresses, urls)), strict=True):
+                if not found and url not in unknown:
+                    log.warning("%s: no address of %s is known", service, url)
+                (unknown.discard if found else unknown.add)(url)
+                # One that answers stays while its name cannot be looked up. Another service may get
+                # the address of one that does not.
+                ready = {each.url for each in watches if each.is_ready}
+                known[url] = found or known.get(url, set()) & ready
+            addresses = set().union(*known.values())
+            kept = [each for each in watches if each.url in addresses]
+            new = [Replica(service, url) for url in addresses - {each.url for each in kept}]
+            for gone in watches.keys() - kept:
+                if gone.outstanding:  # they are sent to others if it freezes
+                    continue
+                watches.pop(gone).cancel()
+                if not (kept or new):
+                    gone.is_ready = False
+                    gone.last_failure = "its name has no address"
+            if kept or new:
+                replicas[:] = [*kept, *new]
+            for each in new:
+                watches[each] = asyncio.create_task(watch(each, replicas))
+            await asyncio.sleep(timeouts.LOOK_UP_SECONDS)
+    finally:
+        for task in watches.values():
+            task.cancel()
+
+
+async def _addresses(url: str) -> set[str]:
+    """Return a URL for each address of the host of a URL; none if it cannot be looked up."""
+    parts = urlsplit(url)
+    loop = asyncio.get_running_loop()
+    for family in (socket.AF_INET, socket.AF_INET6):  # not both: a replica may have one of each
+        try:
+            found = await loop.getaddrinfo(
+                parts.hostname, parts.port or 80, family=family, type=socket.SOCK_STREAM
+            )
+        except socket.gaierror as error:
+            if error.errno in {socket.EAI_AGAIN, socket.EAI_FAIL}:
+                break  # the name server fails; there may be addresses of this family
+            continue
+        hosts = {f"[{at[0]}]" if family == socket.AF_INET6 else at[0] for *_, at in found}
+        return {f"http://{host}:{parts.port or 80}" for host in hosts}
+    return set()

@@ -79,19 +79,14 @@ class PlannedReplica:
         return arguments
 
     def on_another_port(self) -> "PlannedReplica":
-        """Return the same replica on another port; see `free_port`."""
+        """Return the same replica on another free port."""
         port = free_port()
         settings = self.settings.model_copy(update={"port": port})
         return replace(self, settings=settings, given={**self.given, "port": port})
 
 
 def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
-    """Read the file, and apply the flags, which take precedence.
-
-    Args:
-        path: A TOML file with the fields of `FleetConfig`; a table `[NAME]` has the settings of a
-            service. None: the defaults.
-        overrides: What takes precedence over the file, in its form.
+    """Read the TOML file of a fleet; None: the defaults. Flags, in its form, take precedence.
 
     Raises:
         ValueError: The file or a value is not valid.
@@ -105,9 +100,8 @@ def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
     tables = {name: content.pop(name, {}) for name in SERVICES}
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise ValueError(  # noqa: TRY004 - like that of any other setting
-                f"{name}: give a table [{name}] with settings (got {table!r})"
-            )
+            reason = f"give a table [{name}] with settings (got {table!r})"
+            raise ValueError(f"{name}: {reason}")  # noqa: TRY004 - like that of other settings
     settings = {name: {**table, **overrides.get(name, {})} for name, table in tables.items()}
     given = {name: value for name, value in overrides.items() if not isinstance(value, dict)}
     try:
@@ -132,11 +126,7 @@ def read_config(path: Path | None, overrides: Mapping[str, Any]) -> FleetConfig:
 
 
 def plan(config: FleetConfig) -> list[PlannedReplica]:
-    """Return the replicas to start.
-
-    Raises:
-        ValueError: A setting is unknown, or its value is not accepted.
-    """
+    """Return the replicas to start; ValueError if a setting is unknown or not accepted."""
     return [replica for name in dict.fromkeys(config.only) for replica in _replicas(config, name)]
 
 
@@ -147,9 +137,8 @@ def _replicas(config: FleetConfig, service: str) -> Iterable[PlannedReplica]:
     if not (isinstance(count, int) and 1 <= count <= _MAX_REPLICAS):
         raise ValueError(f"replicas of {service}: give 1 to {_MAX_REPLICAS} (got {count!r})")
     if "host" in own:
-        raise ValueError(
-            f"[{service}] host: services listen on loopback only; give `host` of the gateway"
-        )
+        reason = "services listen on loopback only; give `host` of the gateway"
+        raise ValueError(f"[{service}] host: {reason}")
     fields = settings_type.model_fields
     for name in own:
         if name not in fields:
@@ -166,12 +155,9 @@ def _replicas(config: FleetConfig, service: str) -> Iterable[PlannedReplica]:
 
 
 def free_port() -> int:
-    """Return a TCP port of loopback that is free now, and another one each time.
+    """Return a TCP port of loopback that is free now, and another one each time; OSError for none.
 
     No outgoing connection gets it, so that it is still free when a service starts or restarts.
-
-    Raises:
-        OSError: No port is free.
     """
     for number in itertools.islice(_NUMBERS, _PORT_COUNT):
         port = _LOWEST_PORT + number % _PORT_COUNT

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from .replicas import Replica
 from .settings import FleetConfig, PlannedReplica, plan
 
 log = logging.getLogger(__name__)
+_print = partial(click.echo, err=True)
 
 #: The most characters of the last line of a replica's log in reports.
 _MAX_SHOWN = 200
@@ -62,10 +64,6 @@ def run_up(config: FleetConfig) -> int:
         return run_on_fast_loop(_run_fleet(config, listener, replicas))
 
 
-def _print(text: str) -> None:
-    click.echo(text, err=True)
-
-
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Keep other fleets out of a data folder, whose logs and state they would mix with these."""
@@ -86,25 +84,23 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _works(replicas: Sequence[PlannedReplica]) -> bool:
     """Report what would keep the services from starting; return whether nothing does."""
-    works = True
-    for status, what, fix in _diagnoses(replicas):
-        if status == "failed" or (status == "note" and fix):
-            _print(f"{status:8}{what}" + (f"\n        fix: {fix}" if fix else ""))
-        works = works and status != "failed"
-    if not works:
-        _print("Nothing was started. `rewardfleet doctor` reports more.")
-    return works
-
-
-def _diagnoses(replicas: Sequence[PlannedReplica]) -> Iterator[Diagnosis]:
+    found: list[Diagnosis] = []
     for replica in replicas:
         try:
             bind(replica.settings.host, replica.settings.port).close()
         except ValueError as error:
-            yield Diagnosis("failed", f"{replica.name}: {error}", "end what listens there")
+            reason = f"{replica.name}: {error}"
+            found.append(Diagnosis("failed", reason, "end what listens there"))
         if replica.number == 0:
-            yield from SERVICES[replica.service].checks(replica.settings)
-    yield from check_redis_servers((each.settings for each in replicas), unreachable="note")
+            found += SERVICES[replica.service].checks(replica.settings)
+    found += check_redis_servers((each.settings for each in replicas), unreachable="note")
+    for status, what, fix in found:
+        if status == "failed" or (status == "note" and fix):
+            _print(f"{status:8}{what}" + (f"\n        fix: {fix}" if fix else ""))
+    works = all(each.status != "failed" for each in found)
+    if not works:
+        _print("Nothing was started. `rewardfleet doctor` reports more.")
+    return works
 
 
 async def _run_fleet(

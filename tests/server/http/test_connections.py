@@ -1,75 +1,31 @@
 """Connections that make no progress: they end, and others do not notice them."""
 
-import http.client
 import json
 import select
-import shutil
 import socket
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
 from rewardfleet_server.http import app as http_app
 from rewardfleet_server.http import body as http_body
-from rewardfleet_server.http import connections, server
-from rewardfleet_server.http.connections import OrderlyConnections
-from rewardfleet_server.http.server import GracefulServer
+from rewardfleet_server.http import server
+from rewardfleet_server.http.server import GracefulServer, OrderlyConnections
 from rewardfleet_server.testing import FakeJudge, serving, wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import client_of, image_base64
 from ..processes import idle_seconds, service_process, watched
+from .raw import chunk, connect_to, has_ended, head, response
 from .test_requests import metric
 
 MIB = 2**20
 Connect = Callable[[], socket.socket]
-
-
-def connect_to(url: str) -> socket.socket:
-    address = urlsplit(url)
-    return socket.create_connection((address.hostname, address.port), timeout=15)
-
-
-def head(length: int | None, *headers: str, path: str = "/score") -> bytes:
-    size = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
-    lines = [
-        f"POST {path} HTTP/1.1",
-        "Host: localhost",
-        "Content-Type: application/json",
-        size,
-        *headers,
-    ]
-    return "\r\n".join([*lines, "", ""]).encode()
-
-
-def chunk(content: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(content), content)
-
-
-def response(connection: socket.socket) -> tuple[int, bytes]:
-    """Read one response; return its status and body."""
-    with http.client.HTTPResponse(connection) as answer:
-        answer.begin()
-        return answer.status, answer.read()
-
-
-def has_ended(connection: socket.socket) -> bool:
-    """Wait until the service closes a connection; return False if it does not in time."""
-    try:
-        while connection.recv(65536):
-            pass
-    except TimeoutError:
-        return False
-    except ConnectionError:
-        pass
-    return True
 
 
 @pytest.fixture
@@ -107,26 +63,10 @@ def test_stalled_bodies_do_not_block_others():
                 return response(connection)[0]
 
         with ThreadPoolExecutor(40) as pool:
-            statuses, watch = watched(
-                url,
-                process.pid,
-                lambda: set(pool.map(post, range(40))),
-                most_seconds=idle + 0.25,
-            )
+            work = partial(pool.map, post, range(40))
+            statuses, watch = watched(url, process.pid, lambda: {*work()}, most_seconds=idle + 0.25)
         assert statuses == {422}  # read, and without a response
         assert watch.slowest < idle + 0.25
-
-
-@pytest.mark.slow
-def test_a_refused_body_is_not_read():
-    with service_process("video") as (_, url), connect_to(url) as connection:
-        connection.sendall(head(10**12))
-        sent, started = 0, time.monotonic()
-        with suppress(ConnectionError):
-            while time.monotonic() - started < 20:
-                sent += connection.send(bytes(MIB))
-        assert sent < 32 * MIB  # the buffers of sockets, mostly
-        assert response(connection)[0] == 413
 
 
 def test_a_refusal_is_followed_by_the_next_request_if_the_body_is_small(
@@ -147,7 +87,7 @@ def test_a_refusal_that_ends_the_connection_is_not_lost_with_the_body(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, is_complete: bool
 ):
     """A connection that is closed with a part of the body unread is reset."""
-    monkeypatch.setattr(connections, "_DISCARD_SECONDS", 60 if is_complete else 0.5)
+    monkeypatch.setattr(server, "_DISCARD_SECONDS", 60 if is_complete else 0.5)
     size = MIB // 4
     with connect() as connection:
         connection.sendall(head(size, "Connection: close", path="/nowhere") + b" " * (size - 9))
@@ -162,7 +102,7 @@ def test_a_refusal_that_ends_the_connection_is_not_lost_with_the_body(
 def test_a_refused_body_that_stalls_ends_the_connection(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, length: int | None
 ):
-    monkeypatch.setattr(connections, "_DISCARD_SECONDS", 0.1)
+    monkeypatch.setattr(server, "_DISCARD_SECONDS", 0.1)
     connection = connect()
     connection.sendall(head(length, "Content-Encoding: gzip"))
     assert response(connection)[0] == 422
@@ -247,15 +187,6 @@ def test_a_request_that_offers_another_protocol_is_refused(
     for part in (start, body) if is_split else (start + body,):
         connection.sendall(part)
     status, answer = response(connection)
-    assert (status, json.loads(answer)["kind"]) == (422, "invalid")
+    problem = json.loads(answer)
+    assert (status, problem["kind"], "`Upgrade`" in problem["detail"]) == (422, "invalid", True)
     assert has_ended(connection)
-
-
-def test_curl_with_http2_is_told_why(url: str, item: bytes):
-    curl = shutil.which("curl")
-    if curl is None or b"HTTP2" not in subprocess.check_output([curl, "--version"]):
-        pytest.skip("needs curl with HTTP/2")
-    command = [curl, "-sS", "--http2", "--noproxy", "*", "--data-binary", "@-", f"{url}/score"]
-    given = [*command, "-H", "Content-Type: application/json"]
-    answer = subprocess.check_output(given, input=item, timeout=60)
-    assert "`Upgrade`" in json.loads(answer)["detail"]

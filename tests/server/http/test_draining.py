@@ -17,7 +17,7 @@ from rewardfleet_server.testing import wait_until
 
 from ...chaos.fleet import fleet_up
 from ..processes import service_process
-from .test_connections import connect_to, has_ended, response
+from .raw import connect_to, has_ended, response
 
 pytestmark = pytest.mark.slow
 

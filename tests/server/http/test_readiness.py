@@ -19,7 +19,7 @@ import pytest
 
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.code.sandboxes.jail.isolation import find_python
-from rewardfleet_server.http import readiness
+from rewardfleet_server.http import app as http_app
 from rewardfleet_server.testing import FakeSandbox, wait_until
 
 from ...conftest import DATA, required
@@ -183,8 +183,8 @@ class Polled:
 @contextmanager
 def polled(sandbox: FakeSandbox, patch: pytest.MonkeyPatch) -> Iterator[Polled]:
     """Serve a fake. It is never time for a probe, and each poll waits until the probe has ended."""
-    patch.setattr(readiness, "_PERIOD_S", 1e9)
-    patch.setattr(readiness.Readiness.check, "__defaults__", (60.0,))
+    patch.setattr(http_app, "_PERIOD_S", 1e9)
+    patch.setattr(http_app.Readiness.check, "__defaults__", (60.0,))
     with served_code(sandbox=sandbox) as service:
         yield Polled(service.client, sandbox)
 
@@ -195,7 +195,7 @@ def test_polls_share_a_probe_and_scores_stand_for_one(monkeypatch: pytest.Monkey
             assert fake.is_ready() == {True}
         assert len(fake.sandbox.jobs) == 1
         assert fake.score() == 200
-        monkeypatch.setattr(readiness, "_PERIOD_S", 0.0)
+        monkeypatch.setattr(http_app, "_PERIOD_S", 0.0)
         assert fake.is_ready(polls=1) == {True}
         assert len(fake.sandbox.jobs) == 2, "the score stands for a probe"
         assert fake.is_ready(polls=1) == {True}
@@ -205,7 +205,7 @@ def test_polls_share_a_probe_and_scores_stand_for_one(monkeypatch: pytest.Monkey
 def test_one_failure_is_not_enough_and_a_failing_call_begins_a_probe(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(readiness, "_RETRY_S", 0.0)
+    monkeypatch.setattr(http_app, "_RETRY_S", 0.0)
     with polled(FakeSandbox(), monkeypatch) as fake:
         assert fake.is_ready() == {True}
         fake.sandbox.error = Unavailable("it is gone")
@@ -219,14 +219,14 @@ def test_one_failure_is_not_enough_and_a_failing_call_begins_a_probe(
 
 
 def test_a_probe_that_does_not_end_is_a_failure(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(readiness, "_RETRY_S", 0.0)
-    monkeypatch.setattr(readiness, "_LIMIT_S", 0.05)
+    monkeypatch.setattr(http_app, "_RETRY_S", 0.0)
+    monkeypatch.setattr(http_app, "_LIMIT_S", 0.05)
     with polled(sandbox := HeldSandbox(), monkeypatch) as fake:
         assert fake.is_ready() == {False}
         detail = fake.service.get("/readyz").json()["detail"]
         assert detail == "a probe did not end within 0.05 s"
         assert sandbox.jobs == []
-        monkeypatch.setattr(readiness, "_LIMIT_S", 60.0)
+        monkeypatch.setattr(http_app, "_LIMIT_S", 60.0)
         sandbox.released.set()
         wait_until(lambda: fake.is_ready() == {True})
 
@@ -255,22 +255,3 @@ def test_a_service_that_scores_while_its_probe_fails_is_ready(monkeypatch: pytes
         assert fake.score() == 200
         sandbox.released.set()
         assert poll.result() == {True}
-
-
-@pytest.mark.slow
-def test_a_service_at_capacity_is_ready(monkeypatch: pytest.MonkeyPatch):
-    """Its jails are all at work, calls wait for them, and probes wait for both."""
-    monkeypatch.setattr(readiness, "_PERIOD_S", 0.0)
-    monkeypatch.setattr(readiness, "_LIMIT_S", 600.0)
-    program = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
-    with served_code("landlock", max_in_flight=4, max_queue_depth=8) as service:
-        with ThreadPoolExecutor(12) as pool:
-            calls = [
-                pool.submit(service.post, f"{program}\nprint({number})", stdio(("", f"{number}")))
-                for number in range(12)
-            ]
-            polls = []
-            while not all(each.done() for each in calls):
-                polls.append(service.client.get("/readyz").status_code)
-        assert {each.result().status_code for each in calls} == {200}
-        assert set(polls) == {200}

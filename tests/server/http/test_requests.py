@@ -1,29 +1,25 @@
 """Handling of a request, over real HTTP."""
 
 import asyncio
-import contextlib
-import json
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn
 
 import httpx
 import pytest
 
-from rewardfleet_server.http import app as http_app
 from rewardfleet_server.http import body as http_body
-from rewardfleet_server.http import guard
-from rewardfleet_server.http.guard import guarded
+from rewardfleet_server.system import started
+from rewardfleet_server.system.started import guarded
 from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.settings import VideoSettings
 
-from ...conftest import JSON, Serve, client_of, image_base64
+from ...conftest import Serve, client_of, image_base64
 from ...measure import Stopwatch
+from ..observe.test_in_flight import posting
+from .raw import connect_to, head
 
 
 def metric(client: httpx.Client, line: str) -> float:
@@ -31,20 +27,6 @@ def metric(client: httpx.Client, line: str) -> float:
     text = client.get("/metrics").text
     values = [row.rpartition(" ")[2] for row in text.splitlines() if row.startswith(line)]
     return float(values[0]) if values else 0.0
-
-
-def send_and_disconnect(
-    client: httpx.Client, body: dict[str, object], after: threading.Event
-) -> None:
-    """Send a request on a connection of its own, and close it once `after` is set."""
-    content = json.dumps(body).encode()
-    head = (
-        "POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(content)}\r\n\r\n"
-    )
-    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
-        connection.sendall(head.encode() + content)
-        after.wait(60)
 
 
 def test_a_score_reports_provenance_and_timing(serve: Serve, frames_request):
@@ -62,12 +44,17 @@ def test_a_score_reports_provenance_and_timing(serve: Serve, frames_request):
     assert timing["decode"] > 0 and timing["queue"] >= 0
 
 
-def test_an_abstention_has_no_score_and_is_not_cached(serve: Serve, frames_request):
-    judge = FakeJudge(None)
+@pytest.mark.parametrize(
+    ("judge", "status"),
+    [(FakeJudge(None), "abstained"), (FakeJudge(deterministic=False), "ok")],
+    ids=["abstains", "not deterministic"],
+)
+def test_what_cannot_be_repeated_is_not_cached(serve: Serve, frames_request, judge, status):
     client = serve(judge)
     for _ in range(2):
         score = client.post("/score", json=frames_request).json()
-        assert (score["score"], score["status"], score["cached"]) == (None, "abstained", False)
+        found = (score["score"], score["status"], score["cached"])
+        assert found == (judge.score, status, False)
     assert len(judge.seen) == 2
 
 
@@ -100,16 +87,6 @@ def test_whatever_the_score_depends_on_is_in_the_cache_key(serve: Serve, frames_
     client = serve()
     client.post("/score", json=frames_request)
     assert client.post("/score", json={**frames_request, **change}).json()["cached"] is False
-
-
-def test_scores_of_a_nondeterministic_judge_are_not_cached(serve: Serve, frames_request):
-    judge = FakeJudge(deterministic=False)
-    client = serve(judge)
-    assert [client.post("/score", json=frames_request).json()["cached"] for _ in range(2)] == [
-        False,
-        False,
-    ]
-    assert len(judge.seen) == 2
 
 
 @pytest.mark.slow
@@ -160,7 +137,8 @@ def test_a_caller_can_shorten_the_deadline_but_not_extend_it(serve: Serve, frame
 def test_work_is_cancelled_when_its_caller_disconnects(serve: Serve, frames_request):
     judge = FakeJudge(wait_s=30)
     client = serve(judge)
-    send_and_disconnect(client, frames_request, after=_when(lambda: len(judge.seen) == 1))
+    with posting(client, "/score", frames_request):
+        wait_until(lambda: len(judge.seen) == 1)
     wait_until(lambda: judge.cancelled == 1)
     wait_until(lambda: metric(client, "rewardfleet_admitted_requests{") == 0)
 
@@ -172,23 +150,11 @@ def test_a_queued_item_is_dropped_when_its_caller_disconnects(serve: Serve, fram
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.post, "/score", json=frames_request)
         wait_until(lambda: len(judge.seen) == 1)
-        waiting = _when(lambda: metric(client, "rewardfleet_queue_depth{") == 1)
-        send_and_disconnect(client, {**frames_request, "task_text": "another"}, after=waiting)
+        with posting(client, "/score", {**frames_request, "task_text": "another"}):
+            wait_until(lambda: metric(client, "rewardfleet_queue_depth{") == 1)
         assert first.result().status_code == 200
     wait_until(lambda: metric(client, "rewardfleet_admitted_requests{") == 0)
     assert len(judge.seen) == 1
-
-
-def _when(condition) -> threading.Event:
-    event = threading.Event()
-
-    def watch() -> None:
-        with contextlib.suppress(TimeoutError):
-            wait_until(condition)
-        event.set()
-
-    threading.Thread(target=watch, daemon=True).start()
-    return event
 
 
 @pytest.mark.slow
@@ -201,18 +167,14 @@ def test_at_capacity_429_is_sent_before_the_body_is_read_and_health_is_answered(
         inside = [pool.submit(client.post, "/score", json=body) for body in bodies]
         wait_until(lambda: metric(client, "rewardfleet_admitted_requests{") == 2)
         # The body is announced and never sent: the answer does not wait for it.
-        with socket.create_connection((client.base_url.host, client.base_url.port)) as refused:
-            refused.settimeout(30)
-            refused.sendall(
-                b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                b"Content-Length: 1000000\r\n\r\n"
-            )
-            head = refused.recv(65536).decode()
-        assert head.startswith("HTTP/1.1 429")
-        assert "retry-after: " in head
+        with connect_to(str(client.base_url)) as refused:
+            refused.sendall(head(1_000_000))
+            answer = refused.recv(65536).decode()
+        assert answer.startswith("HTTP/1.1 429")
+        assert "retry-after: " in answer
         assert client.get("/healthz").json() == {"status": "ok"}
         assert client.get("/readyz").json() == {"status": "ready"}
-        assert all(answer.result().status_code == 200 for answer in inside)
+        assert all(each.result().status_code == 200 for each in inside)
 
 
 def test_items_of_a_batch_fail_individually(serve: Serve, frames_request):
@@ -260,19 +222,16 @@ def test_late_items_of_a_batch_fail_and_finished_ones_do_not(serve: Serve, frame
 
 async def test_a_block_has_its_turn_after_an_event_loop_that_was_busy(monkeypatch):
     """A handler that keeps the deadline is not cancelled, however late it learns of it."""
-    monkeypatch.setattr(guard, "_OVERDUE_SECONDS", 0.2)
+    monkeypatch.setattr(started, "_OVERDUE_SECONDS", 0.2)
 
-    class Connected:
-        async def receive(self) -> NoReturn:
-            await asyncio.Event().wait()
-
+    receive = asyncio.Event().wait  # its caller stays connected
     deadline = asyncio.get_running_loop().time() + 0.1
 
     async def keep_deadline() -> None:
         async with asyncio.timeout_at(deadline):
             await asyncio.sleep(0.05)  # meanwhile the request is watched
             time.sleep(0.5)
-            monkeypatch.setattr(guard, "_OVERDUE_SECONDS", 60)
+            monkeypatch.setattr(started, "_OVERDUE_SECONDS", 60)
             await asyncio.sleep(30)
 
     async def work() -> str:
@@ -282,10 +241,10 @@ async def test_a_block_has_its_turn_after_an_event_loop_that_was_busy(monkeypatc
             await asyncio.sleep(0)
         return "done"
 
-    assert await guarded(Connected(), deadline, work()) == "done"
-    monkeypatch.setattr(guard, "_OVERDUE_SECONDS", 0.2)
+    assert await guarded(receive, deadline, work()) == "done"
+    monkeypatch.setattr(started, "_OVERDUE_SECONDS", 0.2)
     with pytest.raises(TimeoutError):
-        await guarded(Connected(), deadline, asyncio.sleep(30))  # the deadline is ignored
+        await guarded(receive, deadline, asyncio.sleep(30))  # the deadline is ignored
 
 
 @pytest.mark.parametrize("count", [0, 257])
@@ -327,8 +286,8 @@ def test_lines_about_requests_can_be_sampled_but_not_those_about_failures(
         client = serve(FakeJudge(0.9), log_sample_rate=rate)
         caplog.clear()
         client.post("/score", json=frames_request)
-        client.post("/score/batch", json={"items": [frames_request] * 2})
-        client.post("/score/batch", json={"items": [frames_request, {}]})
+        for items in ([frames_request] * 2, [frames_request, {}]):
+            client.post("/score/batch", json={"items": items})
         client.post("/score", json={})
         client.get("/readyz")
         lines = [each for each in caplog.records if each.name == "rewardfleet_server.request"]
@@ -394,48 +353,6 @@ def test_a_judge_that_returns_no_judgment_in_range_is_a_backend_failure(
     assert (answer.status_code, answer.json()["kind"]) == (502, "backend_failed")
 
 
-@pytest.mark.serial
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: b"{" + b",".join(b'"k%d":0' % index for index in range(1_000_000)) + b"}",
-        lambda: b'{"items": [' + b",".join(b'{"k%d":0}' % n for n in range(1_000_000)) + b"]}",
-        lambda: b'{"task_text": "x", "backend_kwargs": {"a": [' + b"0," * 5_000_000 + b"0]}}",
-        lambda: b"{" + b",".join(b'"k%d\\\\":0' % index for index in range(1_000_000)) + b"}",
-    ],
-    ids=["fields", "items", "values", "fields that end in a backslash"],
-)
-def test_a_body_with_very_many_fields_does_not_block_the_service(
-    serve: Serve, make: Callable[[], bytes]
-):
-    """Each field would cost an error, and a hundred times its size."""
-    client, body = serve(), make()
-    path = "/score/batch" if body.startswith(b'{"items') else "/score"
-    for _ in range(3):  # a busy machine delays an answer now and then
-        slowest = 0.0
-        with ThreadPoolExecutor(1) as pool:
-            flood = pool.submit(client.post, path, content=body, headers=JSON)
-            while not flood.done():
-                started = time.monotonic()
-                assert client.get("/healthz").status_code == 200
-                slowest = max(slowest, time.monotonic() - started)
-            assert flood.result().status_code == 422
-            assert "too many" in flood.result().json()["detail"]
-        if slowest < 3:
-            break
-    assert slowest < 3
-
-
-@pytest.mark.slow
-def test_punctuation_in_strings_is_not_counted_as_fields(serve: Serve, frames_request):
-    client = serve()
-    for text in ("do: " * 1024, '":' * 2048, ",:" * 2048):
-        item = {**frames_request, "task_text": text}
-        assert client.post("/score", json=item).status_code == 200
-        assert client.post("/score/batch", json={"items": [item] * 256}).status_code == 200
-
-
 def test_two_equal_judges_do_not_share_scores(frames_request):
     app = create_app(VideoSettings(), {"a": FakeJudge(), "b": FakeJudge()})
     with client_of(app) as client:
@@ -460,27 +377,6 @@ def test_requests_of_many_large_frames_take_turns(serve: Serve, monkeypatch):
     waited = sorted(answer.json()["timing_ms"]["queue"] for answer in answers)
     assert waited[-1] >= 700
     assert len(judge.seen) == 5
-
-
-@pytest.mark.slow
-def test_small_bodies_of_unknown_length_are_not_counted_as_large_ones(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-):
-    """The capacity for a body of the maximum size is released once its size is known."""
-    monkeypatch.setattr(http_app, "_LARGEST_BODIES", 2)
-    client = serve(FakeJudge(wait_s=8))
-
-    def send(number: int) -> int:
-        item = {"task_text": str(number), "frames_base64": [image_base64()]}
-        content = iter([json.dumps(item).encode()])
-        return client.post("/score", content=content, headers=JSON).status_code
-
-    with ThreadPoolExecutor(6) as pool:
-        statuses = []
-        for number in range(6):
-            statuses.append(pool.submit(send, number))
-            wait_until(lambda sent=number: metric(client, "rewardfleet_in_flight_items") > sent)
-    assert [each.result() for each in statuses] == [200] * 6
 
 
 def test_a_post_to_an_unknown_path_is_counted_and_logged(

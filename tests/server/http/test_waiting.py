@@ -15,7 +15,7 @@ from rewardfleet_server.testing import wait_until
 from rewardfleet_server.tools.settings import ToolsSettings
 
 from ..processes import service_process
-from .test_connections import connect_to, head
+from .raw import connect_to, head
 
 
 @pytest.mark.serial

@@ -6,27 +6,25 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
 import pytest
 
-from rewardfleet import DeadlineExceeded, RewardFleet, RewardFleetError, video_request
 from rewardfleet.wire.in_flight import MAX_LISTED
 from rewardfleet_server.episode.api import EpisodeApi
 from rewardfleet_server.episode.app import create_app as create_episode_app
 from rewardfleet_server.episode.settings import EpisodeSettings
-from rewardfleet_server.observe.samples_in_flight import list_samples
+from rewardfleet_server.http.dispatch import list_samples
 from rewardfleet_server.observe.telemetry import RequestContext
-from rewardfleet_server.testing import FakeJudge, serving, wait_until
+from rewardfleet_server.testing import FakeJudge, wait_until
 from rewardfleet_server.tools.app import create_app as create_tools_app
 from rewardfleet_server.tools.scorer import ToolsScorer
 from rewardfleet_server.tools.settings import ToolsSettings
-from rewardfleet_server.video.app import create_app as create_video_app
-from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import Serve, client_of, image_base64
+from ..http.raw import connect_to, head
 
 ANSWER = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
 IMAGE = image_base64()
@@ -49,12 +47,9 @@ def posting(client: httpx.Client, path: str, *bodies: object, **headers: str) ->
     with ExitStack() as stack:
         for each in bodies:
             content = json.dumps(each).encode()
-            lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json",
-                     f"Content-Length: {len(content)}"]  # fmt: skip
-            lines += [f"{name}: {value}" for name, value in headers.items()]
-            address = client.base_url.host, client.base_url.port
-            caller = stack.enter_context(socket.create_connection(address))
-            caller.sendall("\r\n".join([*lines, "", ""]).encode() + content)
+            lines = [f"{name}: {value}" for name, value in headers.items()]
+            caller = stack.enter_context(connect_to(str(client.base_url)))
+            caller.sendall(head(len(content), *lines, path=path) + content)
         yield
 
 
@@ -117,11 +112,8 @@ def test_a_shared_computation_is_listed_for_each_request_that_waits_for_it(serve
 
 def test_a_body_that_stalls_is_listed(serve: Serve):
     client = serve()
-    with socket.create_connection((client.base_url.host, client.base_url.port)) as caller:
-        caller.sendall(
-            b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            b"Content-Length: 1000\r\n\r\n{"
-        )
+    with connect_to(str(client.base_url)) as caller:
+        caller.sendall(head(1000) + b"{")
         wait_until(lambda: listed(client)["total"] == 1)
         (sample,) = listed(client)["samples"]
         assert (sample["stage"], sample["backend"]) == ("body", "")
@@ -163,43 +155,3 @@ def test_the_oldest_are_listed_with_the_total():
     assert found.total == 2 * (MAX_LISTED - 300) + 50
     assert len(found.samples) == MAX_LISTED
     assert {each.request_id for each in found.samples} == {"r0", "r1"}
-
-
-@pytest.mark.slow
-async def test_nothing_remains_after_hundreds_of_cancelled_late_and_failed_calls():
-    judge = FakeJudge(wait_s=30)
-    settings = VideoSettings(max_in_flight=50, max_queue_depth=400)
-    app = create_video_app(settings, {"fake": judge})
-    requests = [video_request(f"task {n}", [IMAGE_BYTES]) for n in range(300)]
-
-    async def reaches(client: httpx.Client, total: int) -> None:
-        await asyncio.to_thread(wait_until, lambda: listed(client)["total"] == total)
-
-    with serving(app) as url, httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
-        async with RewardFleet(video=url, max_concurrency=400) as fleet:
-            calls = [asyncio.create_task(fleet.video.score_batch([each])) for each in requests]
-            await reaches(client, 300)
-            await asyncio.to_thread(wait_until, lambda: len(judge.seen) == 50)
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
-            await reaches(client, 0)
-            # In a later turn of the event loop, perhaps.
-            await asyncio.to_thread(wait_until, lambda: judge.cancelled >= 50)
-            for clip in [b"not a video"] * 100:
-                with pytest.raises(RewardFleetError):
-                    await fleet.video.score("task", clip)
-        async with RewardFleet(video=url, timeout_s=5, max_concurrency=400) as late:
-            with suppress(DeadlineExceeded):  # if a slow machine has not yet said so
-                scores = await late.video.score_batch(requests)
-                assert {score.error.kind for score in scores} == {"deadline_exceeded"}
-        await reaches(client, 0)
-        names = ("admitted_requests", "in_flight_items", "queue_depth")
-        idle = [f'rewardfleet_{name}{{service="video"}} 0.0' for name in names]
-
-        def is_idle() -> bool:
-            metrics = client.get("/metrics").text
-            return all(line in metrics for line in idle)
-
-        await asyncio.to_thread(wait_until, is_idle)
-    assert not app._dispatcher.in_flight()

@@ -19,7 +19,7 @@ from rewardfleet_server.up.gateway import Gateway
 
 from ...chaos.processes import ServiceProcess
 from ...gateways import LOOPBACK
-from .test_command import gateway
+from .test_command import gateway, until
 from .test_supervisor import running, tools_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -69,12 +69,6 @@ class Load:
             self._over = True
 
 
-async def until(condition) -> None:
-    async with asyncio.timeout(120):
-        while not condition():
-            await asyncio.sleep(0.02)
-
-
 def held(url: str) -> list[int]:
     """Return how many requests wait: by the gauge, in `/inflight`, and as the command shows it."""
     lines = httpx.get(f"{url}/metrics", trust_env=False, timeout=60).text.splitlines()
@@ -87,25 +81,31 @@ def held(url: str) -> list[int]:
     return [int(float(value)), len(of_line), shown.count("line for")]
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("gone", "count"), [(1, 1), (2, 2), (1, 2)])
 @pytest.mark.parametrize("way", ["SIGKILL", "SIGSTOP", "SIGTERM"])
-async def test_no_call_is_lost_while_all_replicas_are_gone(tmp_path: Path, way: str, count: int):
-    """Killed, frozen or ended under load, and there again once the others wait."""
+async def test_no_call_is_lost_while_replicas_are_gone(
+    tmp_path: Path, way: str, gone: int, count: int
+):
+    """Killed, frozen or ended under load, and there again; calls wait if all of them are."""
     flags = ["tools", "--run-state", str(tmp_path / "runs.sqlite"), "--replicas", str(count)]
     with ExitStack() as stack:
         replicas = [stack.enter_context(ServiceProcess(tmp_path, *flags)) for _ in range(count)]
         for each in replicas:
             each.wait_until_ready()
-        url = stack.enter_context(gateway(*(f"tools={each.url}" for each in replicas)))
+        absent = "vlm=http://rewardfleet.invalid:8080"
+        url = stack.enter_context(gateway(*(f"tools={each.url}" for each in replicas), absent))
+        await until(lambda: len(ready(url)) == count)
         async with Load(url)() as load:
             await load.more(3 * _CALLERS)
-            for each in replicas:
+            for each in replicas[:gone]:
                 {"SIGKILL": each.kill, "SIGSTOP": each.freeze, "SIGTERM": each.terminate}[way]()
-            if way != "SIGSTOP":  # else a frozen process has some of them
+            if gone == count and way != "SIGSTOP":  # else a frozen process has some of them
                 while await asyncio.to_thread(held, url) != [_CALLERS] * 3:
                     await asyncio.sleep(0.1)
-            await until(lambda: not ready(url))
-            for each in replicas:
+            await until(lambda: len(ready(url)) == count - gone)
+            if gone < count:
+                await load.more(3 * _CALLERS)
+            for each in replicas[:gone]:
                 each.thaw() if way == "SIGSTOP" else each.start()
             await load.more(3 * _CALLERS)
         assert await asyncio.to_thread(held, url) == [0, 0, 0]
