@@ -27,19 +27,12 @@ _CONFIG = (DATA / "observability" / "fleet.toml").read_text().replace("LIBERO", 
 
 @dataclass(frozen=True)
 class Monitored:
-    """A fleet that Prometheus scrapes.
-
-    Attributes:
-        url: The address of the fleet.
-        pid: The process of `rewardfleet up`.
-        spare: A service of its own, with the label `service="spare"`.
-        prometheus: Scrapes all of them each second, with the rules of deploy/alerts.yml.
-    """
+    """A fleet that Prometheus scrapes."""
 
     url: str
-    pid: int
-    spare: subprocess.Popen[bytes]
-    prometheus: Prometheus
+    pid: int  #: of `rewardfleet up`
+    spare: subprocess.Popen[bytes]  #: a service of its own, with the label `service="spare"`
+    prometheus: Prometheus  #: scrapes all of them each second, with the rules of deploy/alerts.yml
 
 
 @pytest.fixture(scope="module")

@@ -74,18 +74,9 @@ async def _code(fleet: RewardFleet, http: httpx.AsyncClient, _: int) -> None:
 
 
 async def _episode(fleet: RewardFleet, http: httpx.AsyncClient, number: int) -> None:
-    episodes = [
-        episode_request(
-            f"{number}-{place}",
-            group="bowl",
-            kind="efficiency",
-            success=place % 2,
-            steps=100 + place,
-            max_steps=500,
-            temperature=0.5 + place % 2,
-        )
-        for place in range(8)
-    ]
+    same = {"group": "bowl", "kind": "efficiency", "max_steps": 500}
+    own = [{"success": n % 2, "steps": 100 + n, "temperature": 0.5 + n % 2} for n in range(8)]
+    episodes = [episode_request(f"{number}-{n}", **same, **each) for n, each in enumerate(own)]
     await fleet.episode.score_batch(episodes)
     await http.post("/episode/score/batch", json={"items": []})
 

@@ -20,11 +20,7 @@ _PROGRAMS = ("prometheus", "promtool")
 
 
 def program(name: str) -> str:
-    """Return the path of `prometheus` or `promtool`; download them if there are none.
-
-    Raises:
-        MissingTool: They cannot be downloaded.
-    """
+    """Return the path of `prometheus` or `promtool`; download them if there are none."""
     if all(map(shutil.which, _PROGRAMS)):
         return name
     folder = _CACHE / "extracted/usr/bin"
@@ -34,14 +30,10 @@ def program(name: str) -> str:
 
 
 class Prometheus:
-    """A running Prometheus.
-
-    Args:
-        http: A client of its HTTP API.
-    """
+    """A running Prometheus."""
 
     def __init__(self, http: httpx.Client) -> None:
-        self._http = http
+        self._http = http  # of its API
 
     def get(self, path: str, **parameters: Any) -> Any:
         """Return the data of an answer of its HTTP API."""
@@ -61,44 +53,23 @@ class Prometheus:
 
     def firing(self, **labels: str) -> list[dict[str, Any]]:
         """Return the alerts that fire and have these labels."""
-        return [
-            alert
-            for alert in self.get("/alerts")["alerts"]
-            if alert["state"] == "firing" and labels.items() <= alert["labels"].items()
-        ]
+        firing = [each for each in self.get("/alerts")["alerts"] if each["state"] == "firing"]
+        return [each for each in firing if labels.items() <= each["labels"].items()]
 
 
 @contextmanager
 def prometheus(folder: Path, rules: Path, targets: Mapping[str, str]) -> Iterator[Prometheus]:
-    """Run Prometheus, which scrapes and evaluates rules each second.
-
-    Args:
-        folder: Where its data are.
-        rules: A file of rules.
-        targets: The value of the label `service` by address, HOST:PORT.
-    """
+    """Run Prometheus in a folder, with a file of rules; `targets` are the services by address."""
+    static = [{"targets": [at], "labels": {"service": name}} for at, name in targets.items()]
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
-        "scrape_configs": [
-            {
-                "job_name": "rewardfleet",
-                "static_configs": [
-                    {"targets": [address], "labels": {"service": service}}
-                    for address, service in targets.items()
-                ],
-            }
-        ],
+        "scrape_configs": [{"job_name": "rewardfleet", "static_configs": static}],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))  # YAML contains JSON
     address = f"127.0.0.1:{free_port()}"
-    command = [
-        program("prometheus"),
-        f"--config.file={folder}/prometheus.yml",
-        f"--storage.tsdb.path={folder}/data",
-        f"--web.listen-address={address}",
-        "--log.level=warn",
-    ]
+    files = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    command = [program("prometheus"), *files, f"--web.listen-address={address}", "--log.level=warn"]
     api, log = f"http://{address}/api/v1", folder / "prometheus.log"
     with (
         running(command, f"{api}/status/runtimeinfo", log=log),

@@ -19,17 +19,10 @@ from .load import run_load
 from .prometheus import Prometheus
 from .test_dashboards import DASHBOARDS, panels
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.chaos,
-    pytest.mark.slice,
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.slice, pytest.mark.timeout(600)]
 
 #: What Grafana inserts: four times the interval of scrapes.
 RATE_INTERVAL = "4s"
-
-
 #: Metrics of judges with a calibration, which this fleet has not.
 CALIBRATED = ("rewardfleet_drift_alarms_total", "rewardfleet_drift_evidence",
               "rewardfleet_task_results_total")  # fmt: skip

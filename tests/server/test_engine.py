@@ -61,16 +61,14 @@ class ScriptedScorer:
                 raise BackendFailed("the backend failed")
             if request.behavior == "raises":
                 raise RuntimeError("not a type of ours")
-            if request.behavior == "abstains":
-                return Score(
-                    score=None, status=Status.ABSTAINED, backend="scripted", timing_ms=timing
-                )
             score = self.computed / 100 if request.behavior == "changes" else 0.25
-            return Score(score=score, status=Status.OK, backend="scripted", timing_ms=timing)
+            status = Status.OK
+            if request.behavior == "abstains":
+                score, status = None, Status.ABSTAINED
+            return Score(score=score, status=status, backend="scripted", timing_ms=timing)
 
-        return ScoringPlan(
-            "scripted", compute, CachePolicy((request.key,)) if request.key else None
-        )
+        policy = CachePolicy((request.key,)) if request.key else None
+        return ScoringPlan("scripted", compute, policy)
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:
         return {"backend": backend}
@@ -93,14 +91,8 @@ def admission() -> Admission:
 
 
 def engine(telemetry: Telemetry, **options: Any) -> Scripted:
-    return Engine(
-        ScriptedScorer(),
-        Score,
-        cache=MemoryCache(10_000),
-        admission=admission(),
-        telemetry=telemetry,
-        **options,
-    )
+    parts = {"scorer": ScriptedScorer(), "cache": MemoryCache(10_000), "admission": admission()}
+    return Engine(**{**parts, "score_type": Score, "telemetry": telemetry, **options})
 
 
 async def test_an_engine_scores_without_http(telemetry: Telemetry):
@@ -114,14 +106,15 @@ async def test_an_engine_scores_without_http(telemetry: Telemetry):
 
 async def test_every_failure_of_the_engine_has_a_type(telemetry: Telemetry):
     scripted = engine(telemetry)
-    with pytest.raises(BackendFailed, match="the backend failed"):
-        await scripted.score_item(Item(behavior="fails"))
-    with pytest.raises(InternalError, match="internal error"):
-        await scripted.score_item(Item(behavior="raises"))
-    with pytest.raises(InvalidRequest, match="refused when planned"):
-        await scripted.score_item(Item(behavior="refused"))
-    with pytest.raises(DeadlineExceeded, match=r"0\.05 s"):
-        await scripted.score_item(Item(behavior="slow"), RequestContext(timeout_s=0.05))
+    for behavior, kind, reason in (
+        ("fails", BackendFailed, "the backend failed"),
+        ("raises", InternalError, "internal error"),
+        ("refused", InvalidRequest, "refused when planned"),
+        ("slow", DeadlineExceeded, r"0\.05 s"),
+    ):
+        context = RequestContext(timeout_s=0.05 if behavior == "slow" else None)
+        with pytest.raises(kind, match=reason):
+            await scripted.score_item(Item(behavior=behavior), context)
 
 
 async def test_the_error_of_an_item_is_part_of_its_score_in_a_batch(telemetry: Telemetry):
@@ -147,9 +140,7 @@ async def test_another_request_comes_before_the_items_of_a_batch_that_are_not_pl
             await asyncio.sleep(0)  # as another thread does it
             return await super().plan(request, upload)
 
-    scripted = Engine(
-        Planner(), Score, cache=MemoryCache(0), admission=admission(), telemetry=telemetry
-    )
+    scripted = engine(telemetry, scorer=Planner())
     batch = [Item(behavior="scores", key=f"batch {number}") for number in range(64)]
     async with asyncio.TaskGroup() as group:
         group.create_task(scripted.score_batch(batch, RequestContext()))
@@ -175,9 +166,7 @@ async def test_requests_with_the_same_id_take_turns(telemetry: Telemetry):
             return replace(plan, compute=compute, cache=None)
 
     one_at_a_time = Admission(max_in_flight=1, max_queue_depth=8, max_total_body_bytes=1000)
-    scripted = Engine(
-        Recorder(), Score, cache=MemoryCache(0), admission=one_at_a_time, telemetry=telemetry
-    )
+    scripted = engine(telemetry, scorer=Recorder(), admission=one_at_a_time)
     batch = [Item(behavior="scores", key=f"batch {number}") for number in range(6)]
     async with asyncio.TaskGroup() as group:
         group.create_task(scripted.score_batch(batch, RequestContext(request_id="chosen")))
@@ -209,14 +198,11 @@ async def test_a_score_stored_with_other_fields_is_not_looked_up(telemetry: Tele
     class Wider(Score):
         new_field: int
 
-    cache = MemoryCache(10_000)
-    parts = {"cache": cache, "admission": admission(), "telemetry": telemetry}
-    scorer = ScriptedScorer()
-    old = Engine(scorer, Score, **parts)
-    await old.score_item(Item(behavior="scores", key="k"))
-    assert (await old.score_item(Item(behavior="scores", key="k"))).cached
-    wider = Engine(scorer, Wider, **parts)
-    assert not (await wider.score_item(Item(behavior="scores", key="k"))).cached
+    cache, item = MemoryCache(10_000), Item(behavior="scores", key="k")
+    old = engine(telemetry, cache=cache)
+    assert [(await old.score_item(item)).cached for _ in range(2)] == [False, True]
+    wider = engine(telemetry, cache=cache, score_type=Wider)
+    assert not (await wider.score_item(item)).cached
 
 
 # The same item on every route

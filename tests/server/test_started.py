@@ -5,72 +5,63 @@ import contextlib
 import gc
 import time
 import weakref
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
 from rewardfleet_server.system.started import DeadlinePassed, Started, finish_by
 
 
-def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, 10))
-
-
-def test_work_that_waits_for_nothing_is_done_even_after_its_deadline():
+async def test_work_that_waits_for_nothing_is_done_even_after_its_deadline():
     async def work() -> int:
         return 3
 
-    assert run(finish_by(time.monotonic() - 1, work())) == 3
+    assert await finish_by(time.monotonic() - 1, work()) == 3
 
 
-def test_work_that_waits_is_cancelled_at_its_deadline():
+@pytest.mark.parametrize("own_timeout", [None, 5], ids=["no timeout of its own", "a longer one"])
+async def test_work_that_waits_is_cancelled_at_its_deadline(own_timeout: int | None):
     ended = []
 
     async def work() -> None:
         try:
-            await asyncio.Event().wait()
+            async with asyncio.timeout(own_timeout):
+                await asyncio.Event().wait()
         finally:
             ended.append(True)
 
     with pytest.raises(DeadlinePassed):
-        run(finish_by(time.monotonic() + 0.01, work()))
+        await finish_by(time.monotonic() + 0.01, work())
     assert ended
 
 
-def test_a_timeout_of_the_work_itself_is_not_the_deadline():
+async def test_a_timeout_of_the_work_itself_is_not_the_deadline():
     async def work() -> None:
         await asyncio.sleep(0)
         raise TimeoutError("its own")
 
     with pytest.raises(TimeoutError, match="its own") as raised:
-        run(finish_by(None, work()))
+        await finish_by(None, work())
     assert not isinstance(raised.value, DeadlinePassed)
 
 
-def test_started_work_goes_on_with_results_and_exceptions_of_what_it_waits_for():
-    async def main() -> list[object]:
-        loop = asyncio.get_running_loop()
-        first, second = loop.create_future(), loop.create_future()
+async def test_started_work_goes_on_with_results_and_exceptions_of_what_it_waits_for():
+    loop = asyncio.get_running_loop()
+    first, second = loop.create_future(), loop.create_future()
 
-        async def work() -> list[object]:
-            found: list[object] = [await first]
-            try:
-                await second
-            except ValueError as error:
-                found.append(str(error))
-            return found
+    async def work() -> tuple[object, object]:
+        result = await first
+        with pytest.raises(ValueError, match="b") as raised:
+            await second
+        return result, raised.value
 
-        started = Started(work())
-        assert not started.is_done
-        loop.call_soon(first.set_result, "a")
-        loop.call_soon(second.set_exception, ValueError("b"))
-        return await started
-
-    assert run(main()) == ["a", "b"]
+    started = Started(work())
+    assert not started.is_done
+    loop.call_soon(first.set_result, "a")
+    loop.call_soon(second.set_exception, error := ValueError("b"))
+    assert await started == ("a", error)
 
 
-def test_started_work_may_handle_a_cancellation():
+async def test_started_work_may_handle_a_cancellation():
     async def work() -> str:
         try:
             await asyncio.Event().wait()
@@ -82,30 +73,10 @@ def test_started_work_may_handle_a_cancellation():
     async def awaited() -> str:
         return await Started(work())
 
-    async def main() -> str:
-        task = asyncio.create_task(awaited())
-        await asyncio.sleep(0)
-        task.cancel()
-        return await task
-
-    assert run(main()) == "cleaned up"
-
-
-def test_an_exception_at_once_is_raised_at_once():
-    async def work() -> None:
-        raise KeyError("x")
-
-    with pytest.raises(KeyError):
-        Started(work())
-
-
-def test_the_deadline_is_noticed_in_work_that_has_a_longer_timeout_of_its_own():
-    async def work() -> None:
-        async with asyncio.timeout(5):
-            await asyncio.Event().wait()
-
-    with pytest.raises(DeadlinePassed):
-        run(finish_by(time.monotonic() + 0.01, work()))
+    task = asyncio.create_task(awaited())
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task == "cleaned up"
 
 
 def test_a_failure_leaves_no_cycle_that_keeps_what_the_work_has():
@@ -133,6 +104,6 @@ def test_a_failure_leaves_no_cycle_that_keeps_what_the_work_has():
 
     gc.disable()
     try:
-        assert run(fail_later())() is None
+        assert asyncio.run(fail_later())() is None
     finally:
         gc.enable()

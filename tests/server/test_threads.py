@@ -1,7 +1,6 @@
 """Threads of services, and the cores that they may use."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from rewardfleet_server.system.cgroups import cpu_quotas
 
 from ..cgroups import cpu_group
 from ..conftest import table
+from ..running import output_of
 
 PROGRAM = """
 import os
@@ -34,32 +34,25 @@ print(in_thread() - niceness())
 
 
 def test_threads_compute_at_a_low_priority_also_in_a_service_with_a_lower_one():
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["0", "0", "0"]
+    assert output_of(sys.executable, "-c", PROGRAM).split() == ["0", "0", "0"]
+
+
+WORKERS = "from rewardfleet_server.code.settings import CodeSettings as S; print(S().workers)"
 
 
 def test_only_the_cores_of_the_process_count():
     """Also with the options of the code service, whose workers are as many."""
-    program = (
-        "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\n"
-        "from rewardfleet_server.code.settings import CodeSettings\n"
-        "print(CodeSettings().workers)"
-    )
     core = min(os.sched_getaffinity(0))
-    command = [sys.executable, "-c", program, str(core)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "1\n"
+    program = f"import os; os.sched_setaffinity(0, {{{core}}}); {WORKERS}"
+    assert output_of(sys.executable, "-c", program) == "1\n"
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(1.5, 1), (0.2, 1), (4096.0, None)])
 def test_only_the_cores_within_the_cpu_quota_count(quota: float, cores: int | None):
     """As in a container with a CPU limit. A quota beyond the machine changes nothing."""
-    program = "from rewardfleet_server.code.settings import CodeSettings as S; print(S().workers)"
     with cpu_group(quota) as group:
-        command = [*group.command, sys.executable, "-c", program]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert int(done.stdout) == (cores or len(os.sched_getaffinity(0)))
+        found = output_of(*group.command, sys.executable, "-c", WORKERS)
+    assert int(found) == (cores or len(os.sched_getaffinity(0)))
 
 
 @pytest.mark.parametrize(("group", "mount", "files", "quotas"), table("cpu_quotas"))

@@ -2,7 +2,6 @@
 
 import inspect
 import itertools
-import os
 import re
 import shlex
 import socket
@@ -25,21 +24,15 @@ from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import LONG_CLIP, table
+from ...running import own_environment
 
 SETTINGS = {name: entry.settings.load() for name, entry in SERVICES.items()}
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith("REWARDFLEET_")}
-    return subprocess.run(
-        [sys.executable, "-m", "rewardfleet_server", *arguments],
-        env={**own, **environment},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own, by default the command."""
+    given = {"capture_output": True, "text": True, "env": {**own_environment(), **environment}}
+    return subprocess.run([sys.executable, *command], timeout=150, check=False, **given)
 
 
 @pytest.mark.slow
@@ -94,13 +87,8 @@ def commands_of(group: click.Group) -> Iterator[click.Command]:
 def test_commands_have_few_options_and_their_functions_few_arguments():
     """Hidden ones count as well; a setting of a service needs none, as `--set` gives it."""
     commands = list(commands_of(main_command))
-    options = [
-        option
-        for command in commands
-        for option in command.params
-        if isinstance(option, click.Option)
-    ]
-    assert len(options) <= 225
+    params = [param for command in commands for param in command.params]
+    assert sum(isinstance(param, click.Option) for param in params) <= 225
     for command in commands:
         assert len(inspect.signature(inspect.unwrap(command.callback)).parameters) <= 6, command
 
@@ -135,19 +123,16 @@ def test_a_url_in_a_message_says_where_it_leads():
 
 
 def test_every_setting_comes_from_the_environment_too_and_a_flag_wins(tmp_path, monkeypatch):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    monkeypatch.setenv("REWARDFLEET_VIDEO_ROOT", f"{tmp_path}/a:{tmp_path}/b")
+    first, second = roots = [tmp_path / "a", tmp_path / "b"]
+    for folder in roots:
+        folder.mkdir()
+    monkeypatch.setenv("REWARDFLEET_VIDEO_ROOT", f"{first}:{second}")
     monkeypatch.setenv("REWARDFLEET_MAX_QUEUE_DEPTH", "7")
     monkeypatch.setenv("REWARDFLEET_OPEN_METRICS", "true")
-    settings = read_settings(VideoSettings, {})
-    assert settings.video_root == [tmp_path / "a", tmp_path / "b"]
-    assert (settings.max_queue_depth, settings.open_metrics) == (7, True)
-    roots = (f"{tmp_path}/b", f"{tmp_path}/a")
-    flags = {"video_root": roots, "set": ["max_queue_depth=9", "open_metrics=false"]}
-    settings = read_settings(VideoSettings, flags)
-    assert settings.video_root == [tmp_path / "b", tmp_path / "a"]
-    assert (settings.max_queue_depth, settings.open_metrics) == (9, False)
+    flags = {"video_root": (second, first), "set": ["max_queue_depth=9", "open_metrics=false"]}
+    for given, *expected in (({}, roots, 7, True), (flags, [second, first], 9, False)):
+        found = read_settings(VideoSettings, given)
+        assert [found.video_root, found.max_queue_depth, found.open_metrics] == expected
 
 
 def test_an_unknown_variable_causes_a_warning(monkeypatch):
@@ -155,14 +140,12 @@ def test_an_unknown_variable_causes_a_warning(monkeypatch):
     monkeypatch.setenv("REWARDFLEET_MAX_QUEUE_DETH", "7")
     monkeypatch.setenv("REWARDFLEET_API_KEY", "known")
     monkeypatch.setenv("REWARDFLEET_ISOLATION", "of another service, known")
-    warnings = unknown_variable_warnings(SETTINGS.values())
-    assert warnings == [
-        (
-            "the environment variable REWARDFLEET_MAX_QUEUE_DETH is not a setting; "
-            "did you mean REWARDFLEET_MAX_QUEUE_DEPTH?"
-        ),
-        "the environment variable REWARDFLEET_XYZZY is not a setting",
-    ]
+    near, far = unknown_variable_warnings(SETTINGS.values())
+    assert near == (
+        "the environment variable REWARDFLEET_MAX_QUEUE_DETH is not a setting; "
+        "did you mean REWARDFLEET_MAX_QUEUE_DEPTH?"
+    )
+    assert far == "the environment variable REWARDFLEET_XYZZY is not a setting"
 
 
 @pytest.mark.parametrize("store", ["localhost:6379", "redis:6379/0"])
@@ -187,16 +170,8 @@ def test_the_help_of_a_service_lists_flags_and_other_settings_once_on_a_page(
     shown = [each.replace("-", "_") for each in flags] + names
     assert sorted(shown) == sorted({*SETTINGS[service].model_fields, "set", "help"})
     assert re.search(r"after SIGTERM\.\s+\[default: 30\]", text)
-    for artifact in (
-        "TEXT",
-        "default factory",
-        "list[",
-        "PydanticUndefined",
-        "<class",
-        "PosixPath",
-        "None",
-    ):
-        assert artifact not in text
+    artifacts = r"TEXT|default factory|list\[|PydanticUndefined|<class|PosixPath|None"
+    assert not re.search(artifacts, text)
 
 
 def test_help_of_the_command_has_one_sentence_per_service(capsys):
@@ -226,13 +201,7 @@ SERVER_MODULES = (
 
 
 def run_without(modules: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT_PACKAGES, modules, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    return run("-c", WITHOUT_PACKAGES, modules, *arguments)
 
 
 @pytest.mark.slow
@@ -264,7 +233,8 @@ def test_a_service_without_one_of_its_packages_says_how_to_install_it(module, se
 @pytest.mark.slow
 def test_a_judge_without_its_extra_says_how_to_install_it(tmp_path: Path):
     pytest.importorskip("fastapi")
-    done = run("serve", "video", "--backend", "transformers", "--port", "0")
+    serve = ("-m", "rewardfleet_server", "serve", "video")
+    done = run(*serve, "--backend", "transformers", "--port", "0")
     if done.returncode == 2:  # otherwise transformers is installed here
         assert "pip install '.[transformers]'" in done.stderr
     assert "Traceback" not in done.stderr
@@ -275,11 +245,9 @@ def test_an_occupied_port_is_reported_before_anything_is_loaded(tmp_path: Path):
     (tmp_path / "slow_judge.py").write_text("raise SystemExit('the judge was loaded')")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        done = run(
-            *("serve", "video", "--port", port, "--backend", "mine"),
-            *("--custom-backend-factory", "slow_judge:build"),
-            PYTHONPATH=str(tmp_path),
-        )
+        serve = ("-m", "rewardfleet_server", "serve", "video", "--port", port)
+        judge = ("--backend", "mine", "--custom-backend-factory", "slow_judge:build")
+        done = run(*serve, *judge, PYTHONPATH=str(tmp_path))
     assert done.returncode == 2
     assert f"--port {port}: 127.0.0.1 cannot be bound: Address already in use" in done.stderr
     assert "the judge was loaded" not in done.stderr
@@ -306,16 +274,12 @@ def test_doctor_reports_what_works_and_how_to_fix_the_rest(doctor):
     assert "ok      video: decoding with OpenCV" in lines
     assert "ok      code: isolation bubblewrap" in lines
     assert any(line.startswith("ok      code: packages in the jail") for line in lines)
-    assert lines[-2].startswith(
-        "note    the environment variable REWARDFLEET_PROT is not a setting"
-    )
+    note = "note    the environment variable REWARDFLEET_PROT is not a setting"
+    assert lines[-2].startswith(note)
     assert lines[-1] == "        fix: unset REWARDFLEET_PROT"
     for line, following in itertools.pairwise(lines):
-        assert line.startswith(("ok      ", "extra   ", "note    ", "failed  ", "        fix: ")), (
-            line
-        )
-        if line.startswith("ok"):
-            assert not following.startswith("        fix: ")
+        assert re.match(r"(ok     |extra  |note   |failed |        fix:) ", line), line
+        assert not (line.startswith("ok") and following.startswith("        fix: "))
 
 
 @pytest.mark.slow

@@ -75,9 +75,8 @@ def test_while_the_key_file_is_invalid_every_key_is_refused(
     monkeypatch.setattr("rewardfleet_server.http.auth._RELOAD_SECONDS", 0)
     keys = ApiKeys(key_file)
     valid = key_file.read_bytes()
-    if content is None:
-        key_file.unlink()
-    else:
+    key_file.unlink()
+    if content is not None:
         key_file.write_bytes(content)
     for key in ("first-key", "second-key", "wrong", "") * 2:
         with pytest.raises(Unauthorized):
@@ -88,16 +87,14 @@ def test_while_the_key_file_is_invalid_every_key_is_refused(
 
 
 def test_a_key_file_without_a_key_is_refused(tmp_path: Path):
-    (tmp_path / "keys").write_text("# nothing\n")
-    with pytest.raises(ValueError, match="no key in"):
-        ApiKeys(tmp_path / "keys")
     with pytest.raises(FileNotFoundError):
-        ApiKeys(tmp_path / "missing")
-    (tmp_path / "keys").write_text("schlüssel\n")
-    with pytest.raises(ValueError, match="plain ASCII"):
-        ApiKeys(tmp_path / "keys")
-    (tmp_path / "keys").write_bytes(b"\xef\xbb\xbffirst-key\r\n")
-    ApiKeys(tmp_path / "keys").check("Bearer first-key")
+        ApiKeys(path := tmp_path / "keys")
+    for text, reason in (("# nothing\n", "no key in"), ("schlüssel\n", "plain ASCII")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=reason):
+            ApiKeys(path)
+    path.write_bytes(b"\xef\xbb\xbffirst-key\r\n")
+    ApiKeys(path).check("Bearer first-key")
 
 
 def test_the_password_of_a_url_is_a_key(serve: Serve, frames_request, key_file):

@@ -1,5 +1,6 @@
 """The `Host` header, against DNS rebinding, over real HTTP."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import httpx
@@ -52,10 +53,8 @@ def test_beyond_loopback_addresses_are_accepted(host: str):
     for listens_on in ("0.0.0.0", "::", "192.168.0.7", "a.example"):
         hosts = AllowedHosts([], listens_on=listens_on, has_keys=False)
         hosts.check([(b"host", b"localhost")])
-        if host == "a.example" != listens_on:
-            with pytest.raises(Forbidden):
-                hosts.check([(b"host", host.encode())])
-        else:
+        is_refused = host == "a.example" != listens_on
+        with pytest.raises(Forbidden) if is_refused else nullcontext():
             hosts.check([(b"host", host.encode())])
 
 

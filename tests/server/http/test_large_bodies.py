@@ -10,20 +10,19 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address
+from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
+from rewardfleet.wire.frames import JSON_TYPE
 from rewardfleet_server.episode import decode as episode_decode
 from rewardfleet_server.http import body_parser
-from rewardfleet_server.http.body_parser import (
-    BodyParser,
-    ComplexityLimits,
-    check_complexity,
-)
+from rewardfleet_server.http.body_parser import BodyParser, ComplexityLimits, check_complexity
 from rewardfleet_server.system import child_process
 from rewardfleet_server.system.child_process import MemoryFile
 from rewardfleet_server.testing import wait_until
@@ -51,19 +50,17 @@ def options(value: bytes) -> bytes:
 
 
 def chat() -> bytes:
-    images = [
-        {
-            "type": "image_url",
-            "image_url": {"url": f"data:image/png;base64,{media()[: 15 * MIB].decode()}"},
-        }
-    ] * 3
-    content = [{"type": "text", "text": "Task: x"}, *images]
+    url = f"data:image/png;base64,{media()[: 15 * MIB].decode()}"
+    image = {"type": "image_url", "image_url": {"url": url}}
+    content = [{"type": "text", "text": "Task: x"}, *[image] * 3]
     return json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
 
 
+FORM, PART = "multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: form-data; name="
+
+
 def form(content: bytes) -> bytes:
-    head = b'--b\r\nContent-Disposition: form-data; name="video"; filename="a.mp4"\r\n\r\n'
-    return head + content + b"\r\n--b--\r\n"
+    return PART + b'"video"; filename="a.mp4"\r\n\r\n' + content + b"\r\n--b--\r\n"
 
 
 #: One of each kind; the others are for `make test-full`.
@@ -94,35 +91,39 @@ VIDEO_BODIES: dict[str, Callable[[], bytes]] = {
     "long numbers": lambda: options(b"[" + (b"9" * 4000 + b",") * 9_000 + b"1]"),
 }
 OTHER_BODIES: dict[str, tuple[str, Callable[[], bytes], str]] = {
-    "chat": ("/v1/chat/completions", chat, "application/json"),
+    "chat": ("/v1/chat/completions", chat, JSON_TYPE),
     "batch": (
         "/score/batch",
         lambda: b'{"items":[%b]}' % options(b"[" + b"[0]," * 300_000 + b"1]"),
-        "application/json",
+        JSON_TYPE,
     ),
-    "form": ("/score", lambda: form(media()), "multipart/form-data; boundary=b"),
-    "form of lines": (
-        "/score",
-        lambda: form(b"\r\n--" * (14 * MIB)),
-        "multipart/form-data; boundary=b",
-    ),
-    "form of parts": (
-        "/score",
-        lambda: b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n' * MIB,
-        "multipart/form-data; boundary=b",
-    ),
+    "form": ("/score", lambda: form(media()), FORM),
+    "form of lines": ("/score", lambda: form(b"\r\n--" * (14 * MIB)), FORM),
+    "form of parts": ("/score", lambda: (PART + b'"a"\r\n\r\n\r\n') * MIB, FORM),
 }
 
 
 def post(
-    url: str, path: str, body: bytes, content_type: str = "application/json", **more: str
+    url: str, path: str, body: bytes, content_type: str = JSON_TYPE, **more: str
 ) -> httpx.Response:
     headers = {"content-type": content_type, **more}
     return httpx.post(f"{url}{path}", content=body, headers=headers, timeout=90, trust_env=False)
 
 
+#: The process of a service, its URL, and the longest answer while it is idle.
+Running = tuple[int, str, float]
+
+
+def undelayed(service: Running, work: Callable[[], Any]) -> tuple[Any, int]:
+    """Return the result of work that delays no other request, and the most memory meanwhile."""
+    pid, url, idle = service
+    result, watch = watched(url, pid, work, most_seconds=idle + DELAY)
+    assert watch.slowest < idle + DELAY
+    return result, watch.peak
+
+
 @pytest.fixture(scope="module")
-def video() -> Iterator[tuple[int, str, float]]:
+def video() -> Iterator[Running]:
     with service_process("video") as (process, url):
         yield process.pid, url, idle_seconds(url, process.pid)
 
@@ -147,11 +148,6 @@ def test_the_time_of_parsing_is_estimated_from_what_a_body_contains(body: bytes,
     assert (body_parser.parse_seconds(body) > 0.02) == is_slow
 
 
-def inflight(url: str) -> int:
-    total: int = httpx.get(f"{url}/inflight", trust_env=False).json()["total"]
-    return total
-
-
 @pytest.mark.slow
 def test_slow_bodies_are_decoded_at_the_same_time_and_others_in_the_service():
     with service_process("video") as (process, url), ThreadPoolExecutor(2) as threads:
@@ -163,7 +159,8 @@ def test_slow_bodies_are_decoded_at_the_same_time_and_others_in_the_service():
         (child,) = descendants(process.pid)
         os.kill(child, signal.SIGSTOP)
         first = threads.submit(post, url, "/score", body)
-        wait_until(lambda: inflight(url) == 1)
+        inflight = functools.partial(httpx.get, f"{url}/inflight", trust_env=False)
+        wait_until(lambda: inflight().json()["total"] == 1)
         assert post(url, "/score", body).status_code == 422
         assert len(descendants(process.pid)) == 2
         os.kill(child, signal.SIGCONT)
@@ -191,39 +188,30 @@ def test_a_body_that_is_given_up_does_not_delay_the_next():
         for each in (*VIDEO_BODIES, *OTHER_BODIES)
     ],
 )
-def test_a_large_body_does_not_delay_others(video: tuple[int, str, float], name: str):
-    pid, url, idle = video
-    path, make, content_type = OTHER_BODIES.get(
-        name, ("/score", VIDEO_BODIES.get(name, bytes), "application/json")
-    )
+def test_a_large_body_does_not_delay_others(video: Running, name: str):
+    pid, url, _ = video
+    default = "/score", VIDEO_BODIES.get(name, bytes), JSON_TYPE
+    path, make, content_type = OTHER_BODIES.get(name, default)
     body = make()
     before = memory_of(pid)
-    answer, watch = watched(
-        url, pid, lambda: post(url, path, body, content_type), most_seconds=idle + DELAY
-    )
+    answer, peak = undelayed(video, lambda: post(url, path, body, content_type))
     assert answer.status_code in {200, 422}, answer.text
-    assert watch.slowest < idle + DELAY
     if len(body) > 32 * MIB:
-        assert watch.peak - before < 4 * len(body) + DECODER
+        assert peak - before < 4 * len(body) + DECODER
 
 
 @pytest.mark.serial
 @pytest.mark.slow
-def test_three_videos_at_once_do_not_delay_others(video: tuple[int, str, float]):
-    pid, url, idle = video
+def test_three_videos_at_once_do_not_delay_others(video: Running):
+    pid, url, _ = video
     body = VIDEO_BODIES["video"]()
     before = memory_of(pid)
     with ThreadPoolExecutor(3) as pool:
-        answers, watch = watched(
-            url,
-            pid,
-            lambda: list(pool.map(lambda _: post(url, "/score", body), range(3))),
-            most_seconds=idle + DELAY,
-        )
+        posting = functools.partial(pool.map, lambda _: post(url, "/score", body))
+        answers, peak = undelayed(video, lambda: list(posting(range(3))))
     assert {answer.status_code for answer in answers} == {422}
     assert all("not a video" in answer.json()["detail"] for answer in answers)
-    assert watch.slowest < idle + DELAY
-    assert watch.peak - before < 3 * 4 * len(body)
+    assert peak - before < 3 * 4 * len(body)
 
 
 def episodes(count: int, steps: int) -> bytes:
@@ -251,21 +239,15 @@ EPISODES: dict[str, Callable[[], bytes]] = {
 @pytest.mark.slow
 def test_a_large_batch_of_episodes_does_not_delay_others():
     with service_process("episode") as (process, url):
-        idle = idle_seconds(url, process.pid)
+        service = process.pid, url, idle_seconds(url, process.pid)
         for name, make in EPISODES.items():
             body = make()
             before = memory_of(process.pid)
-            answer, watch = watched(
-                url,
-                process.pid,
-                lambda body=body: post(url, "/score/batch", body),
-                most_seconds=idle + DELAY,
-            )
+            answer, peak = undelayed(service, functools.partial(post, url, "/score/batch", body))
             assert answer.status_code == 200, name
             failed = sum(each["status"] == "error" for each in answer.json()["results"])
             assert failed == (name == "batch with an invalid item"), name
-            assert watch.slowest < idle + DELAY, name
-            assert watch.peak - before < 14 * len(body) + DECODER, name
+            assert peak - before < 14 * len(body) + DECODER, name
 
 
 @pytest.mark.serial
@@ -289,16 +271,10 @@ def test_large_bodies_of_the_other_services_do_not_delay_others(service: str):
         },
     }
     with service_process(service) as (process, url):
-        idle = idle_seconds(url, process.pid)
+        running = process.pid, url, idle_seconds(url, process.pid)
         for path, body in bodies[service].items():
-            answer, watch = watched(
-                url,
-                process.pid,
-                lambda path=path, body=body: post(url, path, body.encode()),
-                most_seconds=idle + DELAY,
-            )
+            answer, _ = undelayed(running, functools.partial(post, url, path, body.encode()))
             assert answer.status_code == (422 if path == "/submit" else 200), answer.text[:500]
-            assert watch.slowest < idle + DELAY, path
 
 
 @pytest.mark.slow
@@ -319,12 +295,10 @@ def test_the_decoding_process_is_replaced_and_ends_with_its_service():
 
 def _is_running(pid: int) -> bool:
     """Return whether a process, or a thread of it, has not ended yet."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            state = stat.read().rpartition(")")[2].split()[0]
+    with contextlib.suppress(FileNotFoundError):
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state != "Z" or len(os.listdir(f"/proc/{pid}/task")) > 1
-    except FileNotFoundError:
-        return False
+    return False
 
 
 @pytest.mark.slow
@@ -356,16 +330,11 @@ def test_a_body_that_takes_too_long_to_decode_is_invalid(
 ):
     client = serve()
     large = {"task_text": "x", "frames_base64": [image_base64()]}
-    warm = client.post(
-        "/score",
-        content=json.dumps(large).encode() + b" " * (2 * MIB),
-        headers={"content-type": "application/json"},
-    )
+    url = str(client.base_url)
+    warm = post(url, "/score", json.dumps(large).encode() + b" " * (2 * MIB))
     assert warm.status_code == 200
     monkeypatch.setattr(body_parser, "_DECODE_SECONDS", 0.05)
-    answer = post(
-        str(client.base_url), "/score", options(b"[" + b",".join([NESTED] * 9_800) + b"]")
-    )
+    answer = post(url, "/score", VIDEO_BODIES["nested lists"]())
     assert (answer.status_code, answer.json()["kind"]) == (422, "invalid")
     assert "too much time" in answer.json()["detail"]
 

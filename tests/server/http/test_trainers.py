@@ -19,7 +19,7 @@ from rewardfleet_server.testing import FakeJudge, FakeSandbox
 from rewardfleet_server.tools.app import create_app as create_tools
 from rewardfleet_server.tools.settings import ToolsSettings
 
-from ...conftest import client_of, image_base64, served, table
+from ...conftest import JSON, client_of, image_base64, served, table
 from ...measure import CpuStopwatch, Stopwatch
 from ..code.conftest import served_code
 from ..test_engine import item_metrics
@@ -46,8 +46,7 @@ def failing(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
 
 def post(client: httpx.Client, path: str, body: object) -> httpx.Response:
     """Send JSON as Python's `json` writes it: also lone surrogates, escaped."""
-    content = json.dumps(body).encode()
-    return client.post(path, content=content, headers={"Content-Type": "application/json"})
+    return client.post(path, content=json.dumps(body).encode(), headers=JSON)
 
 
 def refusal(client: httpx.Client, path: str, body: object, kind: str = "invalid") -> str:
@@ -74,8 +73,7 @@ def test_openrlhf_sends_prompt_and_special_tokens(code: httpx.Client):
         b'{"query": ["print what?print(5)<eos>"], "prompts": ["print what?"], '
         rb'"labels": ["{\"inputs\": [\"\"], \"outputs\": [\"5\"]}"]}'
     )
-    response = code.post("/get_reward", content=body, headers={"Content-Type": "application/json"})
-    found = response.json()
+    found = code.post("/get_reward", content=body, headers=JSON).json()
     logs = found.pop("extra_logs")
     assert found == {"rewards": [1.0], "scores": [1.0]}
     assert logs == {"pass_rate": [1.0]} | {f"cause/{each}": [0.0] for each in CodeCause}
@@ -153,11 +151,8 @@ def test_openrlhf_and_slime_get_an_error_instead_of_a_reward(failing: httpx.Clie
 
 
 def slime(response: str, label: object = FIVE) -> dict[str, object]:
-    return {
-        "prompt": [{"role": "user", "content": "Print 5."}],
-        "response": response,
-        "label": label,
-    }
+    prompt = [{"role": "user", "content": "Print 5."}]
+    return {"prompt": prompt, "response": response, "label": label}
 
 
 def test_slime_special_tokens_are_no_part_of_the_program(code: httpx.Client):
@@ -203,10 +198,8 @@ def test_gym_gets_its_row_back_with_the_reward(code: httpx.Client, row: dict[str
 def test_gym_paths_may_have_the_id_of_a_rollout(code: httpx.Client):
     """As with `observability_enabled`, since 0.7.0."""
     assert answer(code, "/ng-rollout/a-1/seed_session", rollout("")) == {}
-    assert (
-        answer(code, "/ng-rollout/a-1/verify", rollout("print(5)", ground_truth=FIVE))["reward"]
-        == 1.0
-    )
+    body = rollout("print(5)", ground_truth=FIVE)
+    assert answer(code, "/ng-rollout/a-1/verify", body)["reward"] == 1.0
 
 
 def test_gym_a_rollout_without_a_message_is_scored(code: httpx.Client):
@@ -280,37 +273,34 @@ def test_openenv_reset_and_step(code: httpx.Client):
     reset = answer(code, "/reset", {})
     assert reset == {"observation": {}, "reward": None, "done": False}
     step = {"action": {"code": "print(5)", "ground_truth": FIVE}, "timeout_s": 15}
-    assert answer(code, "/step", step) == {
-        "observation": {
-            "status": "ok",
-            "components": {"pass_rate": 1.0},
-            "details": {},
-            "cause": None,
-        },
-        "reward": 1.0,
-        "done": True,
-    }
+    numbers = {"components": {"pass_rate": 1.0}, "details": {}}
+    observation = {"status": "ok", **numbers, "cause": None}
+    result = {"observation": observation, "reward": 1.0, "done": True}
+    assert answer(code, "/step", step) == result
     messages = [{"role": "assistant", "content": "print(5)<|im_end|>"}]
-    step["action"] = {"message": messages, "ground_truth": FIVE}
-    assert answer(code, "/step", step)["reward"] == 1
-    step["action"] = {"code": None, "message": "print(5)", "ground_truth": FIVE}
-    assert answer(code, "/step", step)["reward"] == 1
+    for action in ({"message": messages}, {"code": None, "message": "print(5)"}):
+        body = {"action": {**action, "ground_truth": FIVE}}
+        assert answer(code, "/step", body)["reward"] == 1
     for name in ("code", "message", "response", "completion"):  # no content
-        step["action"] = {name: None, "ground_truth": FIVE}
-        found = answer(code, "/step", step)
+        found = answer(code, "/step", {"action": {name: None, "ground_truth": FIVE}})
         assert (found["reward"], found["observation"]["cause"]) == (None, "no_answer")
-    step["action"] = {"revision": "print(5)", "code": None, "tests": FIVE}
-    assert "unknown field 'code'" in refusal(code, "/step", step)
-    step["action"] = {"message": 5, "ground_truth": FIVE}
-    assert "a completion is a text" in refusal(code, "/step", step)
 
 
-def test_openenv_an_action_may_be_an_item_of_score(code: httpx.Client):
-    tests = {"kind": "stdio", "cases": [{"stdout": "5"}]}
-    action = {"revision": "print(6)", "tests": tests}
-    assert answer(code, "/step", {"action": action, "timeout_s": 15})["reward"] == 0
-    misspelled = {"action": {"revision": "print(6)", "test": tests}}
-    assert "unknown field 'test'" in refusal(code, "/step", misspelled)
+TESTS = {"kind": "stdio", "cases": [{"stdout": "5"}]}
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        ({"revision": "print(5)", "code": None, "tests": FIVE}, "unknown field 'code'"),
+        ({"message": 5, "ground_truth": FIVE}, "a completion is a text"),
+        ({"revision": "print(6)", "test": TESTS}, "unknown field 'test'"),
+    ],
+)
+def test_openenv_an_action_is_an_item_or_a_text(code: httpx.Client, action: dict, reason: str):
+    assert reason in refusal(code, "/step", {"action": action})
+    body = {"action": {"revision": "print(6)", "tests": TESTS}, "timeout_s": 15}
+    assert answer(code, "/step", body)["reward"] == 0
 
 
 def test_openenv_an_abstention_is_a_null_reward():

@@ -45,30 +45,19 @@ def scored_items(text: str = "plain", start: float = 1000.0) -> list[Scored]:
     """Return a score of each service; a policy or a model wrote `text` wherever one can."""
     program = f"Here it is:\n```python\nprint({text!r})\n```"
     clip = VideoRequest(task_text=f"put {text} away", video_base64=b"a clip", run=text, step=1)
-    judged = VideoScore(
-        score=0.25,
-        status=Status.OK,
-        backend="reference",
-        details={text: 0.5},
-        model_output=f"It saw {text}",
-        references=[
-            NearestReference(file=file, frame=text, finished=True, distance=1.5)
-            for file in (REFERENCE, "../manifest.jsonl", text)
-        ],
-        curve=Curve(frames=[0, 5, 9], values=[0.1, None, 0.25]),
-        provenance={"prompt": text},
-    )
+    references = [
+        NearestReference(file=file, frame=text, finished=True, distance=1.5)
+        for file in (REFERENCE, "../manifest.jsonl", text)
+    ]
+    curve = Curve(frames=[0, 5, 9], values=[0.1, None, 0.25])
+    texts = {"model_output": f"It saw {text}", "provenance": {"prompt": text}}
+    figures = {"details": {text: 0.5}, "references": references, "curve": curve}
+    judged = VideoScore(score=0.25, status=Status.OK, backend="reference", **texts, **figures)
     other = judged.model_copy(update={"score": 0.75, "backend": "another"})
     tests = StdioTests(kind="stdio", cases=[StdioCase(stdin=text, stdout=f"{text}\n")])
     verdict = Verdict(verdict=Outcome.WRONG_ANSWER, stdout=text, stderr=text)
-    ran = CodeScore(
-        score=0.0,
-        status=Status.OK,
-        backend="landlock",
-        verdicts=[verdict],
-        code=f"print({text!r})",
-        suspicions=[text],
-    )
+    wrote = {"code": f"print({text!r})", "suspicions": [text]}
+    ran = CodeScore(score=0, status=Status.OK, backend="landlock", verdicts=[verdict], **wrote)
     items: list[tuple[str, object, Score]] = [
         ("video", clip, judged),
         ("video", clip.model_copy(update={"step": 2}), other),
@@ -79,29 +68,19 @@ def scored_items(text: str = "plain", start: float = 1000.0) -> list[Scored]:
         episode = EpisodeRequest(
             uid=f"{text}{number}", kind="success", group=text, success=not number, steps=9
         )
-        reason = "not_selected" if number else None
+        kept = {"keep": not number, "drop_reason": "not_selected" if number else None}
+        details = {"reward": 1.0 - number}
         score = EpisodeScore(
-            score=0.7 - number,
-            status=Status.OK,
-            details={"reward": 1.0 - number},
-            keep=not number,
-            drop_reason=reason,
-            uid=episode.uid,
+            score=0.7 - number, status=Status.OK, details=details, uid=episode.uid, **kept
         )
         items.append(("episode", episode, score))
     options = EpisodeOptions(
         normalize="group_std", filter=FilterOptions(select="efficient", select_count=1)
     )
+    of_service = {"episode": {"options": options}}
     return [
-        Scored(
-            service,
-            start + number,
-            request,
-            score,
-            strip=strip,
-            options=options if service == "episode" else None,
-        )
-        for number, (service, request, score) in enumerate(items)
+        Scored(service, start + at, *scored, strip=strip, **of_service.get(service, {}))
+        for at, (service, *scored) in enumerate(items)
     ]
 
 
@@ -128,18 +107,11 @@ def answer(text: str) -> tuple[ToolsRequest, ToolsScore]:
         options=ToolsOptions(cost="calls", cost_weights=CostWeights(search=0.5)),
     )
     reward = score_answer(request.response, request.ground_truth, request.options)
+    score, cost = reward.task - 0.5 * reward.cost, reward.cost
+    details = {"task": reward.task, "cost": cost, "lambda": 0.5, "violation": cost - 0.3}
+    used = {"calls": 2, "tools": reward.usage.by_family}
     return request, ToolsScore(
-        score=reward.task - 0.5 * reward.cost,
-        status=Status.OK,
-        backend="tools",
-        details={
-            "task": reward.task,
-            "cost": reward.cost,
-            "lambda": 0.5,
-            "violation": reward.cost - 0.3,
-        },
-        calls=2,
-        tools=reward.usage.by_family,
+        score=score, status=Status.OK, backend="tools", details=details, **used
     )
 
 

@@ -71,13 +71,9 @@ def test_the_table_is_filtered_sorted_and_searched(serve_page):
 
         everything = numbers("")
         assert len(everything) == 6
-        assert len(numbers("service=video")) == 2
-        assert len(numbers("judge=another")) == 1
-        assert len(numbers("step=2")) == 2
-        assert len(numbers("uid=a plum")) == 1
-        assert len(numbers("text=PUT A PLUM")) == 2
-        assert len(numbers("suspicious=1")) == 1
-        assert numbers("text=nothing of this") == []
+        queries = {"service=video": 2, "judge=another": 1, "step=2": 2, "uid=a plum": 1}
+        queries |= {"text=PUT A PLUM": 2, "suspicious=1": 1, "text=nothing of this": 0}
+        assert {query: len(numbers(query)) for query in queries} == queries
         by_score = numbers("sort=score&order=up")
         assert sorted(by_score) == sorted(everything)
         assert client.get(f"/record/{by_score[1]}").text.count("1 wrong_answer") == 1
@@ -202,12 +198,9 @@ def test_labels_are_lines_of_a_file_and_shown(serve_page, tmp_path: Path):
 
 def test_a_verdict_is_by_the_threshold_of_the_calibration(tmp_path: Path):
     labels = Labels(tmp_path / "labels.jsonl")
-    record = {
-        **dict.fromkeys(("service", "judge", "task", "request", "path")),
-        "id": "7" * 64,
-        "score": 0.6,
-        "provenance": '{"calibration": {"threshold": 0.7}}',
-    }
+    unknown = dict.fromkeys(("service", "judge", "task", "request", "path"))
+    provenance = '{"calibration": {"threshold": 0.7}}'
+    record = {**unknown, "id": "7" * 64, "score": 0.6, "provenance": provenance}
     labels.add(record, "right")
     labels.add(record, label_of(record, success=True))
     right, seen = map(json.loads, (tmp_path / "labels.jsonl").read_text().splitlines())
@@ -249,10 +242,8 @@ TEXTS = ["plain", *(" ".join(ATTACKS[at::14]) for at in range(14))]
 def attacked(tmp_path_factory) -> Iterator[tuple[httpx.Client, list[int]]]:
     """The page of records with each of the texts, and their numbers."""
     items = [each for at, text in enumerate(TEXTS) for each in scored_items(text, 1000.0 * at)]
-    with (
-        served(tmp_path_factory.mktemp("attacked"), items) as url,
-        httpx.Client(base_url=url) as client,
-    ):
+    folder = tmp_path_factory.mktemp("attacked")
+    with served(folder, items) as url, httpx.Client(base_url=url) as client:
         yield client, numbers_of(client)
 
 
@@ -270,10 +261,8 @@ def test_the_table_shows_attacks_as_text(attacked: tuple[httpx.Client, list[int]
     plain = Structure(client.get("/", params={"text": "plain"}).text)
     for at in (0, 50):
         page = Structure(client.get("/", params={"start": at}).text)
-        assert {*page.tags} - {*plain.tags} <= {
-            ("a", ("rel", "href")),
-            ("nav", ("class", "aria-label")),
-        }
+        links = {("a", ("rel", "href")), ("nav", ("class", "aria-label"))}
+        assert {*page.tags} - {*plain.tags} <= links
 
 
 def test_pages_allow_nothing_but_their_own_files(serve_page):
