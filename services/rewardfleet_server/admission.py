@@ -243,10 +243,7 @@ class Admission:
             timing: The wait is added to its `queue`.
             request: Not the id that its caller may choose; None if it has no other items.
             is_large: Whether the item takes much longer than most.
-            is_patient: Whether its request has waited in line: then it is never refused.
-
-        Raises:
-            Overloaded: The queue is full.
+            is_patient: Whether its request has waited in line: else Overloaded for a full queue.
         """
         key = request or object()
         share = self._shares.get(key) or _Share()

@@ -186,11 +186,8 @@ class Engine(Generic[RequestT, ScoreT]):
     ) -> ScoredBatch:
         """Score a batch whose items depend on each other: one permit, one computation, no cache.
 
-        See `score_item` for errors, each of which is counted once for the batch.
-
-        Args:
-            compute: Scores it, and fills in the stages of a `Timing` except `queue` and `total`.
-            items: How many items it has.
+        See `score_item` for errors, each of which is counted once for the batch. `compute` fills in
+        the stages of a `Timing` except `queue` and `total`.
         """
         timing = Timing()
         try:

@@ -199,9 +199,7 @@ def serve(entry: ServiceEntry, settings: ServerSettings) -> int:
     """Run a service until SIGTERM; return the exit status of the process.
 
     The address is bound first, so that an occupied port is reported before a model is loaded.
-
-    Raises:
-        ValueError: The address cannot be bound, or the settings do not work on this machine.
+    Raises ValueError if it cannot be bound, or if the settings do not work on this machine.
     """
     capture_native_output()
     configure_logging(settings.log_level)

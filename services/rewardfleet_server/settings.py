@@ -137,9 +137,7 @@ class CacheSettings(ServerSettings):
 def read_keys(path: Path, flag: str) -> list[str]:
     """Return the keys in a file, one per line; empty lines and those that start with `#` are none.
 
-    Raises:
-        ValueError: The file contains no key; the message names the setting, `flag`.
-        OSError: The file cannot be read.
+    Raises ValueError if there are none, which names the setting, and OSError.
     """
     source = f"{flag} {path}"
     try:

@@ -14,8 +14,6 @@ UNIT_TESTS = sorted(Path(__file__).parent.glob("alerts*.yml"))
 
 #: The text of each rule, by the name of its alert.
 RULES = dict(re.findall(r"(?ms)^ +- alert: (\w+)\n(.*?)(?=^ +- alert:|\Z)", ALERTS.read_text()))
-
-
 #: Prometheus may have to be downloaded.
 TIMEOUT = pytest.mark.timeout(150)
 

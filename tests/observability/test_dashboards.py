@@ -41,17 +41,14 @@ def test_panels_do_not_overlap(name: str):
 def test_grafana_finds_the_dashboards_where_compose_mounts_them():
     provider = (ROOT / "deploy/grafana/provisioning/dashboards/rewardfleet.yml").read_text()
     path = re.search(r"path: ([\w/]+)", provider)
-    assert (
-        path
-        and f"./deploy/grafana/dashboards:{path[1]}:ro" in (ROOT / "docker-compose.yml").read_text()
-    )
+    compose = (ROOT / "docker-compose.yml").read_text()
+    assert path and f"./deploy/grafana/dashboards:{path[1]}:ro" in compose
 
 
 def test_every_metric_of_a_dashboard_exists():
     """test_fleet.py checks that their queries return data."""
-    known = set(
-        re.findall(r"`(rewardfleet_\w+)`", (ROOT / "docs/reference/metrics.md").read_text())
-    )
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    known = set(re.findall(r"`(rewardfleet_\w+)`", page))
     texts = [target["expr"] for each in DASHBOARDS.values() for panel in panels(each)
              for target in panel["targets"]]  # fmt: skip
     used = {re.sub("_(bucket|count|sum)$", "", name)

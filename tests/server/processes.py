@@ -114,9 +114,7 @@ while not select.select([sys.stdin], [], [], 0.01)[0]:
 class Watch:
     """Requests `/healthz` again and again, each time on a new connection; or scores `body`.
 
-    Attributes:
-        slowest: The longest answer in seconds, at the end.
-        peak: The most memory so far, in bytes.
+    `slowest` is the longest answer in seconds, at the end; `peak` the most memory in bytes.
     """
 
     def __init__(self, url: str, pid: int, body: bytes = b"") -> None:

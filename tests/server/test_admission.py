@@ -17,17 +17,6 @@ def limits(**bounds: int) -> Admission:
     return Admission(**{**small, **bounds})
 
 
-def test_at_capacity_a_request_is_refused_at_once_with_retry_after():
-    admission = limits()
-    with admission.admit(1), admission.admit(1):
-        with pytest.raises(Overloaded) as refused, admission.admit(1):
-            pass
-        assert refused.value.retry_after >= 1
-        assert admission.admitted == 2
-    with admission.admit(1):
-        assert admission.admitted == 1
-
-
 def test_the_oldest_request_without_an_answer_has_an_age():
     admission = limits()
     assert admission.oldest_seconds == 0
@@ -140,15 +129,6 @@ async def test_beyond_the_queue_depth_items_are_refused():
             await waiter
     async with asyncio.timeout(1), admission.permit(Timing()):  # a cancelled waiter holds none
         assert admission.queue_depth == 0
-
-
-async def test_draining_refuses_new_requests_and_waits_for_admitted_ones():
-    admission = limits()
-    with admission.admit(1):
-        assert not await admission.drain(0.01)
-        with pytest.raises(Unavailable), admission.admit(1):
-            pass
-    assert await admission.drain(0.01)
 
 
 async def in_line(admission: Admission, number: int) -> list[asyncio.Task[Any]]:

@@ -71,11 +71,8 @@ class RewardApp:
     """A service's ASGI application.
 
     Routes are dispatched directly: the layers of a framework cost more than a cache hit. Starlette
-    serves the pages, and FastAPI documents all of it.
-
-    Raises:
-        ValueError: The key file holds no key, or the cache cannot be opened.
-        OSError: The key file cannot be read.
+    serves the pages, and FastAPI documents all of it. Raises ValueError if a key file has no key or
+    the cache cannot be opened, OSError if a file cannot be read.
     """
 
     def __init__(self, service: Service[RequestT, ScoreT], settings: ServerSettings) -> None:

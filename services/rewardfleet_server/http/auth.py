@@ -22,10 +22,7 @@ class ApiKeys:
     """The API keys that a service accepts, those in a file; without one, no key is required.
 
     While the file has no key or cannot be read, no key is accepted. Messages name its setting.
-
-    Raises:
-        ValueError: The file contains no key.
-        OSError: The file cannot be read.
+    Raises ValueError if it contains no key at first, OSError if it cannot be read.
     """
 
     def __init__(self, path: Path | None, flag: str = "--api-key-file") -> None:

@@ -35,12 +35,7 @@ _OFFSET = Field(json_schema_extra={"pattern": _DIGITS})
 
 
 def add_log_pages(pages: Pages, settings: ServerSettings, api_keys: ApiKeys) -> None:
-    """Add the routes that show the score log.
-
-    Raises:
-        ValueError: The key file has no key, or an API key.
-        OSError: It cannot be read.
-    """
+    """Add the routes of the score log; ValueError if its key file has no key, or an API key."""
     folder, key_file = settings.score_log, settings.score_log_key_file
     keys = ApiKeys(key_file, "score_log_key_file")
     if keys.shares_a_key_with(api_keys):

@@ -17,9 +17,7 @@ LABELS: tuple[Label, ...] = get_args(Label)
 class Labels:
     """The file with the labels, created with the first one, and readable by its owner only.
 
-    Raises:
-        ValueError: A line of the file is not a label.
-        OSError: It cannot be read.
+    Raises ValueError if a line of it is not a label, OSError if it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:

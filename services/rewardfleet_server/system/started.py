@@ -81,11 +81,7 @@ async def guarded(
     """Return the result of `work`, which is cancelled when the caller of a request disconnects.
 
     The body of the request has been read. Well after the deadline, a time of the event loop's
-    clock, `work` is cancelled, too.
-
-    Raises:
-        ClientDisconnected: The caller disconnected.
-        TimeoutError: The work ignored the deadline.
+    clock, `work` is cancelled, too. Raises ClientDisconnected, or TimeoutError for that deadline.
     """
     started = Started(work)
     if started.is_done:

@@ -313,12 +313,8 @@ class ProxiedRequest:
     async def send_to(self, replica: Replica, send: Send) -> Refusal | None:
         """Send the request to a replica and pass its response on; or return its refusal.
 
-        A response that stays incomplete ends the caller's connection.
-
-        Raises:
-            UpstreamFailed: There is no response.
-            DeadlineExceeded: The response, or the caller's body, takes too long.
-            CallerDisconnected: The response is not needed any more.
+        A response that stays incomplete ends the caller's connection. Raises UpstreamFailed for
+        none, DeadlineExceeded if it or the body is late, CallerDisconnected if nobody waits.
         """
         left_s = timeouts.DEFAULT_TIMEOUT_SECONDS
         if self.given_s < math.inf:  # a service gets a little longer to report that it is too late

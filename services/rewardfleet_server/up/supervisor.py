@@ -43,10 +43,8 @@ _MAX_SHOWN = 200
 def run_up(config: FleetConfig) -> int:
     """Start the fleet, and run it until Ctrl-C or SIGTERM; return the exit status.
 
-    Raises:
-        ValueError: A setting is not valid, the address of the gateway cannot be bound, or another
-            fleet uses the data folder.
-        OSError: The data folder cannot be made.
+    Raises ValueError if a setting is not valid, the address of the gateway cannot be bound, or
+    another fleet uses the data folder, and OSError if that cannot be made.
     """
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
     for name in ("httpx", "uvicorn"):

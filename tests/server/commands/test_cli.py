@@ -174,13 +174,6 @@ def test_the_help_of_a_service_lists_flags_and_other_settings_once_on_a_page(
     assert not re.search(artifacts, text)
 
 
-def test_help_of_the_command_has_one_sentence_per_service(capsys):
-    assert main(["serve", "--help"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    for entry in SERVICES.values():
-        assert entry.description in text
-
-
 #: The command in an interpreter without the packages that its first argument lists.
 WITHOUT_PACKAGES = """
 import sys

@@ -20,8 +20,6 @@ from ...conftest import DATA, JSON, client_of, table
 from ...gateways import LOOPBACK
 from ..conftest import apps_of_all
 
-EPISODE = {"uid": "a", "success": True}
-MEMBER = {"run": "r", "step": 1, "group_size": 1, "item": {**EPISODE, "group": "g"}}
 #: Routes that answer without a key; that of metrics with a setting only.
 OPEN = {"/", "/health", "/healthz", "/readyz", "/metrics"}
 
@@ -143,7 +141,7 @@ def test_numbers_that_are_not_finite_are_refused(
 
 def test_a_member_that_is_invalid_by_itself_is_refused_at_once(services: dict[str, httpx.Client]):
     item = {"uid": "a", "group": "other", "kind": "efficiency", "success": True}
-    member = {**MEMBER, "group_size": 2, "item": item}
+    member = {"run": "r", "step": 1, "group_size": 2, "item": item}
     refused = services["episode"].post("/groups/members", json=member)
     assert (refused.status_code, refused.json()["kind"]) == (422, "invalid")
     assert "needs steps" in refused.json()["detail"]

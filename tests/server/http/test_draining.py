@@ -38,8 +38,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ended]:
 async def ask(url: str) -> str:
     """Send one request on a connection of its own; return its status, or how it failed.
 
-    A server that ends waits for half a second for the request of a connection, so one that is reset
-    or closed later than that says that the machine is busy, and nothing about the server.
+    A server that ends waits half a second for a request: a later reset says the machine is busy.
     """
     address, began = urlsplit(url), time.monotonic()
     try:

@@ -392,14 +392,6 @@ def test_a_post_to_an_unknown_path_is_counted_and_logged(
     assert any(record.__dict__.get("kind") == "not_found" for record in caplog.records)
 
 
-def test_health_checks_may_use_head_and_a_wrong_method_is_told_the_right_one(serve: Serve):
-    client = serve(FakeJudge())
-    for path in ("/healthz", "/readyz", "/"):
-        response = client.head(path)
-        assert (response.status_code, response.content) == (200, b"")
-    assert "takes POST, not GET" in client.get("/score").json()["detail"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("deadline", [{}, {"x-request-timeout": "0.05"}])
 def test_a_body_that_stops_arriving_is_reported(

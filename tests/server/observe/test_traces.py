@@ -35,11 +35,7 @@ TRACEPARENT = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}
 
 
 class Receiver:
-    """An OTLP receiver on loopback.
-
-    Attributes:
-        spans: What arrived, each with the name of its service.
-    """
+    """An OTLP receiver on loopback: the spans that arrived, each with the name of its service."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[str, ProtoSpan]] = []
@@ -49,7 +45,10 @@ class Receiver:
             def do_POST(self) -> None:
                 content = self.rfile.read(int(self.headers["content-length"]))
                 assert self.path == "/v1/traces"
-                receiver._add(ExportTraceServiceRequest.FromString(content))
+                for each in ExportTraceServiceRequest.FromString(content).resource_spans:
+                    names = {a.key: a.value.string_value for a in each.resource.attributes}
+                    for scope in each.scope_spans:
+                        receiver.spans += [(names["service.name"], span) for span in scope.spans]
                 self.send_response(200)
                 self.send_header("content-length", "0")
                 self.end_headers()
@@ -59,12 +58,6 @@ class Receiver:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def _add(self, request: ExportTraceServiceRequest) -> None:
-        for each in request.resource_spans:
-            names = {a.key: a.value.string_value for a in each.resource.attributes}
-            for scope in each.scope_spans:
-                self.spans += [(names["service.name"], span) for span in scope.spans]
 
     def named(self, name: str) -> list[ProtoSpan]:
         return [span for _, span in self.spans if span.name == name]

@@ -32,11 +32,7 @@ _CALLERS = 12
 
 
 class Load:
-    """Callers of a gateway that repeat nothing, each with one request at a time.
-
-    Attributes:
-        done: How many calls were answered with the right score, each with 200.
-    """
+    """Callers of a gateway that repeat nothing; `done` counts the right scores, each with 200."""
 
     def __init__(self, url: str) -> None:
         self.done = 0
