@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily
@@ -65,15 +66,13 @@ def request_of(response: Any, truth: JsonValue) -> AnswersRequest:
     return validate(AnswersRequest, fields, prefix="ground_truth: ")
 
 
+@dataclass(eq=False)
 class _Metrics(Collector):
-    """What happens to checks."""
-
-    def __init__(self, scorer: AnswersScorer, workers: Workers) -> None:
-        self._scorer = scorer
-        self._workers = workers
+    scorer: AnswersScorer
+    workers: Workers
 
     def collect(self) -> Iterable[Metric]:
-        counts = {**self._workers.counts, "checker_disagreements": self._scorer.disagreements}
+        counts = {**self.workers.counts, "checker_disagreements": self.scorer.disagreements}
         for name, description in {
             "check_limits": "Checks that exceeded their CPU time or memory.",
             "check_kills": "Workers that SIGKILL ended during a check, which is repeated once.",

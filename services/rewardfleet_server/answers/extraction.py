@@ -1,12 +1,7 @@
-"""Which part of a text is the answer. Time is linear in the text.
-
-Each rule has a name, which scores report. The answer follows the last mark of a rule; what other
-marks of its paragraph are followed by is an answer as well, and a text with several answers that
-differ has none. An answer in an earlier paragraph is an intermediate result.
-"""
+"""Which part of a text is the answer. Time is linear in the text."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -25,6 +20,7 @@ _MAX_WHOLE = 300
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=[{\w\\])")
 _TAG = re.compile(r"<(?:final_)?answer>", re.IGNORECASE)
 _END_OF_TAG = re.compile(r"</(?:final_)?answer>", re.IGNORECASE)
+_HASHES = re.compile("####(?!#)")
 _PHRASE = re.compile(
     r"####(?!#)|(?<!wrong )(?<!incorrect )(?<!false )"
     r"\b(?:answers?|solution|result|antwort|lösung|respuesta|réponse)\b[ \t*_`]{0,9}"
@@ -86,7 +82,7 @@ def extract(
     text: str,
     rule: Rule | None,
     form: Form,
-    is_readable: Callable[[str], object] = lambda _: True,
+    is_readable: Callable[[str], object],
 ) -> Extracted | None:
     """Return the answer in a text, or the answers; None if there is none.
 
@@ -120,10 +116,10 @@ def marked_answer(text: str) -> str:
     Raises:
         ValueError: It has several that differ.
     """
-    if boxes := _in_boxes(text):
+    if boxes := _marked(text, _BOX, _box_at):
         last = [*takewhile(lambda box: box[1], reversed(boxes[1:]))]  # as in `\boxed{1}, \boxed{2}`
         return ", ".join(cleaned(each) for each, _ in boxes[len(boxes) - 1 - len(last) :])
-    answers = dict.fromkeys(cleaned(each) for each, _ in _after_hashes(text))
+    answers = dict.fromkeys(cleaned(each) for each, _ in _marked(text, _HASHES, _phrase_at))
     if len(answers) > 1:
         raise ValueError(f"has answers that contradict: {', '.join(answers)[:100]}")
     return next(iter(answers), text.strip())
@@ -154,10 +150,12 @@ def _marked(
     mark: re.Pattern[str],
     read_at: Callable[[str, re.Match[str]], tuple[str, int] | None],
 ) -> _Found:
-    """Return what follows the last mark, and the others of its paragraph, in order."""
-    marks = [*mark.finditer(text)][-_MAX_MARKS:]
+    """Return what follows the last mark, and the others of its paragraph, in order.
+
+    What is in an earlier paragraph is an intermediate result.
+    """
     found: list[tuple[str, int, int]] = []
-    for each in reversed(marks):
+    for each in reversed([*mark.finditer(text)][-_MAX_MARKS:]):
         content = read_at(text, each)
         if content is None or (found and content[1] > found[-1][1]):
             continue  # it is around another one
@@ -170,10 +168,6 @@ def _marked(
         (content, bool(_JOINT.fullmatch(text, end, start)))
         for (content, start, _), end in zip(found, ends, strict=False)
     ]
-
-
-def _in_boxes(text: str) -> _Found:
-    return _marked(text, _BOX, _box_at)
 
 
 def _box_at(text: str, mark: re.Match[str]) -> tuple[str, int] | None:
@@ -195,17 +189,8 @@ def _in_tags(text: str) -> _Found:
     for mark in [*_TAG.finditer(text)][-_MAX_MARKS:]:
         end = _END_OF_TAG.search(text, mark.end(), mark.end() + MAX_ANSWER)
         content = text[mark.end() : end.start() if end else mark.end() + MAX_ANSWER]
-        boxes = _in_boxes(content)
-        found += boxes or [(content, False)]
+        found += _marked(content, _BOX, _box_at) or [(content, False)]
     return found
-
-
-def _after_phrases(text: str) -> _Found:
-    return _marked(text, _PHRASE, _phrase_at)
-
-
-def _after_hashes(text: str) -> _Found:
-    return _marked(text, re.compile("####(?!#)"), _phrase_at)
 
 
 def _phrase_at(text: str, mark: re.Match[str]) -> tuple[str, int] | None:
@@ -219,48 +204,45 @@ def _phrase_at(text: str, mark: re.Match[str]) -> tuple[str, int] | None:
     return text[start : min(end, start + MAX_ANSWER)], end
 
 
-def _last_formula(text: str) -> _Found:
-    formulas = [each[each.lastgroup or 0] for each in _FORMULA.finditer(text[-MAX_ANSWER:])]
-    return [(each, False) for each in formulas[-1:]]
-
-
-def _last_number(text: str) -> _Found:
-    """Return the last sentence that has a number."""
+def _last_sentence_with_number(text: str) -> list[str]:
     sentences = re.split(r"(?<=[.!?。])\s+|\n+", text[-MAX_ANSWER:].strip())
-    return [(each, False) for each in sentences if re.search(r"\d", each)][-1:]
+    return [each for each in sentences if re.search(r"\d", each)][-1:]
 
 
-def _last_line(text: str) -> _Found:
+def _last_line(text: str) -> list[str]:
     """Return the last line; of a list with a line for each item, all of it."""
     lines = text.strip()[-MAX_ANSWER:].splitlines()
-    items = [*takewhile(_ITEM.match, reversed(lines))] if lines else []
-    return [("\n".join(reversed(items)) if len(items) > 1 else each, False) for each in lines[-1:]]
+    items = [*takewhile(_ITEM.match, reversed(lines))]
+    return ["\n".join(reversed(items))] if len(items) > 1 else lines[-1:]
 
 
-def _whole(text: str) -> _Found:
-    """Return the blocks of a text, or all of it; JSON may be in a sentence."""
-    blocks = _BLOCK.findall(text)
-    inner = re.search(r"(?<!\S)[\[{].*[\]}]", text, re.DOTALL)
+def _blocks_or_all(text: str) -> list[str]:
+    blocks: list[str] = _BLOCK.findall(text)
+    inner = re.search(r"(?<!\S)[\[{].*[\]}]", text, re.DOTALL)  # JSON in a sentence
     if not blocks and inner and re.match(r"[^\[{]*:\s*$", text[: inner.start()]):
         blocks = [inner[0]]
-    return [(each, False) for each in blocks or [text]]
+    return blocks or [text]
 
 
-def _short(text: str) -> _Found:
-    """Return a text that has one line and is short."""
+def _short_line(text: str) -> list[str]:
     text = text.strip()
-    return [(text, False)] if len(text) <= _MAX_WHOLE and "\n" not in text else []
+    return [text] if len(text) <= _MAX_WHOLE and "\n" not in text else []
+
+
+def _apart(find: Callable[[str], list[str]]) -> Callable[[str], _Found]:
+    """Return a rule whose answers are never one list."""
+    return lambda text: [(each, False) for each in find(text)]
 
 
 _RULES: dict[str, Callable[[str], _Found]] = {
     "answer_tag": _in_tags,
-    "last_box": _in_boxes,
-    "answer_phrase": _after_phrases,
-    "short_text": _short,
-    "last_formula": _last_formula,
-    "last_number": _last_number,
-    "last_line": _last_line,
-    "whole_text": _whole,
+    "last_box": lambda text: _marked(text, _BOX, _box_at),
+    "answer_phrase": lambda text: _marked(text, _PHRASE, _phrase_at),
+    "short_text": _apart(_short_line),
+    "last_formula": _apart(lambda text: formulas_in(text[-MAX_ANSWER:])[-1:]),
+    "last_number": _apart(_last_sentence_with_number),
+    "last_line": _apart(_last_line),
+    "whole_text": _apart(_blocks_or_all),
 }
 _MARKED: tuple[Rule, ...] = ("answer_tag", "last_box", "answer_phrase")
 _ORDER_OF_FORMULAS: tuple[Rule, ...] = (*_MARKED, "short_text", "last_formula", "last_line")
@@ -303,6 +285,6 @@ def exact(text: str) -> str:
     return _APPROXIMATELY.sub(r"\1", text).strip()
 
 
-def formulas_in(text: str) -> Iterator[str]:
-    """Yield the formulas of a sentence, without their marks."""
-    return (each[each.lastgroup or 0] for each in _FORMULA.finditer(text))
+def formulas_in(text: str) -> list[str]:
+    """Return the formulas of a text, without their marks."""
+    return [each[each.lastgroup or 0] for each in _FORMULA.finditer(text)]

@@ -1,7 +1,4 @@
-"""References: what form they have, and how answers are compared with those of plain forms.
-
-What has a bounded cost is compared here. Everything else is a check for a worker process.
-"""
+"""Comparison of answers with references: here if its cost is bounded, else by a worker process."""
 
 import json
 import re
@@ -68,7 +65,6 @@ class Truth:
 
     @cached_property
     def number(self) -> Number | None:
-        """It as a number."""
         return read_number(self.text)
 
     def compare(self, text: str) -> Outcome | Check:  # noqa: PLR0911 - one for each form
@@ -94,10 +90,11 @@ class Truth:
         return self._check(found)
 
     def _compare_values(self, found: Extracted) -> Outcome:
-        values = [_READERS[self.form](each) for each in found.answers]
+        read = _READERS[self.form]
+        values = [read(each) for each in found.answers]
         if None in values:
             return self._wrong(found, AnswersCause.UNREADABLE)
-        return self._compare_shown(found, values, _READERS[self.form](self.text) or "")
+        return self._compare_shown(found, values, read(self.text) or "")
 
     def _compare_shown(self, found: Extracted, values: Sequence[Any], right: str) -> Outcome:
         if len({*values}) > 1:
@@ -127,15 +124,14 @@ class Truth:
             return self._check(found)
         units = {each.unit for each in numbers if each is not None} - {"", reference.unit}
         if self.request.units is not None or (reference.unit and units):
-            return self._check(found, numbers)
+            return self._check(found, [*numbers, reference])
         if any(each and not equal(each, first, None) for each in numbers):
             return self._wrong(found, AnswersCause.SEVERAL_ANSWERS)
         is_right = equal(first, reference, self.request.tolerance)
         cause = None if is_right else AnswersCause.WRONG_ANSWER
         return Outcome(is_right, cause, self._details(found, first.shown, reference.shown))
 
-    def _check(self, found: Extracted | None, numbers: Sequence[Any] = ()) -> Check:
-        """Return the check of a worker process."""
+    def _check(self, found: Extracted | None, quantities: Sequence[Any] = ()) -> Check:
         job: dict[str, Any] = {
             "form": self.form,
             "auto": self.request.form == "auto",
@@ -148,8 +144,7 @@ class Truth:
                 job[name] = value
         if self.form == "json" and self.request.reference is None:
             del job["reference"]
-        if numbers and self.number is not None:
-            quantities = [*numbers, self.number]
+        if quantities:
             job["quantities"] = [
                 [f"{each.value}", "percent" if each.is_percent else each.unit]
                 for each in quantities
@@ -170,15 +165,14 @@ class Truth:
     ) -> dict[str, float | str]:
         shown = self.text if reference is None else reference
         details: dict[str, float | str] = {"form": self.form, "reference": shown[:_MAX_TEXT]}
-        return (
-            details
-            if found is None
-            else {**details, "rule": found.rule, "answer": answer[:_MAX_TEXT]}
-        )
+        if found is not None:
+            details |= {"rule": found.rule, "answer": answer[:_MAX_TEXT]}
+        return details
 
 
-#: Forms whose answers are read as a value, which is compared.
+#: Forms whose answers are read as a value, which is compared; and what their references are.
 _READERS = {"choice": read_choice, "yes_no": read_yes_no, "date": read_date}
+_ACCEPTED = {"choice": "a letter", "yes_no": "yes or no", "date": "a date such as 2026-03-05"}
 
 
 def truths_of(request: AnswersRequest) -> list[Truth]:
@@ -219,13 +213,14 @@ def _truth_of(value: Any, request: AnswersRequest) -> Truth:
     if not text:
         raise ValueError("is empty")
     is_number = request.units is not None or request.tolerance is not None
-    found = ("number" if is_number else form_of(text)) if form == "auto" else form
-    truth = Truth(found, text, request)
-    _require_readable(truth)
-    return truth
+    found = ("number" if is_number else _form_of(text)) if form == "auto" else form
+    if found in _READERS and _READERS[found](text) is None:
+        accepted = _ACCEPTED[found]
+        raise ValueError(f"give {accepted} for `form: {found}` (got {text[:60]!r})")
+    return Truth(found, text, request)
 
 
-def form_of(text: str) -> Form:  # noqa: PLR0911 - one for each form
+def _form_of(text: str) -> Form:  # noqa: PLR0911 - one for each form
     """Return the form that a reference has by its looks."""
     if _CHOICE.fullmatch(text):
         return "choice"
@@ -256,20 +251,6 @@ def _has_words(text: str) -> bool:
     words = [each.casefold() for each in _WORD.findall(re.sub(r"\\[A-Za-z]+", " ", text))]
     longest = 3 if re.search(r"[\\\d+*/^=]", text) else 1
     return any(len(each) > longest and each not in _FUNCTIONS.split() for each in words)
-
-
-def _require_readable(truth: Truth) -> None:
-    """Raise ValueError if a reference is not of its form."""
-    reader = _READERS.get(truth.form)
-    if reader is not None and reader(truth.text) is None:
-        accepted = {
-            "choice": "a letter",
-            "yes_no": "yes or no",
-            "date": "a date such as 2026-03-05",
-        }
-        raise ValueError(
-            f"give {accepted[truth.form]} for `form: {truth.form}` (got {truth.text[:60]!r})"
-        )
 
 
 def _compiled(pattern: str) -> str:

@@ -1,7 +1,4 @@
-"""Plain numbers: decimals, fractions, percents, money, and the units after them.
-
-What is no number with a known unit, or with words that leave it as it is, is a formula.
-"""
+"""Plain numbers: decimals, fractions, percents, money, and the units after them."""
 
 import re
 from dataclasses import dataclass
@@ -92,7 +89,6 @@ class Number:
 
     @property
     def shown(self) -> str:
-        """It as a text."""
         text = str(self.value)
         if self.value.denominator != 1 and abs(self.value) < 10**15:
             decimal = f"{float(self.value):.15g}"
@@ -112,9 +108,8 @@ def respelled(text: str) -> str:
 def read_number(text: str) -> Number | None:
     """Return the number that a text is, None if it is something else."""
     text = respelled(text[: _MAX_CHARACTERS + 1]).strip()
-    text = (
-        text[1:-1].strip() if text[:1] == text[-1:] == "$" and len(text) > 1 else text.rstrip("$")
-    )
+    is_formula = text[:1] == text[-1:] == "$" and len(text) > 1
+    text = text[1:-1].strip() if is_formula else text.rstrip("$")
     if (spelled := _SPELLED.match(text)) and spelled[0]:
         tens = _TENS.split().index(spelled["tens"].lower()) * 10 + 20 if spelled["tens"] else 0
         ones = _ONES.split().index(spelled["ones"].lower()) if spelled["ones"] else 0
@@ -190,19 +185,14 @@ def _unit(text: str) -> str | None:
     has_space = text[:1] in {" ", "\\"}
     text = re.sub(r"\^?\s*\{?\\circ\}?|\\degree|\^\s*°|º", "°", text)
     text = text.replace("\\mu ", "µ").replace("\\Omega", "Ω").replace("\\cdot", "*")
-    text = (
-        re.sub(r"(?<=\s)\([^\d()]*\)\s*$", "", _LATEX_TEXT.sub(" ", text))
-        .strip()
-        .rstrip(" .,;:$*_`")
-    )
-    text = " ".join(text.split())
+    text = re.sub(r"(?<=\s)\([^\d()]*\)\s*$", "", _LATEX_TEXT.sub(" ", text))
+    text = " ".join(text.strip().rstrip(" .,;:$*_`").split())
     words = _UNIT.findall(text)
-    short = _SHORT_UNITS.split()
     if "\\" in text or _OF_UNITS.sub("", _UNIT.sub("", text)) or CHANGES.search(text):
         return None
     name = re.match(r"[^\d^*²³¹⁻(\s-]*", words[0] if words else "")[0]  # type: ignore[index]
     is_word = len(name) > 2 if has_space else len(name) > 3 and name.islower()
-    is_unit = is_word or name in short or text.startswith("°")
+    is_unit = is_word or name in _SHORT_UNITS.split() or text.startswith("°")
     return text if is_unit or not text else None
 
 
@@ -211,16 +201,17 @@ def equal(answer: Number, reference: Number, tolerance: float | None) -> bool:
 
     Without a percent sign on one of them, a percent is a hundredth, or one of the unit that it is.
     """
-    pairs = [(answer.value, reference.value)]
     if answer.name and reference.name and answer.name != reference.name:
         return False
-    if answer.is_percent != reference.is_percent:
-        if answer.unit or reference.unit:
-            return False
-        hundredth = answer.value / 100 if answer.is_percent else answer.value
-        right = reference.value / 100 if reference.is_percent else reference.value
-        pairs = [(hundredth, right), *(pairs if abs(reference.value) >= 1 else [])]
-    return any(near(*each, tolerance) for each in pairs)
+    is_near = near(answer.value, reference.value, tolerance)
+    if answer.is_percent == reference.is_percent:
+        return is_near
+    if answer.unit or reference.unit:
+        return False
+    hundredth, right = (
+        each.value / 100 if each.is_percent else each.value for each in (answer, reference)
+    )
+    return near(hundredth, right, tolerance) or (is_near and abs(reference.value) >= 1)
 
 
 def near(value: Fraction, reference: Fraction, tolerance: float | None) -> bool:

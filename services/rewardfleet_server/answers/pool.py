@@ -1,8 +1,7 @@
 """The worker processes of the answers service, as it uses them.
 
-A check begins in one of as many workers as there are cores. One that takes long gives its place to
-others: it goes on at a lower priority, or begins again once there is room. A worker is used again
-after a check that has ended well, and killed otherwise.
+A check that takes long gives its place to others: it goes on at a lower priority, or begins again
+once there is room. A worker is used again after a short check that has ended well, else killed.
 """
 
 import asyncio
@@ -88,9 +87,12 @@ class Workers:
         message = json.dumps({**job, "cpu_s": self._cpu_s}).encode() + b"\n"
         for _ in range(2):
             try:
-                return await self._check(message)
+                reply = await self._check(message)
             except _Killed:
                 self.counts["check_kills"] += 1
+            else:
+                self.counts["check_limits"] += reply["outcome"] == "too_complex"
+                return reply
         raise Unavailable("SIGKILL ended two workers, e.g. for lack of memory", retry_after=1)
 
     async def _check(self, message: bytes) -> dict[str, Any]:
@@ -100,7 +102,12 @@ class Workers:
                 worker.ask(message)
                 while worker.cpu_s < _QUICK_S:
                     if (reply := await worker.reply(_QUICK_S)) is not None:
-                        return self._done(worker, reply)
+                        is_well = reply["outcome"] not in {"too_complex", "failed"}
+                        if is_well and worker.checks < _MAX_CHECKS:
+                            self._idle.append(worker)
+                        else:
+                            worker.end()
+                        return reply
                 if self._long.locked():
                     worker.end()
                 else:
@@ -114,20 +121,12 @@ class Workers:
             if worker.has_ended:
                 worker = await self._worker()
                 worker.ask(message)
-            worker.lower()
-            return self._done(worker, await worker.reply(None) or {})
+            with suppress(OSError):  # it has ended
+                os.setpriority(os.PRIO_PROCESS, worker.pid, _NICE)
+            return await worker.reply(None) or {}
         finally:
             worker.end()
             self._long.release()
-
-    def _done(self, worker: "_Worker", reply: dict[str, Any]) -> dict[str, Any]:
-        self.counts["check_limits"] += reply["outcome"] == "too_complex"
-        is_well = reply["outcome"] not in {"too_complex", "failed"}
-        if is_well and worker.checks < _MAX_CHECKS and not worker.is_low:
-            self._idle.append(worker)
-        else:
-            worker.end()
-        return reply
 
     async def _worker(self) -> "_Worker":
         if self._idle:
@@ -136,9 +135,8 @@ class Workers:
             for _ in range(2):
                 try:
                     pid, channel = await asyncio.to_thread(self._fork)
-                    return _Worker(
-                        pid, *await asyncio.open_connection(sock=channel, limit=_MAX_REPLY)
-                    )
+                    streams = await asyncio.open_connection(sock=channel, limit=_MAX_REPLY)
+                    return _Worker(pid, *streams)
                 except (OSError, ValueError) as error:
                     self._stop_server()
                     log.warning("the process that starts workers is replaced: %r", error)
@@ -146,15 +144,13 @@ class Workers:
 
     def _fork(self) -> tuple[int, socket.socket]:
         """Return the id of a new worker, and its channel."""
-        if self._server is None:
-            self._server = self._start_server()
-        _, orders = self._server
+        orders = self._start_server() if self._server is None else self._server[1]
         channel, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(orders, [b"."], [theirs.fileno()])
         return int(orders.recv(20)), channel  # empty if it has ended
 
-    def _start_server(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def _start_server(self) -> socket.socket:
         """Start the process that has imported the libraries, of which workers are forked."""
         orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = [json.dumps(sys.path), *map(str, (theirs.fileno(), os.getpid(), self._memory))]
@@ -170,7 +166,7 @@ class Workers:
         orders.settimeout(_START_S)
         if not orders.recv(20):
             raise ConnectionError(f"it {describe_end(process.wait())}")
-        return process, orders
+        return orders
 
     def _stop_server(self) -> None:
         if self._server is not None:
@@ -194,13 +190,13 @@ class _Worker:
     def __init__(
         self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self._pid = pid
+        self.pid = pid
         self._reader = reader
         self._writer = writer
         self._checkers: dict[str, str] = {}
         self._cpu_before = 0.0
         self.checks = 0
-        self.is_low = self.has_ended = False
+        self.has_ended = False
 
     def ask(self, message: bytes) -> None:
         """Let it begin a check."""
@@ -241,15 +237,9 @@ class _Worker:
 
     def _cpu_clock(self) -> float:
         try:
-            return time.clock_gettime((~self._pid << 3) | 2)
+            return time.clock_gettime((~self.pid << 3) | 2)
         except OSError:  # it has ended
             return math.inf
-
-    def lower(self) -> None:
-        """Let other processes come before it, for the rest of its life."""
-        self.is_low = True
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self._pid, _NICE)
 
     def end(self) -> int:
         """End it, if it has not ended by itself; return its status, negative for a signal."""
@@ -257,5 +247,5 @@ class _Worker:
             return 0
         self.has_ended = True
         self._writer.close()
-        os.kill(self._pid, signal.SIGKILL)  # no change if it has ended
-        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        os.kill(self.pid, signal.SIGKILL)  # no change if it has ended
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])

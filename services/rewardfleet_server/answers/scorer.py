@@ -29,18 +29,13 @@ log = logging.getLogger(__name__)
 
 #: Characters of a text that is read on the event loop.
 _SHORT_TEXT = 64 * 1024
-_CAUSES = {each.value: each for each in AnswersCause}
 #: What verdicts depend on besides the request.
 _LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy", "mpmath", "pint", "jsonschema")
 _KNOWN_GOOD = {"form": "expression", "answers": ["\\frac{2}{4}"], "reference": "0.5"}
 
 
 class AnswersScorer:
-    """Scores answers.
-
-    Args:
-        workers: Where formulas are checked.
-    """
+    """Scores answers."""
 
     backend = "answers"  #: the `backend` of every score
 
@@ -74,21 +69,19 @@ class AnswersScorer:
         parts = json.dumps([jobs, outcomes, self._versions, self._source], sort_keys=True)
         key = hashlib.sha256(parts.encode(errors="surrogatepass")).hexdigest()
         rules = {name: rule for name, rule in checks[0].details.items() if name == "rule"}
-        policy: CachePolicy[AnswersScore] = CachePolicy(
-            (f"answers {key}",),
-            from_cached=lambda score: score.model_copy(
-                update={"details": {**score.details, **rules}}
-            ),
-        )
+
+        def from_cached(score: AnswersScore) -> AnswersScore:
+            return score.model_copy(update={"details": {**score.details, **rules}})
+
+        policy = CachePolicy((f"answers {key}",), from_cached=from_cached)
         return ScoringPlan(self.backend, partial(self._score, found), policy)
 
     async def _score(self, found: list[Outcome | Check], _: float | None) -> AnswersScore:
-        if not found:
-            cause = AnswersCause.NO_ANSWER
-            return AnswersScore(
-                score=None, status=Status.ABSTAINED, cause=cause, backend=self.backend
-            )
         score = AnswersScore(score=0.0, status=Status.OK, backend=self.backend)
+        if not found:
+            score.score, score.status = None, Status.ABSTAINED
+            score.cause = AnswersCause.NO_ANSWER
+            return score
         outcomes: list[Outcome] = []
         with stage(score.timing_ms, "backend"):
             for each in sorted(found, key=lambda each: isinstance(each, Check)):
@@ -103,22 +96,14 @@ class AnswersScorer:
         return score
 
     async def _checked(self, check: Check) -> Outcome:
-        """Check an answer in a worker process.
-
-        Raises:
-            InvalidRequest: The reference, or an option, cannot be used.
-        """
         job = {**check.job, "accept": self._accept}
         reply = await self._workers.check(job)
         if reply["outcome"] == "too_complex" and reply["checkers"].get("numeric") == "equal":
-            reply = {
-                "outcome": "right",
-                "checkers": {**reply["checkers"], "math_verify": "too_complex"},
-            }
+            checkers = {**reply["checkers"], "math_verify": "too_complex"}
+            reply = {"outcome": "right", "checkers": checkers}
         if reply["outcome"] == "too_complex" and "reference" in job:
-            alone = {**job, "answers": ["1"], "joined": ""}
-            of_reference = await self._workers.check(alone)
-            if of_reference["outcome"] in {"too_complex", "invalid"}:
+            alone = await self._workers.check({**job, "answers": ["1"], "joined": ""})
+            if alone["outcome"] in {"too_complex", "invalid"}:
                 raise InvalidRequest("reference: to compare it takes too much time or memory")
         match reply["outcome"]:
             case "invalid":
@@ -134,7 +119,8 @@ class AnswersScorer:
             return Outcome(False, AnswersCause.NO_FINAL_ANSWER, check.details)
         details = {**check.details, **reply.get("checkers", {})}
         is_right = reply["outcome"] == "right"
-        return Outcome(is_right, None if is_right else _CAUSES[reply["outcome"]], details)
+        cause = None if is_right else AnswersCause[reply["outcome"].upper()]
+        return Outcome(is_right, cause, details)
 
     async def probe(self) -> None:
         """Check a known-good answer; raise if it is not right."""

@@ -1,8 +1,7 @@
 """The processes in which answers are checked, as they are inside.
 
 A server process imports the libraries once, never sees an answer, and is forked for each worker,
-which confines itself before its first check: a system call that is not for computing, or for its
-channel, fails. Workers are children of the service, which learns how they end.
+which confines itself before its first check. Workers are children of the service.
 """
 
 import ctypes

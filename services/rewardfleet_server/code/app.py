@@ -3,6 +3,7 @@
 import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -45,14 +46,9 @@ def create_app(settings: CodeSettings, sandbox: Sandbox | None = None) -> Reward
     Raises:
         ValueError: The sandbox cannot be started, e.g. without isolation on this machine.
     """
-    used = sandbox or Lazy(SANDBOXES[settings.sandbox])(settings)
-    return RewardApp(code_service(settings, used), settings)
-
-
-def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeRequest, CodeScore]:
-    """Return the parts of the code service that the server needs."""
+    used: Sandbox = sandbox or Lazy(SANDBOXES[settings.sandbox])(settings)
     sys.set_int_max_str_digits(MAX_INTEGER_DIGITS)  # of tests, and of what programs return
-    scorer = CodeScorer(settings.sandbox, sandbox, settings)
+    scorer = CodeScorer(settings.sandbox, used, settings)
     ceilings = {name: {"maximum": value} for name, value in scorer.ceilings.items()}
     ceilings |= {"run_timeout": ceilings["cpu_s"], "memory_limit_MB": ceilings["memory_mb"]}
 
@@ -62,49 +58,49 @@ def code_service(settings: CodeSettings, sandbox: Sandbox) -> Service[CodeReques
             yield
         finally:
             scorer.close()
-            await sandbox.aclose()
+            await used.aclose()
 
-    return Service(
+    service = Service(
         name="code",
         scorer=scorer,
         request_type=CodeRequest,
         score_type=CodeScore,
         lifespan=lifespan,
         routes=lambda engine: [
-            *SandboxFusionApi(engine, scorer, sandbox, settings).routes(),
+            *SandboxFusionApi(engine, scorer, used, settings).routes(),
             *TrainerApi(engine, CodeRequest, request_of).routes(),
         ],
         field_schemas=ceilings,
-        collectors=(_Metrics(scorer, sandbox, settings),),
+        collectors=(_Metrics(scorer, used, settings),),
         probe=scorer.probe,
         ready_fields=lambda: {"isolation": scorer.isolation},
-        overview=_overview(settings, sandbox),
+        overview=_overview(settings, used),
     )
+    return RewardApp(service, settings)
 
 
+@dataclass(eq=False)
 class _Metrics(Collector):
-    """How programs are isolated, what disturbs them, and what their verdicts tell."""
-
-    def __init__(self, scorer: CodeScorer, sandbox: Sandbox, settings: CodeSettings) -> None:
-        self._scorer = scorer
-        self._sandbox = sandbox
-        is_fusion = settings.sandbox == "fusion"
-        self._requested = "fusion" if is_fusion else settings.isolation_levels[0]
+    scorer: CodeScorer
+    sandbox: Sandbox
+    settings: CodeSettings
 
     def collect(self) -> Iterable[Metric]:
+        is_fusion = self.settings.sandbox == "fusion"
+        requested = "fusion" if is_fusion else self.settings.isolation_levels[0]
         isolation = GaugeMetricFamily(
             "rewardfleet_isolation",
             "1 for the isolation level of programs. --isolation auto requests bubblewrap.",
             labels=("level", "requested"),
         )
-        isolation.add_metric((self._scorer.isolation, self._requested), 1)
+        isolation.add_metric((self.scorer.isolation, requested), 1)
         yield isolation
-        counts = {**self._sandbox.counts, **self._scorer.counts}
+        counts = {**self.sandbox.counts, **self.scorer.counts}
         for name, description in _COUNTERS.items():
             yield CounterMetricFamily(f"rewardfleet_{name}", description, counts.get(name, 0))
         text = "Programs that failed a test because of what the jail refuses."
         refused = CounterMetricFamily("rewardfleet_refused_by_jail", text, labels=("package",))
-        for package, count in self._scorer.refused_by_jail.items():
+        for package, count in self.scorer.refused_by_jail.items():
             refused.add_metric((package,), count)
         yield refused
 

@@ -1,8 +1,4 @@
-"""`POST /run_code` and `POST /submit` in SandboxFusion's wire format: clients only change the URL.
-
-Programs run in this service's own sandbox. An internal failure is an HTTP error, never the status
-`Failed`. docs/sandbox-fusion.md lists the differences to SandboxFusion.
-"""
+"""`/run_code` and `/submit` in SandboxFusion's wire format; see docs/sandbox-fusion.md."""
 
 import asyncio
 from collections.abc import Sequence
@@ -91,26 +87,26 @@ class SandboxFusionApi:
         Raises:
             RewardFleetError: The tests are invalid, or there is no score.
         """
-        config = request.config
-        runs_all = _is_oj(request) and bool(config.extra.get("run_all_cases"))
+        config, is_oj = request.config, _is_oj(request)
+        runs_all = is_oj and bool(config.extra.get("run_all_cases"))
         cases: list[StdioTest] = []
         item: CodeRequest | InvalidRequest
         try:
             tests, cases = await asyncio.to_thread(_tests, request)
+            seconds = config.run_timeout or (_OJ_SECONDS if is_oj else _LCB_SECONDS)
             fields = {
                 "revision": request.completion,
                 "tests": tests,
                 "mode": "pass_rate" if runs_all else "all_pass",
-                "limits": self._limits(
-                    config.run_timeout or (_OJ_SECONDS if _is_oj(request) else _LCB_SECONDS)
-                ),
+                "limits": self._limits(seconds),
             }
             item = validate(CodeRequest, fields)
         except InvalidRequest as error:  # counted like an invalid item of any other route
             item = error
         score = checked(await self._engine.score_item(item, context))
         verdicts = score.verdicts if runs_all else _until_failure(score.verdicts)
-        if _is_oj(request):  # one entry per case that was run
+        is_accepted = score.pass_rate == 1
+        if is_oj:  # one entry per case that was run
             results = [
                 EvalTestCase(
                     passed=verdict.verdict is Outcome.ACCEPTED,
@@ -121,26 +117,21 @@ class SandboxFusionApi:
             ]
         else:  # one entry for all tests, as in SandboxFusion: its users take the mean over entries
             last = _verdict_response(verdicts[-1])
-            results = [EvalTestCase(passed=score.pass_rate == 1, exec_info=last)]
+            results = [EvalTestCase(passed=is_accepted, exec_info=last)]
         return EvalResult(
             id=request.id,
-            accepted=score.pass_rate == 1,
+            accepted=is_accepted,
             extracted_code=score.code,
-            full_code=None if _is_oj(request) else score.code,
+            full_code=None if is_oj else score.code,
             tests=results,
-            extra={
-                "isolation": score.isolation,
-                "suspicions": list(score.suspicions),
-                "cause": score.cause,
-            },
+            extra=score.model_dump(include={"isolation", "suspicions", "cause"}),
         )
 
     def _limits(self, seconds: float, memory_mb: int = -1) -> Limits:
         ceiling = self._settings.max_cpu_s
         if seconds > ceiling:
-            raise InvalidRequest(
-                f"run_timeout: this service allows at most {ceiling:g} s (got {seconds:g})"
-            )
+            allowed = f"this service allows at most {ceiling:g} s"
+            raise InvalidRequest(f"run_timeout: {allowed} (got {seconds:g})")
         wall_s = min(seconds * _WALL_FACTOR, self._settings.max_wall_s)
         limits = Limits(cpu_s=seconds, wall_s=wall_s)
         return limits.model_copy(update={"memory_mb": memory_mb}) if memory_mb > 0 else limits
@@ -155,7 +146,7 @@ def _tests(request: SubmitRequest) -> tuple[dict[str, Any], list[StdioTest]]:
     column = "config.provided_data.test"
     given: Any = request.config.provided_data.get("test")
     if not _is_oj(request):  # some of its rows are pickled objects
-        row = {"test": decode_column(given, column, may_be_object=True)}
+        row = {"test": decode_column(given, column)}
         return {"kind": "dataset", "dataset": "livecodebench", "row": row}, []
     try:  # a list, or its JSON
         validate_cases = _CASES.validate_json if isinstance(given, str) else _CASES.validate_python

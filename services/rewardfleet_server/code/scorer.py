@@ -21,7 +21,6 @@ from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 from .checkers.runner import Checker, Checkers
 from .judging.cache_key import NOT_CACHED, CacheKeys, lookup_keys, store_policy
-from .judging.cause import cause_of
 from .judging.verdict import SANDBOX_DIED
 from .running.packages import missing_module, package_of
 from .running.submission import Submission, SubmissionRun, why_no_program
@@ -32,8 +31,6 @@ from .tests.preflight import Preflight
 from .tests.prepared import PreparedTests, prepare
 from .text_parser import TextParser
 
-#: Settings that verdicts depend on.
-_CEILINGS = {"max_cpu_s", "max_wall_s", "max_memory_mb", "max_submission_s"}
 #: Seconds after which to try an item again that has waited until its deadline. By then, the call
 #: has ended, too: see `_MAX_RESPONSE_SECONDS` of the client.
 _RETRY_AFTER_S = 5
@@ -72,23 +69,21 @@ class CodeScorer:
         self._tests: Memo[PreparedTests] = Memo(_MAX_PREPARED, lambda tests: tests.bytes)
         self._preflight = Preflight(sandbox, settings, self._run_solution)
         self._checkers = Checkers(sandbox, settings)
-        #: By the names of the service's metrics: programs that failed a test because they import a
-        #: module that is not installed, and tests that passed which the program could have decided.
-        self.counts = {"missing_modules": 0, "program_decisions": 0}
-        self.counts["alike_outputs"] = 0  # programs on tests that a constant passes
+        self.counts = Counter[str]()  #: by the names of the service's metrics
         #: Programs that failed a test because of what the jail refuses, by the package that did it.
         self.refused_by_jail = Counter({"": 0})  # a metric without samples is none
         #: Seconds of CPU time for all runs of a program, in a call that has all of its time.
         self._max_seconds = min(settings.max_submission_s, settings.deadline_s / 2)
-        ceilings = {
-            **settings.model_dump(include=_CEILINGS),
-            "max_output_kb": MAX_OUTPUT_KB,
-            "max_submission_s": self._max_seconds,
+        #: The largest values of a request's limits, by field; and that of a submission.
+        self.ceilings = {
+            "cpu_s": settings.max_cpu_s,
+            "wall_s": settings.max_wall_s,
+            "memory_mb": settings.max_memory_mb,
+            "output_kb": MAX_OUTPUT_KB,
+            "submission_s": self._max_seconds,
         }
-        #: The largest values of a request's limits, by field.
-        self.ceilings = {name.removeprefix("max_"): value for name, value in ceilings.items()}
         self._parser = TextParser()
-        self._keys = CacheKeys(self._parser, lambda: {**sandbox.provenance, **ceilings})
+        self._keys = CacheKeys(self._parser, lambda: {**sandbox.provenance, **self.ceilings})
 
     async def plan(
         self,
@@ -103,7 +98,11 @@ class CodeScorer:
         digest = digest_of(request.tests.model_dump_json())
         preparing = partial(asyncio.to_thread, prepare, request.tests, digest)
         prepared = partial(self._tests.get, digest, preparing)
-        submission = await Submission.of(request, self._parser, partial(_called, prepared))
+        try:
+            called: Collection[str] = (await prepared()).called
+        except InvalidRequest:  # raised again where the program is scored
+            called = ()
+        submission = await Submission.of(request, self._parser, called)
         limits = self.run_limits(request.limits)
         compute = partial(self._score, request, prepared, submission, limits)
         overdue = None if self.isolation == "fusion" else _overdue
@@ -220,9 +219,8 @@ class CodeScorer:
         if submission.no_program is None:
             await self._execute(await _completed(submission.program, tests), run, checker)
         else:
-            run.verdicts.append(
-                Verdict(verdict=Outcome.COMPILE_ERROR, stderr=submission.no_program)
-            )
+            missing = Verdict(verdict=Outcome.COMPILE_ERROR, stderr=submission.no_program)
+            run.verdicts.append(missing)
         if run.was_cut and max_seconds < budget:
             raise _too_little_time(max_seconds, budget)
         score = self._verdicts(run, request.mode, tests.alike)
@@ -233,7 +231,7 @@ class CodeScorer:
             source = f"program uses {chance}" if chance else f"tests use {tests.chance}"
             score.provenance[NOT_CACHED] = f"the {source}"
         score.code = submission.program
-        score.cause = cause_of(score, submission)
+        score.cause = submission.cause_of(score)
         if submission.judgment is not None:
             score.critique_valid, score.judgment = True, submission.judgment
             passed = request.original_passed
@@ -243,8 +241,7 @@ class CodeScorer:
                 if passed is None and max_seconds < budget:
                     raise _too_little_time(max_seconds, budget)
             if passed is not None:
-                right = passed == (submission.judgment == "correct")
-                score.details["judgment_correct"] = float(right)
+                score.details["judgment_correct"] = submission.is_judgment_right(passed)
         return score
 
     def _limits_of_row(
@@ -266,7 +263,6 @@ class CodeScorer:
     async def _run_solution(
         self, tests: PreparedTests, limits: RunLimits, stop_at_failure: bool
     ) -> SubmissionRun:
-        """Run the solution of a row, with as much time as any program."""
         run = await _planned(tests, limits, self._max_seconds, stop_at_failure=stop_at_failure)
         await self._execute(tests.solution or "", run, await self._checkers.prepare(tests))
         return run
@@ -275,13 +271,13 @@ class CodeScorer:
         """Run a program on its tests, and fill in the timing of the stages."""
         timing = run.timing
         with stage(timing, "backend"):
-            is_first = True
-            while is_first or run.paused:
-                is_first = False
+            while True:
                 job = Job(program, run.runs, run.run_limits)
                 await self._sandbox.run(job, run.on_result, timing)
                 if checker is not None:
                     await self._checkers.decide(checker, run)
+                if not run.paused:
+                    break
         timing.backend = round(timing.backend - timing.queue, 3)
         inside = timing.fork + timing.run + timing.clean + timing.check
         timing.compare = round(timing.backend - inside, 3)
@@ -293,16 +289,12 @@ class CodeScorer:
         before: SubmissionRun,
         checker: Checker | None,
     ) -> bool | None:
-        """Return whether the original program passes; None if that is not known.
-
-        It has the budget that the revision left over, which may end before a test fails.
-        """
+        """Return whether the original program passes in the time left; None if that is unknown."""
         if why_no_program(original_program) is not None:
             return False
-        seconds = before.seconds_left
-        if seconds <= 0:
+        if before.seconds_left <= 0:
             return None
-        run = await _planned(tests, before.limits, seconds)
+        run = await _planned(tests, before.limits, before.seconds_left, stop_at_failure=True)
         await self._execute(original_program, run, checker)
         if run.was_cut:
             return None
@@ -382,15 +374,15 @@ def _from_cached(submission: Submission, score: CodeScore) -> CodeScore:
     request = submission.request
     reward = _reward(request.mode, score.pass_rate)
     if request.original_passed is not None and submission.judgment is not None:
-        right = request.original_passed == (submission.judgment == "correct")
-        reward["details"]["judgment_correct"] = float(right)
+        is_right = submission.is_judgment_right(request.original_passed)
+        reward["details"]["judgment_correct"] = is_right
     elif submission.needs_original_run and "judgment_correct" in score.details:
         reward["details"]["judgment_correct"] = score.details["judgment_correct"]
     return score.model_copy(
         update={
             **reward,
             "code": submission.program,
-            "cause": cause_of(score, submission),
+            "cause": submission.cause_of(score),
             "judgment": submission.judgment,
             "critique_valid": None if request.critique is None else True,
         }
@@ -422,13 +414,6 @@ def _too_little_time(seconds: float, budget: float) -> DeadlineExceeded:
     return error
 
 
-async def _called(prepared: Prepared) -> Collection[str]:
-    try:
-        return (await prepared()).called
-    except InvalidRequest:  # raised again where the program is scored
-        return ()
-
-
 async def _completed(program: str, tests: PreparedTests) -> str:
     if not tests.prompt.stub or len(program) <= _SHORT_PROGRAM:
         return complete(program, tests.prompt)
@@ -436,7 +421,7 @@ async def _completed(program: str, tests: PreparedTests) -> str:
 
 
 async def _planned(
-    tests: PreparedTests, limits: RunLimits, max_seconds: float, *, stop_at_failure: bool = True
+    tests: PreparedTests, limits: RunLimits, max_seconds: float, *, stop_at_failure: bool
 ) -> SubmissionRun:
     is_small = tests.bytes <= _SMALL_TESTS
     runs = tests.runs() if is_small else await asyncio.to_thread(tests.runs)

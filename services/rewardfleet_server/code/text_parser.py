@@ -63,25 +63,22 @@ class TextParser:
         return await self._parsed("program", f"{' '.join(called)}\n{text}", ms)
 
     async def judgment(self, critique: str) -> CritiqueJudgment | None:
-        """Return the judgment of a critique; see `overall_judgment`.
-
-        Raises:
-            BackendFailed: The process that parses it failed.
-        """
+        """Return the judgment of a critique; see `overall_judgment`, and `program` for errors."""
         found = await self._parsed("judgment", critique, len(critique) / _JUDGMENT_SPEED)
         return cast(CritiqueJudgment | None, found or None)
 
     async def form(self, program: str, tests: Uses | None) -> tuple[str, bool]:
         """Return `form_digest`, and whether it is that; else it is that of the text."""
-        if tests is None:
-            return form_digest(program, None), True
-        try:
-            now, text = (partial(each, program, tests) for each in (form_digest, encode_form))
-            return await self._analyzed("form", program, now, text), True
-        except (TimeoutError, TaskLost):
-            return form_digest(program, None), False
-        except TaskTooLarge:
-            return form_digest(program, None), True
+        is_final = True
+        if tests is not None:
+            try:
+                now, text = (partial(each, program, tests) for each in (form_digest, encode_form))
+                return await self._analyzed("form", program, now, text), True
+            except (TimeoutError, TaskLost):
+                is_final = False
+            except TaskTooLarge:
+                pass
+        return form_digest(program, None), is_final
 
     async def chance(self, program: str) -> str:
         """Return `chance_in`; of a program that takes too long, a word that may be one."""
@@ -89,9 +86,8 @@ class TextParser:
         if mentioned is None:
             return ""
         try:
-            return await self._analyzed(
-                "chance", program, partial(chance_in, program), lambda: program
-            )
+            now = partial(chance_in, program)
+            return await self._analyzed("chance", program, now, lambda: program)
         except (TimeoutError, TaskLost, TaskTooLarge):
             return mentioned[0]
 
@@ -103,10 +99,6 @@ class TextParser:
         Args:
             now: Does the task here.
             text: Returns what the task reads in the process.
-
-        Raises:
-            TaskTooLarge: It is too long, or took too much time or memory.
-            TimeoutError, TaskLost: There was no time for it, or the process failed.
         """
         if len(program) > LARGEST:
             raise TaskTooLarge
@@ -158,13 +150,10 @@ class _Lane:
         threading.Thread(target=self._work, name="parse-text", daemon=True).start()
 
     async def run(self, task: str, text: str, ms: float, *, cpu_s: float = 0.0) -> str:
-        """Run a task in the process.
+        """Run a task in the process; see `TaskProcess.run`.
 
         Args:
-            task: See `run_task`.
-            text: What it reads.
             ms: How long it may take, about. It may wait for as long as that, some times over.
-            cpu_s: See `TaskProcess.run`, also for what is raised.
         """
         if self._closed:
             raise TaskLost("the service is shutting down")

@@ -17,12 +17,7 @@ from .tests.chance import chance_in
 
 
 def form_digest(program: str, tests: Uses | None) -> str:
-    """Return a digest of what tests can see of a program.
-
-    Args:
-        program: Source code.
-        tests: What source code of the tests uses. None: they can see all of the program's text.
-    """
+    """Return a digest of what tests can see of a program: all of its text if `tests` is None."""
     form = f"text {program}" if tests is None else normal_form(program, tests=tests)
     return hashlib.sha256(form.encode(errors="surrogatepass")).hexdigest()
 
@@ -53,13 +48,7 @@ TASKS: dict[str, Callable[[str], str]] = {
 
 
 def run_task(task: str, source: int, result: int) -> None:
-    """Do a task in the child process.
-
-    Args:
-        task: Its name in `TASKS`.
-        source: The descriptor of the file with the text.
-        result: The descriptor of the file for the result.
-    """
+    """Do a task in the child process, given the descriptors of the text and of the result."""
     with open(source, "rb", closefd=False) as file:
         file.seek(0)
         text = file.read().decode(errors="surrogatepass")

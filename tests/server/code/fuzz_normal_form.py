@@ -439,7 +439,7 @@ def _try(
     if first == second:
         return
     found.pairs[name] += 1
-    is_shared = normal_form(first, level="stdin") == normal_form(second, level="stdin")
+    is_shared = normal_form(first) == normal_form(second)
     found.shared[name] += is_shared
     if not (is_shared or everything):
         return
@@ -458,11 +458,11 @@ def hits(changes: tuple[str, ...] = ("rename all", "rename one"), seed: int = 0)
     chance, counts = random.Random(seed), Counter[str]()
     for source in programs():
         tree = ast.parse(source)
-        key = normal_form(ast.unparse(tree), level="stdin")
+        key = normal_form(ast.unparse(tree))
         for name in changes:
             changed = relayout(ast.unparse(CHANGES[name][0](tree, chance)), chance)
             counts[name] += 1
-            counts[f"{name}: shared"] += normal_form(changed, level="stdin") == key
+            counts[f"{name}: shared"] += normal_form(changed) == key
     return counts
 
 

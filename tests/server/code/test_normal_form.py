@@ -15,7 +15,6 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,8 @@ from .fuzz_normal_form import programs
 DATA = Path(__file__).parents[2] / "data" / "normal_form"
 
 
-def kind(source: str, level: Any = "unit") -> str:
-    return normal_form(source, level=level).split()[0]
+def kind(source: str) -> str:
+    return normal_form(source).split()[0]
 
 
 # Cases written by hand
@@ -42,46 +41,37 @@ CASES = json.loads((DATA / "cases.json").read_text())
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_cases_share_a_key_as_expected(case: dict[str, Any]):
     """Programs that are `missed` are equal and have two: only renamed locals are found."""
-    a = normal_form(case["a"], level="unit")
+    a = normal_form(case["a"])
     if case["expect"] != "no_crash":
-        assert (a == normal_form(case["b"], level="unit")) is (case["expect"] == "equal")
+        assert (a == normal_form(case["b"])) is (case["expect"] == "equal")
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two programs; `expression` is what a test evaluates after each of them."""
-
-    name: str
-    expect: str
-    level: str
-    expression: str
-    sources: tuple[str, str]
-
-
-def read_pairs() -> Iterator[Pair]:
+def read_pairs() -> Iterator[tuple[str, str, str, list[str]]]:
+    """Yield pairs: a name, what is expected, the expression that a test evaluates, the programs."""
     text = (DATA / "pairs.txt").read_text()
     for block in re.split(r"^=== ", text, flags=re.MULTILINE)[1:]:
         head, body = block.split("\n", 1)
-        name, expect, level, *expression = head.split(" | ", 3)
-        first, second = body.strip("\n").split("\n---\n")
-        sources = (first + "\n", second + "\n")
-        yield Pair(name, expect, level, expression[0] if expression else "", sources)
+        name, expect, *expression = head.split(" | ", 2)
+        sources = [f"{source}\n" for source in body.strip("\n").split("\n---\n")]
+        yield name.replace(" ", "-"), expect, "".join(expression), sources
 
 
-PAIRS = list(read_pairs())
+PAIRS = {name: rest for name, *rest in read_pairs()}
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name.replace(" ", "-"))
-def test_pairs_share_a_key_if_they_behave_alike(pair: Pair, tmp_path: Path):
+@pytest.mark.parametrize(("expect", "expression", "sources"), PAIRS.values(), ids=PAIRS)
+def test_pairs_share_a_key_if_they_behave_alike(
+    expect: str, expression: str, sources: list[str], tmp_path: Path
+):
     """Running the programs confirms that they behave alike, or differently.
 
     A pair that is `missed` behaves alike and has two keys.
     """
-    a, b = (normal_form(source, level=pair.level) for source in pair.sources)
-    assert (a == b) == (pair.expect == "equal")
+    keys = {*map(normal_form, sources)}
+    assert len(keys) == (1 if expect == "equal" else 2)
     path = tmp_path / "program.py"
-    behaviors = {observed(source, pair.expression, path) for source in pair.sources}
-    assert len(behaviors) == (2 if pair.expect == "different" else 1)
+    behaviors = {observed(source, expression, path) for source in sources}
+    assert len(behaviors) == (2 if expect == "different" else 1)
 
 
 def observed(source: str, expression: str, path: Path) -> str:
@@ -101,10 +91,6 @@ def observed(source: str, expression: str, path: Path) -> str:
     return re.sub(r"0x[0-9a-f]+", "0x", out.getvalue()) + end
 
 
-def test_the_levels_have_different_keys():
-    assert normal_form("x = 1", level="unit") != normal_form("x = 1", level="stdin")
-
-
 # Unusual input
 
 UNUSUAL = {
@@ -118,10 +104,9 @@ UNUSUAL = {
 @pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.parametrize("name", UNUSUAL)
-@pytest.mark.parametrize("level", ["unit", "stdin"])
-def test_unusual_input_has_a_key_in_limited_time(name: str, level: Any):
+def test_unusual_input_has_a_key_in_limited_time(name: str):
     watch = CpuStopwatch()
-    key = normal_form(UNUSUAL[name], level=level)
+    key = normal_form(UNUSUAL[name])
     assert watch.seconds < 5  # about a second, on a busy machine
     key.encode()  # keys are hashed, so they must not contain lone surrogates
 
@@ -141,9 +126,7 @@ def test_the_key_of_a_very_large_program_is_its_text():
 def test_threads_compute_the_same_key_and_do_not_change_the_warning_filters():
     filters = list(warnings.filters)
     with ThreadPoolExecutor(4) as pool:
-        keys = set(
-            pool.map(lambda _: normal_form("def f(): return '\\d'", level="unit"), range(200))
-        )
+        keys = set(pool.map(lambda _: normal_form("def f(): return '\\d'"), range(200)))
     assert len(keys) == 1
     assert warnings.filters == filters
 
@@ -182,7 +165,7 @@ def test_a_key_costs_less_than_twice_a_parse_and_unparse():
         times: tuple[list[float], list[float]] = ([], [])
         for _ in range(3):
             started = time.thread_time()
-            normal_form(source, level="unit")
+            normal_form(source)
             between = time.thread_time()
             ast.unparse(ast.parse(source))
             times[0].append(between - started)

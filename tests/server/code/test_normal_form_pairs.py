@@ -6,7 +6,6 @@ between entries. `NAME` is one of two names, and `LINE` may be two empty lines. 
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -58,14 +57,9 @@ def runner() -> Iterator[Runner]:
         yield runner
 
 
-@pytest.mark.parametrize("level", ["stdin", "unit"])
 @pytest.mark.parametrize("kind", CLASSES)
-def test_programs_that_behave_differently_have_different_keys(kind: str, level: Any):
-    shared = [
-        pair
-        for pair in pairs(kind)
-        if normal_form(pair[0], level=level) == normal_form(pair[1], level=level)
-    ]
+def test_programs_that_behave_differently_have_different_keys(kind: str):
+    shared = [each for each in pairs(kind) if len({*map(normal_form, each)}) == 1]
     assert not shared, report(shared)
 
 
@@ -82,7 +76,7 @@ def test_programs_that_tests_distinguish_have_different_keys():
     for first, second, tests in pairs_with_tests():
         names = names_of_tests("", [tests])
         if names is not None:
-            keys = {normal_form(each, level="unit", tests=names) for each in (first, second)}
+            keys = {normal_form(each, tests=names) for each in (first, second)}
             if len(keys) == 1:
                 shared.append((first, second, tests))
     assert not shared, report(shared)

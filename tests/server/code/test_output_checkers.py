@@ -13,8 +13,7 @@ from rewardfleet.wire.code import DatasetTests, StdioTests
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.truth import truth_of_row
 from rewardfleet_server.code.datasets.rows import read_row
-from rewardfleet_server.code.judging.output_checkers import output_equals
-from rewardfleet_server.code.judging.source_rules import SOURCE_RULES
+from rewardfleet_server.code.judging.output_checkers import SOURCE_RULES, output_equals
 from rewardfleet_server.code.judging.values import Tolerance
 
 from ...measure import CpuStopwatch

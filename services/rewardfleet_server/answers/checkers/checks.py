@@ -3,7 +3,7 @@
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import cache, partial
 from typing import Any
@@ -52,8 +52,8 @@ def check(
     """Return what came of a check.
 
     Args:
-        job: `form`, `reference`, `answers` (and `joined`), `accept`, and options. Without answers,
-            the reference is compared with itself.
+        job: `form`, `reference`, `answers` (and `joined`), `accept`, and options. If there are no
+            `answers`, the reference is compared with itself.
         report: Called with the verdict of the quicker checker, before the other one begins.
 
     Returns:
@@ -70,7 +70,10 @@ def check(
         return {"outcome": "invalid", "why": str(error)[:300]}
 
 
-def _reply(verdicts: list[str], name: str) -> dict[str, Any]:
+def _reply(found: Iterable[bool | str], name: str) -> dict[str, Any]:
+    """Return the reply for whether each answer is equal, or another verdict."""
+    words = {True: EQUAL, False: DIFFERENT}
+    verdicts = [each if isinstance(each, str) else words[each] for each in found] or [EQUAL]
     outcome = "right" if {*verdicts} == {EQUAL} else "wrong_answer"
     if len({*verdicts}) > 1:
         outcome = "several_answers"
@@ -84,10 +87,11 @@ def _reply(verdicts: list[str], name: str) -> dict[str, Any]:
 
 def _formulas(job: dict[str, Any], report: Callable[[dict[str, str]], None]) -> dict[str, Any]:
     answers = job.get("answers") or [job["reference"]]
+    unreadable = Invalid(f"cannot be read as {job['form']}: {job['reference'][:100]!r}")
     if len(answers) > 1:
         report = lambda _: None  # noqa: E731 - not of one answer among several
     if not job.get("answers") and not job.get("auto") and not _is_readable(job["reference"]):
-        raise Invalid(f"cannot be read as {job['form']}: {job['reference'][:100]!r}")
+        raise unreadable
     found = [_verdicts(job, each, report) for each in answers]
     if len(found) > 1 and job.get("joined"):
         as_list = _verdicts(job, job["joined"], report)
@@ -95,7 +99,7 @@ def _formulas(job: dict[str, Any], report: Callable[[dict[str, str]], None]) -> 
     if found[0]["outcome"] == "unreadable" and not _is_readable(job["reference"]):
         if job.get("auto"):
             return _texts(job)
-        raise Invalid(f"cannot be read as {job['form']}: {job['reference'][:100]!r}")
+        raise unreadable
     outcomes = {each["outcome"] for each in found}
     return found[0] if len(outcomes) == 1 else {**found[0], "outcome": "several_answers"}
 
@@ -104,13 +108,13 @@ def _verdicts(
     job: dict[str, Any], answer: str, report: Callable[[dict[str, str]], None]
 ) -> dict[str, Any]:
     """Return what both checkers find, and what follows from it."""
-    form, reference, tolerance = job["form"], job["reference"], job.get("tolerance")
-    checkers = {"numeric": _verdict(lambda: numeric.compare(answer, reference, form, tolerance))}
+    pair = answer, job["reference"], job["form"], job.get("tolerance")
+    checkers = {"numeric": _verdict(lambda: numeric.compare(*pair))}
     report(checkers)
-    checkers["math_verify"] = _verdict(lambda: symbolic.compare(answer, reference, form, tolerance))
+    checkers["math_verify"] = _verdict(lambda: symbolic.compare(*pair))
     found = {each for each in checkers.values() if each != UNREADABLE}
     if not found:
-        same = _MARKUP.sub("", answer) == _MARKUP.sub("", reference)
+        same = _MARKUP.sub("", answer) == _MARKUP.sub("", job["reference"])
         outcome = "right" if same else "unreadable"
     elif len(found) == 1:
         outcome = "right" if found == {EQUAL} else "wrong_answer"
@@ -155,15 +159,15 @@ def _quantities(job: dict[str, Any]) -> dict[str, Any]:
             f"units: {job['units']} contradicts the unit of the reference, {reference[1]}"
         )
     right, unit, tolerance = Fraction(reference[0]), unit or wanted, job.get("tolerance")
-    verdicts = [_quantity_verdict(each, right, unit, tolerance) for each in answers]
-    if verdicts == ["wrong_unit"]:
+    found = [_same_quantity(each, right, unit, tolerance) for each in answers]
+    if found == ["wrong_unit"]:
         return {"outcome": "wrong_unit", "checkers": {"pint": DIFFERENT}}
-    return _reply(verdicts, "pint")
+    return _reply(found, "pint")
 
 
-def _quantity_verdict(
+def _same_quantity(
     quantity: Sequence[str], right: Fraction, wanted: Any, tolerance: float | None
-) -> str:
+) -> bool | str:
     value, written = Fraction(quantity[0]), quantity[1]
     unit = _unit(written) if written else None
     if wanted is not None and written:
@@ -172,7 +176,7 @@ def _quantity_verdict(
         if unit != wanted:
             value = Fraction(_registry().Quantity(float(value), unit).to(wanted).magnitude)
             tolerance = tolerance or _CONVERTED
-    return EQUAL if near(value, right, tolerance) else DIFFERENT
+    return near(value, right, tolerance)
 
 
 def _unit(written: str) -> Any:
@@ -196,15 +200,12 @@ def _unit(written: str) -> Any:
 
 def _texts(job: dict[str, Any]) -> dict[str, Any]:
     tidy = normalized if job["form"] == "text" else str
-    answers = job.get("answers") or [job["reference"]]
-    verdicts = [EQUAL if tidy(each) == tidy(job["reference"]) else DIFFERENT for each in answers]
-    return _reply(verdicts, "text")
+    return _reply((tidy(each) == tidy(job["reference"]) for each in job["answers"]), "text")
 
 
 def _regex(job: dict[str, Any]) -> dict[str, Any]:
-    answers = job.get("answers") or []
-    verdicts = [EQUAL if re.fullmatch(job["reference"], each) else DIFFERENT for each in answers]
-    return _reply(verdicts or [EQUAL], "regex")
+    found = (re.fullmatch(job["reference"], each) is not None for each in job["answers"])
+    return _reply(found, "regex")
 
 
 def _json(job: dict[str, Any]) -> dict[str, Any]:
@@ -220,27 +221,22 @@ def _json(job: dict[str, Any]) -> dict[str, Any]:
     right = json.loads(job["reference"]) if "reference" in job else None
     if validator is not None and "reference" in job and not _is_valid(validator, right):
         raise Invalid("the reference contradicts the schema: it is not valid by it")
-    verdicts = [_json_verdict(job, each, right, validator) for each in job.get("answers") or []]
-    return _reply(verdicts or [EQUAL], "json")
-
-
-def _json_verdict(job: dict[str, Any], answer: str, right: Any, validator: Any) -> str:
-    try:
-        value = json.loads(answer, object_pairs_hook=_unique, parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        return UNREADABLE
-    is_right = "reference" not in job or _same(value, right)
-    return EQUAL if is_right and (validator is None or _is_valid(validator, value)) else DIFFERENT
+    found: list[bool | str] = []
+    for answer in job["answers"]:
+        try:  # `Fraction` raises for NaN and infinities, which are not JSON
+            value = json.loads(answer, object_pairs_hook=_unique, parse_constant=Fraction)
+        except (ValueError, RecursionError):
+            found.append(UNREADABLE)
+        else:
+            is_right = "reference" not in job or _same(value, right)
+            found.append(is_right and (validator is None or _is_valid(validator, value)))
+    return _reply(found, "json")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a name occurs twice")
     return dict(pairs)
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _is_valid(validator: Any, value: Any) -> bool:

@@ -1,7 +1,4 @@
-"""A checker that evaluates both sides at random points. It shares nothing with math-verify.
-
-A formula, in LaTeX or plain text, becomes a tree of operators, functions and structures.
-"""
+"""A checker that evaluates both sides at random points. It shares nothing with math-verify."""
 
 import operator
 import random
@@ -112,7 +109,7 @@ class _Node(NamedTuple):
 _OO = _Node("oo")
 
 
-def compare(answer: str, reference: str, form: str, tolerance: float | None = None) -> bool:
+def compare(answer: str, reference: str, form: str, tolerance: float | None) -> bool:
     """Return whether an answer equals the reference.
 
     Raises:

@@ -1,7 +1,6 @@
-"""The checker math-verify, with guards against what it is known for.
+"""The checker math-verify 0.9, with guards.
 
-Of math-verify 0.9: it is not symmetric, it finds the first of several formulas in a text, it has no
-verdict on what it cannot parse, and it rounds: small numbers equal zero.
+It is not symmetric, finds the first of several formulas, and rounds: small numbers equal zero.
 """
 
 import re
@@ -62,7 +61,7 @@ def read(text: str) -> list[Any]:
     return found
 
 
-def compare(answer: str, reference: str, form: str = "", tolerance: float | None = None) -> bool:
+def compare(answer: str, reference: str, form: str, tolerance: float | None) -> bool:
     """Return whether an answer equals the reference.
 
     Raises:
@@ -78,12 +77,7 @@ def compare(answer: str, reference: str, form: str = "", tolerance: float | None
         equation = answer if "=" in answer else reference
         if not _VALUE_OF.match(equation):
             raise Unreadable("an equation and a value")
-    options: dict[str, Any] = {
-        "float_rounding": _DECIMALS,
-        "numeric_precision": _DIGITS,
-        "timeout_seconds": None,
-    }
-    is_equal = verify(right, given, **options)
+    is_equal = verify(right, given, _DECIMALS, _DIGITS, timeout_seconds=None)
     return is_equal and not (right[0] != given[0] and _differ(right[0], given[0]))
 
 

@@ -15,7 +15,7 @@ from typing import cast, get_args
 
 from rewardfleet.wire.digest import digest_of
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
-from rewardfleet_server.cache.single_flight import SingleFlight
+from rewardfleet_server.cache.single_flight import Memo
 from rewardfleet_server.code.sandboxes.jail.guest import loader
 from rewardfleet_server.code.sandboxes.jail.isolation import (
     ENVIRONMENT,
@@ -45,8 +45,8 @@ _MEMORY_BYTES, _LIBRARY_BYTES = 2 << 30, 32 << 20
 _MAX_MESSAGE = 1_000
 #: Checkers in the cache folder: the newest.
 _MAX_CACHED = 20_000
-#: Sources that do not compile, whose errors are held in memory.
-_MAX_ERRORS = 1_000
+#: Bytes of libraries, and of the errors of sources that do not compile, in memory.
+_MAX_BYTES = 8 << 20
 
 #: Compiles `ORDER["source"]`; exits with the compiler's status, and prints the library or messages.
 _GUEST = """
@@ -74,7 +74,6 @@ else:
     with open("checker.so", "rb") as file:
         output = file.read()
 sys.stdout.buffer.write(output)
-sys.stdout.flush()
 sys.exit(1 if done.returncode else 0)
 """
 
@@ -93,12 +92,10 @@ class Compiler:
 
     def __init__(self, isolation: str, settings: CodeSettings) -> None:
         self._isolation = isolation
+        self._settings = settings
         self._command = find_compiler()
-        self._python, self._workers = settings.python, settings.workers
-        self._testlib = settings.testlib_path
         self._folder = checkers_folder()
-        self._errors: dict[str, str] = {}
-        self._running: SingleFlight[bytes] = SingleFlight()
+        self._compiled: Memo[bytes | str] = Memo(_MAX_BYTES, len)
         self._permits = asyncio.Semaphore(max(1, usable_cores() // 2))
 
     async def compile(self, source: str) -> bytes:
@@ -114,17 +111,18 @@ class Compiler:
             raise InvalidRequest(
                 "a checker program in C++ requires a compiler where the service runs, e.g. g++"
             )
-        if self._testlib is None and _TESTLIB.search(source):
+        if self._settings.testlib_path is None and _TESTLIB.search(source):
             raise InvalidRequest(
                 "the checker program includes testlib.h, which the service does not have: start it "
                 "with --set testlib_path=FILE, see docs/code-service.md"
             )
         key = digest_of(f"{await self.version()} {source}")
-        if key in self._errors:
-            raise InvalidRequest(self._errors[key])
-        return await self._running.do(key, lambda: self._cached(key, source))
+        compiled = await self._compiled.get(key, lambda: self._library_or_error(key, source))
+        if isinstance(compiled, str):
+            raise InvalidRequest(compiled)
+        return compiled
 
-    async def _cached(self, key: str, source: str) -> bytes:
+    async def _library_or_error(self, key: str, source: str) -> bytes | str:
         file = self._folder / f"{key}.so"
         with contextlib.suppress(OSError):
             return await asyncio.to_thread(file.read_bytes)
@@ -132,10 +130,7 @@ class Compiler:
             try:
                 library = await asyncio.to_thread(self._compile, source)
             except InvalidRequest as error:
-                if len(self._errors) >= _MAX_ERRORS:
-                    self._errors.clear()
-                self._errors[key] = str(error)
-                raise
+                return str(error)
         await asyncio.to_thread(_store, file, library)
         return library
 
@@ -145,7 +140,8 @@ class Compiler:
 
     @cached_property
     def _header(self) -> bytes:
-        return b"" if self._testlib is None else self._testlib.read_bytes()
+        testlib = self._settings.testlib_path
+        return b"" if testlib is None else testlib.read_bytes()
 
     @cached_property
     def _version(self) -> str:
@@ -160,10 +156,9 @@ class Compiler:
     @cached_property
     def _spec(self) -> IsolationSpec:
         level = cast(IsolationLevel, self._isolation)
-        return isolation_spec(level, find_python(self._python), self._workers)
+        return isolation_spec(level, find_python(self._settings.python), self._settings.workers)
 
     def _compile(self, source: str) -> bytes:
-        """Run the compiler; see `compile` for what it raises."""
         if self._spec.level == "bubblewrap":  # which has a folder of its own
             return self._compile_in(self._spec.writable[0], source)
         with tempfile.TemporaryDirectory(prefix="rewardfleet-checker-") as folder:
@@ -230,8 +225,8 @@ def _store(file: Path, library: bytes) -> None:
             temporary = Path(folder, file.name)
             temporary.write_bytes(library)
             temporary.replace(file)
-        stored = list(file.parent.glob("*.so"))
+        stored = [*file.parent.glob("*.so")]
         if len(stored) > _MAX_CACHED:
-            stored.sort(key=lambda each: each.stat().st_mtime)
-            for each in stored[: len(stored) - _MAX_CACHED]:
+            stored.sort(key=lambda each: each.stat().st_mtime, reverse=True)
+            for each in stored[_MAX_CACHED:]:
                 each.unlink(missing_ok=True)

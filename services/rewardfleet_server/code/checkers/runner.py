@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from rewardfleet.wire.code import CodeTiming, DatasetTests, Outcome, StdioCase, StdioTests, Tests
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cache.single_flight import Memo, bytes_of
-from rewardfleet_server.code.judging.verdict import CheckerFiles, encoded
+from rewardfleet_server.code.judging.verdict import (
+    CHECKER_RAISED,
+    CheckerFiles,
+    decision,
+    encoded,
+)
 from rewardfleet_server.code.running.submission import SubmissionRun
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult, Sandbox
 from rewardfleet_server.code.settings import CodeSettings
@@ -18,7 +23,6 @@ from rewardfleet_server.code.tests.prepared import PreparedTests
 from rewardfleet_server.observe.tracing import stage
 
 from .compiler import Compiler
-from .decision import EXCEPTION, decision
 
 #: Limits of one run: seconds of CPU and wall time, MiB of memory, KiB of what it prints.
 _CPU_S, _WALL_S, _MEMORY_MB, _OUTPUT_KB = 10.0, 15.0, 1024, 1024
@@ -145,32 +149,26 @@ class Checkers:
             )
 
     def _failure(self, checker: Checker, files: CheckerFiles, result: RunResult) -> str | None:
-        """Return why a checker failed in its trial; None if it worked.
-
-        Without an expected output, the trial is on an empty output, on which many checkers may
-        fail. Then only errors count that no output can cause.
-        """
+        """Return why a checker failed in its trial; None if it worked."""
         failed = decision(result, self._limits).failed
         if files.answer.strip() or failed == Outcome.COMPILE_ERROR.replace("_", " "):
             return failed
-        if failed != EXCEPTION:
-            return None
+        # On an empty output, many checkers may fail: only errors count that no output can cause.
         last_line = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        is_bug = bool(checker.library) or _BUG.match(last_line)
+        is_bug = failed == CHECKER_RAISED and (checker.library or _BUG.match(last_line))
         return failed if is_bug else None
 
     async def decide(self, checker: Checker, run: SubmissionRun) -> None:
         """Replace the verdicts on outputs that the checker must decide on."""
+
+        def on_result(result: RunResult) -> bool:
+            return run.on_decision(decision(result, self._limits), result)
+
         queue_before = run.timing.queue
         with stage(run.timing, "check"):
             while run.undecided:  # again, if an output broke its jail
                 files = [each for _, each in run.undecided]
-                await self._run(
-                    checker,
-                    files,
-                    lambda result: run.on_decision(decision(result, self._limits), result),
-                    run.timing,
-                )
+                await self._run(checker, files, on_result, run.timing)
         queue = run.timing.queue - queue_before
         run.timing.check = round(run.timing.check - queue, 3)
 

@@ -1,8 +1,4 @@
-"""Columns of rows: values, and code that surrounds programs and tests.
-
-A value may be JSON as an object or as text, or JSON compressed as LiveCodeBench does it. The
-message of an error begins with the name of the column.
-"""
+"""Columns of rows: values, and code that surrounds programs and tests."""
 
 import ast
 import base64
@@ -56,14 +52,13 @@ def read_json(text: Any, column: str) -> Any:
         raise InvalidRequest(f"{column}: not valid JSON: {str(error)[:100]}") from None
 
 
-def decode_column(value: Any, column: str, *, may_be_object: bool = False) -> Any:
+def decode_column(value: Any, column: str) -> Any:
     """Decode a column.
 
     Args:
-        value: JSON as an object or as text; or base64 of a zlib-compressed pickle of JSON text, as
-            in LiveCodeBench.
-        column: The name of the column, for error messages.
-        may_be_object: Whether the pickle may be a flat dictionary of strings, as in SandboxFusion.
+        value: JSON as an object or as text; or base64 of zlib of a pickle: of JSON text, as in
+            LiveCodeBench, or of a flat dictionary of strings, as in SandboxFusion.
+        column: Its name, for error messages.
 
     Raises:
         InvalidRequest: It is neither, or larger than `MAX_DECOMPRESSED`.
@@ -71,7 +66,7 @@ def decode_column(value: Any, column: str, *, may_be_object: bool = False) -> An
     if not isinstance(value, str) or value.lstrip()[:1] in {"{", "["}:
         return json_of(value, column)
     texts, is_dict = _pickled_texts(decompress(value, column), column)
-    if is_dict and may_be_object and len(texts) % 2 == 0:
+    if is_dict and len(texts) % 2 == 0:
         return dict(zip(texts[::2], texts[1::2], strict=True))
     if is_dict or len(texts) != 1:
         raise InvalidRequest(f"{column}: the pickle is not exactly one string")
@@ -96,9 +91,8 @@ def decompress(text: Any, column: str) -> bytes:
     except zlib.error as error:
         raise InvalidRequest(f"{column}: not compressed by zlib: {error}") from None
     if len(content) > MAX_DECOMPRESSED:
-        raise InvalidRequest(
-            f"{column}: larger than {MAX_DECOMPRESSED >> 20} MiB when decompressed"
-        )
+        limit = f"{MAX_DECOMPRESSED >> 20} MiB"
+        raise InvalidRequest(f"{column}: larger than {limit} when decompressed")
     if not decompressor.eof:
         raise InvalidRequest(f"{column}: the compressed data is truncated")
     return content
@@ -119,9 +113,8 @@ def _pickled_texts(content: bytes, column: str) -> tuple[list[str], bool]:
             elif opcode.name in _DICT:
                 is_dict = True
             elif opcode.name not in _FRAMING:
-                raise InvalidRequest(
-                    f"{column}: the pickle is not exactly one string ({opcode.name})"
-                )
+                one = f"exactly one string ({opcode.name})"
+                raise InvalidRequest(f"{column}: the pickle is not {one}")
     except (ValueError, IndexError, OverflowError, MemoryError) as error:
         raise InvalidRequest(f"{column}: not a valid pickle: {str(error)[:100]}") from None
     return texts, is_dict
@@ -175,12 +168,10 @@ def prompt_of(row: Row, entry_point: str) -> str:
 
     Questions, and prompts that are lists of messages, are none.
     """
-    found = [text for name in _PROMPTS if (text := _code(row.get(name), entry_point))][:1]
-    found += [_code(row.get("starter_code"), entry_point)]
     imports = row.get("import_statement")  # ClassEval
-    if isinstance(imports, list):
-        found = ["\n".join(map(str, imports)), *found]
-    return "\n".join(filter(None, found))
+    found = ["\n".join(map(str, imports))] if isinstance(imports, list) else []
+    found += [text for name in _PROMPTS if (text := _code(row.get(name), entry_point))][:1]
+    return "\n".join(filter(None, [*found, _code(row.get("starter_code"), entry_point)]))
 
 
 def entry_point_of(row: Row) -> str:
@@ -197,6 +188,5 @@ def entry_point_of(row: Row) -> str:
 def _code(value: JsonValue, entry_point: str) -> str:
     if not isinstance(value, str) or not (prompt := read_prompt(value, entry_point)):
         return ""
-    if prompt.stub or any(isinstance(each, _CODE) for each in parse(prompt.setup, "prompt")):
-        return value
-    return ""
+    is_code = prompt.stub or any(isinstance(each, _CODE) for each in parse(prompt.setup, "prompt"))
+    return value if is_code else ""

@@ -1,8 +1,7 @@
 """Rows of CRUXEval, in which an answer is no program: it predicts what a function returns or takes.
 
-As in its own evaluation, an output may be all of the assertion,
-and an input is a call. An output must be a literal, as CRUXEval's prompts say: an expression could
-compute it.
+As in its own evaluation, an output may be all of the assertion, and an input is a call. An output
+must be a literal, as its prompts say: an expression could compute it.
 """
 
 from collections.abc import Mapping

@@ -1,11 +1,6 @@
-"""Ground truths of trainers: which dataset's form they have.
+"""Ground truths of trainers: which dataset's form they have, by whose rule they are compared.
 
-docs/wire-formats.md lists the forms, and whose they are. They may be in a row of verl, PRIME or
-NeMo Gym (`reward_model`, `verifier_metadata`, …).
-
-Tests are compared by the rule of the dataset whose form they have, see `rows.py`: those of verl and
-PRIME as their runners do, which is that of APPS but in order; `test_cases` and lists of `input` and
-`output` line by line, as in LiveCodeBench.
+docs/wire-formats.md lists the forms, and whose they are.
 """
 
 import json
@@ -157,8 +152,8 @@ def _of_list(items: Any, column: str) -> tuple[str, Row]:
         return "livecodebench", {"public_test_cases": items}
     if len(names) > 1:
         raise InvalidRequest(f"{column}: all tests must call the same function")
-    inputs: list[JsonValue] = [each["input"] for each in items]
-    outputs: list[JsonValue] = [each["output"] for each in items]
+    inputs: Any = [each["input"] for each in items]
+    outputs: Any = [each["output"] for each in items]
     tests: Row = {"inputs": inputs, "outputs": outputs, "fn_name": names.pop()}
     if all(isinstance(each, str) for each in inputs):
         return "livecodebench", {"test": {"input_output": tests}}
@@ -172,9 +167,8 @@ def _as_case(test: Any) -> Any:
     if isinstance(test.get("assert_code"), str):  # ROLL
         return test["assert_code"]
     (_, given), (_, expected) = first_of(test, *_INPUTS), first_of(test, *_OUTPUTS)
-    return (
-        test if given is None or expected is None else {**test, "input": given, "output": expected}
-    )
+    is_case = given is not None and expected is not None
+    return {**test, "input": given, "output": expected} if is_case else test
 
 
 def request_of(response: Any, ground_truth: JsonValue) -> CodeRequest:

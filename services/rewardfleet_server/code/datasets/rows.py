@@ -1,14 +1,7 @@
-"""Readers of rows, one per dataset.
+"""Readers of rows, one per dataset: as in docs/code-service.md#datasets.
 
 Rows come as in the dataset, or as CTRL (`selected_uts`, `all_uts`) and SandboxFusion (`test`) store
-them. A column may be JSON as an object or as text.
-
-Outputs are compared by the rule of the dataset's own runner, or of SandboxFusion where a row has
-its form; see `judging/source_rules.py`. Of CodeContests+, the row's `checker` decides: C++ with
-testlib. Values are compared as Python does, floating-point numbers of MBPP+ and NeMo Gym with the
-tolerance of EvalPlus and numpy; for APPS and TACO see `apps.py`.
-
-docs/code-service.md says what else differs from CTRL with SandboxFusion.
+them.
 """
 
 import math
@@ -28,7 +21,6 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.truth import given, parsed
 from rewardfleet.wire.validation import validate
 
-from .apps import AppsTests
 from .codeforces import read_codeforces
 from .columns import (
     Row,
@@ -200,7 +192,7 @@ def _livecodebench(row: Row) -> dict[str, Any]:
     if column == "unit_tests":
         inputs, outputs, fn_name = _input_output(encoded)
     elif column:
-        tests = decode_column(encoded, column, may_be_object=True)
+        tests = decode_column(encoded, column)
         if not isinstance(tests, dict) or "input_output" not in tests:
             raise InvalidRequest("test: `input_output` is missing")
         inputs, outputs, fn_name = _input_output(tests["input_output"])
@@ -232,6 +224,36 @@ def _livecodebench(row: Row) -> dict[str, Any]:
     return {**_functional(row, fn_name, inputs, results), **near}
 
 
+class AppsTests(FunctionalTests):
+    """Calls with the values of a row, by the rules of APPS's runner (testing_util.py).
+
+    They are those of TACO, and of verl and PRIME, too. JSON has turned the integer keys of
+    dictionaries into texts, so they become integers again where all keys of a dictionary are: of a
+    single argument, and of an output or the single item of one.
+    """
+
+    #: Whether all outputs are lists of one item, which alone is accepted as well. The runner
+    #: accepts the first item of any list, which is unsound.
+    is_wrapped: bool
+
+    def accepted(self, expected: Any) -> tuple[Any, ...]:
+        """Return the values that a call may return."""
+        match expected:
+            case [dict(only)]:
+                expected = [with_integer_keys(only) or only]
+            case dict():
+                expected = with_integer_keys(expected) or expected
+        return (expected, expected[0]) if self.is_wrapped and expected else (expected,)
+
+
+def with_integer_keys(value: dict[str, Any]) -> dict[int, Any] | None:
+    """Return a dictionary with integers as keys; None if one of them is no integer."""
+    try:
+        return {int(key): each for key, each in value.items()}
+    except ValueError:
+        return None
+
+
 def _apps(row: Row) -> dict[str, Any]:
     column, tests = first_of(row, "selected_uts", "all_uts")
     if tests is not None:
@@ -249,11 +271,8 @@ def _apps(row: Row) -> dict[str, Any]:
         for index, (given, output) in enumerate(pairs)
     ]
     is_wrapped = all(isinstance(each, list) and len(each) == 1 for each in results)
-    return {
-        **_functional(row, fn_name, inputs, results),
-        "model": AppsTests,
-        "is_wrapped": is_wrapped,
-    }
+    fields = _functional(row, fn_name, inputs, results)
+    return {**fields, "model": AppsTests, "is_wrapped": is_wrapped}
 
 
 _READERS: dict[str, Callable[[Row], dict[str, Any]]] = {
@@ -318,12 +337,8 @@ def _functional(
     pairs = enumerate(zip(inputs, outputs, strict=True))
     cases = [{"args": _arguments(args, index), "expected": value} for index, (args, value) in pairs]
     fields = {"kind": "functional", "setup": PRELUDE, "fn_name": fn_name, "bool_is_int": True}
-    return {
-        **fields,
-        "prompt": prompt_of(row, fn_name),
-        "cases": cases,
-        **given(row, ("in_place", "any_order")),
-    }
+    fields |= {"prompt": prompt_of(row, fn_name), "cases": cases}
+    return {**fields, **given(row, ("in_place", "any_order"))}
 
 
 def _text(value: Any) -> Any:

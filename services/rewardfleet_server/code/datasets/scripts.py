@@ -1,14 +1,13 @@
-"""Rows whose tests are source code: asserts, and scripts of them.
-
-The script that EvalPlus writes for MBPP+ is taken apart, so that each value is compared by itself.
-"""
+"""Rows whose tests are source code: asserts, and scripts of them."""
 
 import ast
+import inspect
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet_server.code.sandboxes.jail.guest import nodes
 from rewardfleet_server.code.sandboxes.jail.guest.names import PROGRAM_MODULES, imported_packages
 from rewardfleet_server.code.tests.asserts import parse
 
@@ -25,11 +24,9 @@ PRELUDE = "".join(
 
 #: The lists and trees of LeetCode, as the runners of LeetCodeDataset in code-r1 and DeepCoder
 #: define them: constructors, conversions from lists (level by level), and comparisons.
-_LEETCODE = """
-class ListNode:
-    def __init__(self, val=0, next=None):
-        self.val, self.next = val, next
-
+_LEETCODE = f"""
+{inspect.getsource(nodes.ListNode)}
+{inspect.getsource(nodes.TreeNode)}
 
 def list_node(values):
     head = None
@@ -37,17 +34,10 @@ def list_node(values):
         head = ListNode(value, head)
     return head
 
-
 def is_same_list(a, b):
     while a and b and a.val == b.val:
         a, b = a.next, b.next
     return a is None and b is None
-
-
-class TreeNode:
-    def __init__(self, val=0, left=None, right=None):
-        self.val, self.left, self.right = val, left, right
-
 
 def tree_node(values):
     nodes = [None if value is None else TreeNode(value) for value in values]
@@ -57,16 +47,15 @@ def tree_node(values):
             node.left, node.right = next(children, None), next(children, None)
     return nodes[0] if nodes else None
 
-
 def is_same_tree(a, b):
     pairs = [(a, b)]
     while pairs:
         a, b = pairs.pop()
+        if a is None and b is None:
+            continue
         if a is None or b is None or a.val != b.val:
-            if a is not None or b is not None:
-                return False
-        else:
-            pairs += [(a.left, b.left), (a.right, b.right)]
+            return False
+        pairs += [(a.left, b.left), (a.right, b.right)]
     return True
 """
 _OF_LEETCODE = re.compile(
@@ -128,8 +117,8 @@ def read_tests(row: Row) -> dict[str, Any]:
 def _read_script(source: str) -> dict[str, Any]:
     """Return the fields of `AssertTests` that a script determines.
 
-    A script of asserts, and EvalPlus's usual script, become one case per comparison. Any other
-    script becomes one case.
+    A script of asserts, and the one that EvalPlus writes for MBPP+, become one case per comparison,
+    so that each value is compared by itself. Any other script becomes one case.
     """
     body = parse(source, "tests")
     if not body:
@@ -150,10 +139,14 @@ def _comparisons(body: Sequence[ast.stmt]) -> list[str] | None:
         match node:
             case ast.Import() | ast.ImportFrom() | ast.FunctionDef(name="is_floats"):
                 pass
-            case ast.FunctionDef(name="assertion") if _compares_plain_values(node):
-                pass
-            case ast.FunctionDef(name="assertion") if _lacks_its_assert(node):
-                form = _IS_FOUND
+            case ast.FunctionDef(name="assertion"):
+                source = ast.unparse(node)
+                if "out == exp" in source and "set(" not in source and "None" not in source:
+                    continue  # it compares values as they are; in some rows, it compares sets
+                has_assert = any(isinstance(each, ast.Assert) for each in ast.walk(node))
+                if has_assert or "exp == (out is not None)" not in source:
+                    return None
+                form = _IS_FOUND  # it forgets its assert, as in three rows
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.List(elts=items)):
                 values[name] = items
             case ast.For(body=[ast.Expr(value=ast.Call(func=ast.Name("assertion"), args=args))]):
@@ -168,15 +161,3 @@ def _comparisons(body: Sequence[ast.stmt]) -> list[str] | None:
         return None
     pairs = zip(map(ast.unparse, inputs), map(ast.unparse, results), strict=True)
     return [form.format(call=f"{function}(*{args})", expected=result) for args, result in pairs]
-
-
-def _compares_plain_values(function: ast.FunctionDef) -> bool:
-    """Return whether `assertion` compares values as they are; in some rows, it compares sets."""
-    source = ast.unparse(function)
-    return "out == exp" in source and "set(" not in source and "None" not in source
-
-
-def _lacks_its_assert(function: ast.FunctionDef) -> bool:
-    """Return whether `assertion` forgets to assert what it compares, as in three rows of MBPP+."""
-    has_assert = any(isinstance(node, ast.Assert) for node in ast.walk(function))
-    return not has_assert and "exp == (out is not None)" in ast.unparse(function)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from rewardfleet.text.program import extract_program
@@ -18,10 +19,9 @@ _SINGLE = (
 )  # fmt: skip
 #: Columns with several, in all languages: APPS, TACO and CodeContests; CodeContests+.
 _SEVERAL = ("solutions", "correct_submissions")
-#: All of them.
-SOLUTIONS = (*_SINGLE, *_SEVERAL)
-#: The names of Python 3 there. CodeContests has numbers.
-_PYTHON = {None, 3, "3", "python", "python3", "py3"}
+SOLUTIONS = (*_SINGLE, *_SEVERAL)  #: all of them
+#: The names of Python 3 there, or if there is none. CodeContests has numbers.
+_PYTHON = {"none", "3", "python", "python3", "py3"}
 #: Solutions of one row that are tried to be read as Python.
 _MAX_TRIED = 100
 
@@ -47,11 +47,10 @@ def first_solution_of(row: Row) -> str:
     if only is not None:
         return only
     programs = (extract_program(text) for name in _SEVERAL for text in _texts(row.get(name), name))
-    for _, program in zip(range(_MAX_TRIED), programs, strict=False):
-        if program.strip():
-            with suppress(SyntaxError):
-                parse_source(program)
-                return program
+    for program in filter(str.strip, islice(programs, _MAX_TRIED)):
+        with suppress(SyntaxError):
+            parse_source(program)
+            return program
     raise InvalidRequest("check_reference: the row has no solution in Python")
 
 
@@ -62,20 +61,16 @@ def _texts(value: Any, column: str) -> Iterator[str]:
         return
     value = json_of(value, column)
     if isinstance(value, dict):  # CodeContests: parallel lists
-        texts = value.get("solution")
-        languages = value.get("language")
+        texts, languages = value.get("solution"), value.get("language")
         if not isinstance(texts, list):
             return
         if not isinstance(languages, list) or len(languages) != len(texts):
             languages = [None] * len(texts)
         value = [{"code": t, "language": name} for t, name in zip(texts, languages, strict=True)]
     for each in value if isinstance(value, list) else ():
+        text = each
         if isinstance(each, dict):
-            language = each.get("language")
-            known = language.lower() if isinstance(language, str) else language
-            is_python = isinstance(known, str | int | None) and known in _PYTHON
+            is_python = str(each.get("language")).lower() in _PYTHON
             text = each.get("code") or each.get("solution") if is_python else None
-        else:
-            text = each
         if isinstance(text, str):
             yield text

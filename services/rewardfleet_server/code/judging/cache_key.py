@@ -12,11 +12,10 @@ from pydantic import JsonValue
 from rewardfleet.wire.code import CodeRequest, CodeScore, Outcome
 from rewardfleet.wire.digest import digest_of
 from rewardfleet_server.cache.entry import source_version
-from rewardfleet_server.code.checkers.decision import CHECKER_FAILED
 from rewardfleet_server.code.normal_form.introspection import Uses
 from rewardfleet_server.code.text_parser import TextParser
 
-from .verdict import SANDBOX_DIED
+from .verdict import CHECKER_FAILED, SANDBOX_DIED
 
 #: What the provenance of a score names that is not stored.
 NOT_CACHED = "not_cached"
@@ -61,8 +60,7 @@ class CacheKeys:
         given = sorted(request.limits.model_fields_set)  # a row's time limit replaces a default
         provenance = dict(self._provenance())
         if provenance != self._encoded[0]:
-            base = json.dumps([provenance, self._harness], sort_keys=True)
-            self._encoded = provenance, base
+            self._encoded = provenance, json.dumps([provenance, self._harness], sort_keys=True)
         parts = f"{self._encoded[1]}\n{form}\n{tests}\n{limits}\n{given}\n{request.language}"
         return digest_of(parts)
 
@@ -78,15 +76,14 @@ def lookup_keys(key: str, mode: str) -> tuple[str, ...]:
 def store_policy(
     key: str, mode: str, score: CodeScore, *, with_original: bool = False
 ) -> tuple[str, float | None]:
-    """Return the key to store a score under, and its time to live in seconds (None: no limit).
-
-    What tests have drawn by chance is not stored (0).
+    """Return the key to store a score under, and its seconds to live (None: no limit; 0: none).
 
     Args:
         key: The key of the program's verdicts.
-        with_original: Whether the original program was run as well, to determine whether the
-            judgment is right.
+        with_original: Whether the original program was run as well, for the judgment.
     """
+    if NOT_CACHED in score.provenance:
+        return key, 0.0
     outcomes = {verdict.verdict for verdict in score.verdicts} - {Outcome.LEFT_OUT}
     complete = mode == "pass_rate" or Outcome.SKIPPED not in outcomes
     # Tests after a failure are skipped by design. Otherwise, tests are skipped for lack of time.
@@ -98,6 +95,4 @@ def store_policy(
     is_brief |= with_original and (right is None or (right == 1) != (score.judgment == "correct"))
     # A jail may also die for reasons other than the program, and a checker fail due to its limits.
     is_brief |= any(SANDBOX_DIED in each or CHECKER_FAILED in each for each in score.suspicions)
-    if NOT_CACHED in score.provenance:
-        return key, 0.0
     return f"{key}:{'all' if complete else 'first'}", _SHORT_TTL_S if is_brief else None

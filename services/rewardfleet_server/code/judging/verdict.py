@@ -1,6 +1,6 @@
-"""Planning the runs of a program from its tests, and judging their results.
+"""Planning the runs of a program from its tests, and judging their results, without side effects.
 
-All of this happens outside the sandbox, where expected values stay, and has no side effects.
+All of this happens outside the sandbox, where expected values stay.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import zip_longest
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from rewardfleet.wire.code import (
     MAX_TESTS,
@@ -24,7 +24,7 @@ from rewardfleet.wire.code import (
     Verdict,
 )
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet_server.code.datasets.apps import AppsTests, with_integer_keys
+from rewardfleet_server.code.datasets.rows import AppsTests, with_integer_keys
 from rewardfleet_server.code.sandboxes import (
     MAX_REPORT_BYTES,
     Check,
@@ -44,12 +44,16 @@ SANDBOX_DIED = "its sandbox died"
 ALIKE = "all expected outputs are "
 #: How the suspicion of a pass ends that the program could decide, and that is none with `strict`.
 REJECTED_BY_STRICT = ", which `strict` rejects"
+#: The suspicion of an output on which its checker failed, and `Decision.failed` of an exception.
+CHECKER_FAILED, CHECKER_RAISED = "its checker failed", "exception"
+#: The exit status of a checker that failed, by testlib's convention.
+_CHECKER_FAILS = 3
 
 #: Checks of one test that a verdict counts.
 _MAX_CHECKS = 10**9
 #: Bytes of standard output and standard error that a verdict shows.
 _MAX_SHOWN = 1000
-#: Characters of a wrong value that a verdict shows.
+#: Characters of a wrong value, and of a checker's message, that a verdict shows.
 _MAX_RETURNED = 200
 
 #: Outcomes of programs that failed before any check, by the `failed` field of the report.
@@ -81,6 +85,25 @@ class CheckerFiles(NamedTuple):
     stdin: bytes
     output: bytes
     answer: bytes
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a checker program decided on an output."""
+
+    outcome: Outcome  #: `accepted` or `wrong_answer`
+    message: str  #: the beginning of what it printed; if it failed, the last line
+    failed: str | None  #: why it failed; None if it decided
+
+    @property
+    def suspicion(self) -> str | None:
+        """The sign of tampering; none if it failed with an exception.
+
+        Many checkers in Python raise one if they cannot read an output.
+        """
+        if self.failed in {None, CHECKER_RAISED}:
+            return None
+        return f"{CHECKER_FAILED} on the output ({self.failed})"
 
 
 @dataclass(frozen=True)
@@ -173,20 +196,15 @@ class StdioRun:
             outcome = Outcome.SKIPPED
             undecided = CheckerFiles(self.run.stdin, result.stdout, self.expected)
         elif outcome is None:
-            tolerance = Tolerance(self.tests.tolerance, self.tests.relative_tolerance)
-            right = output_equals(
-                result.stdout,
-                self.expected,
-                self.tests.checker,
-                tolerance,
-                ignore_case=self.tests.ignore_case,
-            )
+            tests = self.tests
+            rule = tests.checker, Tolerance(tests.tolerance, tests.relative_tolerance)
+            pair = result.stdout, self.expected
+            right = output_equals(*pair, *rule, ignore_case=tests.ignore_case)
             outcome = Outcome.ACCEPTED if right else Outcome.WRONG_ANSWER
         checks = int(outcome in {Outcome.ACCEPTED, Outcome.WRONG_ANSWER})
-        by: Literal["service", "checker"] = "service" if undecided is None else "checker"
+        by: DecidedBy = "service" if undecided is None else "checker"
         verdict = _verdict(outcome, result, by=by, checks=checks)
-        is_early = outcome is Outcome.EXITED_EARLY
-        suspicions = _suspicions(result, forged=forged, is_early=is_early)
+        suspicions = _suspicions(result, forged=forged, is_early=outcome is Outcome.EXITED_EARLY)
         return RunVerdicts([verdict], suspicions, undecided)
 
 
@@ -226,9 +244,7 @@ class CallRun:
             answer = answers.get(check.nonce)
             outcome = unanswered if answer is None else _outcome(answer, expected, self.rule)
             checks = 0 if answer is None else _checks_of(answer)
-            inside = _decided_inside(answer, expected, result)
-            if self.known:
-                inside = "the program's process"
+            inside = self._decided_inside(answer, expected, result)
             if outcome is Outcome.ACCEPTED and not checks:
                 outcome = Outcome.WRONG_ANSWER
                 suspicions.append("no check was evaluated")
@@ -236,8 +252,7 @@ class CallRun:
                 rejected = REJECTED_BY_STRICT if self.strict else ""
                 outcome = Outcome.WRONG_ANSWER if self.strict else outcome
                 suspicions.append(f"decided by {inside}{rejected}")
-            by: Literal["service", "jail"] = "jail" if inside else "service"
-            verdict = verdict_of(outcome, by=by, checks=checks)
+            verdict = verdict_of(outcome, by="jail" if inside else "service", checks=checks)
             if outcome is Outcome.WRONG_ANSWER and answer is not None and "value" in answer:
                 returned = json.dumps(answer["value"])[:_MAX_RETURNED]
                 verdict = verdict.model_copy(update={"returned": returned})
@@ -249,6 +264,15 @@ class CallRun:
             pairs = zip(self.known, verdicts, strict=True)
             return RunVerdicts([known or found for known, found in pairs], suspicions)
         return RunVerdicts(verdicts, suspicions, again=self._again(answers, verdicts))
+
+    def _decided_inside(
+        self, answer: dict[str, Any] | None, expected: tuple[Any, ...] | None, result: RunResult
+    ) -> str:
+        """Return what in the program's process decided on a test; "" if nothing did."""
+        if answer is not None and result.test_report is not None and not self.known:
+            return str(answer.get("inside", ""))
+        is_inside = self.known or (answer is not None and expected is None)
+        return "the program's process" if is_inside else ""
 
     def answers(self, result: RunResult) -> list[dict[str, Any]]:
         """Return the answers to the checks, which no program of a policy has given."""
@@ -273,10 +297,9 @@ class CallRun:
     def _again(
         self, answers: Mapping[str, Mapping[str, Any]], verdicts: Sequence[Verdict]
     ) -> "CallRun | None":
-        """Return a run in the program's process, where a test may depend on the boundary.
+        """Return a run in the program's process of tests that may need objects of it, and failed.
 
-        That is one that did not pass, and that by itself may need objects which cannot cross it.
-        Its verdict is `jail`.
+        Their verdicts are `jail`.
         """
         if self.strict:
             return None
@@ -312,17 +335,6 @@ def _answers(report: bytes, nonces: set[str]) -> tuple[dict[str, dict[str, Any]]
         else:
             forged = forged or not _FAILED.fullmatch(line)
     return answers, forged
-
-
-def _decided_inside(
-    answer: dict[str, Any] | None, expected: tuple[Any, ...] | None, result: RunResult
-) -> str | None:
-    """Return what in the program's process decided on a test; None if nothing did."""
-    if answer is None:
-        return None
-    if result.test_report is not None:
-        return None if "inside" not in answer else str(answer["inside"])
-    return "the program's process" if expected is None else None
 
 
 def _checks_of(answer: dict[str, Any]) -> int:
@@ -368,11 +380,30 @@ def failure(result: RunResult, limits: RunLimits) -> Outcome | None:  # noqa: PL
         return Outcome.TIME_LIMIT
     if result.exit_code == 0:
         return None
-    for line in _lines(result.report):
-        failed = _FAILED.fullmatch(line)
-        if failed and (why := failed[1].decode()) in _FAILURES:
-            return _FAILURES[why]
-    return Outcome.RUNTIME_ERROR
+    found = filter(None, map(_FAILED.fullmatch, _lines(result.report)))
+    outcomes = (_FAILURES.get(each[1].decode()) for each in found)
+    return next(filter(None, outcomes), Outcome.RUNTIME_ERROR)
+
+
+def decision(result: RunResult, limits: RunLimits) -> Decision:
+    """Return what a checker program decided. An output on which it fails is a wrong answer."""
+    message = (result.stderr or result.stdout).decode(errors="replace").strip()
+    outcome, failed = failure(result, limits), None
+    if outcome is Outcome.RUNTIME_ERROR:
+        if result.stopped == "died":
+            failed = "its jail died"
+        elif result.exit_code < 0:
+            failed = f"signal {-result.exit_code}"
+        elif result.report:  # the supervisor reports nothing but a failure
+            failed = CHECKER_RAISED
+        elif result.exit_code == _CHECKER_FAILS:
+            failed = f"exit status {_CHECKER_FAILS}"
+    elif outcome is not None:
+        failed = outcome.replace("_", " ")
+    if failed is not None:
+        message = message.rpartition("\n")[2]
+    outcome = Outcome.WRONG_ANSWER if failed or result.exit_code else Outcome.ACCEPTED
+    return Decision(outcome, message[:_MAX_RETURNED], failed)
 
 
 def _lines(report: bytes) -> Iterator[bytes]:
@@ -384,7 +415,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
     try:
         read = json.loads(line)
     except (ValueError, RecursionError):
-        read = None
+        return {}
     return read if isinstance(read, dict) else {}
 
 

@@ -138,16 +138,9 @@ def _check_path(path: str, names: list[str]) -> None:
         raise ReflectsSource  # a module is no value
 
 
-def uses_of(tree: ast.Module) -> Uses:
-    """Return what source code uses.
+class Collector:
+    """Collects what a program uses."""
 
-    Raises:
-        ReflectsSource: It may observe its local names or lines, whatever else it has.
-    """
-    return _Collector().collect(tree)
-
-
-class _Collector:
     def __init__(self) -> None:
         self.uses = Uses()
         self.checked: set[int] = set()  # the ids of nodes that are used in a way that is allowed
@@ -156,6 +149,7 @@ class _Collector:
         self.delegates = False
 
     def collect(self, tree: ast.Module) -> Uses:
+        """Return it; raise ReflectsSource if the program observes names, whatever else it has."""
         for node in ast.walk(tree):  # parents come first
             if node.__class__.__name__ in allowed.OTHER_NODES or getattr(node, "type_params", None):
                 raise ReflectsSource
@@ -164,9 +158,7 @@ class _Collector:
                 collector(self, node)
         for name, kinds in self.caught:
             if name in self.loaded:
-                self.uses.caught.update(
-                    each.id if isinstance(each, ast.Name) else "" for each in kinds
-                )
+                self.uses.caught.update(getattr(each, "id", "") for each in kinds)
         if self.delegates and "close" in self.uses.own:
             raise ReflectsSource  # a generator closes what it delegates to
         return self.uses
@@ -283,15 +275,11 @@ class _Collector:
         if isinstance(node, ast.Subscript):
             self.base(node.value)
             return
+        is_call = isinstance(node, ast.Call)
         name = last_name(node.func if isinstance(node, ast.Call) else node)
-        if isinstance(node, ast.Call) and name == "namedtuple":
-            self.uses.known.add(name)
-        elif isinstance(node, ast.Call):
+        if is_call and name != "namedtuple":
             raise ReflectsSource
-        elif name in allowed.BASES:
-            self.uses.known.add(name)
-        else:
-            self.uses.types.add(name)
+        (self.uses.known if is_call or name in allowed.BASES else self.uses.types).add(name)
         if name in ("NameError", "UnboundLocalError"):
             self.uses.caught.add(name)  # whoever catches the class
 
@@ -299,9 +287,7 @@ class _Collector:
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         base, name = node.value, node.attr
-        if name == "format" and not is_plain_format(base):
-            raise ReflectsSource
-        if name == "__class__":
+        if name == "__class__" or (name == "format" and not is_plain_format(base)):
             raise ReflectsSource
         if name in ("__name__", "__qualname__"):
             self.close_type(base)
@@ -377,16 +363,17 @@ class _Collector:
     def print_to(self, call: ast.Call) -> None:
         """Note standard error as the file of `print`: nothing else may have it."""
         for keyword in call.keywords:
-            value = keyword.value
-            if keyword.arg == "file" and last_name(value) == "stderr":
-                self.uses.known.add("print")
-                self.checked.add(id(value))
-                name = value.id if isinstance(value, ast.Name) else ""
-                if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):
-                    name = f"{value.value.id}.stderr"
-                if not name:
+            match keyword:
+                case ast.keyword("file", ast.Name("stderr") as value):
+                    self.uses.attributes.add("stderr.write")
+                case ast.keyword("file", ast.Attribute(ast.Name(module), "stderr") as value):
+                    self.uses.attributes.add(f"{module}.stderr.write")
+                case ast.keyword("file", ast.Attribute(attr="stderr")):
                     raise ReflectsSource
-                self.uses.attributes.add(f"{name}.write")
+                case _:
+                    continue
+            self.uses.known.add("print")
+            self.checked.add(id(value))
 
     # Types of objects, which nothing gets but a comparison or a text
 
@@ -424,8 +411,8 @@ def _bound_in(node: ast.ClassDef) -> Iterator[str]:
 
 
 #: By the kinds of nodes, which the methods are named after.
-_COLLECTORS: dict[type[Any], Callable[[_Collector, Any], None]] = {
+_COLLECTORS: dict[type[Any], Callable[[Collector, Any], None]] = {
     getattr(ast, name.removeprefix("visit_")): method
-    for name, method in vars(_Collector).items()
+    for name, method in vars(Collector).items()
     if name.startswith("visit_")
 }

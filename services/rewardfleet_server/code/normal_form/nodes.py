@@ -44,9 +44,7 @@ def is_ordinary_error(node: ast.expr | None) -> bool:
 
 def is_plain_format(node: ast.expr) -> bool:
     """Return whether it is a literal format string that takes no attributes."""
-    if not is_text(node):
-        return False
-    return _takes_no_attributes(node.value)  # type: ignore[attr-defined]
+    return is_text(node) and _takes_no_attributes(node.value)  # type: ignore[attr-defined]
 
 
 def _takes_no_attributes(text: str) -> bool:
@@ -95,19 +93,16 @@ def has_one_argument(call: ast.Call) -> bool:
 
 def _ignores(call: ast.Call) -> bool:
     """Return whether it is a call that ignores warnings, wherever they come from."""
-    first = call.args[0] if len(call.args) == 1 else None
-    names = [keyword.arg for keyword in call.keywords]
-    return (
-        isinstance(first, ast.Constant) and first.value == "ignore" and names in ([], ["category"])
-    )
+    match call.args, call.keywords:
+        case [ast.Constant("ignore")], [] | [ast.keyword("category")]:
+            return True
+    return False
 
 
 #: Functions of modules that are allowed with some arguments.
 CHECKED_CALLS = {
-    "read": has_zero,
-    "fstat": has_zero,
-    "filterwarnings": _ignores,
-    "simplefilter": _ignores,
+    **dict.fromkeys(("read", "fstat"), has_zero),
+    **dict.fromkeys(("filterwarnings", "simplefilter"), _ignores),
 }
 
 #: What `write_node` need not write, or another method writes.

@@ -96,15 +96,14 @@ def _jail_checks(settings: CodeSettings) -> Iterator[Diagnosis]:
                 yield Diagnosis("note", _NO_DELAYS, "use a kernel with CONFIG_SCHED_INFO")
             yield from asyncio.run(_package_checks(pool, python.path))
         asyncio.run(pool.aclose())
-    if (compiler := find_compiler()) is None:
+    if compiler := find_compiler():
+        yield Diagnosis("ok", f"code: C++ compiler for checker programs: {compiler}")
+    else:
         what = "code: no C++ compiler: checker programs must be in Python"
         yield Diagnosis("note", what, "apt-get install g++")
-    else:
-        yield Diagnosis("ok", f"code: C++ compiler for checker programs: {compiler}")
 
 
 def _memory_check(settings: CodeSettings) -> Diagnosis:
-    """Return how many programs there is memory for at the same time."""
     try:
         capacity = check_memory(settings)
     except ValueError as error:
@@ -133,7 +132,6 @@ def _fix(level: IsolationLevel) -> str:
 
 
 async def _package_checks(pool: JailPool, python: str) -> list[Diagnosis]:
-    """Run a program that prints the packages that it can import."""
     result = await run_once(pool, Job(_LIST_PACKAGES, [ProgramRun()], _LIMITS))
     packages = result.stdout.decode(errors="replace").strip() or "none"
     what = f"code: packages in the jail (Python at {python}): {packages[:300]}"

@@ -50,23 +50,16 @@ _STEP_TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment for the jails.
-
-    Its folder is named after its interpreter and its requirements. It either is complete or does
-    not exist.
-    """
+    """A virtual environment for the jails: it is complete, or does not exist."""
 
     requirements: tuple[str, ...]  #: what is installed: names of packages with version specifiers
     base: Python  #: the interpreter that it is made with
-    folder: Path  #: where it is, or will be
+    folder: Path  #: where it is, or will be: named after its interpreter and requirements
 
     @property
     def is_built(self) -> bool:
-        """Whether it exists."""
-        try:
-            return self.folder.is_dir()
-        except OSError:  # e.g. its parent cannot be read
-            return False
+        """Whether it exists, and can be reached."""
+        return os.access(self.folder, os.F_OK)
 
     def build(self) -> Python:
         """Build it unless it exists, and return its interpreter.
@@ -127,10 +120,7 @@ def environment_of(settings: CodeSettings) -> Environment:
 
 
 def jail_python(settings: CodeSettings) -> Python:
-    """Return the interpreter of the jails.
-
-    With `--packages`, it is that of their environment, which is built if it does not exist. Without
-    it, `--python`, or that of the default packages if their environment exists.
+    """Return the interpreter of the jails; see docs/code-service.md#packages.
 
     Raises:
         ValueError: There is no interpreter that the user of the jails can run, or a package cannot

@@ -1,22 +1,29 @@
-"""One submission: the programs in a request, and the verdicts on one of them.
-
-All runs of a program share a budget of CPU time and one of wall time. Only what the program does
-itself uses them up: its CPU time, its sleep, removing what it left behind, and judging what it
-wrote. Waiting does not: for a jail, for memory, for a core, or in a pause of the machine. So a
-budget that ends is a result, however busy the machine is. The deadline of the call is for the rest.
-"""
+"""One submission: the programs in a request, the verdicts on one of them, and their cause."""
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from rewardfleet.text.program import answer_of
 from rewardfleet.wire.causes import CodeCause
-from rewardfleet.wire.code import CodeRequest, CodeTiming, CritiqueJudgment, Outcome, Verdict
+from rewardfleet.wire.code import (
+    CodeRequest,
+    CodeScore,
+    CodeTiming,
+    CritiqueJudgment,
+    Outcome,
+    Verdict,
+)
 from rewardfleet.wire.policy_text import MAX_CHARACTERS, UNUSABLE
-from rewardfleet_server.code.checkers.decision import Decision
-from rewardfleet_server.code.judging.verdict import CheckerFiles, TestRun
+from rewardfleet_server.code.judging.verdict import (
+    ALIKE,
+    REJECTED_BY_STRICT,
+    SANDBOX_DIED,
+    CheckerFiles,
+    Decision,
+    TestRun,
+)
 from rewardfleet_server.code.sandboxes import ProgramRun, RunLimits, RunResult
 from rewardfleet_server.code.text_parser import TextParser
 
@@ -28,6 +35,7 @@ _MAX_UNDECIDED_BYTES = 32 * 2**20
 _WALL_FACTOR = 1.5
 #: Seconds of wall time of a run, however little time is left.
 _MIN_WALL_S = 0.1
+_PASSES = {Outcome.ACCEPTED, Outcome.LEFT_OUT}
 
 
 @dataclass(frozen=True)
@@ -42,19 +50,15 @@ class Submission:
 
     @classmethod
     async def of(
-        cls,
-        request: CodeRequest,
-        parser: TextParser,
-        names: Callable[[], Awaitable[Collection[str]]],
+        cls, request: CodeRequest, parser: TextParser, called: Collection[str]
     ) -> "Submission":
         """Parse the texts of a request.
 
         Args:
-            names: Returns what the tests call; see `PreparedTests.called`.
+            called: What the tests call; see `PreparedTests.called`.
         """
         critique, original = request.critique, request.original_program
         judgment = None if critique is None else await parser.judgment(critique)
-        called = await names()
         program = await parser.program(request.revision or "", called)  # null is not scored
         original = None if original is None else await parser.program(original, called)
         return cls(request, program, original, judgment)
@@ -75,14 +79,44 @@ class Submission:
         is_given = self.original_program is not None and self.request.original_passed is None
         return self.judgment is not None and is_given
 
-    @property
-    def cause_of_compile_error(self) -> CodeCause:
-        """Why the score is 0, given that the program does not compile or that there is none."""
+    def is_judgment_right(self, original_passed: bool) -> float:
+        """Return 1 if the judgment agrees with whether the original program passed, else 0."""
+        return float(original_passed == (self.judgment == "correct"))
+
+    def cause_of(self, score: CodeScore) -> CodeCause | None:
+        """Return why a score is below 1; None if all tests pass and the program decided on none.
+
+        Args:
+            score: The verdicts and suspicions, maybe those of an equal program.
+        """
+        if self.critique_invalid:
+            return CodeCause.NO_JUDGMENT
+        failures = (n for n, each in enumerate(score.verdicts) if each.verdict not in _PASSES)
+        index = next(failures, None)
+        if index is None:
+            if any(each.verdict_by == "jail" for each in score.verdicts):
+                return CodeCause.DECIDED_BY_PROGRAM
+            is_alike = any(each.startswith(ALIKE) for each in score.suspicions)
+            return CodeCause.ALIKE_OUTPUTS if is_alike else None
+        verdict = score.verdicts[index]
+        if verdict.verdict is Outcome.COMPILE_ERROR:
+            return self._cause_of_compile_error()
+        if verdict.verdict is Outcome.SKIPPED:  # no test before it failed, so the time was up
+            return CodeCause.TIME_LIMIT
+        own = [each for each in score.suspicions if each.startswith(f"test {index + 1}: ")]
+        special = {
+            CodeCause.MISSING_MODULE: verdict.missing_module,
+            CodeCause.REFUSED_BY_JAIL: verdict.refused_by_jail,
+            CodeCause.SANDBOX_DIED: any(each.endswith(SANDBOX_DIED) for each in own),
+            CodeCause.DECIDED_BY_PROGRAM: any(each.endswith(REJECTED_BY_STRICT) for each in own),
+        }
+        usual = CodeCause[Outcome(verdict.verdict).name]
+        return next((cause for cause, is_it in special.items() if is_it), usual)
+
+    def _cause_of_compile_error(self) -> CodeCause:
         if UNUSABLE in self.program:
             return CodeCause.UNUSABLE_TEXT
-        answer = answer_of(
-            self.request.revision or ""
-        )  # in which no program was found, if it is all of it
+        answer = answer_of(self.request.revision or "")  # all of it, if no program was found in it
         if not _STATEMENT.match(self.program) or answer.strip() == self.program.strip():
             return CodeCause.NO_CODE_BLOCK
         return CodeCause.COMPILE_ERROR
@@ -103,6 +137,11 @@ def why_no_program(program: str) -> str | None:
 class SubmissionRun:
     """The verdicts on one program, collected while it runs. Used by one thread at a time.
 
+    All runs share a budget of CPU time and one of wall time. Only what the program does itself uses
+    them up: its CPU time, its sleep, removing what it left behind, and judging what it wrote.
+    Waiting does not: for a jail, for memory, for a core, or in a pause of the machine. So a budget
+    that ends is a result, however busy the machine is. The deadline of the call is for the rest.
+
     Args:
         planned: The runs, with what is expected of each.
         numbers: The numbers of the tests, from 1, by which suspicions name them.
@@ -118,7 +157,7 @@ class SubmissionRun:
         numbers: Sequence[int],
         max_seconds: float,
         *,
-        stop_at_failure: bool = True,
+        stop_at_failure: bool,
     ) -> None:
         self.limits = limits
         self.numbers = numbers
@@ -190,16 +229,18 @@ class SubmissionRun:
             self.undecided.append((index, judged.undecided))
             self._undecided_bytes += len(judged.undecided.output)
         is_over = Outcome.COMPILE_ERROR in outcomes or (failed and self._stop_at_failure)
-        is_left = bool(self.undecided) or self._done < len(self._planned)
-        self.was_cut |= not is_over and is_left and self.seconds_left <= 0
-        goes_on = not is_over and self.seconds_left > 0
-        is_full = (
-            len(self.undecided) >= self._max_undecided
-            or self._undecided_bytes >= _MAX_UNDECIDED_BYTES
-        )
+        goes_on = self._goes_on(is_over=is_over)
+        is_full = len(self.undecided) >= self._max_undecided
+        is_full |= self._undecided_bytes >= _MAX_UNDECIDED_BYTES
         is_short = self._wall_ms_left < self.limits.wall_s * 1000
         self.paused = goes_on and (is_full or is_short) and self._done < len(self._planned)
         return goes_on and not self.paused
+
+    def _goes_on(self, *, is_over: bool) -> bool:
+        """Return whether there is something to do and time for it; note what the budget cuts."""
+        is_left = bool(self.undecided) or self._done < len(self._planned)
+        self.was_cut |= not is_over and is_left and self.seconds_left <= 0
+        return not is_over and self.seconds_left > 0
 
     def on_decision(self, decision: Decision, result: RunResult) -> bool:
         """Take the checker's next decision; return whether another one is needed."""
@@ -212,9 +253,7 @@ class SubmissionRun:
         is_over = decision.outcome is not Outcome.ACCEPTED and self._stop_at_failure
         if is_over:
             del self.verdicts[index + 1 :]
-        is_left = bool(self.undecided) or self._done < len(self._planned)
-        self.was_cut |= not is_over and is_left and self.seconds_left <= 0
-        if is_over or self.seconds_left <= 0:
+        if not self._goes_on(is_over=is_over):
             self.undecided.clear()
             self.paused = False
         if not self.undecided:

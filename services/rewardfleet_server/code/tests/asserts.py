@@ -74,10 +74,8 @@ def parsed_asserts(tests: AssertTests) -> list[ParsedAssert]:
         nodes = [node for statement in body for node in ast.walk(statement)]
         has_own = any(isinstance(node, ast.Assert) for node in nodes)
         if not (checks or has_own or has_check(body, functions_of(ast.Module(body, [])))):
-            raise InvalidRequest(
-                f"{field_name}: give one assert statement, or a script with asserts: "
-                "it has no check"
-            )
+            accepted = "give one assert statement, or a script with asserts"
+            raise InvalidRequest(f"{field_name}: {accepted}: it has no check")
         names = _identifiers(nodes)
         if names & (_LOOKS_INSIDE | _OF_PROCESS) or _changes_inside(nodes, shared, classes):
             parsed.append(ParsedAssert("inside", case))
@@ -236,12 +234,10 @@ def _compared_with_literal(statements: Sequence[ast.stmt]) -> tuple[ast.expr, An
     match statements:
         case [ast.Assert(test=ast.Compare(left=left, ops=[operator], comparators=[right]))]:
             for expression, known in ((left, right), (right, left)):
-                literal = _literal(known)
-                if literal is None:
-                    continue
-                is_singleton = literal[0] is None or isinstance(literal[0], bool)
-                if isinstance(operator, ast.Eq) or (isinstance(operator, ast.Is) and is_singleton):
-                    return expression, literal[0]
+                if (literal := _literal(known)) is not None:
+                    is_singleton = literal[0] is None or isinstance(literal[0], bool)
+                    if isinstance(operator, ast.Eq | ast.Is if is_singleton else ast.Eq):
+                        return expression, literal[0]
     return None
 
 
@@ -254,9 +250,9 @@ def _literal(node: ast.expr) -> tuple[Any] | None:
 
 
 def _is_call(node: ast.expr, given: AbstractSet[str]) -> bool:
-    """Return whether an expression is a call of the program with constants.
+    """Return whether it is a call of the program with constants: nothing else computes its value.
 
-    Nothing but the program computes its value, so it may be computed in the program's process.
+    So that may be done in the program's process.
     """
     match node:
         case ast.Call(func=function, args=args, keywords=keywords):

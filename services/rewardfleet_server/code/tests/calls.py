@@ -1,8 +1,4 @@
-"""How functions on LeetCode's lists and trees, in place, and methods of classes are called.
-
-The annotations of the starter code say it, or those of the row's solution. What no JSON can stand
-for is refused: no answer could pass.
-"""
+"""How functions on LeetCode's lists and trees, in place, and methods of classes are called."""
 
 import ast
 import builtins
@@ -62,7 +58,7 @@ def call_forms(tests: PlainTests, solution: str | None) -> tuple[PlainTests, Seq
     """
     if not isinstance(tests, FunctionalTests):
         return tests, ()
-    name, prompt = tests.fn_name, parsed_prompt(tests.prompt) or []
+    name, prompt = tests.fn_name, parsed_prompt(tests.prompt)[1] or []
     own = _statements(solution or "")
     is_class = all(_is_operations(each, name) for each in tests.cases)
     kind: Any = ast.ClassDef if is_class else ast.FunctionDef
@@ -114,16 +110,16 @@ def _form(
     if not isinstance(results, list) or len(results) != len(names) or results[0] is not None:
         raise ValueError("of operations, a null and the result of each method are expected")
     first, *others = names
-    signatures, values = [], []
+    called = []
     for name, args, result in zip(["__init__", *others], given, results, strict=True):
         function = functions.get(name, unknown)
         if function is unknown and functions.keys() - {first} and (args or name != "__init__"):
             raise ValueError(f"the starter code of {first!r} has no {name!r}")
         signature, value = _expected(function.of(args), result)
         built(signature.kinds, args)
-        signatures.append(signature)
-        values.append(value)
-    return CallForm(tuple(signatures), tuple(names)), values
+        called.append((signature, value))
+    signatures, values = zip(*called, strict=True)
+    return CallForm(signatures, tuple(names)), [*values]
 
 
 def _expected(signature: Signature, value: Any) -> tuple[Signature, Any]:

@@ -1,19 +1,12 @@
 """From what a policy wrote to the program that runs, if tests have a prompt.
 
-A prompt is source code of the data set: imports, helper functions, and often the beginning of a
-function that a completion continues.
-
-    a complete program    runs as it is, after the prompt without that function
-    a body                continues that function, whatever became of its indentation
-
-Nothing of this parses what a policy wrote, so it takes time linear in the text. A text that is
-neither is judged as it is.
+Nothing of this parses what a policy wrote, so it takes time linear in the text.
 """
 
 import ast
-import itertools
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rewardfleet.text.python import parse_source
@@ -80,11 +73,6 @@ def complete(program: str, prompt: CodePrompt) -> str:
 # The prompt
 
 
-def parsed_prompt(prompt: str) -> list[ast.stmt] | None:
-    """Return the statements of a prompt, which may lack a body; None if it is not valid Python."""
-    return _parsed(prompt)[1]
-
-
 def read_prompt(prompt: str, entry_point: str) -> CodePrompt | None:
     """Take a prompt apart; return None if it is not valid Python.
 
@@ -97,7 +85,7 @@ def read_prompt(prompt: str, entry_point: str) -> CodePrompt | None:
     prompt = prompt.replace("\r\n", "\n").replace("\r", "\n")
     # Methods may be called through `Solution()`, or by their own name.
     called = re.findall(r"\w+", entry_point)
-    source, body = _parsed(prompt)
+    source, body = parsed_prompt(prompt)
     if body is None:
         return None
     lines = source.split("\n")
@@ -110,18 +98,15 @@ def read_prompt(prompt: str, entry_point: str) -> CodePrompt | None:
     return CodePrompt(_without(lines, body, set(called[:1])))
 
 
-def _parsed(prompt: str) -> tuple[str, list[ast.stmt] | None]:
+def parsed_prompt(prompt: str) -> tuple[str, list[ast.stmt] | None]:
     """Return a prompt as a valid program, and its statements; None if it cannot be made one."""
     prompt = _EMPTY.sub(r"\1\2 pass", prompt)
-    headers = list(_HEADER.finditer(prompt))
     sources = [prompt]
-    if headers:  # the last function has no body
-        sources.append(f"{prompt.rstrip()}\n{headers[-1][1]}    pass\n")
+    if headers := _HEADER.findall(prompt):  # the last function has no body
+        sources.append(f"{prompt.rstrip()}\n{headers[-1]}    pass\n")
     for source in sources:
-        try:
+        with suppress(SyntaxError):
             return source, parse_source(source).body
-        except SyntaxError:
-            pass
     return prompt, None
 
 
@@ -144,15 +129,6 @@ def _is_placeholder(statement: ast.stmt) -> bool:
     return False
 
 
-def _does_nothing(statement: ast.stmt) -> bool:
-    match statement:
-        case ast.Expr(value=ast.Constant(value=value)):
-            return not isinstance(value, str)
-        case ast.Pass() | ast.Raise():
-            return True
-    return False
-
-
 def _stub(lines: Sequence[str], unfinished: Sequence[_Definition]) -> tuple[str, str]:
     """Return the source of a function up to its docstring, and the indentation of its body."""
     body = unfinished[-1].body
@@ -160,8 +136,13 @@ def _stub(lines: Sequence[str], unfinished: Sequence[_Definition]) -> tuple[str,
     before = lines[first.lineno - 1].encode()[: first.col_offset].decode(errors="replace")
     if before.strip():  # in one line with the header
         return "", ""
-    kept = itertools.takewhile(lambda each: not _does_nothing(each), body)
-    last = max((each.end_lineno or 0 for each in kept), default=first.lineno - 1)
+    last = first.lineno - 1
+    for each in body:
+        match each:
+            case ast.Expr(value=ast.Constant(value=str())) | ast.Import() | ast.ImportFrom():
+                last = each.end_lineno or 0
+            case _:
+                break
     return "\n".join(lines[_first_line(unfinished[0]) : last]), before
 
 
@@ -176,7 +157,7 @@ def _without(lines: Sequence[str], body: Sequence[ast.stmt], names: set[str]) ->
 
 
 def _first_line(definition: _Definition) -> int:
-    return min(definition.lineno, *(each.lineno for each in definition.decorator_list), 10**9) - 1
+    return min([definition.lineno, *(each.lineno for each in definition.decorator_list)]) - 1
 
 
 # The program
@@ -210,11 +191,9 @@ def _returns(lines: Sequence[str]) -> bool:
 def _binds(program: str, names: frozenset[str], *, indented: bool) -> bool:
     """Return whether a line of a program defines, assigns or imports one of these names."""
     start = r"^[ \t]*" if indented else "^"
-    name = "|".join(map(re.escape, names))
-    pattern = (
-        rf"{start}(?:(?:(?:async[ \t]+)?def|class)[ \t]+(?:{name})\b|(?:{name})[ \t]*[=:,]"
-        rf"|(?:from|import)[ \t].*\b(?:{name})\b)"
-    )
+    name = f"(?:{'|'.join(map(re.escape, names))})"
+    define = r"(?:(?:async[ \t]+)?def|class)[ \t]+"
+    pattern = rf"{start}(?:{define}{name}\b|{name}[ \t]*[=:,]|(?:from|import)[ \t].*\b{name}\b)"
     return re.search(pattern, program, re.MULTILINE) is not None
 
 
@@ -233,8 +212,6 @@ def _indented(program: str, indent: str) -> str:
     if lost := _lost_indentation(lines):
         lines[number] = first = lost + first.lstrip()
     own = _indentation(first)
-    if own == indent:
-        return "\n".join(lines)
     return "\n".join(
         indent + line[len(own) :] if line.strip() and line.startswith(own) else line
         for line in lines

@@ -52,10 +52,10 @@ def import_statements(sources: Iterable[str]) -> str:
     `suppress`, and under conditions on versions. Tests that are not valid Python, or that change
     `sys.path`, have none.
     """
-    found: dict[str, None] = {}
+    found: set[str] = set()
     for source in sources:
         if "import" in source and not _CHANGES_IMPORTS.search(source):
-            found |= dict.fromkeys(_imports_of(source))
+            found.update(_imports_of(source))
     return "\n".join(sorted(found)) or "pass"
 
 

@@ -1,9 +1,6 @@
 """Preflight: whether tests work by themselves, and prove anything about a program.
 
-Tests whose setup fails, that do not compile, or whose own imports fail say nothing about the
-program, so they are invalid. So are tests that pass without a program, and cases that fail before
-they use one. All that is found out without it, as its failures are always judged. A row whose own
-solution fails is invalid, too, and one whose solution imports what programs cannot.
+That is found out without the program, as its failures are always judged.
 """
 
 import ast
@@ -12,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rewardfleet.text.python import parse_source
-from rewardfleet.wire.code import AssertTests, Outcome, StdioTests, Verdict
+from rewardfleet.wire.code import AssertTests, Outcome, StdioTests
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cache.single_flight import Memo, bytes_of
 from rewardfleet_server.code.judging.verdict import SANDBOX_DIED, assert_run, encoded, failure
@@ -93,16 +90,14 @@ class Preflight:
             return tests
         once = replace(tests, asserts=[replace(each, may_repeat=False) for each in tests.asserts])
 
-        async def passed(tests: PreparedTests) -> list[bool]:
-            done = await self._run_solution(tests, limits, False)
-            _check_alive(done)
-            passed = [each.verdict is Outcome.ACCEPTED for each in done.verdicts]
-            return passed + [False] * (len(tests.asserts) - len(passed))
+        async def passed(tests: PreparedTests) -> set[int]:
+            done = await self._solved(tests, limits, stop_at_failure=False)
+            return {n for n, each in enumerate(done.verdicts) if each.verdict is Outcome.ACCEPTED}
 
         async def helped() -> Mapping[int, str]:
             alone = await passed(once)
-            repeated = alone if all(alone) else await passed(tests)
-            return {n: "" for n, held in enumerate(repeated) if held and not alone[n]}
+            is_all = len(alone) == len(tests.asserts)
+            return {} if is_all else dict.fromkeys(await passed(tests) - alone, "")
 
         needed = await self._checked.get(f"repeats {limits} {tests.digest}", helped)
         asserts = [(tests if n in needed else once).asserts[n] for n in range(len(tests.asserts))]
@@ -193,45 +188,36 @@ class Preflight:
         return {}
 
     async def _try(self, tests: PreparedTests, limits: RunLimits) -> Mapping[int, str]:
-        done = await self._run_solution(tests, limits, True)
-        _check_alive(done)
+        done = await self._solved(tests, limits, stop_at_failure=True)
         for number, verdict in zip(done.numbers, done.verdicts, strict=False):
             if verdict.verdict is not Outcome.ACCEPTED:
-                reason = self._reason(verdict)
-                raise InvalidRequest(f"tests.row: its own solution fails test {number}: {reason}")
+                reason = last_error(verdict.stderr)
+                if module := missing_module(verdict.stderr):
+                    reason = f"it imports {self._missing(module)}"
+                failed = ": ".join(filter(None, [verdict.verdict.replace("_", " "), reason]))
+                raise InvalidRequest(f"tests.row: its own solution fails test {number}: {failed}")
         if len(done.verdicts) < len(done.numbers):
-            longest = self._settings.max_submission_s
-            raise InvalidRequest(
-                f"tests.row: its own solution takes more than max_submission_s ({longest:g} s)"
-            )
+            limit = f"max_submission_s ({self._settings.max_submission_s:g} s)"
+            raise InvalidRequest(f"tests.row: its own solution takes more than {limit}")
         return {}
 
-    def _reason(self, verdict: Verdict) -> str:
-        outcome = str(verdict.verdict).replace("_", " ")
-        if module := missing_module(verdict.stderr):
-            return f"{outcome}: it imports {self._missing(module)}"
-        error = last_error(verdict.stderr)
-        return f"{outcome}: {error}" if error else outcome
+    async def _solved(
+        self, tests: PreparedTests, limits: RunLimits, *, stop_at_failure: bool
+    ) -> SubmissionRun:
+        run = await self._run_solution(tests, limits, stop_at_failure)
+        if any(SANDBOX_DIED in each for each in run.suspicions):
+            raise Unavailable("tests.row: the jail of the row's solution died", retry_after=1)
+        return run
 
     def _missing(self, module: str) -> str:
         how = how_to_add(self._settings, module)
         return f"{module!r}, which programs cannot import; to add it: {how}"
 
 
-def _check_alive(run: SubmissionRun) -> None:
-    if any(SANDBOX_DIED in each for each in run.suspicions):
-        raise Unavailable("tests.row: the jail of the row's solution died", retry_after=1)
-
-
 def _left_out(
     cases: Sequence[str], indexes: Sequence[int], checks: Sequence[int | None]
 ) -> dict[int, str]:
-    """Return why cases do not count, by index.
-
-    Args:
-        indexes: The indexes of those that were evaluated without a program.
-        checks: How many checks each evaluated; None for those that failed.
-    """
+    """Return why cases do not count, by index, given their checks; None: a case that failed."""
     found = {
         index: "it passes without a program" if count else _why_nothing(cases[index])
         for index, count in zip(indexes, checks, strict=True)
@@ -244,12 +230,8 @@ def _left_out(
 
 def _why_nothing(case: str) -> str:
     """Return why no check of a case is evaluated."""
-    body = parse_source(case).body
-    functions = [
-        each for each in body if isinstance(each, ast.FunctionDef) and has_check([each], {})
-    ]
-    if not functions:
-        return "none of its checks is evaluated without a program"
-    name = functions[0].name
-    advice = "; give `entry_point`, which it is called with" if name == "check" else ""
-    return f"its asserts are in `{name}`, which nothing calls{advice}"
+    for each in parse_source(case).body:
+        if isinstance(each, ast.FunctionDef) and has_check([each], {}):
+            advice = "; give `entry_point`, which it is called with" * (each.name == "check")
+            return f"its asserts are in `{each.name}`, which nothing calls{advice}"
+    return "none of its checks is evaluated without a program"

@@ -1,7 +1,4 @@
-"""What a task asks: its tests, read and parsed once for all samples of a problem.
-
-No program, no limit and no secret is part of it.
-"""
+"""What a task asks: its tests, read and parsed once for all samples of a problem."""
 
 import hashlib
 import keyword
@@ -39,7 +36,7 @@ _MAX_CASE = 10_000
 
 @dataclass(frozen=True)
 class PreparedTests:
-    """The tests of a problem, of which nothing has to be parsed any more."""
+    """The tests of a problem, parsed. No program, no limit and no secret is part of them."""
 
     digest: str  #: of the tests as they are in a request
     tests: PlainTests  #: with the prompt in their setup
@@ -109,7 +106,6 @@ def prepare(tests: Tests, digest: str) -> PreparedTests:
 
 
 def _parsed(tests: PlainTests) -> Sequence[ParsedAssert]:
-    """Return the cases that are asserts; check the setup of other tests, and what they call."""
     if isinstance(tests, AssertTests):
         return parsed_asserts(tests)
     if tests.setup:
@@ -123,10 +119,8 @@ def _chance(tests: PlainTests, asserts: Sequence[ParsedAssert]) -> str:
     """Return what of the tests may differ the next time; not `random`, which their text seeds."""
     if not isinstance(tests, AssertTests):
         return chance_in(tests.setup)
-    sources = [tests.setup, *tests.cases]
-    if any(each.kind == "inside" or each.may_repeat for each in asserts):
-        return chance_in(*sources)
-    return chance_in("random.seed(0)", *sources)
+    is_seeded = not any(each.kind == "inside" or each.may_repeat for each in asserts)
+    return chance_in(*["random.seed(0)"] * is_seeded, tests.setup, *tests.cases)
 
 
 def _alike(tests: PlainTests, asserts: Sequence[ParsedAssert]) -> str:
