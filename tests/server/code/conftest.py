@@ -109,7 +109,7 @@ def check_verdicts(service: Service, row: dict[str, Any]) -> None:
     options = {name: row[name] for name in ("limits", "mode") if name in row}
     score = service.score(row["program"], row["tests"], **options)
     first = score["verdicts"][0]
-    assert [each["verdict"] for each in score["verdicts"]] == row["verdicts"], score
+    assert verdicts(score) == row["verdicts"], score
     assert score["score"] == row.get("score", score["score"])
     assert row.get("stderr", "") in first["stderr"]
     assert "by" not in row or {each["verdict_by"] for each in score["verdicts"]} == {row["by"]}
@@ -134,9 +134,7 @@ def asserts(*cases: str, **fields: object) -> dict[str, object]:
 
 @contextmanager
 def served_code(
-    level: str = "auto",
-    sandbox: Sandbox | None = None,
-    **settings: object,
+    level: str = "auto", sandbox: Sandbox | None = None, **settings: object
 ) -> Iterator[Service]:
     """Serve the code service for the duration of the block."""
     if level == "bubblewrap":
@@ -161,11 +159,17 @@ def level_service(request: pytest.FixtureRequest) -> Iterator[Service]:
         yield service
 
 
+def verdicts(score: dict[str, Any]) -> list[str]:
+    return [each["verdict"] for each in score["verdicts"]]
+
+
+def proc(pid: int, file: str) -> str:
+    """Return what the kernel says of a process; "" if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/{file}").read_text()
+    return ""
+
+
 def programs() -> set[int]:
     """Return the processes of programs and tests: they have a second seccomp filter."""
-    found = set()
-    for pid in descendants():
-        with suppress(OSError):
-            if "Seccomp_filters:\t2\n" in Path(f"/proc/{pid}/status").read_text():
-                found.add(pid)
-    return found
+    return {pid for pid in descendants() if "Seccomp_filters:\t2\n" in proc(pid, "status")}

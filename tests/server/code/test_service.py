@@ -44,16 +44,14 @@ from .conftest import (
     Service,
     asserts,
     check_verdicts,
+    proc,
     programs,
     sample,
     served_code,
     sources,
     stdio,
+    verdicts,
 )
-
-
-def verdicts(score: dict) -> list[str]:
-    return [each["verdict"] for each in score["verdicts"]]
 
 
 @pytest.mark.slow
@@ -134,13 +132,11 @@ def test_a_limit_of_the_tests_is_a_verdict_in_a_short_call(service: Service):
     """Also in a short call a program that is over before half of it ends has its verdicts."""
     body = {"revision": "while True: pass", "tests": stdio(*[("", "")] * 9)}
     headers = {"x-request-timeout": "120", "x-call-timeout": "2"}
-    for mode, expected in (("all_pass", ["time_limit"] + ["skipped"] * 8), ("pass_rate", None)):
-        given = {"limits": {"cpu_s": 0.25}, "mode": mode}
-        response = service.client.post("/score", json=body | given, headers=headers)
-        if expected is None:  # of nine runs of 0.25 s, four fit
-            assert response.json()["kind"] == "deadline_exceeded"
-        else:
-            assert verdicts(response.json()) == expected
+    body["limits"] = {"cpu_s": 0.25}
+    response = service.client.post("/score", json=body | {"mode": "all_pass"}, headers=headers)
+    assert verdicts(response.json()) == ["time_limit"] + ["skipped"] * 8
+    response = service.client.post("/score", json=body, headers=headers)
+    assert response.json()["kind"] == "deadline_exceeded"  # of nine runs of 0.25 s, four fit
 
 
 @pytest.mark.slow
@@ -188,14 +184,10 @@ def test_the_wait_for_a_jail_is_the_time_in_the_queue():
 
 
 class Deaths:
-    """Ends processes of jails when a program has begun.
+    """Ends processes of jails when a program has begun, which says so as the name of its thread."""
 
-    A program says so by the name of its thread, which can be read from outside.
-    """
-
-    def __init__(self, before: set[int]) -> None:
-        self._before = before
-        self._ended: set[int] = set()
+    def __init__(self) -> None:
+        self._before = descendants()  # and what has ended
 
     def wait_and_end(
         self, name: str = "begun", victim: str = "jail", number: int = signal.SIGKILL
@@ -203,15 +195,17 @@ class Deaths:
         """Wait for a program that was not ended before, and send a signal to a process.
 
         Args:
-            name: Of the program.
             victim: `jail`: all jails as the service has started them. Otherwise, a process of the
                 jail of this program.
-            number: The signal.
         """
-        wait_until(lambda: self._named(name) - self._ended)
-        (program,) = self._named(name) - self._ended
-        self._ended.add(program)
-        supervisor = next(pid for pid in self._jails() if program in descendants(pid, depth=1))
+
+        def begun() -> set[int]:
+            return {pid for pid in descendants() - self._before if proc(pid, "comm") == f"{name}\n"}
+
+        wait_until(begun)
+        (program,) = begun()
+        jails = descendants() - self._before
+        supervisor = next(pid for pid in jails if program in descendants(pid, depth=1))
         others = descendants(supervisor, depth=1) - {program}
         victims = {
             "jail": descendants(depth=1) - self._before,
@@ -221,20 +215,9 @@ class Deaths:
             "tests": others & programs(),
         }[victim]
         assert victims
+        self._before.add(program)
         for pid in victims:
             os.kill(pid, number)
-
-    def _named(self, name: str) -> set[int]:
-        return {pid for pid in self._jails() if self._name(pid) == name}
-
-    def _jails(self) -> set[int]:
-        return descendants() - self._before
-
-    @staticmethod
-    def _name(pid: int) -> str:
-        with contextlib.suppress(OSError):
-            return Path(f"/proc/{pid}/comm").read_text().strip()
-        return ""
 
 
 #: Sets the name of its thread, then sleeps, if the input says so: for longer than a busy machine
@@ -248,7 +231,7 @@ def test_a_run_whose_jail_dies_is_repeated_once(level: str):
     """No verdict is lost or repeated, wherever in a submission the jail dies."""
     lines = ["1", "sleep first 4", "2", "sleep second 0.5", "sleep third 4"]
     tests = stdio(*((line, line if line != "2" else "x") for line in lines))
-    deaths = Deaths(descendants())
+    deaths = Deaths()
     with served_code(level, workers=1) as service, ThreadPoolExecutor(1) as threads:
         scored = threads.submit(service.score, BEGINS, tests)
         deaths.wait_and_end("first")
@@ -267,7 +250,7 @@ def test_a_run_whose_jail_dies_is_repeated_once(level: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_program_whose_jail_dies_twice_and_is_not_killed_has_failed(level: str):
-    deaths = Deaths(descendants())
+    deaths = Deaths()
     with served_code(level, workers=1) as service, ThreadPoolExecutor(1) as threads:
         tests = stdio(("1", "1"), ("sleep begun 4", "x"), ("3", "3"))
         scored = threads.submit(service.score, BEGINS, tests)
@@ -284,7 +267,7 @@ def test_a_program_whose_jail_dies_twice_and_is_not_killed_has_failed(level: str
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_kill_from_outside_is_never_a_verdict(level: str, victim: str):
     """As the kernel does if memory runs out. The run is repeated once, and nothing is cached."""
-    deaths = Deaths(descendants())
+    deaths = Deaths()
     cached = {"workers": 1, "cache_mb": 1}
     with served_code(level, **cached) as service, ThreadPoolExecutor(1) as threads:
         tests = asserts("assert begin('1') in ('1',)", "assert begin('sleep begun 4') in ('x',)")
@@ -306,14 +289,9 @@ def test_a_kill_from_outside_is_never_a_verdict(level: str, victim: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_jail_whose_zygote_has_died_is_replaced_at_once(level: str):
-    def command(pid: int) -> bytes:
-        with contextlib.suppress(OSError):  # it has ended
-            return Path(f"/proc/{pid}/cmdline").read_bytes()
-        return b""
-
     with served_code(level, workers=1) as service:
         before = service.verdict("print(1)", stdio(("", "1")))
-        supervisors = {pid for pid in descendants() if b"\0utf8\0-\0" in command(pid)}
+        supervisors = {pid for pid in descendants() if "\0utf8\0-\0" in proc(pid, "cmdline")}
         forks = {fork for pid in supervisors for fork in descendants(pid, depth=1) & supervisors}
         zygotes = {fork for fork in forks if not descendants(fork)}
         for pid in zygotes:
@@ -524,12 +502,6 @@ def test_a_service_without_isolation_must_be_requested_explicitly():
         assert service.verdict("import os\nos.fork()", stdio(("", ""))) == "runtime_error"
 
 
-def test_an_interpreter_that_cannot_run_is_named_with_its_flag(tmp_path):
-    (tmp_path / "python").write_text("#!/bin/false\n")
-    with pytest.raises(ValueError, match="--python"):
-        isolation.find_python(tmp_path / "python")
-
-
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A folder in /tmp that the user of the jails can read."""
@@ -581,30 +553,41 @@ def test_a_program_cannot_replace_an_environment_in_tmp(open_folder: Path, hidde
             assert score["score"] == 1.0, score
 
 
-def test_an_interpreter_that_is_not_in_the_jail_is_refused(open_folder: Path):
+def unfit(kind: str, folder: Path) -> Path:
+    """Return an interpreter that programs cannot use."""
+    python = folder / "python"
+    if kind == "it cannot run":
+        python.write_text("#!/bin/false\n")
+    elif kind == "programs cannot reach it":
+        python.symlink_to(isolation.find_python(None).path)
+    else:
+        python = make_environment(folder / "environment")
+        closed = folder / "environment" / "pyvenv.cfg" if "configuration" in kind else folder
+        closed.chmod(0o600)
+    return python
+
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="programs run as the service's user")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("it cannot run", "--python"),
+        ("programs cannot reach it", r"--python {}: programs cannot reach it"),
+        pytest.param("of root", "nobody .*{}: Permission denied.*--python", marks=root_only),
+        # It would run, without the packages of its environment.
+        pytest.param("with a configuration of root", r"pyvenv\.cfg", marks=root_only),
+    ],
+)
+def test_an_interpreter_that_programs_cannot_use_is_refused(
+    open_folder: Path, kind: str, reason: str
+):
     """The reason is given, instead of a lower isolation level."""
-    link = open_folder / "python"
-    link.symlink_to(isolation.find_python(None).path)
-    with pytest.raises(ValueError, match=rf"--python {link}: programs cannot reach it") as caught:
-        pool.build(CodeSettings(workers=1, python=link))
+    python = unfit(kind, open_folder)
+    with pytest.raises(ValueError, match=reason.format(python)) as caught:
+        pool.build(CodeSettings(workers=1, python=python))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="programs run as the user of the service")
-def test_an_interpreter_that_only_root_can_reach_is_refused(tmp_path: Path):
-    tmp_path.chmod(0o700)
-    python = make_environment(tmp_path / "environment")
-    with pytest.raises(ValueError, match=rf"nobody .*{python}: Permission denied.*--python"):
-        pool.build(CodeSettings(workers=1, python=python))
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="programs run as the user of the service")
-def test_an_environment_whose_configuration_only_root_can_read_is_refused(open_folder: Path):
-    """Its interpreter would run, without the packages of the environment."""
-    python = make_environment(open_folder / "environment")
-    (open_folder / "environment" / "pyvenv.cfg").chmod(0o600)
-    with pytest.raises(ValueError, match=r"pyvenv\.cfg"):
-        pool.build(CodeSettings(workers=1, python=python))
 
 
 def test_an_interpreter_is_found_from_the_current_folder(
