@@ -12,10 +12,8 @@ from .words import CHANGES, DENIES, HARMLESS
 
 #: Characters of an answer, and of the text before it in which other answers are sought.
 MAX_ANSWER = 10_000
-#: Marks that are looked at, from the last one on.
-_MAX_MARKS = 20
-#: Characters of a text without marks that is an answer as a whole.
-_MAX_WHOLE = 300
+_MAX_MARKS = 20  #: marks that are looked at, from the last one on
+_MAX_WHOLE = 300  #: characters of a text without marks that is an answer as a whole
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=[{\w\\])")
 _TAG = re.compile(r"<(?:final_)?answer>", re.IGNORECASE)
@@ -41,8 +39,7 @@ _JOINT = re.compile(
     r"[\s$.,;*]{0,9}(?:(?:\\text\{\s*)?(?:or|and|oder|und|或|和)\b\s?\}?)?[\s$*\\()\[\]]{0,9}"
     r"(?:\w{1,3}\s?=\s?)?"
 )
-#: Forms whose every character counts.
-_LITERAL = ("exact", "regex", "json")
+_LITERAL = ("exact", "regex", "json")  #: forms whose every character counts
 #: Markup around a text.
 _WRAPPERS = tuple(
     re.compile(each, re.DOTALL)

@@ -15,8 +15,7 @@ from .extraction import MAX_ANSWER, Extracted, cleaned, core, extract, marked_an
 from .numbers import Number, equal, number_in, read_number
 from .words import normalized, read_choice, read_date, read_list, read_yes_no, readings
 
-#: Characters of texts that are compared here.
-_MAX_TEXT = 1_000
+_MAX_TEXT = 1_000  #: characters of texts that are compared here
 #: Forms of formulas, which both checkers compare.
 FORMULAS: frozenset[Form] = frozenset(
     {"expression", "set", "list", "interval", "equation", "matrix"}

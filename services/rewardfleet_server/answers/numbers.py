@@ -175,7 +175,6 @@ def _fraction(digits: str) -> Fraction:
 
 
 def _repeating(whole: str, digits: str, period: str) -> str:
-    """Return a decimal whose last digits repeat as a fraction."""
     value = int(f"{whole}{digits}{period}") - int(f"{whole}{digits}" or 0)
     return rf"\frac{{{value}}}{{{(10 ** len(period) - 1) * 10 ** len(digits)}}}"
 

@@ -24,10 +24,8 @@ log = logging.getLogger(__name__)
 
 #: CPU time after which a check is a long one, and how many of these there may be for each core.
 _QUICK_S, _LONG_PER_CORE = 0.1, 2
-#: Niceness of long checks; of others, it is 0.
-_NICE = 5
-#: Checks of one worker: caches of its libraries grow.
-_MAX_CHECKS = 500
+_NICE = 5  #: niceness of long checks; of others, it is 0
+_MAX_CHECKS = 500  #: checks of one worker: caches of its libraries grow
 #: Seconds in which the server process must have imported the libraries, and bytes of a reply.
 _START_S, _MAX_REPLY = 120.0, 2**16
 #: How a worker ends that has used up its CPU time, or its stack.
@@ -143,7 +141,6 @@ class Workers:
         raise Unavailable("no process that checks answers can be started", retry_after=1)
 
     def _fork(self) -> tuple[int, socket.socket]:
-        """Return the id of a new worker, and its channel."""
         orders = self._start_server() if self._server is None else self._server[1]
         channel, theirs = socket.socketpair()
         with theirs:
@@ -177,7 +174,6 @@ class Workers:
         self._server = None
 
     async def aclose(self) -> None:
-        """End every process."""
         for worker in self._idle:
             worker.end()
         self._idle.clear()
@@ -199,7 +195,6 @@ class _Worker:
         self.has_ended = False
 
     def ask(self, message: bytes) -> None:
-        """Let it begin a check."""
         self.checks += 1
         self._cpu_before = self._cpu_clock()
         self._checkers = {}
@@ -232,7 +227,6 @@ class _Worker:
 
     @property
     def cpu_s(self) -> float:
-        """The CPU time of its check so far."""
         return self._cpu_clock() - self._cpu_before
 
     def _cpu_clock(self) -> float:

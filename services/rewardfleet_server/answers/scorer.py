@@ -27,8 +27,7 @@ from .settings import AnswersSettings
 
 log = logging.getLogger(__name__)
 
-#: Characters of a text that is read on the event loop.
-_SHORT_TEXT = 64 * 1024
+_SHORT_TEXT = 64 * 1024  #: characters of a text that is read on the event loop
 #: What verdicts depend on besides the request.
 _LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy", "mpmath", "pint", "jsonschema")
 _KNOWN_GOOD = {"form": "expression", "answers": ["\\frac{2}{4}"], "reference": "0.5"}

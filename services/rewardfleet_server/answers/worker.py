@@ -139,7 +139,6 @@ def _send(connection: socket.socket, reply: dict[str, Any]) -> None:
 
 
 def _only_computing() -> Any:
-    """Return the filter of system calls of a worker."""
     import pyseccomp as seccomp  # type: ignore[import-untyped] # noqa: PLC0415 - needs libseccomp
 
     rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.EPERM))

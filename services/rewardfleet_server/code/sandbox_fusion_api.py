@@ -7,17 +7,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from rewardfleet.wire import fusion
 from rewardfleet.wire.code import CodeRequest, CodeScore, Limits, Outcome, Verdict
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.fusion import (
-    CommandRunResult,
-    EvalResult,
-    EvalTestCase,
-    RunCodeRequest,
-    RunCodeResponse,
-    StdioTest,
-    SubmitRequest,
-)
 from rewardfleet.wire.validation import format_validation_error, validate
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route
@@ -37,7 +29,7 @@ _OJ_SECONDS, _LCB_SECONDS = 20.0, 6.0
 #: Exit code of a run that exited normally but wrote too much: that of SIGXFSZ.
 _OUTPUT_LIMIT_CODE = -25
 
-_CASES = TypeAdapter(list[StdioTest])
+_CASES = TypeAdapter(list[fusion.StdioTest])
 
 
 @dataclass(frozen=True)
@@ -50,26 +42,27 @@ class SandboxFusionApi:
     _settings: CodeSettings
 
     def routes(self) -> Sequence[Route[Any]]:
-        """Return the two routes."""
         return (
             Route(
                 "/run_code",
                 "Run a program; SandboxFusion's format",
-                RunCodeRequest,
-                RunCodeResponse,
+                fusion.RunCodeRequest,
+                fusion.RunCodeResponse,
                 self.run_code,
                 scores=False,
             ),
             Route(
                 "/submit",
                 "Score a submission; SandboxFusion's format",
-                SubmitRequest,
-                EvalResult,
+                fusion.SubmitRequest,
+                fusion.EvalResult,
                 self.submit,
             ),
         )
 
-    async def run_code(self, request: RunCodeRequest, context: RequestContext) -> RunCodeResponse:
+    async def run_code(
+        self, request: fusion.RunCodeRequest, context: RequestContext
+    ) -> fusion.RunCodeResponse:
         """Run a program once, without a score.
 
         Raises:
@@ -81,7 +74,9 @@ class SandboxFusionApi:
             result = await run_once(self._sandbox, Job(request.code, [run], limits))
         return await asyncio.to_thread(_run_response, result, limits)
 
-    async def submit(self, request: SubmitRequest, context: RequestContext) -> EvalResult:
+    async def submit(
+        self, request: fusion.SubmitRequest, context: RequestContext
+    ) -> fusion.EvalResult:
         """Score a completion on the tests in its request.
 
         Raises:
@@ -89,7 +84,7 @@ class SandboxFusionApi:
         """
         config, is_oj = request.config, _is_oj(request)
         runs_all = is_oj and bool(config.extra.get("run_all_cases"))
-        cases: list[StdioTest] = []
+        cases: list[fusion.StdioTest] = []
         item: CodeRequest | InvalidRequest
         try:
             tests, cases = await asyncio.to_thread(_tests, request)
@@ -108,7 +103,7 @@ class SandboxFusionApi:
         is_accepted = score.pass_rate == 1
         if is_oj:  # one entry per case that was run
             results = [
-                EvalTestCase(
+                fusion.EvalTestCase(
                     passed=verdict.verdict is Outcome.ACCEPTED,
                     exec_info=_verdict_response(verdict),
                     test_info=case.model_dump(),
@@ -117,8 +112,8 @@ class SandboxFusionApi:
             ]
         else:  # one entry for all tests, as in SandboxFusion: its users take the mean over entries
             last = _verdict_response(verdicts[-1])
-            results = [EvalTestCase(passed=is_accepted, exec_info=last)]
-        return EvalResult(
+            results = [fusion.EvalTestCase(passed=is_accepted, exec_info=last)]
+        return fusion.EvalResult(
             id=request.id,
             accepted=is_accepted,
             extracted_code=score.code,
@@ -137,11 +132,11 @@ class SandboxFusionApi:
         return limits.model_copy(update={"memory_mb": memory_mb}) if memory_mb > 0 else limits
 
 
-def _is_oj(request: SubmitRequest) -> bool:
+def _is_oj(request: fusion.SubmitRequest) -> bool:
     return request.config.dataset_type.startswith("CommonOJ")
 
 
-def _tests(request: SubmitRequest) -> tuple[dict[str, Any], list[StdioTest]]:
+def _tests(request: fusion.SubmitRequest) -> tuple[dict[str, Any], list[fusion.StdioTest]]:
     """Return the tests of a request, and those of `CommonOJDataset` as they came."""
     column = "config.provided_data.test"
     given: Any = request.config.provided_data.get("test")
@@ -152,7 +147,9 @@ def _tests(request: SubmitRequest) -> tuple[dict[str, Any], list[StdioTest]]:
         validate_cases = _CASES.validate_json if isinstance(given, str) else _CASES.validate_python
         cases = validate_cases(given)
     except ValidationError as error:
-        raise InvalidRequest(f"{column}: {format_validation_error(error, StdioTest)}") from None
+        raise InvalidRequest(
+            f"{column}: {format_validation_error(error, fusion.StdioTest)}"
+        ) from None
     pairs = [{"stdin": case.input.stdin, "stdout": case.output.stdout} for case in cases]
     return {"kind": "stdio", "cases": pairs, "checker": "sandbox_fusion"}, cases
 
@@ -164,7 +161,7 @@ def _until_failure(verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
     return verdicts
 
 
-def _run_response(result: RunResult, limits: RunLimits) -> RunCodeResponse:
+def _run_response(result: RunResult, limits: RunLimits) -> fusion.RunCodeResponse:
     failed = failure(result, limits)
     return_code = None if failed is Outcome.TIME_LIMIT else result.exit_code
     if failed is Outcome.OUTPUT_LIMIT:
@@ -173,8 +170,7 @@ def _run_response(result: RunResult, limits: RunLimits) -> RunCodeResponse:
     return _response(return_code, result.fork_ms + result.run_ms, result.cpu_ms, *texts)
 
 
-def _verdict_response(verdict: Verdict) -> RunCodeResponse:
-    """Convert a verdict to the result of a run, as far as possible."""
+def _verdict_response(verdict: Verdict) -> fusion.RunCodeResponse:
     ran_well = verdict.verdict in {Outcome.ACCEPTED, Outcome.WRONG_ANSWER}
     is_late = verdict.verdict in {Outcome.TIME_LIMIT, Outcome.SKIPPED}
     return_code = None if is_late else 0 if ran_well else 1
@@ -183,10 +179,10 @@ def _verdict_response(verdict: Verdict) -> RunCodeResponse:
 
 def _response(
     return_code: int | None, wall_ms: float, cpu_ms: float, stdout: str, stderr: str
-) -> RunCodeResponse:
-    return RunCodeResponse(
+) -> fusion.RunCodeResponse:
+    return fusion.RunCodeResponse(
         status="Success" if return_code == 0 else "Failed",
-        run_result=CommandRunResult(
+        run_result=fusion.CommandRunResult(
             status="TimeLimitExceeded" if return_code is None else "Finished",
             execution_time=wall_ms / 1000,
             cpu_time=cpu_ms / 1000,

@@ -34,10 +34,8 @@ from .text_parser import TextParser
 #: Seconds after which to try an item again that has waited until its deadline. By then, the call
 #: has ended, too: see `_MAX_RESPONSE_SECONDS` of the client.
 _RETRY_AFTER_S = 5
-#: Maximum number of suspicions that one score lists.
-_MAX_SUSPICIONS = 20
-#: Packages that are counted by name: a program can print any.
-_MAX_PACKAGES = 50
+_MAX_SUSPICIONS = 20  #: maximum number of suspicions that one score lists
+_MAX_PACKAGES = 50  #: packages that are counted by name: a program can print any
 #: Bytes of prepared tests that are held in memory; docs/code-service.md names this limit.
 _MAX_PREPARED = 128 * 2**20
 #: Characters of a program that is completed on the event loop, and bytes of prepared tests whose
@@ -141,7 +139,6 @@ class CodeScorer:
         )
 
     def close(self) -> None:
-        """End the processes that parse texts."""
         self._parser.close()
 
     def provenance(self, backend: str) -> dict[str, JsonValue]:  # noqa: ARG002 - there is one
@@ -157,7 +154,6 @@ class CodeScorer:
 
     @property
     def isolation(self) -> str:
-        """The isolation level of programs."""
         return str(self._sandbox.provenance["isolation"])
 
     def run_limits(self, limits: Limits) -> RunLimits:
@@ -268,7 +264,6 @@ class CodeScorer:
         return run
 
     async def _execute(self, program: str, run: SubmissionRun, checker: Checker | None) -> None:
-        """Run a program on its tests, and fill in the timing of the stages."""
         timing = run.timing
         with stage(timing, "backend"):
             while True:

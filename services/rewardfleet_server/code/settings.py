@@ -30,8 +30,7 @@ def _default_cache_file() -> Path:
     return Path(folder).expanduser() / "rewardfleet" / "code.sqlite"
 
 
-#: Runs on a SandboxFusion server at the same time: it has no limit of its own.
-_FUSION_WORKERS = 32
+_FUSION_WORKERS = 32  #: runs on a SandboxFusion server at the same time: it has no limit of its own
 
 
 def checkers_folder() -> Path:
@@ -52,7 +51,6 @@ def environments_folders() -> tuple[Path, ...]:
 
 
 def _parse_requirements(given: object) -> object:
-    """Return requirements in normal form, in order, each once."""
     if not isinstance(given, str | list | tuple):
         return given
     texts = [given] if isinstance(given, str) else given
@@ -100,7 +98,6 @@ class CodeSettings(CacheSettings):
 
     @property
     def sandbox(self) -> Literal["jail", "fusion"]:
-        """Where programs run."""
         return "fusion" if self.fusion_url else "jail"
 
     @property
@@ -110,7 +107,6 @@ class CodeSettings(CacheSettings):
 
     @model_validator(mode="after")
     def _is_read(self) -> Self:
-        """Refuse settings of jails if there are none."""
         given = [name for name in self.of_jails if name in self.model_fields_set]
         if given and self.sandbox == "fusion":
             raise ValueError(

@@ -28,14 +28,11 @@ T = TypeVar("T")
 _FORM_SPEED, _PROGRAM_SPEED, _JUDGMENT_SPEED = 200, 1_000, 5_000
 #: Milliseconds of work that is done on the event loop: without a pause, and by turns.
 _FREE_MS, _NOW_MS, _FORM_NOW_MS = 0.1, 2, 10
-#: Milliseconds of work that does not wait for longer one.
-_QUICK_MS = 25
+_QUICK_MS = 25  #: milliseconds of work that does not wait for longer one
 #: CPU seconds of a normal form, and seconds until there is one. Then a program's key is its text.
 _FORM_CPU_S, _FORM_S = 2.0, 5.0
-#: How many times as long as its own work a text lets shorter ones come first.
-_PATIENCE = 20
-#: Seconds after which a process is taken to hang.
-_HANG_S = 60.0
+_PATIENCE = 20  #: how many times as long as its own work a text lets shorter ones come first
+_HANG_S = 60.0  #: seconds after which a process is taken to hang
 #: Memory of a process, in addition to what it has at its start. 70 MB have been seen.
 _MEMORY_BYTES = 2**28
 
@@ -109,7 +106,6 @@ class TextParser:
             return await self._lane(ms).run(task, text(), ms, cpu_s=_FORM_CPU_S)
 
     def close(self) -> None:
-        """End the processes."""
         self._quick.close()
         self._slow.close()
 

@@ -81,8 +81,7 @@ _BRACKETS = "()", "[]", "[)", "(]", "⟦⟧", "{}"
 _STRUCTURES, _UNORDERED = {*_BRACKETS, "∪"}, {"⟦⟧", "∪"}
 #: Relations, and what those that are not reversed are called.
 _RELATIONS = {"=": "=", "==": "=", "!=": "!=", "<": "<", "<=": "<=", ">": "<", ">=": "<="}
-#: Binary operators, and how much they bind.
-_BINDS = {"∪": 0, "+": 1, "-": 1, "*": 2, "/": 2}
+_BINDS = {"∪": 0, "+": 1, "-": 1, "*": 2, "/": 2}  #: binary operators, and how much they bind
 # fmt: on
 
 
@@ -301,7 +300,6 @@ def _matrix(rows: str) -> str:
 
 
 def _items(nodes: Sequence[_Node]) -> Sequence[_Node]:
-    """Return the items of a list, whatever its brackets."""
     first = _right_side(nodes[0])
     is_list = len(nodes) == 1 and first.kind in {"()", "[]", "⟦⟧", "∪"}
     return first.args if is_list else nodes

@@ -11,10 +11,8 @@ from sympy import Expr, srepr
 
 _LATEX = (LatexExtractionConfig(boxed_match_priority=-1),)
 _PLAIN = (ExprExtractionConfig(),)
-#: Decimals and significant digits that must agree.
-_DECIMALS, _DIGITS = 12, 15
-#: How much equal numbers may differ, as a share, for errors of rounding.
-_SHARE = 1e-9
+_DECIMALS, _DIGITS = 12, 15  #: decimals and significant digits that must agree
+_SHARE = 1e-9  #: how much equal numbers may differ, as a share, for errors of rounding
 #: Names that LaTeX has with a backslash.
 _NAME = re.compile(r"(?<![\\A-Za-z])(sqrt|sin|cos|tan|ln|log|exp|pi|infty)(?![A-Za-z])")
 #: Of which math-verify reads a part: ratios, other bases, derivatives, sequences, words, commands.
@@ -82,7 +80,6 @@ def compare(answer: str, reference: str, form: str, tolerance: float | None) -> 
 
 
 def _differ(a: Any, b: Any) -> bool:
-    """Return whether two numbers differ, however small they are."""
     if not all(isinstance(each, Expr) and each.is_number for each in (a, b)):
         return False
     x, y = (complex(each.doit().evalf(30)) for each in (a, b))

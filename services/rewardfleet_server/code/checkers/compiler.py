@@ -16,16 +16,8 @@ from typing import cast, get_args
 from rewardfleet.wire.digest import digest_of
 from rewardfleet.wire.errors import InvalidRequest, Unavailable
 from rewardfleet_server.cache.single_flight import Memo
+from rewardfleet_server.code.sandboxes.jail import isolation as jails
 from rewardfleet_server.code.sandboxes.jail.guest import loader
-from rewardfleet_server.code.sandboxes.jail.isolation import (
-    ENVIRONMENT,
-    IsolationLevel,
-    IsolationSpec,
-    as_jail_user,
-    find_python,
-    isolation_spec,
-    jail_user,
-)
 from rewardfleet_server.code.settings import CodeSettings, checkers_folder
 from rewardfleet_server.system.threads import usable_cores
 
@@ -41,10 +33,8 @@ _TESTLIB = re.compile(r'^\s*#\s*include\s*["<]testlib\.h', re.MULTILINE)
 #: Limits of the compiler: seconds of CPU and wall time; bytes of memory and of the library.
 _CPU_S, _WALL_S = 60, 120.0
 _MEMORY_BYTES, _LIBRARY_BYTES = 2 << 30, 32 << 20
-#: Characters of the compiler's messages that an error shows.
-_MAX_MESSAGE = 1_000
-#: Checkers in the cache folder: the newest.
-_MAX_CACHED = 20_000
+_MAX_MESSAGE = 1_000  #: characters of the compiler's messages that an error shows
+_MAX_CACHED = 20_000  #: checkers in the cache folder: the newest
 #: Bytes of libraries, and of the errors of sources that do not compile, in memory.
 _MAX_BYTES = 8 << 20
 
@@ -79,7 +69,6 @@ sys.exit(1 if done.returncode else 0)
 
 
 def find_compiler() -> str | None:
-    """Return the path of a C++ compiler; None if there is none."""
     return next(filter(None, map(shutil.which, _COMPILERS)), None)
 
 
@@ -105,7 +94,7 @@ class Compiler:
             InvalidRequest: It does not compile, or there is no compiler.
             Unavailable: The compiler cannot be run now.
         """
-        if self._isolation not in get_args(IsolationLevel):
+        if self._isolation not in get_args(jails.IsolationLevel):
             raise InvalidRequest("a checker program in C++ requires jails, so no --fusion-url")
         if self._command is None:
             raise InvalidRequest(
@@ -154,15 +143,17 @@ class Compiler:
         return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
     @cached_property
-    def _spec(self) -> IsolationSpec:
-        level = cast(IsolationLevel, self._isolation)
-        return isolation_spec(level, find_python(self._settings.python), self._settings.workers)
+    def _spec(self) -> jails.IsolationSpec:
+        level = cast(jails.IsolationLevel, self._isolation)
+        return jails.isolation_spec(
+            level, jails.find_python(self._settings.python), self._settings.workers
+        )
 
     def _compile(self, source: str) -> bytes:
         if self._spec.level == "bubblewrap":  # which has a folder of its own
             return self._compile_in(self._spec.writable[0], source)
         with tempfile.TemporaryDirectory(prefix="rewardfleet-checker-") as folder:
-            if (user := jail_user()) is not None:
+            if (user := jails.jail_user()) is not None:
                 os.chown(folder, user, user)
             return self._compile_in(folder, source)
 
@@ -189,10 +180,10 @@ class Compiler:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=ENVIRONMENT,
+            env=jails.ENVIRONMENT,
             cwd="/",
             start_new_session=True,
-            **as_jail_user(),
+            **jails.as_jail_user(),
         )
         try:
             output, errors = process.communicate(

@@ -26,10 +26,8 @@ from .compiler import Compiler
 
 #: Limits of one run: seconds of CPU and wall time, MiB of memory, KiB of what it prints.
 _CPU_S, _WALL_S, _MEMORY_MB, _OUTPUT_KB = 10.0, 15.0, 1024, 1024
-#: Characters of a failed checker's errors that a refusal shows.
-_MAX_ERRORS = 500
-#: Bytes of digests that are remembered as those of tests whose checker works.
-_MAX_TRIED = 2**20
+_MAX_ERRORS = 500  #: characters of a failed checker's errors that a refusal shows
+_MAX_TRIED = 2**20  #: bytes of digests that are remembered as those of tests whose checker works
 
 #: Exceptions of a checker in Python that are due to its source code.
 _BUG = re.compile("NameError|UnboundLocalError|ImportError|ModuleNotFoundError|SyntaxError")

@@ -16,8 +16,7 @@ from rewardfleet_server.code.tests.completion import read_prompt
 
 Row = dict[str, JsonValue]
 
-#: Maximum bytes of a compressed column after decompression.
-MAX_DECOMPRESSED = 32 * 2**20
+MAX_DECOMPRESSED = 32 * 2**20  #: maximum bytes of a compressed column after decompression
 
 #: The opcodes of a pickled string, and of a dictionary of strings.
 _TEXT = {"UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}

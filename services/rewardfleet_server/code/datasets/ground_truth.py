@@ -37,8 +37,7 @@ _COLUMNS = {
     "test_list": "mbppplus",
     "plus_input": "mbppplus",  # whose reader says why it cannot be used
 }
-#: Columns with a script of tests.
-_SCRIPTS = ("functional", "pytest", "test", "test_code")
+_SCRIPTS = ("functional", "pytest", "test", "test_code")  #: columns with a script of tests
 #: Columns that tests need wherever they are in a row: the code around the program, solutions, and
 #: the limit.
 _AROUND = (

@@ -100,7 +100,6 @@ _KINDS: dict[str, type[PlainTests]] = {
 
 
 def _overrides(tests: DatasetTests, kind: str) -> dict[str, Any]:
-    """Return the rule that the request gives in place of the dataset's."""
     given = tests.model_dump(exclude=_NOT_RULES, exclude_none=True)
     for name in given.keys() - _KINDS[kind].model_fields.keys():
         raise InvalidRequest(f"`{name}` does not apply: the row becomes {kind} tests")
@@ -307,7 +306,6 @@ def _pair(test: Any, column: str) -> tuple[Any, Any]:
 
 
 def _input_output(value: Any) -> tuple[list[Any], list[Any], str | None]:
-    """Return the inputs, the outputs and the function name, in the format of APPS."""
     fields = json_of(value, "input_output")
     if not isinstance(fields, dict):
         raise InvalidRequest("input_output: must be an object with `inputs` and `outputs`")

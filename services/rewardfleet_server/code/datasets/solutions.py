@@ -22,8 +22,7 @@ _SEVERAL = ("solutions", "correct_submissions")
 SOLUTIONS = (*_SINGLE, *_SEVERAL)  #: all of them
 #: The names of Python 3 there, or if there is none. CodeContests has numbers.
 _PYTHON = {"none", "3", "python", "python3", "py3"}
-#: Solutions of one row that are tried to be read as Python.
-_MAX_TRIED = 100
+_MAX_TRIED = 100  #: solutions of one row that are tried to be read as Python
 
 
 def solution_of(row: Row) -> str | None:

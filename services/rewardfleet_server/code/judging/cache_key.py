@@ -17,10 +17,8 @@ from rewardfleet_server.code.text_parser import TextParser
 
 from .verdict import CHECKER_FAILED, SANDBOX_DIED
 
-#: What the provenance of a score names that is not stored.
-NOT_CACHED = "not_cached"
-#: Digests of normal forms that are held in memory.
-_MAX_FORMS = 4096
+NOT_CACHED = "not_cached"  #: what the provenance of a score names that is not stored
+_MAX_FORMS = 4096  #: digests of normal forms that are held in memory
 #: Seconds for which verdicts are stored that may depend on how busy the machine was: CPU time grows
 #: with load, which decides close to a limit.
 _SHORT_TTL_S = 600.0

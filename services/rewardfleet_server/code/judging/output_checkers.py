@@ -21,8 +21,7 @@ _INTEGER = re.compile(rb"[+-]?\d+")
 _WORD = re.compile(rb"[^ \n\t\r\v]+")
 _FLOAT = re.compile(rb"\f*[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?|inf(?:inity)?|nan)\f*")
 _YES_NO = re.compile(r"\b(?:yes|no)\b", re.IGNORECASE | re.ASCII)
-#: The default of `numpy.allclose`.
-_ALLCLOSE = Tolerance(1e-8, 1e-5)
+_ALLCLOSE = Tolerance(1e-8, 1e-5)  #: the default of `numpy.allclose`
 
 
 def output_equals(

@@ -22,8 +22,7 @@ from typing import Any
 #: A number of any type that a program can return.
 Number = int | float | complex | Fraction | Decimal
 
-#: Digits of a fraction, and of a decimal number that is converted to one.
-_MAX_DIGITS = 5_000
+_MAX_DIGITS = 5_000  #: digits of a fraction, and of a decimal number that is converted to one
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,6 @@ class Equality:
         return f"bytes {_content(given, 'bytes')}"
 
     def key_of_literal(self, value: Any) -> str:
-        """Return an expected value as such a string."""
         is_word = value is None or isinstance(value, str)
         if is_word or (isinstance(value, bool) and not self.bool_is_int):
             return json.dumps(value)

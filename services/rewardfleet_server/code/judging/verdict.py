@@ -38,21 +38,16 @@ from rewardfleet_server.code.tests.calls import CallForm
 from .output_checkers import output_equals
 from .values import Equality, Tolerance, is_plain
 
-#: The suspicion of a run that ended together with its jail.
-SANDBOX_DIED = "its sandbox died"
-#: How the suspicion of tests begins that a constant passes.
-ALIKE = "all expected outputs are "
+SANDBOX_DIED = "its sandbox died"  #: the suspicion of a run that ended together with its jail
+ALIKE = "all expected outputs are "  #: how the suspicion of tests begins that a constant passes
 #: How the suspicion of a pass ends that the program could decide, and that is none with `strict`.
 REJECTED_BY_STRICT = ", which `strict` rejects"
 #: The suspicion of an output on which its checker failed, and `Decision.failed` of an exception.
 CHECKER_FAILED, CHECKER_RAISED = "its checker failed", "exception"
-#: The exit status of a checker that failed, by testlib's convention.
-_CHECKER_FAILS = 3
+_CHECKER_FAILS = 3  #: the exit status of a checker that failed, by testlib's convention
 
-#: Checks of one test that a verdict counts.
-_MAX_CHECKS = 10**9
-#: Bytes of standard output and standard error that a verdict shows.
-_MAX_SHOWN = 1000
+_MAX_CHECKS = 10**9  #: checks of one test that a verdict counts
+_MAX_SHOWN = 1000  #: bytes of standard output and standard error that a verdict shows
 #: Characters of a wrong value, and of a checker's message, that a verdict shows.
 _MAX_RETURNED = 200
 
@@ -75,8 +70,7 @@ _EXCEEDED = {Outcome.TIME_LIMIT, Outcome.OUTPUT_LIMIT, Outcome.MEMORY_LIMIT}
 #: Lines of a report, as the supervisor writes them: why the program failed; an answer.
 _FAILED = re.compile(rb'\{"failed": "(\w{1,20})"\}')
 _ANSWER = re.compile(rb'\{"nonce": "(\w{1,64})"')
-#: Lines of a report that are read: more than there can be checks.
-_MAX_LINES = MAX_TESTS + 10
+_MAX_LINES = MAX_TESTS + 10  #: lines of a report that are read: more than there can be checks
 
 
 class CheckerFiles(NamedTuple):

@@ -59,8 +59,7 @@ SPECIAL_METHODS = frozenset(
 #: Attributes with two underscores that a program may read. `__init__` is checked: it opens the
 #: file of a library's object again. `__set_name__` makes an attribute of a computed name.
 SPECIAL_ATTRIBUTES = (SPECIAL_METHODS - words("__set_name__")) | words("__name__ __qualname__")
-#: Variables with two underscores that a program may read.
-SPECIAL_NAMES = words("__name__")
+SPECIAL_NAMES = words("__name__")  #: variables with two underscores that a program may read
 #: Methods that a program may give to a class afterwards.
 SETTABLE_METHODS = words("__eq__ __ge__ __gt__ __hash__ __le__ __lt__ __repr__ __str__")
 

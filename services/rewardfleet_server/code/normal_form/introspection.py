@@ -6,18 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from . import allowed
-from .nodes import (
-    CHECKED_CALLS,
-    has_one_argument,
-    is_plain_format,
-    is_private,
-    is_special,
-    is_text,
-    is_type_of,
-    last_name,
-    reads_zero,
-)
+from . import allowed, nodes
 
 #: Attributes of modules that a program may set.
 _SETTABLE = frozenset({"sys.stdin=", "sys.stdout="})
@@ -116,18 +105,17 @@ class Uses:
         for name in {each.rstrip("=") for each in read}:
             if name in allowed.INTROSPECTIVE:
                 raise ReflectsSource
-            if is_special(name) and name not in allowed.SPECIAL_ATTRIBUTES:
+            if nodes.is_special(name) and name not in allowed.SPECIAL_ATTRIBUTES:
                 raise ReflectsSource
-            if is_private(name) and name not in own | allowed.PRIVATE_ATTRIBUTES:
+            if nodes.is_private(name) and name not in own | allowed.PRIVATE_ATTRIBUTES:
                 raise ReflectsSource
         for name in own:
-            is_open = is_special(name) and name not in allowed.SETTABLE_METHODS
+            is_open = nodes.is_special(name) and name not in allowed.SETTABLE_METHODS
             if name + "=" in read and (is_open or name in allowed.OF_STDERR):
                 raise ReflectsSource
 
 
 def _check_path(path: str, names: list[str]) -> None:
-    """Check `path.one.two`, where the path is that of a module."""
     first, *more = names
     if more and f"{path}.{first}" in allowed.MODULES:
         if more[0] not in allowed.MODULES[f"{path}.{first}"]:
@@ -164,7 +152,7 @@ class Collector:
         return self.uses
 
     def bind(self, name: str, kind: set[str] | None = None) -> None:
-        if is_special(name) and name not in _CLASS_ATTRIBUTES:
+        if nodes.is_special(name) and name not in _CLASS_ATTRIBUTES:
             raise ReflectsSource
         if name == "__exit__":
             self.uses.caught.add("")  # it gets any error
@@ -175,7 +163,7 @@ class Collector:
             self.bind(node.id)
             return
         self.loaded.add(node.id)
-        if is_special(node.id) and node.id not in allowed.SPECIAL_NAMES:
+        if nodes.is_special(node.id) and node.id not in allowed.SPECIAL_NAMES:
             raise ReflectsSource
         if id(node) in self.checked:
             return
@@ -247,7 +235,7 @@ class Collector:
                 self.bind(name, None if alias.asname else self.uses.imported)
 
     def module(self, name: str, path: str) -> None:
-        if is_special(name):
+        if nodes.is_special(name):
             raise ReflectsSource
         self.uses.modules.add(f"{name}={path}")
 
@@ -258,7 +246,7 @@ class Collector:
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         decorators = {
-            last_name(each.func if isinstance(each, ast.Call) else each)
+            nodes.last_name(each.func if isinstance(each, ast.Call) else each)
             for each in node.decorator_list
         }
         is_itself = decorators <= allowed.CLASS_WRAPPERS
@@ -276,7 +264,7 @@ class Collector:
             self.base(node.value)
             return
         is_call = isinstance(node, ast.Call)
-        name = last_name(node.func if isinstance(node, ast.Call) else node)
+        name = nodes.last_name(node.func if isinstance(node, ast.Call) else node)
         if is_call and name != "namedtuple":
             raise ReflectsSource
         (self.uses.known if is_call or name in allowed.BASES else self.uses.types).add(name)
@@ -287,7 +275,7 @@ class Collector:
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         base, name = node.value, node.attr
-        if name == "__class__" or (name == "format" and not is_plain_format(base)):
+        if name == "__class__" or (name == "format" and not nodes.is_plain_format(base)):
             raise ReflectsSource
         if name in ("__name__", "__qualname__"):
             self.close_type(base)
@@ -324,7 +312,7 @@ class Collector:
     def visit_Call(self, node: ast.Call) -> None:
         func = node.func
         if isinstance(func, ast.Name):
-            if func.id in allowed.TYPE_CONSUMERS and any(map(is_type_of, node.args)):
+            if func.id in allowed.TYPE_CONSUMERS and any(map(nodes.is_type_of, node.args)):
                 self.uses.known.add(func.id)
                 for arg in node.args:
                     self.close_type(arg)
@@ -334,7 +322,7 @@ class Collector:
             if func.id == "print":
                 self.print_to(node)
         elif isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name):
-            is_allowed = CHECKED_CALLS.get(func.attr)
+            is_allowed = nodes.CHECKED_CALLS.get(func.attr)
             if is_allowed is not None and is_allowed(node):
                 self.checked.add(id(func))
                 kind = "0" if func.attr in ("read", "fstat") else "ignore"
@@ -344,15 +332,15 @@ class Collector:
         """Check a call that opens a file, makes a class, or takes an attribute by a string."""
         self.uses.known.add(name)
         if name == "open":
-            if not reads_zero(call):
+            if not nodes.reads_zero(call):
                 raise ReflectsSource
             return
         if name == "type":
-            if id(call) not in self.checked or not has_one_argument(call):
+            if id(call) not in self.checked or not nodes.has_one_argument(call):
                 raise ReflectsSource
             return
         word = call.args[1] if len(call.args) > 1 else None
-        if not is_text(word) or isinstance(call.args[0], ast.Starred):
+        if not nodes.is_text(word) or isinstance(call.args[0], ast.Starred):
             raise ReflectsSource
         attribute = word.value  # type: ignore[union-attr]
         if attribute in ("format", "__init__"):
@@ -378,19 +366,19 @@ class Collector:
     # Types of objects, which nothing gets but a comparison or a text
 
     def close_type(self, node: ast.expr) -> None:
-        if is_type_of(node):
+        if nodes.is_type_of(node):
             self.checked.add(id(node))
 
     def visit_Compare(self, node: ast.Compare) -> None:
         sides = [node.left, *node.comparators]
         is_identity = all(isinstance(each, ast.Is | ast.IsNot) for each in node.ops)
-        if not is_identity and any(map(is_type_of, sides)):
+        if not is_identity and any(map(nodes.is_type_of, sides)):
             for side in sides:
                 parts = side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else [side]
                 for part in parts:
                     if isinstance(part, ast.Name):
                         self.uses.types.add(part.id)
-                    elif not is_type_of(part):
+                    elif not nodes.is_type_of(part):
                         raise ReflectsSource
                     self.close_type(part)
         elif is_identity:
@@ -402,7 +390,6 @@ class Collector:
 
 
 def _bound_in(node: ast.ClassDef) -> Iterator[str]:
-    """Yield the names that the body of a class may bind."""
     for part in ast.walk(node):
         if isinstance(part, ast.FunctionDef | ast.ClassDef):
             yield part.name

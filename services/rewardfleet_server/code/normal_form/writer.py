@@ -8,8 +8,7 @@ from . import allowed
 from .introspection import ReflectsSource
 from .nodes import KINDS, does_nothing, is_ordinary_error, is_text
 
-#: Kinds of blocks.
-MODULE, CLASS, FUNCTION, COMPREHENSION = range(4)
+MODULE, CLASS, FUNCTION, COMPREHENSION = range(4)  #: kinds of blocks
 
 
 class Scope:

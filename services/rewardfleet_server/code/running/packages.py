@@ -31,8 +31,7 @@ _PACKAGES = {
     "bs4": "beautifulsoup4", "cv2": "opencv-python-headless", "dateutil": "python-dateutil",
     "docx": "python-docx", "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "PyYAML",
 }  # fmt: skip
-#: The command that installs them.
-BUILD_COMMAND = "rewardfleet packages build"
+BUILD_COMMAND = "rewardfleet packages build"  #: the command that installs them
 
 #: Bytes of an installer's output that are searched for the reason of a failure.
 _MAX_OUTPUT = 100_000
@@ -208,7 +207,6 @@ def _installer(python: str) -> list[str]:
 
 
 def _run(command: Sequence[str], lock: int) -> None:
-    """Run a step of a build; see `Environment.build` for what it raises."""
     try:
         done = subprocess.run(  # noqa: S603 - requirements are validated by the settings
             command,

@@ -31,8 +31,7 @@ from rewardfleet_server.code.text_parser import TextParser
 _STATEMENT = re.compile(r"\s*+(?:#[^\n]*+\s*+)*+[^\s#]")
 #: Bytes of outputs that wait for the checker program at the same time, about.
 _MAX_UNDECIDED_BYTES = 32 * 2**20
-#: The budget of wall time, as a multiple of that of CPU time.
-_WALL_FACTOR = 1.5
+_WALL_FACTOR = 1.5  #: the budget of wall time, as a multiple of that of CPU time
 #: Seconds of wall time of a run, however little time is left.
 _MIN_WALL_S = 0.1
 _PASSES = {Outcome.ACCEPTED, Outcome.LEFT_OUT}
@@ -184,7 +183,6 @@ class SubmissionRun:
 
     @property
     def runs(self) -> list[ProgramRun]:
-        """The runs that are left."""
         return [each.run for each in self._planned[self._done :]]
 
     @property

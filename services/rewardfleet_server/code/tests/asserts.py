@@ -147,7 +147,6 @@ def _fails_alone(statements: Sequence[ast.stmt], given: AbstractSet[str]) -> boo
 
 
 def _always_evaluated(node: ast.expr) -> Iterator[str]:
-    """Yield names that are evaluated whenever an expression is."""
     match node:
         case ast.Name(id=name, ctx=ast.Load()):
             yield name
@@ -195,7 +194,6 @@ def _shared_state(setup: Sequence[ast.stmt]) -> set[str]:
 
 
 def _is_immutable(node: ast.expr) -> bool:
-    """Return whether an expression is a constant that a program cannot change."""
     match node:
         case ast.List() | ast.Dict() | ast.Set():
             return False
@@ -273,7 +271,6 @@ def _is_of_program(node: ast.expr, given: AbstractSet[str]) -> bool:
 
 
 def _bound_names(node: ast.AST) -> Iterator[str]:
-    """Return the names that a statement binds, in whatever scope."""
     for each in ast.walk(node):
         match each:
             case ast.Name(id=name, ctx=ast.Store()):

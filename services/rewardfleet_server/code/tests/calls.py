@@ -203,7 +203,6 @@ def _defined(body: Sequence[ast.stmt], kind: type[Any], name: str) -> Any:
 
 
 def _gives_nothing(function: ast.FunctionDef | None) -> bool:
-    """Return whether there is a function, and it returns and yields no value."""
     values = (ast.Return, ast.Yield, ast.YieldFrom)
     found = [each for each in _own(function) if isinstance(each, values)] if function else [None]
     return all(isinstance(each, ast.Return) and each.value is None for each in found)

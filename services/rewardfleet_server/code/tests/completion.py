@@ -17,8 +17,7 @@ from rewardfleet_server.code.datasets.cruxeval import PredictionTests
 #: A definition of a function or class, with its indentation.
 _HEADER = re.compile(r"^([ \t]*)(?:async[ \t]+def|def|class)\b", re.MULTILINE)
 _NO_CODE = re.compile(r"[ \t]*(?:#|$)")
-#: What is not valid outside of functions.
-_RETURNS = re.compile(r"[ \t]*(?:return|yield)\b")
+_RETURNS = re.compile(r"[ \t]*(?:return|yield)\b")  #: what is not valid outside of functions
 #: A function without a body, before the next one, as in LeetCode's classes.
 _EMPTY = re.compile(
     r"^([ \t]*)((?:async[ \t]+)?def\b[^\n]*:)[ \t]*$(?=\s*^\1(?:@|(?:async|def|class)\b))",

@@ -25,8 +25,7 @@ _DYNAMIC_IMPORTS = {"__import__", "import_module"}
 _RUNS_SOURCE = {"exec", "eval", "compile"}
 #: Names in the condition of an import that is not made everywhere.
 _GUARDS = re.compile(r"version|platform|TYPE_CHECKING|find_spec|hasattr|__name__|\bos\b")
-#: Contexts in which an import may fail.
-_EXPECTS_FAILURE = re.compile(r"(?i)raises|suppress")
+_EXPECTS_FAILURE = re.compile(r"(?i)raises|suppress")  #: contexts in which an import may fail
 
 
 def trial_script(tests: PlainTests) -> str:

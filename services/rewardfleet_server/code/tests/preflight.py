@@ -32,8 +32,7 @@ from .prepared import PreparedTests
 #: Runs the solution of a row on its tests; the last argument is whether until one fails.
 RunSolution = Callable[[PreparedTests, RunLimits, bool], Awaitable[SubmissionRun]]
 
-#: Bytes of what is known of tests that worked.
-_MAX_BYTES = 8 * 2**20
+_MAX_BYTES = 8 * 2**20  #: bytes of what is known of tests that worked
 
 #: In a traceback: where the failure is, and the module that is missing.
 _PLACE = re.compile(r'File "(tests\.[\w.]+)", line \d+')

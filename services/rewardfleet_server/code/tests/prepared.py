@@ -30,8 +30,7 @@ from .imports import imports_of_solution, trial_script
 
 #: Source code of tests with more characters, of all cases together, is not analyzed.
 _LARGEST_TESTS = 1_000_000
-#: Characters of a test in which the names that it calls are sought.
-_MAX_CASE = 10_000
+_MAX_CASE = 10_000  #: characters of a test in which the names that it calls are sought
 
 
 @dataclass(frozen=True)
