@@ -14,7 +14,6 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -121,14 +120,6 @@ def test_a_key_does_not_depend_on_warnings_that_are_errors():
 def test_the_key_of_a_very_large_program_is_its_text():
     source = "x = 1\n" * (LARGEST // 6)
     assert (kind(source), kind(source + "y = 2\n")) == ("form", "text")
-
-
-def test_threads_compute_the_same_key_and_do_not_change_the_warning_filters():
-    filters = list(warnings.filters)
-    with ThreadPoolExecutor(4) as pool:
-        keys = set(pool.map(lambda _: normal_form("def f(): return '\\d'"), range(200)))
-    assert len(keys) == 1
-    assert warnings.filters == filters
 
 
 @pytest.mark.parametrize(("source", "expected"), table("kinds_of_keys"))

@@ -3,6 +3,7 @@
 import gc
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -41,8 +42,8 @@ class Cycle:
 @pytest.mark.slow
 @pytest.mark.usefixtures("interrupted")
 def test_threads_that_parse_do_not_disturb_each_other():
-    """Without a lock, every second call fails on Python 3.11.7."""
-    until = time.monotonic() + SECONDS
+    """Without a lock, every second call fails on Python 3.11.7. Filters of warnings are shared."""
+    until, filters = time.monotonic() + SECONDS, list(warnings.filters)
 
     def parse_often(call: Callable[[], object], depth: int) -> int:
         if depth:  # the parser stores how deep its caller is
@@ -63,3 +64,4 @@ def test_threads_that_parse_do_not_disturb_each_other():
     with ThreadPoolExecutor(len(calls)) as pool:
         running = [pool.submit(parse_often, each, 20 * n) for n, each in enumerate(calls)]
         assert all(each.result() for each in running)
+    assert warnings.filters == filters

@@ -12,6 +12,7 @@ from rewardfleet_server.code.tests.prepared import prepare
 from rewardfleet_server.testing import FakeSandbox
 
 from ...conftest import table
+from ..video.test_bad_input import check_problem
 from .conftest import asserts, rows, sample, stdio
 
 pytestmark = pytest.mark.slow
@@ -45,30 +46,21 @@ async def test_the_same_imports_are_checked_once():
         cases = [f"assert f({number}) == math.pi", "import math\nassert f() == math.pi"]
         tests = AssertTests(kind="asserts", cases=cases)
         await check.check(prepare(tests, ""), LIMITS)
-    assert len(sandbox.jobs) == 3, (
-        "its imports; the script without a program, and until it uses one"
-    )
+    assert len(sandbox.jobs) == 3, "its imports; the script alone, and until it uses a program"
 
 
 @pytest.mark.parametrize("row", sample(rows("preflight", "missing")))
-@pytest.mark.parametrize(
-    "revision", ["def f():\n    return 1", "raise ImportError", "prose only", ""]
-)
-def test_tests_that_import_a_missing_module_are_invalid_whatever_the_program(
-    service, row, revision
-):
+@pytest.mark.parametrize("revision", [F, "raise ImportError", "prose only", ""])
+def test_a_missing_module_of_tests_is_invalid_whatever_the_program(service, row, revision):
+    how = "rewardfleet serve code --packages numpy,pytest,sortedcontainers,rf_absent"
     response = service.post(revision, row["tests"])
-    assert (response.status_code, response.json()["kind"]) == (422, "invalid"), response.text
-    detail = response.json()["detail"]
-    assert "No module named 'rf_absent'" in detail
-    assert "rewardfleet serve code --packages numpy,pytest,sortedcontainers,rf_absent" in detail
+    check_problem(response, "invalid", "No module named 'rf_absent'", how)
 
 
 def test_a_missing_name_or_submodule_is_invalid_too(service):
     for statement in ("from math import rf_absent", "import json.rf_absent"):
-        response = service.post("def f():\n    return 1", asserts("assert f()", setup=statement))
-        assert response.status_code == 422, response.text
-        assert "rf_absent" in response.json()["detail"]
+        response = service.post(F, asserts("assert f()", setup=statement))
+        check_problem(response, "invalid", "rf_absent")
 
 
 @pytest.mark.parametrize("setup", table("setups_that_import"))
@@ -81,7 +73,7 @@ def test_tests_whose_imports_do_not_fail_are_run(service, setup):
 def test_tests_that_fail_without_the_program_are_invalid(service, row, revision):
     options = {"limits": row["limits"]} if "limits" in row else {}
     response = service.post(revision, row["tests"], **options)
-    assert (response.status_code, response.json()["kind"]) == (422, "invalid"), response.text
+    check_problem(response, "invalid")
     assert response.json()["detail"].startswith(row["reason"])
 
 
@@ -124,8 +116,7 @@ def test_a_setup_may_read_standard_input_and_use_the_time_of_a_run(service):
 
 
 def test_tests_may_import_the_program(service):
-    case = "from program import f\nassert f() == 1"
-    assert service.verdict("def f():\n    return 1", asserts(case)) == "accepted"
+    assert service.verdict(F, asserts("from program import f\nassert f() == 1")) == "accepted"
 
 
 @pytest.mark.parametrize("row", sample(rows("preflight", "provoked")))

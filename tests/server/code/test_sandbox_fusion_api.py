@@ -122,14 +122,6 @@ def test_a_memory_limit_can_be_requested(service: Service):
         assert response.json()["status"] == status
 
 
-def test_the_published_client_can_summarize_responses(service: Service):
-    mapping = sf.SummaryMapping(Success="ok", Failed="failed", RunFailed="re", RunTimeout="tle")
-    codes = {"print(1)": 10, "1/0": 10, "while True: pass": 0.3}
-    responses = [run(service, code, run_timeout=seconds) for code, seconds in codes.items()]
-    summaries = [sf.summary_run_code_result(response, mapping) for response in responses]
-    assert summaries == ["ok", "re", "tle"]
-
-
 async def test_concurrent_requests_of_the_async_client(service: Service):
     url = str(service.client.base_url)
     requests = [sf.RunCodeRequest(code=f"print({n})", language="python") for n in range(40)]
