@@ -52,6 +52,12 @@ def create_app(settings: CodeSettings, sandbox: Sandbox | None = None) -> Reward
     ceilings = {name: {"maximum": value} for name, value in scorer.ceilings.items()}
     ceilings |= {"run_timeout": ceilings["cpu_s"], "memory_limit_MB": ceilings["memory_mb"]}
 
+    workers = str(settings.workers)
+    overview = {"sandbox": f"jail, isolation {scorer.isolation}", "workers": workers}
+    if settings.sandbox == "fusion":
+        where = redact(str(settings.fusion_url))
+        overview = {"sandbox": f"fusion at {where}", "concurrency": workers}
+
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
         try:
@@ -74,7 +80,7 @@ def create_app(settings: CodeSettings, sandbox: Sandbox | None = None) -> Reward
         collectors=(_Metrics(scorer, used, settings),),
         probe=scorer.probe,
         ready_fields=lambda: {"isolation": scorer.isolation},
-        overview=_overview(settings, used),
+        overview=overview,
     )
     return RewardApp(service, settings)
 
@@ -103,10 +109,3 @@ class _Metrics(Collector):
         for package, count in self.scorer.refused_by_jail.items():
             refused.add_metric((package,), count)
         yield refused
-
-
-def _overview(settings: CodeSettings, sandbox: Sandbox) -> dict[str, str]:
-    workers = str(settings.workers)
-    if settings.sandbox == "fusion":
-        return {"sandbox": f"fusion at {redact(str(settings.fusion_url))}", "concurrency": workers}
-    return {"sandbox": f"jail, isolation {sandbox.provenance['isolation']}", "workers": workers}

@@ -17,7 +17,7 @@ from rewardfleet_server.http.trainers import checked
 from rewardfleet_server.observe.telemetry import RequestContext
 
 from .datasets.columns import decode_column
-from .judging.verdict import failure
+from .judging.verdict import failure, first_failure
 from .sandboxes import Job, ProgramRun, RunLimits, RunResult, Sandbox, run_once
 from .scorer import CodeScorer
 from .settings import CodeSettings
@@ -99,7 +99,7 @@ class SandboxFusionApi:
         except InvalidRequest as error:  # counted like an invalid item of any other route
             item = error
         score = checked(await self._engine.score_item(item, context))
-        verdicts = score.verdicts if runs_all else _until_failure(score.verdicts)
+        verdicts = score.verdicts[: None if runs_all else first_failure(score.verdicts) + 1]
         is_accepted = score.pass_rate == 1
         if is_oj:  # one entry per case that was run
             results = [
@@ -152,13 +152,6 @@ def _tests(request: fusion.SubmitRequest) -> tuple[dict[str, Any], list[fusion.S
         ) from None
     pairs = [{"stdin": case.input.stdin, "stdout": case.output.stdout} for case in cases]
     return {"kind": "stdio", "cases": pairs, "checker": "sandbox_fusion"}, cases
-
-
-def _until_failure(verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
-    for count, verdict in enumerate(verdicts, 1):
-        if verdict.verdict not in {Outcome.ACCEPTED, Outcome.LEFT_OUT}:
-            return verdicts[:count]
-    return verdicts
 
 
 def _run_response(result: RunResult, limits: RunLimits) -> fusion.RunCodeResponse:

@@ -21,7 +21,7 @@ from rewardfleet_server.system.anonymous_file import AnonymousFile
 
 from .checkers.runner import Checker, Checkers
 from .judging.cache_key import NOT_CACHED, CacheKeys, lookup_keys, store_policy
-from .judging.verdict import SANDBOX_DIED
+from .judging.verdict import SANDBOX_DIED, first_failure
 from .running.packages import missing_module, package_of
 from .running.submission import Submission, SubmissionRun, why_no_program
 from .sandboxes import Job, ProgramRun, RunLimits, Sandbox, run_once
@@ -104,7 +104,7 @@ class CodeScorer:
         limits = self.run_limits(request.limits)
         compute = partial(self._score, request, prepared, submission, limits)
         overdue = None if self.isolation == "fusion" else _overdue
-        if submission.critique_invalid or submission.no_program:  # scored without running it
+        if submission.critique_invalid or why_no_program(submission.program):  # nothing runs
             return ScoringPlan(self._name, compute, overdue=overdue)
         policy = None
         if chance := await self._parser.chance(submission.program):
@@ -167,9 +167,8 @@ class CodeScorer:
             if requested > ceiling:
                 is_float = isinstance(requested, float)  # an integer may be too large for `:g`
                 got = f"{requested:g}" if is_float else str(requested)[:20]
-                raise InvalidRequest(
-                    f"limits.{name}: this service allows at most {ceiling:g} (got {got})"
-                )
+                allowed = f"this service allows at most {ceiling:g}"
+                raise InvalidRequest(f"limits.{name}: {allowed} (got {got})")
         memory_bytes, output_bytes = limits.memory_mb * 2**20, limits.output_kb * 2**10
         return RunLimits(limits.cpu_s, limits.wall_s, memory_bytes, output_bytes)
 
@@ -212,11 +211,10 @@ class CodeScorer:
         if call_timeout_s is not None:
             max_seconds = min(budget, call_timeout_s / 2)
         run = await _planned(tests, limits, max_seconds, stop_at_failure=request.mode == "all_pass")
-        if submission.no_program is None:
-            await self._execute(await _completed(submission.program, tests), run, checker)
+        if why := why_no_program(submission.program):
+            run.verdicts.append(Verdict(verdict=Outcome.COMPILE_ERROR, stderr=why))
         else:
-            missing = Verdict(verdict=Outcome.COMPILE_ERROR, stderr=submission.no_program)
-            run.verdicts.append(missing)
+            await self._execute(await _completed(submission.program, tests), run, checker)
         if run.was_cut and max_seconds < budget:
             raise _too_little_time(max_seconds, budget)
         score = self._verdicts(run, request.mode, tests.alike)
@@ -339,14 +337,9 @@ def _reward(mode: str, rate: float | None) -> dict[str, Any]:
 
 
 def _audit_fields(mode: str, score: CodeScore) -> object:
-    """Return the outcomes in which two computations must agree; see `CachePolicy`.
-
-    For `all_pass`, only those up to the first failure.
-    """
-    outcomes = [verdict.verdict for verdict in score.verdicts]
-    if mode == "all_pass":
-        failures = (n for n, each in enumerate(outcomes) if each is not Outcome.ACCEPTED)
-        outcomes = outcomes[: next(failures, len(outcomes)) + 1]
+    """Return the outcomes in which two computations must agree: those that the mode looks at."""
+    count = first_failure(score.verdicts) + 1 if mode == "all_pass" else None
+    outcomes = [verdict.verdict for verdict in score.verdicts[:count]]
     return outcomes, score.details.get("judgment_correct")
 
 
@@ -385,10 +378,7 @@ def _from_cached(submission: Submission, score: CodeScore) -> CodeScore:
 
 
 def _overdue() -> Unavailable:
-    """Return the failure of an item that has not been scored before its deadline.
-
-    Its program would have used up its budget earlier; see `SubmissionRun`.
-    """
+    """Return the failure of an item whose program would have used up its budget before."""
     return Unavailable(
         "the machine is too busy: the program waited until the deadline of this request",
         retry_after=_RETRY_AFTER_S,
@@ -398,8 +388,7 @@ def _overdue() -> Unavailable:
 def _too_little_time(seconds: float, budget: float) -> DeadlineExceeded:
     """Return the failure of a call whose timeout cut the program's own time.
 
-    A verdict depends on the tests, their limits and the service's options only: it would be another
-    one for a caller who waits for longer, and is stored for all of them.
+    A verdict would be another one for a caller who waits for longer, and is stored for all.
     """
     error = DeadlineExceeded(
         f"the program needs more than {seconds:g} s, half of this call's timeout: "

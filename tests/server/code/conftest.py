@@ -19,6 +19,7 @@ from rewardfleet_server.testing import FakeSandbox
 
 from ...conftest import DATA, client_of, required
 from ..processes import descendants
+from .fuzz_normal_form import Runner
 
 LEVELS = ("bubblewrap", "landlock")
 
@@ -151,6 +152,12 @@ def served_code(
 def service() -> Iterator[Service]:
     with served_code(workers=2) as service:
         yield service
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[Runner]:
+    with Runner() as runner:
+        yield runner
 
 
 @pytest.fixture(scope="session", params=LEVELS)

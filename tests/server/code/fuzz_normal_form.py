@@ -113,7 +113,8 @@ def run(source):
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         main.__file__, main.__builtins__ = "program.py", __builtins__
         try:
-            exec(compile(source, "program.py", "exec", dont_inherit=True), main.__dict__)
+            content = source.encode(errors="surrogatepass")  # decoded as a file is
+            exec(compile(content, "program.py", "exec", dont_inherit=True), main.__dict__)
         except SystemExit:
             raise
         except BaseException as error:
@@ -241,7 +242,6 @@ Change = Callable[[ast.Module, random.Random], ast.Module]
 
 
 def rename_all(tree: ast.Module, chance: random.Random) -> ast.Module:
-    """Rename every variable that can be renamed."""
     names = renamable(tree)
     fresh = [f"v{number}" for number in range(len(names))]
     chance.shuffle(fresh)
@@ -249,7 +249,6 @@ def rename_all(tree: ast.Module, chance: random.Random) -> ast.Module:
 
 
 def rename_one(tree: ast.Module, chance: random.Random) -> ast.Module:
-    """Rename one variable."""
     names = renamable(tree)
     return rename(tree, {chance.choice(names): "fresh"} if names else {})
 
@@ -267,7 +266,6 @@ def rename_occurrence(tree: ast.Module, chance: random.Random) -> ast.Module:
 
 
 def change_hints(tree: ast.Module, chance: random.Random) -> ast.Module:
-    """Remove type hints, or add some, in places."""
     tree = _copy(tree)
     hints = ["int", "list[int]", "List[int]", "'x'", "None", "str | None", "print()", "x", "yield"]
     for node in ast.walk(tree):
@@ -302,7 +300,6 @@ _IMPORTS = (
 
 
 def change_imports(tree: ast.Module, chance: random.Random) -> ast.Module:
-    """Remove an import, add one, or move one."""
     tree = _copy(tree)
     places = [
         n for n, node in enumerate(tree.body) if isinstance(node, ast.Import | ast.ImportFrom)
@@ -372,22 +369,15 @@ CHANGES: dict[str, tuple[Change, bool]] = {
 
 @dataclass
 class Findings:
-    """What a search has found.
+    """What a search has found: pairs, by change."""
 
-    Attributes:
-        wrong: Pairs that share a key and behave differently: the change, and both programs.
-        pairs: Pairs, by change.
-        shared: Pairs with one key, which were executed, by change.
-        differing: Pairs that were executed, have different keys, and behave differently.
-    """
-
-    wrong: list[tuple[str, str, str]] = field(default_factory=list)
     pairs: Counter[str] = field(default_factory=Counter)
-    shared: Counter[str] = field(default_factory=Counter)
-    differing: Counter[str] = field(default_factory=Counter)
+    shared: Counter[str] = field(default_factory=Counter)  #: those with one key, which are executed
+    differing: Counter[str] = field(default_factory=Counter)  #: executed, behave differently
+    #: Pairs that share a key and behave differently: the change, and both programs.
+    wrong: list[tuple[str, str, str]] = field(default_factory=list)
 
     def table(self) -> str:
-        """Return the counts as a table."""
         rows = [f"{'change':22} {'pairs':>7} {'one key':>8} {'differ':>7}"]
         rows += [
             f"{name:22} {count:7} {self.shared[name]:8} {self.differing[name]:7}"
@@ -414,8 +404,6 @@ def search(seconds: float, seed: int, *, everything: bool = True) -> Findings:
     """Try pairs until the time is up, at least one for each program.
 
     Args:
-        seconds: CPU and wall time to use.
-        seed: Of the choices.
         everything: Whether pairs with different keys are executed, too, for the counts.
     """
     chance, found, ends = random.Random(seed), Findings(), time.monotonic() + seconds
@@ -449,17 +437,16 @@ def _try(
             found.wrong.append((name, first, second))
 
 
-def hits(changes: tuple[str, ...] = ("rename all", "rename one"), seed: int = 0) -> Counter[str]:
-    """Return how many pure renames of all programs there are, and how many share a key.
+def hits() -> Counter[str]:
+    """Return how many pure renames of all programs there are, and of how many the key is shared.
 
-    Returns:
-        By change, the number of renamed programs; by change with `: shared`, those with the key.
+    By change, and by change with `: shared`.
     """
-    chance, counts = random.Random(seed), Counter[str]()
+    chance, counts = random.Random(0), Counter[str]()
     for source in programs():
         tree = ast.parse(source)
         key = normal_form(ast.unparse(tree))
-        for name in changes:
+        for name in ("rename all", "rename one"):
             changed = relayout(ast.unparse(CHANGES[name][0](tree, chance)), chance)
             counts[name] += 1
             counts[f"{name}: shared"] += normal_form(changed) == key

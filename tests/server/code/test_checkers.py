@@ -167,13 +167,6 @@ def test_an_error_in_the_source_code_of_a_checker_is_always_found(service, sourc
     check_refused(service.post("print(5)", checked(source, ("", ""))), message)
 
 
-def test_two_checkers_are_refused(service):
-    for checker in ("float", "exact"):
-        response = service.post(DOWN, {**checked(PERMUTATION), "checker": checker})
-        check_refused(response, "not both")
-    assert service.post(DOWN, {**checked(PERMUTATION), "checker": "tokens"}).status_code == 200
-
-
 def test_programs_and_checkers_have_different_jails(service):
     """The supervisor of a checker's jail reads expected outputs, and each program is its fork."""
     where = "import os\nprint(os.getppid(), os.readlink('/proc/self/ns/pid'))"
@@ -219,15 +212,6 @@ def test_a_slow_checker_ends_with_the_time_of_the_submission():
     found = verdicts(score)
     assert (found[0], found[-1]) == ("accepted", "skipped")
     assert "wrong_answer" not in found
-
-
-def test_the_checker_is_part_of_the_cache_key():
-    with served_code(cache_mb=16) as service:
-        first = service.score(DOWN, checked(REJECTION))
-        again = service.score(DOWN, checked(REJECTION))
-        other = service.score(DOWN, checked("import sys\nsys.exit(1)"))
-    assert (first["score"], again["score"], other["score"]) == (1.0, 1.0, 0.0)
-    assert (first["cached"], again["cached"], other["cached"]) == (False, True, False)
 
 
 # Rows of CodeContests+

@@ -2,15 +2,10 @@
 
 import ast
 import builtins
-import contextlib
-import io
 import json
 import random
 import re
-import runpy
 import statistics
-import sys
-import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -23,7 +18,7 @@ from rewardfleet_server.code.normal_form import LARGEST, allowed, normal_form
 
 from ...conftest import table, text_of
 from ...measure import CpuStopwatch
-from .fuzz_normal_form import programs
+from .fuzz_normal_form import CHANGES, Runner, hits, programs, search
 
 DATA = Path(__file__).parents[2] / "data" / "normal_form"
 
@@ -60,7 +55,7 @@ PAIRS = {name: rest for name, *rest in read_pairs()}
 
 @pytest.mark.parametrize(("expect", "expression", "sources"), PAIRS.values(), ids=PAIRS)
 def test_pairs_share_a_key_if_they_behave_alike(
-    expect: str, expression: str, sources: list[str], tmp_path: Path
+    runner: Runner, expect: str, expression: str, sources: list[str]
 ):
     """Running the programs confirms that they behave alike, or differently.
 
@@ -68,26 +63,9 @@ def test_pairs_share_a_key_if_they_behave_alike(
     """
     keys = {*map(normal_form, sources)}
     assert len(keys) == (1 if expect == "equal" else 2)
-    path = tmp_path / "program.py"
-    behaviors = {observed(source, expression, path) for source in sources}
+    shown = f"\nprint(repr({expression}))\n" if expression else ""
+    behaviors = {runner.behavior(source + shown) for source in sources}
     assert len(behaviors) == (2 if expect == "different" else 1)
-
-
-def observed(source: str, expression: str, path: Path) -> str:
-    """Return what a program prints, with the expression on its last line, and how it ends."""
-    path.write_text(source + (f"\nprint(repr({expression}))\n" if expression else ""))
-    out, end = io.StringIO(), ""
-    argv, stderr, hook = sys.argv, sys.stderr, threading.excepthook
-    try:
-        sys.argv, threading.excepthook = [str(path)], threading.__excepthook__
-        with contextlib.redirect_stdout(out), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            runpy.run_path(str(path), run_name="__main__")
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - programs may raise anything
-        end = f"{type(error).__name__}: {error}"
-    finally:
-        sys.argv, sys.stderr, threading.excepthook = argv, stderr, hook
-    return re.sub(r"0x[0-9a-f]+", "0x", out.getvalue()) + end
 
 
 # Unusual input
@@ -164,3 +142,36 @@ def test_a_key_costs_less_than_twice_a_parse_and_unparse():
         key_seconds.append(min(times[0]))
         parse_seconds.append(min(times[1]))
     assert statistics.median(key_seconds) < 2 * statistics.median(parse_seconds)
+
+
+# A short search for programs that share a key wrongly; `make fuzz-normal-form` is longer.
+
+
+def check_search(seconds: float) -> None:
+    found = search(seconds=seconds, seed=22, everything=False)
+    assert found.pairs.total() >= 300
+    assert found.shared.total() >= 60, "the search executes too little"
+    assert set(found.pairs) == {*CHANGES, "look"}
+    assert not found.wrong, found.wrong[0]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_change_of_each_program_finds_no_pair_with_one_key_that_behaves_differently():
+    """Each of over 300 real programs is changed once. Pairs with one key are executed."""
+    check_search(seconds=0)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_search_finds_no_pair_with_one_key_that_behaves_differently():
+    check_search(seconds=25)
+
+
+@pytest.mark.slow
+def test_pure_renames_of_real_programs_share_a_key():
+    """At least 95%. Names that text can show do not: of classes, of functions that are values."""
+    assert len(programs()) >= 300
+    counts = hits()
+    assert counts["rename all: shared"] >= 0.95 * counts["rename all"]
+    assert counts["rename one: shared"] >= 0.95 * counts["rename one"]

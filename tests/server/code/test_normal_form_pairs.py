@@ -51,12 +51,6 @@ def entries(name: str) -> list[str]:
     return (FOLDER / name).read_text().strip("\n").split("\n####\n")
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
-    with Runner() as runner:
-        yield runner
-
-
 @pytest.mark.parametrize("kind", CLASSES)
 def test_programs_that_behave_differently_have_different_keys(kind: str):
     shared = [each for each in pairs(kind) if len({*map(normal_form, each)}) == 1]

@@ -211,12 +211,6 @@ def test_a_text_that_does_not_fit_next_to_its_tests_scores_0():
         assert rewards(service, ["print(1)#" + "x" * 500_000] * 2, tests) == [0.0] * 4
 
 
-def test_many_small_items_beyond_the_body_limit_are_sent_in_smaller_batches():
-    texts = [f"{number}\n#" + "x" * 100_000 for number in range(40)]
-    with served_code(sandbox=FakeSandbox(RunResult(stdout=b"1")), max_body_mb=1) as service:
-        assert rewards(service, texts) == [1.0] * 80
-
-
 def test_programs_with_large_tables_fit_into_one_batch(service: Service):
     """The commas of a program do not count as fields of the body."""
     table = f"t = '{'1,' * 12_000}'.split(',')\nprint(len(t) - 1)"

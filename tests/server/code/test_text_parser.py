@@ -1,10 +1,14 @@
 """No text of a policy holds up others, and no failure to parse one becomes a verdict."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
-from collections.abc import Iterator
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -15,8 +19,10 @@ from rewardfleet.text.judgment import overall_judgment
 from rewardfleet.text.program import extract_program
 from rewardfleet.wire.errors import BackendFailed
 from rewardfleet_server.code import text_parser
-from rewardfleet_server.code.normal_form import LARGEST, names_of_tests
+from rewardfleet_server.code.normal_form import LARGEST, names_of_tests, normal_form
 from rewardfleet_server.code.normal_form.introspection import Uses
+from rewardfleet_server.code.tests.asserts import parse
+from rewardfleet_server.code.tests.imports import import_statements
 from rewardfleet_server.code.text_parser import TextParser
 from rewardfleet_server.code.text_tasks import form_digest
 from rewardfleet_server.testing import wait_until
@@ -111,6 +117,61 @@ def test_a_process_that_fails_is_replaced_and_no_text_is_judged_by_it(
     for each in (parser, working):
         each.close()
     assert processes() <= before
+
+
+# In several threads
+
+SOURCE = "import numpy\n" + "x = [1, (2, 3), {'a': f(b)[0]}]\n" * 300
+SECONDS = 1
+
+
+@pytest.fixture
+def interrupted() -> Iterator[None]:
+    """Let threads take turns wherever they can: in finalizers, which end while another parses."""
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(50, 2, 2)
+    yield
+    sys.setswitchinterval(interval)
+    gc.set_threshold(*thresholds)
+
+
+class Cycle:
+    """It is finalized by a collection of garbage."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        for _ in range(200):
+            pass
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_threads_that_parse_do_not_disturb_each_other():
+    """Without a lock, every second call fails on Python 3.11.7. Filters of warnings are shared."""
+    until, filters = time.monotonic() + SECONDS, list(warnings.filters)
+
+    def parse_often(call: Callable[[], object], depth: int) -> int:
+        if depth:  # the parser stores how deep its caller is
+            return parse_often(call, depth - 1)
+        calls = 0
+        while not calls or time.monotonic() < until:
+            for _ in range(3):
+                Cycle()
+            call()
+            calls += 1
+        return calls
+
+    calls = [
+        lambda: normal_form(SOURCE),
+        lambda: parse(SOURCE, "tests"),
+        lambda: import_statements([SOURCE]),
+    ]
+    with ThreadPoolExecutor(len(calls)) as pool:
+        running = [pool.submit(parse_often, each, 20 * n) for n, each in enumerate(calls)]
+        assert all(each.result() for each in running)
+    assert warnings.filters == filters
 
 
 # Beside others

@@ -64,6 +64,7 @@ _RAISED = {
     "MemoryError": Outcome.MEMORY_LIMIT,
     "SystemExit": Outcome.EXITED_EARLY,
 }
+_PASSES = {Outcome.ACCEPTED, Outcome.LEFT_OUT}
 #: Outcomes of a run that override the answer to its only check.
 _EXCEEDED = {Outcome.TIME_LIMIT, Outcome.OUTPUT_LIMIT, Outcome.MEMORY_LIMIT}
 
@@ -156,6 +157,12 @@ def assert_run(tests: AssertTests, asserts: Sequence[ParsedAssert]) -> "CallRun"
     expected = tuple(each.expected for each in asserts)
     run = ProgramRun(setup=tests.setup, checks=checks)
     return CallRun(run, expected, rule, tests.strict, tuple(asserts))
+
+
+def first_failure(verdicts: Sequence[Verdict]) -> int:
+    """Return the index of the first test that failed; the number of tests if none did."""
+    failures = (n for n, each in enumerate(verdicts) if each.verdict not in _PASSES)
+    return next(failures, len(verdicts))
 
 
 def encoded(text: str) -> bytes:

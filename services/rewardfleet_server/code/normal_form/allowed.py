@@ -1,9 +1,8 @@
 """What a program may use so that its local names and line numbers are certainly unobservable.
 
-Builtins, modules, base classes and attributes with underscores that are not listed here make a
-program's key its text. A word that is missing costs cache hits; a word too many may cost a wrong
-score. So an entry needs a reason: nothing that it gives access to shows the name of a local
-variable or a line number, or makes a class with methods of computed names.
+A word that is missing costs cache hits; a word too many may cost a wrong score. So an entry needs a
+reason: nothing that it gives access to shows the name of a local variable or a line number, or
+makes a class with methods of computed names.
 """
 
 import builtins

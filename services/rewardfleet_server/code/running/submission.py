@@ -23,6 +23,7 @@ from rewardfleet_server.code.judging.verdict import (
     CheckerFiles,
     Decision,
     TestRun,
+    first_failure,
 )
 from rewardfleet_server.code.sandboxes import ProgramRun, RunLimits, RunResult
 from rewardfleet_server.code.text_parser import TextParser
@@ -34,7 +35,6 @@ _MAX_UNDECIDED_BYTES = 32 * 2**20
 _WALL_FACTOR = 1.5  #: the budget of wall time, as a multiple of that of CPU time
 #: Seconds of wall time of a run, however little time is left.
 _MIN_WALL_S = 0.1
-_PASSES = {Outcome.ACCEPTED, Outcome.LEFT_OUT}
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,6 @@ class Submission:
         return cls(request, program, original, judgment)
 
     @property
-    def no_program(self) -> str | None:
-        """Why there is nothing to run; None if there is a program."""
-        return why_no_program(self.program)
-
-    @property
     def critique_invalid(self) -> bool:
         """Whether the critique has no judgment. Then nothing is run."""
         return self.request.critique is not None and self.judgment is None
@@ -90,9 +85,8 @@ class Submission:
         """
         if self.critique_invalid:
             return CodeCause.NO_JUDGMENT
-        failures = (n for n, each in enumerate(score.verdicts) if each.verdict not in _PASSES)
-        index = next(failures, None)
-        if index is None:
+        index = first_failure(score.verdicts)
+        if index == len(score.verdicts):
             if any(each.verdict_by == "jail" for each in score.verdicts):
                 return CodeCause.DECIDED_BY_PROGRAM
             is_alike = any(each.startswith(ALIKE) for each in score.suspicions)
