@@ -24,11 +24,7 @@ from .settings import AnswersSettings
 
 
 def create_app(settings: AnswersSettings) -> RewardApp:
-    """Assemble the answers service.
-
-    Raises:
-        ValueError: A library is not installed.
-    """
+    """Assemble the answers service; raise ValueError if a library is not installed."""
     require("server", "the answers service", "math_verify", "pint", "jsonschema", "pyseccomp")
     memory = settings.max_memory_mb * 2**20
     workers = Workers(settings.workers, settings.max_cpu_s, memory)
@@ -57,11 +53,7 @@ def create_app(settings: AnswersSettings) -> RewardApp:
 
 
 def request_of(response: Any, truth: JsonValue) -> AnswersRequest:
-    """Return the item that a response and its ground truth stand for; see `fields_of_truth`.
-
-    Raises:
-        InvalidRequest: A field is invalid.
-    """
+    """Return the item of a response and its ground truth; raise InvalidRequest for a bad field."""
     fields = {**fields_of_truth(truth), "response": text_of(response)}
     return validate(AnswersRequest, fields, prefix="ground_truth: ")
 

@@ -84,7 +84,6 @@ def extract(
     """Return the answer in a text, or the answers; None if there is none.
 
     Args:
-        text: See `answer_of`.
         rule: None: the first one that finds something, of those for the form.
         form: That of the reference.
         is_readable: Whether an answer can be of that form. A rule that finds none such is the last.
@@ -108,11 +107,7 @@ def extract(
 
 
 def marked_answer(text: str) -> str:
-    """Return the answer in a solution of a data set: after `####`, or in its last box; else all.
-
-    Raises:
-        ValueError: It has several that differ.
-    """
+    """Return what is after `####`, in the last box, or all; raise ValueError if several differ."""
     if boxes := _marked(text, _BOX, _box_at):
         last = [*takewhile(lambda box: box[1], reversed(boxes[1:]))]  # as in `\boxed{1}, \boxed{2}`
         return ", ".join(cleaned(each) for each, _ in boxes[len(boxes) - 1 - len(last) :])

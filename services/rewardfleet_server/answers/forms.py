@@ -175,11 +175,7 @@ _ACCEPTED = {"choice": "a letter", "yes_no": "yes or no", "date": "a date such a
 
 
 def truths_of(request: AnswersRequest) -> list[Truth]:
-    """Return the references of a request, in their forms.
-
-    Raises:
-        InvalidRequest: One cannot be read.
-    """
+    """Return the references of a request in their forms; raise InvalidRequest for a wrong one."""
     truths = []
     for number, value in enumerate(request.references):
         name = "reference" if len(request.references) == 1 else f"reference[{number}]"

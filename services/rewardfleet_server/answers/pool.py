@@ -47,7 +47,6 @@ class Workers:
 
     Args:
         cores: How many checks may use a core at the same time, before they are long.
-        cpu_s: CPU time of a check.
         memory: Bytes of memory of a worker, in addition to the libraries.
     """
 
@@ -64,20 +63,14 @@ class Workers:
         self.counts = {"check_limits": 0, "check_kills": 0}
 
     async def start(self) -> None:
-        """Start the process that workers are forked from, and one of them.
-
-        Raises:
-            ValueError: It cannot be started on this machine.
-        """
+        """Start the process that workers are forked from; raise ValueError if it cannot be."""
         try:
             self._idle.append(await self._worker())
         except Unavailable as error:
             raise ValueError(f"{error}; needs Linux with seccomp, and libseccomp2") from None
 
     async def check(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Return the reply of a check; `outcome` is `too_complex` if it exceeds a limit.
-
-        It then has the verdict of the checker that has ended before, if there is one.
+        """Return the reply of a check; beyond a limit, `too_complex` and verdicts so far.
 
         Raises:
             Unavailable: No worker can be started, or something else kills them.
@@ -201,11 +194,7 @@ class _Worker:
         self._writer.write(message)
 
     async def reply(self, seconds: float | None) -> dict[str, Any] | None:
-        """Return its reply, None if there is none in time; it may be asked for again.
-
-        Raises:
-            _Killed: Something else has killed it.
-        """
+        """Return its reply, None if it takes longer; raise _Killed if something else ended it."""
         reply: dict[str, Any] = {}
         try:
             async with asyncio.timeout(seconds):

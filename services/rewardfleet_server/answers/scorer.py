@@ -51,11 +51,7 @@ class AnswersScorer:
         request: AnswersRequest,
         upload: AnonymousFile | None = None,  # noqa: ARG002 - there is none
     ) -> ScoringPlan[AnswersScore]:
-        """Read the reference, find the answer, and compare them if that has a bounded cost.
-
-        Raises:
-            InvalidRequest: A reference cannot be read.
-        """
+        """Read the reference (or raise InvalidRequest), and compare if that has a bounded cost."""
         is_long = len(request.response or "") > _SHORT_TEXT
         compared = partial(_compared, request)
         found = await asyncio.to_thread(compared) if is_long else compared()

@@ -63,10 +63,7 @@ _OTHERS: tuple[dict[str, Any], ...] = (
 
 
 def main() -> None:
-    """Be the server process.
-
-    Its arguments are its modules' path, its channel, its parent, and the memory of a worker.
-    """
+    """Be the server process, given modules' path, channel, parent, and the memory of a worker."""
     channel, parent, memory = map(int, sys.argv[2:5])
     end_with_parent(parent, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):  # the service ends it
@@ -150,12 +147,7 @@ def _only_computing() -> Any:
 
 
 def confine(system_calls: Any, memory: int) -> None:
-    """Give up all rights of this process but to compute and to use its open channel.
-
-    Args:
-        system_calls: See `_only_computing`.
-        memory: Bytes that it may have in addition to what it has now.
-    """
+    """Give up all rights of this process but to compute, and to use its channel and more memory."""
     used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     for kind, wanted in (
         (resource.RLIMIT_AS, used * resource.getpagesize() + memory),

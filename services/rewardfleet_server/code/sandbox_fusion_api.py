@@ -63,11 +63,7 @@ class SandboxFusionApi:
     async def run_code(
         self, request: fusion.RunCodeRequest, context: RequestContext
     ) -> fusion.RunCodeResponse:
-        """Run a program once, without a score.
-
-        Raises:
-            RewardFleetError: A limit exceeds its ceiling, or the program cannot be run.
-        """
+        """Run a program once, without a score; raise RewardFleetError if it cannot be run."""
         limits = self._scorer.run_limits(self._limits(request.run_timeout, request.memory_limit_MB))
         run = ProgramRun(stdin=(request.stdin or "").encode())
         async with self._engine.permit(context):
@@ -77,11 +73,7 @@ class SandboxFusionApi:
     async def submit(
         self, request: fusion.SubmitRequest, context: RequestContext
     ) -> fusion.EvalResult:
-        """Score a completion on the tests in its request.
-
-        Raises:
-            RewardFleetError: The tests are invalid, or there is no score.
-        """
+        """Score a completion on the tests in its request; raise RewardFleetError if that fails."""
         config, is_oj = request.config, _is_oj(request)
         runs_all = is_oj and bool(config.extra.get("run_all_cases"))
         cases: list[fusion.StdioTest] = []

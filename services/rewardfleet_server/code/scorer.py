@@ -54,11 +54,7 @@ Prepared = Callable[[], Coroutine[None, None, PreparedTests]]
 
 
 class CodeScorer:
-    """Scores programs in a sandbox.
-
-    Args:
-        name: The name of the sandbox, which is the `backend` of scores.
-    """
+    """Scores programs in a sandbox, whose name is the `backend` of scores."""
 
     def __init__(self, name: str, sandbox: Sandbox, settings: CodeSettings) -> None:
         self._name = name
@@ -88,11 +84,7 @@ class CodeScorer:
         request: CodeRequest,
         upload: AnonymousFile | None = None,  # noqa: ARG002 - there is none
     ) -> ScoringPlan[CodeScore]:
-        """Check the limits, extract the program, and parse the critique.
-
-        Raises:
-            InvalidRequest: A limit exceeds its ceiling.
-        """
+        """Check the limits (or raise InvalidRequest), find the program, and parse the critique."""
         digest = digest_of(request.tests.model_dump_json())
         preparing = partial(asyncio.to_thread, prepare, request.tests, digest)
         prepared = partial(self._tests.get, digest, preparing)
@@ -157,11 +149,7 @@ class CodeScorer:
         return str(self._sandbox.provenance["isolation"])
 
     def run_limits(self, limits: Limits) -> RunLimits:
-        """Convert the limits of a request to those of the sandbox.
-
-        Raises:
-            InvalidRequest: A limit exceeds its ceiling.
-        """
+        """Convert limits to those of the sandbox; raise InvalidRequest beyond their ceilings."""
         for name, requested in limits:
             ceiling = self.ceilings[name]
             if requested > ceiling:

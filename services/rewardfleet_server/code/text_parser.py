@@ -51,16 +51,12 @@ class TextParser:
         self._slow = _Lane("parses long texts", nice=10)
 
     async def program(self, text: str, called: Collection[str] = ()) -> str:
-        """Return the program in a text; see `extract_program`.
-
-        Raises:
-            BackendFailed: The process that parses it failed.
-        """
+        """Return `extract_program` of a text; raise BackendFailed if the process failed."""
         ms = len(text) / _PROGRAM_SPEED
         return await self._parsed("program", f"{' '.join(called)}\n{text}", ms)
 
     async def judgment(self, critique: str) -> CritiqueJudgment | None:
-        """Return the judgment of a critique; see `overall_judgment`, and `program` for errors."""
+        """Return `overall_judgment` of a critique; raise BackendFailed if the process failed."""
         found = await self._parsed("judgment", critique, len(critique) / _JUDGMENT_SPEED)
         return cast(CritiqueJudgment | None, found or None)
 
@@ -146,11 +142,7 @@ class _Lane:
         threading.Thread(target=self._work, name="parse-text", daemon=True).start()
 
     async def run(self, task: str, text: str, ms: float, *, cpu_s: float = 0.0) -> str:
-        """Run a task in the process; see `TaskProcess.run`.
-
-        Args:
-            ms: How long it may take, about. It may wait for as long as that, some times over.
-        """
+        """Run a task of about `ms` in the process; see `TaskProcess.run`."""
         if self._closed:
             raise TaskLost("the service is shutting down")
         future: Future[str] = Future()

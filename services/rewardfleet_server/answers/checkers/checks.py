@@ -49,16 +49,12 @@ class Invalid(Exception):
 def check(
     job: dict[str, Any], report: Callable[[dict[str, str]], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Return what came of a check.
+    """Return the `outcome`: `right`, a cause, or `invalid` with `why`; and verdicts by checker.
 
     Args:
         job: `form`, `reference`, `answers` (and `joined`), `accept`, and options. If there are no
             `answers`, the reference is compared with itself.
         report: Called with the verdict of the quicker checker, before the other one begins.
-
-    Returns:
-        `outcome`: `right`, or the name of a cause, or `invalid` with `why`; and by checker, its
-        verdict.
     """
     random.seed(_SEED)  # the same each time
     sympy_random.seed(_SEED)

@@ -109,11 +109,7 @@ _OO = _Node("oo")
 
 
 def compare(answer: str, reference: str, form: str, tolerance: float | None) -> bool:
-    """Return whether an answer equals the reference.
-
-    Raises:
-        Unreadable: One of them cannot be read.
-    """
+    """Return whether an answer equals the reference; raise Unreadable if one is no formula."""
     mp.dps = _DIGITS
     given, right = parse(answer), parse(reference)
     is_tuple = any(len(each) == 1 and each[0].kind == "()" for each in (given, right))
@@ -125,11 +121,7 @@ def compare(answer: str, reference: str, form: str, tolerance: float | None) -> 
 
 
 def parse(text: str) -> Sequence[_Node]:
-    """Return the items of a formula: one, unless it is a list without brackets.
-
-    Raises:
-        Unreadable: It is none.
-    """
+    """Return the items of a formula: several of a list only; raise Unreadable for no formula."""
     if len(text) > _MAX_CHARACTERS:
         _refuse("too long")
     for pattern, to in _REWRITTEN:

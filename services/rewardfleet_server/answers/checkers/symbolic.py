@@ -37,11 +37,7 @@ class Unreadable(Exception):
 
 
 def read(text: str) -> list[Any]:
-    """Return what math-verify reads a formula as.
-
-    Raises:
-        Unreadable: It reads nothing.
-    """
+    """Return what math-verify reads a formula as; raise Unreadable if it reads nothing."""
     if not text.isascii() or _MISREAD.search(text):
         raise Unreadable("math-verify reads a part of it")
     text = re.sub(r"\\?sqrt\(([^()]*)\)", r"\\sqrt{\1}", text)
@@ -60,11 +56,7 @@ def read(text: str) -> list[Any]:
 
 
 def compare(answer: str, reference: str, form: str, tolerance: float | None) -> bool:
-    """Return whether an answer equals the reference.
-
-    Raises:
-        Unreadable: One of them cannot be read.
-    """
+    """Return whether an answer equals the reference; raise Unreadable if one is no formula."""
     if form == "list" or tolerance is not None:  # it compares neither
         raise Unreadable("a list, or a tolerance")
     right, given = read(reference), read(answer)

@@ -73,11 +73,7 @@ def find_compiler() -> str | None:
 
 
 class Compiler:
-    """Compiles checkers to shared libraries, and stores them in the user's cache folder.
-
-    Args:
-        isolation: The isolation level of programs.
-    """
+    """Compiles checkers to shared libraries, and stores them in the user's cache folder."""
 
     def __init__(self, isolation: str, settings: CodeSettings) -> None:
         self._isolation = isolation

@@ -81,9 +81,8 @@ class Checkers:
     async def prepare(self, tests: PreparedTests) -> Checker | None:
         """Return the checker of the tests, if they have one, after a trial.
 
-        A checker must work if the expected output is the output. So it is invalid for all
-        programs or for none, and a failure on a program's output is due to that output. And it must
-        reject what is no output of the problem: one that prints its decision accepts all.
+        It must work on the expected output: so it is invalid for all programs or for none. And it
+        must reject what is no output of the problem: one that prints its decision accepts all.
 
         Raises:
             InvalidRequest: It does not compile, fails in the trial, or accepts wrong outputs.

@@ -51,11 +51,7 @@ del _use_files
 
 
 def read_codeforces(row: Row) -> dict[str, Any]:
-    """Return the fields of `StdioTests` for a row.
-
-    Raises:
-        InvalidRequest: It cannot be read, or its problem is interactive.
-    """
+    """Return the fields of `StdioTests`; raise InvalidRequest if the row cannot be read."""
     if row.get("interaction_format"):
         raise InvalidRequest("interaction_format: interactive problems are not supported")
     if (mode := row.get("input_mode") or "stdio") not in {"stdio", "file"}:

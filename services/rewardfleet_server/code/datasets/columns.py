@@ -31,20 +31,12 @@ _CODE = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.
 
 
 def json_of(value: Any, column: str) -> Any:
-    """Parse JSON if it is text; return any other value unchanged.
-
-    Raises:
-        InvalidRequest: The text is not valid JSON.
-    """
+    """Return what a text is the JSON of, or another value; raise InvalidRequest for no JSON."""
     return read_json(value, column) if isinstance(value, str) else value
 
 
 def read_json(text: Any, column: str) -> Any:
-    """Parse JSON text.
-
-    Raises:
-        InvalidRequest: It is not valid JSON, or not text.
-    """
+    """Parse JSON text; raise InvalidRequest if it is not valid JSON, or not text."""
     try:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
@@ -52,15 +44,12 @@ def read_json(text: Any, column: str) -> Any:
 
 
 def decode_column(value: Any, column: str) -> Any:
-    """Decode a column.
+    """Decode a column; raise InvalidRequest if it cannot be, or exceeds `MAX_DECOMPRESSED`.
 
     Args:
         value: JSON as an object or as text; or base64 of zlib of a pickle: of JSON text, as in
             LiveCodeBench, or of a flat dictionary of strings, as in SandboxFusion.
         column: Its name, for error messages.
-
-    Raises:
-        InvalidRequest: It is neither, or larger than `MAX_DECOMPRESSED`.
     """
     if not isinstance(value, str) or value.lstrip()[:1] in {"{", "["}:
         return json_of(value, column)
@@ -73,11 +62,7 @@ def decode_column(value: Any, column: str) -> Any:
 
 
 def decompress(text: Any, column: str) -> bytes:
-    """Return what was compressed by zlib and encoded in base64.
-
-    Raises:
-        InvalidRequest: It cannot be read, or is larger than `MAX_DECOMPRESSED`.
-    """
+    """Undo base64 and zlib; raise InvalidRequest if that fails, or beyond `MAX_DECOMPRESSED`."""
     if not isinstance(text, str):
         raise InvalidRequest(f"{column}: must be text")
     try:
@@ -120,10 +105,7 @@ def _pickled_texts(content: bytes, column: str) -> tuple[list[str], bool]:
 
 
 def without_nan(row: Row) -> Row:
-    """Return a row with null in place of NaN, which is a missing value in rows from pandas.
-
-    What is in its values stays as it is: a NaN there may be an expected output.
-    """
+    """Return a row with null for NaN, as pandas has it; within values, it may be expected."""
     return {name: None if is_missing(each) else each for name, each in row.items()}
 
 
@@ -133,11 +115,7 @@ def first_of(row: Row, *columns: str) -> tuple[str, JsonValue]:
 
 
 def list_of(value: Any, column: str) -> list[Any]:
-    """Return a list, which may be JSON text.
-
-    Raises:
-        InvalidRequest: It is none.
-    """
+    """Return a list, which may be JSON text; raise InvalidRequest if it is none."""
     items = json_of(value, column)
     if not isinstance(items, list):
         raise InvalidRequest(f"{column}: must be a list, or its JSON")
@@ -145,11 +123,7 @@ def list_of(value: Any, column: str) -> list[Any]:
 
 
 def labels_of(row: Row) -> Row:
-    """Return the labels of a row of SandboxFusion.
-
-    Raises:
-        InvalidRequest: They are not an object.
-    """
+    """Return the labels of a row of SandboxFusion; raise InvalidRequest if they are no object."""
     labels = json_of(row.get("labels") or {}, "labels")
     if not isinstance(labels, dict):
         raise InvalidRequest("labels: must be an object, or its JSON")

@@ -35,11 +35,7 @@ class PredictionTests(AssertTests):
 
 
 def read_cruxeval(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `PredictionTests`, and what the row has for an answer as `solution`.
-
-    Raises:
-        InvalidRequest: The row cannot be read.
-    """
+    """Return the fields of `PredictionTests`, and the `solution`; or raise InvalidRequest."""
     code, given, output = (row.get(name) for name in ("code", "input", "output"))
     if not (isinstance(code, str) and isinstance(given, str) and isinstance(output, str)):
         raise InvalidRequest("code, input, output: must be texts of Python, as in CRUXEval")

@@ -54,13 +54,10 @@ _TESTS = re.compile(r"\bassert|\bunittest\b|\bdef test")
 
 
 def recognize(row: Row) -> tuple[str, Row]:
-    """Return the dataset that a row comes from, and the row as that dataset has it.
+    """Return the dataset whose form a row has, and the row in it; raise InvalidRequest for none.
 
     Args:
         row: A row; or a single column `ground_truth`, whose value may have any form.
-
-    Raises:
-        InvalidRequest: It has no known form.
     """
     value = row["ground_truth"] if row.keys() == {"ground_truth"} else row
     try:
@@ -171,15 +168,12 @@ def _as_case(test: Any) -> Any:
 
 
 def request_of(response: Any, ground_truth: JsonValue) -> CodeRequest:
-    """Return the item that a response and its ground truth stand for.
+    """Return the item of a response and its ground truth; raise InvalidRequest for a bad field.
 
     Args:
         response: What the policy wrote, as `text_of` takes it.
         ground_truth: The tests, in any form; or an object with `tests`, in any form, and further
             fields of `CodeRequest`, or columns of a row. Other fields are ignored.
-
-    Raises:
-        InvalidRequest: A field is invalid. Tests are read later, see `read_row`.
     """
     check_values(ground_truth, "ground_truth")
     fields = {"revision": text_of(response), "tests": ground_truth}

@@ -1,7 +1,6 @@
 """Readers of rows, one per dataset: as in docs/code-service.md#datasets.
 
-Rows come as in the dataset, or as CTRL (`selected_uts`, `all_uts`) and SandboxFusion (`test`) store
-them.
+Rows may also come as CTRL (`selected_uts`, `all_uts`) and SandboxFusion (`test`) store them.
 """
 
 import math
@@ -65,11 +64,7 @@ class DatasetRow(NamedTuple):
 
 
 def read_row(tests: DatasetTests) -> DatasetRow:
-    """Read a row.
-
-    Raises:
-        InvalidRequest: The row cannot be read, has no tests, or has no solution to check.
-    """
+    """Read a row; raise InvalidRequest if it has no tests, or no solution where it is checked."""
     try:
         columns = without_nan(tests.row)
         dataset, row = recognize(columns) if tests.dataset == "auto" else (tests.dataset, columns)

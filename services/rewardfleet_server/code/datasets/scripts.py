@@ -71,11 +71,7 @@ _ASSERTION_ARGS = re.compile(r"(\w+)\(\*inp\), exp, 0")
 
 
 def read_tests(row: Row) -> dict[str, Any]:
-    """Return the fields of `AssertTests` for a row.
-
-    Raises:
-        InvalidRequest: The row has no tests, or they cannot be read.
-    """
+    """Return the fields of `AssertTests` for a row; raise InvalidRequest if it cannot be read."""
     if row.get("plus_input") is not None:
         raise InvalidRequest(
             "plus_input: EvalPlus computes its expected outputs when it is installed; give a row "

@@ -37,11 +37,7 @@ def solution_of(row: Row) -> str | None:
 
 
 def first_solution_of(row: Row) -> str:
-    """Return the first solution of a row that is valid Python.
-
-    Raises:
-        InvalidRequest: There is none, or a column is text that begins like JSON, and is not.
-    """
+    """Return the first solution that is valid Python; raise InvalidRequest if there is none."""
     only = solution_of(row)
     if only is not None:
         return only

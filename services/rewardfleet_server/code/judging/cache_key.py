@@ -40,10 +40,9 @@ class CacheKeys:
         self._harness = source_version(Path(__file__).parents[1])
 
     async def of(self, program: str, request: CodeRequest, tests: str, uses: Uses | None) -> str:
-        """Return the key of a program's verdicts on the tests of a request.
+        """Return the key of a program's verdicts on tests, given their digest.
 
         Args:
-            tests: The digest of the tests.
             uses: What source code of the tests uses. None: they can see all of a program's text.
         """
         known = hashlib.sha256(f"{tests}{program}".encode(errors="surrogatepass")).digest()

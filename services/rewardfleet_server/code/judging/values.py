@@ -1,13 +1,10 @@
-"""Comparison of the values that a program returned with the expected ones.
+"""Comparison of the values that a program returned with the expected ones, without its own code.
 
 The supervisor (jail/guest/supervisor.py) writes a value as JSON. Null, booleans, strings, lists
 and finite numbers are themselves; an object has one key, which names the kind of value: `tuple`,
 `set`, `dict` (a list of pairs), `int` (hexadecimal), `float` (nan or an infinity), `complex`,
 `fraction` (numerator and denominator), `decimal`, `bytes` (hexadecimal), `other` (the name of a
 type that is not built in).
-
-Values are compared by type and value, and none of the program's code takes part. Numbers of
-different types are equal if Python says so.
 """
 
 import json
@@ -35,11 +32,7 @@ class Tolerance:
     relative: float | None = None
 
     def accepts(self, number: complex, expected: float) -> bool:
-        """Return whether a number is close enough to a finite expected one.
-
-        The tolerance depends on the expected number only, so that a huge number is not close to
-        anything.
-        """
+        """Return whether a number is close to a finite expected one; a huge one is to nothing."""
         if not math.isfinite(expected):
             return False
         if self.relative is None:
@@ -65,12 +58,7 @@ class Equality:
     any_order: bool | str = False
 
     def equal(self, given: Any, expected: Any) -> bool:  # noqa: PLR0911 - one for each kind
-        """Return whether a program returned the expected value.
-
-        Args:
-            given: The value that the supervisor wrote, or that a program forged.
-            expected: A value of built-in types.
-        """
+        """Return whether a program returned the expected value; what is given may be forged."""
         if expected is None:
             return given is None
         if isinstance(expected, bool) and not self.bool_is_int:

@@ -92,10 +92,7 @@ class Decision:
 
     @property
     def suspicion(self) -> str | None:
-        """The sign of tampering; none if it failed with an exception.
-
-        Many checkers in Python raise one if they cannot read an output.
-        """
+        """The sign of tampering; an exception is none, as outputs can make checkers raise one."""
         if self.failed in {None, CHECKER_RAISED}:
             return None
         return f"{CHECKER_FAILED} on the output ({self.failed})"
@@ -282,11 +279,7 @@ class CallRun:
         return [answers.get(nonce, {"raised": ""}) for nonce in nonces]
 
     def checks_alone(self, result: RunResult) -> list[int | None]:
-        """Return how many checks were evaluated per case that passed; None for one that failed.
-
-        Raises:
-            InvalidRequest: A test cannot be called.
-        """
+        """Return how many checks each case has, None if it failed; or raise InvalidRequest."""
         found: list[int | None] = []
         for answer, expected in zip(self.answers(result), self.expected, strict=True):
             if answer.get("raised") == "UnsupportedTest":
@@ -298,10 +291,7 @@ class CallRun:
     def _again(
         self, answers: Mapping[str, Mapping[str, Any]], verdicts: Sequence[Verdict]
     ) -> "CallRun | None":
-        """Return a run in the program's process of tests that may need objects of it, and failed.
-
-        Their verdicts are `jail`.
-        """
+        """Return a run in the program's process, of tests that failed and may need its objects."""
         if self.strict:
             return None
         known: list[Verdict | None] = []

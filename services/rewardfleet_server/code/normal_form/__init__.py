@@ -28,8 +28,6 @@ _FAILURES = (ReflectsSource, SyntaxError, ValueError, RecursionError, MemoryErro
 def names_of_tests(setup: str, cases: Sequence[str] = ()) -> Uses | None:
     """Return what tests use, or None if they may observe local names or lines of programs.
 
-    The same analysis as for programs decides.
-
     Args:
         setup: Source code that runs in a program's module, before the program.
         cases: Source code that runs there after it.
@@ -46,14 +44,10 @@ def names_of_tests(setup: str, cases: Sequence[str] = ()) -> Uses | None:
 
 
 def normal_form(source: str, *, tests: Uses | None = None) -> str:
-    """Return the key of a program; never raises, and takes at most seconds, mostly 0.1 ms.
+    """Return the key of a program, without lone surrogates; never raises, mostly takes 0.1 ms.
 
     Args:
-        source: Any text.
         tests: What the tests use, if they are source code.
-
-    Returns:
-        Text without lone surrogates.
     """
     # A file is decoded as its coding line says, a string is not: there a comment matters.
     if len(source) <= LARGEST and not _OTHER_CODING.match(source):

@@ -41,14 +41,7 @@ class Uses:
         )
 
     def check(self) -> bool:
-        """Check that nothing here can observe local names or lines.
-
-        Returns:
-            Whether texts of errors may show the names of local variables.
-
-        Raises:
-            ReflectsSource: It may observe more.
-        """
+        """Return whether texts of errors may show local names; raise ReflectsSource if more may."""
         if not all(map(self._is_known, self.known)):
             raise ReflectsSource
         for name in self.types:

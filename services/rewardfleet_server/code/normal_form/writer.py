@@ -12,12 +12,7 @@ MODULE, CLASS, FUNCTION, COMPREHENSION = range(4)  #: kinds of blocks
 
 
 class Scope:
-    """A block that binds names: https://docs.python.org/3/reference/executionmodel.html.
-
-    Attributes:
-        yields: For a function: whether it makes generators.
-        cleans_up: For a function: whether code of it may run when a generator is destroyed.
-    """
+    """A block that binds names: https://docs.python.org/3/reference/executionmodel.html."""
 
     def __init__(self, kind: int, parent: "Scope | None") -> None:
         self.kind = kind
@@ -26,7 +21,8 @@ class Scope:
         self.globals: set[str] = set()
         self.nonlocals: set[str] = set()
         self.owners: dict[str, Scope] = {}
-        self.yields = self.cleans_up = False
+        self.yields = False  #: whether it makes generators
+        self.cleans_up = False  #: whether code of it may run when a generator is destroyed
 
     def owner(self, name: str) -> "Scope":
         """Return the scope whose variable this is; the builtins count as the module's."""
@@ -55,11 +51,7 @@ _Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
 
 
 class CanonicalWriter:
-    """Writes down a program's syntax tree, with its variables left open.
-
-    Raises:
-        ReflectsSource: A part of the program may observe names or lines.
-    """
+    """Writes down a program's syntax tree; raises ReflectsSource if a part may observe names."""
 
     def __init__(self, program: ast.Module) -> None:
         self.module = Scope(MODULE, None)
@@ -76,11 +68,7 @@ class CanonicalWriter:
         self._check()
 
     def text(self, *, keeps_names: bool) -> str:
-        """Return the normal form.
-
-        Args:
-            keeps_names: Whether the names of variables can be observed.
-        """
+        """Return the normal form; with all names, if those of local variables can be observed."""
         if keeps_names:
             return "\n".join(each if isinstance(each, str) else each[1] for each in self.out)
         kept = {(scope.owner(name), name) for scope, name in self.kept}

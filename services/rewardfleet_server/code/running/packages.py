@@ -61,10 +61,7 @@ class Environment:
         return os.access(self.folder, os.F_OK)
 
     def build(self) -> Python:
-        """Build it unless it exists, and return its interpreter.
-
-        Processes that build the same environment wait for each other. A build that is killed leaves
-        nothing that is used.
+        """Build it unless it exists, and return its interpreter. Processes wait for each other.
 
         Raises:
             ValueError: A package cannot be installed, also for lack of pip and uv or because it
@@ -100,11 +97,7 @@ class Environment:
 
 
 def environment_of(settings: CodeSettings) -> Environment:
-    """Return the environment of `--packages`, or else of the default packages.
-
-    Raises:
-        ValueError: No interpreter works, or `--python` is one of a virtual environment.
-    """
+    """Return the environment of `--packages`, or of the default packages; or raise ValueError."""
     base = find_python(settings.python)
     if len(base.prefixes) > 1:
         raise ValueError(
@@ -119,12 +112,7 @@ def environment_of(settings: CodeSettings) -> Environment:
 
 
 def jail_python(settings: CodeSettings) -> Python:
-    """Return the interpreter of the jails; see docs/code-service.md#packages.
-
-    Raises:
-        ValueError: There is no interpreter that the user of the jails can run, or a package cannot
-            be installed.
-    """
+    """Return the interpreter of the jails; raise ValueError if none works, or a build fails."""
     if settings.packages:
         return environment_of(settings).build()
     if settings.python is not None:

@@ -33,8 +33,7 @@ _STATEMENT = re.compile(r"\s*+(?:#[^\n]*+\s*+)*+[^\s#]")
 #: Bytes of outputs that wait for the checker program at the same time, about.
 _MAX_UNDECIDED_BYTES = 32 * 2**20
 _WALL_FACTOR = 1.5  #: the budget of wall time, as a multiple of that of CPU time
-#: Seconds of wall time of a run, however little time is left.
-_MIN_WALL_S = 0.1
+_MIN_WALL_S = 0.1  #: seconds of wall time of a run, however little time is left
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,7 @@ class Submission:
     async def of(
         cls, request: CodeRequest, parser: TextParser, called: Collection[str]
     ) -> "Submission":
-        """Parse the texts of a request.
-
-        Args:
-            called: What the tests call; see `PreparedTests.called`.
-        """
+        """Parse the texts of a request, given what its tests call."""
         critique, original = request.critique, request.original_program
         judgment = None if critique is None else await parser.judgment(critique)
         program = await parser.program(request.revision or "", called)  # null is not scored
@@ -78,11 +73,7 @@ class Submission:
         return float(original_passed == (self.judgment == "correct"))
 
     def cause_of(self, score: CodeScore) -> CodeCause | None:
-        """Return why a score is below 1; None if all tests pass and the program decided on none.
-
-        Args:
-            score: The verdicts and suspicions, maybe those of an equal program.
-        """
+        """Return why a score is below 1; None if all tests pass and the program decided on none."""
         if self.critique_invalid:
             return CodeCause.NO_JUDGMENT
         index = first_failure(score.verdicts)
@@ -136,10 +127,8 @@ class SubmissionRun:
     that ends is a result, however busy the machine is. The deadline of the call is for the rest.
 
     Args:
-        planned: The runs, with what is expected of each.
         numbers: The numbers of the tests, from 1, by which suspicions name them.
-        max_seconds: The budget of all runs together: seconds of CPU time, and 1.5 times as many of
-            wall time.
+        max_seconds: The budget: seconds of CPU time, and 1.5 times as many of wall time.
         stop_at_failure: Whether the runs after the first failure are skipped.
     """
 

@@ -56,11 +56,7 @@ class ParsedAssert:
 
 
 def parsed_asserts(tests: AssertTests) -> list[ParsedAssert]:
-    """Return the cases of the tests.
-
-    Raises:
-        InvalidRequest: A case has no check, or is not valid Python.
-    """
+    """Return the cases; raise InvalidRequest if one has no check, or is not valid Python."""
     setup = parse(tests.setup, "tests.setup")
     given = {name for statement in setup for name in _bound_names(statement)}
     given.discard(tests.entry_point.partition(".")[0].removesuffix("()"))
@@ -86,11 +82,7 @@ def parsed_asserts(tests: AssertTests) -> list[ParsedAssert]:
 
 
 def parse(source: str, field_name: str) -> list[ast.stmt]:
-    """Return the statements of source code that the caller wrote.
-
-    Raises:
-        InvalidRequest: It is not valid Python.
-    """
+    """Parse source code that the caller wrote; raise InvalidRequest if it is not valid Python."""
     try:
         return parse_source(source).body
     except SyntaxError as error:

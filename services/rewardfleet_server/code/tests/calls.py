@@ -48,10 +48,9 @@ class _Function(NamedTuple):
 
 
 def call_forms(tests: PlainTests, solution: str | None) -> tuple[PlainTests, Sequence[CallForm]]:
-    """Return how each case is called, if not as any function; and the tests with their values.
+    """Return the tests with their values, and how each case is called, if not as any function.
 
-    Args:
-        solution: The solution of the row, which counts where the starter code says nothing.
+    The solution of the row counts where the starter code says nothing.
 
     Raises:
         InvalidRequest: What the function takes or returns is not supported, or a case is not of it.

@@ -40,12 +40,9 @@ _USUAL = {"np": "numpy", **{each.partition(".")[0]: each.partition(".")[0] for e
 
 
 def chance_in(*sources: str) -> str:
-    """Return a source of chance or time that a program and its tests use; "" if there is none.
+    """Return a source of chance or time that source code uses; "" if there is none.
 
-    Generators of random numbers are none if something seeds them.
-
-    Args:
-        sources: Source code, in which syntax errors hide what is used.
+    Generators of random numbers are none if something seeds them. Syntax errors hide what is used.
     """
     if not any(map(MENTIONS.search, sources)):
         return ""

@@ -41,12 +41,9 @@ class CodePrompt:
 
 
 def take_prompt(tests: PlainTests) -> tuple[CodePrompt, PlainTests]:
-    """Return the prompt of tests, and the tests with it in their setup.
+    """Return the prompt of tests, and the tests with it in their setup, or raise InvalidRequest.
 
     The setup has nothing of it that the program itself has to define.
-
-    Raises:
-        InvalidRequest: The prompt is not valid Python.
     """
     if isinstance(tests, PredictionTests):
         return CodePrompt("", program=tests.program), tests
@@ -73,10 +70,9 @@ def complete(program: str, prompt: CodePrompt) -> str:
 
 
 def read_prompt(prompt: str, entry_point: str) -> CodePrompt | None:
-    """Take a prompt apart; return None if it is not valid Python.
+    """Take a prompt apart, which may lack its last body; return None if it is not valid Python.
 
     Args:
-        prompt: The prompt. It may end within a function that has no body yet.
         entry_point: What the tests call, which the setup must not define.
     """
     if not prompt.strip():

@@ -47,9 +47,7 @@ def imports_of_solution(solution: str) -> str:
 def import_statements(sources: Iterable[str]) -> str:
     """Return the imports of tests, each once, as a program.
 
-    Not those that may fail or that depend on the platform: in `try` with handlers, in contexts like
-    `suppress`, and under conditions on versions. Tests that are not valid Python, or that change
-    `sys.path`, have none.
+    Not those that may fail or depend on the platform. Tests that are not valid Python have none.
     """
     found: set[str] = set()
     for source in sources:

@@ -52,13 +52,10 @@ class Preflight:
         self._checked: Memo[Mapping[int, str]] = Memo(_MAX_BYTES, bytes_of)
 
     async def check(self, tests: PreparedTests, limits: RunLimits) -> Mapping[int, str]:
-        """Run the setup, compile the asserts, make their imports, and run them without a program.
-
-        Returns:
-            Why cases do not count, by index: those that pass without a program.
+        """Return why cases do not count, by index: those that pass without a program.
 
         Raises:
-            InvalidRequest: One of them fails, or a case by itself; or all pass without a program.
+            InvalidRequest: The setup, an import or a case fails by itself, or all cases pass.
             Unavailable: Their jail died.
         """
         if not tests.trial:
@@ -67,9 +64,7 @@ class Preflight:
         return await self._checked.get(key, lambda: self._run(tests, limits))
 
     async def check_solution(self, tests: PreparedTests, limits: RunLimits) -> None:
-        """Check that programs can import what the solution of a row imports.
-
-        With `check_reference`, check that it passes as well.
+        """Check that programs can import what a row's solution does, or also that it passes.
 
         Raises:
             InvalidRequest: It does not pass, or a package is missing.

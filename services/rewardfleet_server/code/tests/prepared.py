@@ -69,12 +69,7 @@ class PreparedTests:
 
 
 def prepare(tests: Tests, digest: str) -> PreparedTests:
-    """Read and parse tests, which may take a tenth of a second.
-
-    Raises:
-        InvalidRequest: A row cannot be read; a case is no assert; the setup, a case or the prompt
-            is not valid Python.
-    """
+    """Read and parse tests, maybe for a tenth of a second; raise InvalidRequest if that fails."""
     row = read_row(tests) if isinstance(tests, DatasetTests) else DatasetRow(tests, {}, None)
     read, forms = call_forms(row.tests, row.solution)
     prompt, plain = take_prompt(read)
