@@ -24,16 +24,7 @@ from rewardfleet_server.testing import FakeSandbox, serving, wait_until
 
 from ...conftest import JSON, table
 from ..conftest import RedisServer, cached_value
-from .conftest import (
-    SHORT_LIMITS,
-    Service,
-    asserts,
-    functional,
-    rows,
-    served_code,
-    stdio,
-    verdicts,
-)
+from .conftest import SHORT_LIMITS, Service, asserts, functional, rows, served_code, stdio, verdicts
 
 DOUBLE = "def double(number):\n    result = number * 2\n    return result\n"
 RENAMED = '"""Doubles."""\ndef double(number):\n    r = number*2  # twice\n    return r\n'

@@ -69,10 +69,7 @@ def hasty_service(request: pytest.FixtureRequest) -> Iterator[Service]:
 
 
 @pytest.fixture(
-    params=[
-        ("python", PERMUTATION),
-        pytest.param(("cpp", PERMUTATION_CPP), marks=needs_compiler),
-    ],
+    params=[("python", PERMUTATION), pytest.param(("cpp", PERMUTATION_CPP), marks=needs_compiler)],
     ids=["python", "cpp"],
 )
 def permutation(request: pytest.FixtureRequest) -> Callable[..., dict[str, object]]:

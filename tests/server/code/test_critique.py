@@ -8,7 +8,7 @@ from rewardfleet_server.testing import FakeSandbox
 
 from ...conftest import table
 from ...measure import CpuStopwatch
-from .conftest import Service, asserts, rows, sample, served_code, stdio
+from .conftest import Service, asserts, rows, sample, served_code, stdio, verdicts
 
 
 @pytest.mark.parametrize("row", sample(rows("judgments")))
@@ -53,7 +53,7 @@ def test_a_critique_without_a_judgment_scores_0_and_nothing_runs(critique: str):
         score = service.score(RIGHT, TESTS, critique=critique, original_program=WRONG)
     assert (score["score"], score["status"], score["pass_rate"]) == (0.0, "ok", None)
     assert (score["critique_valid"], score["judgment"], score["code"]) == (False, None, RIGHT)
-    assert [each["verdict"] for each in score["verdicts"]] == ["skipped"] * 2
+    assert verdicts(score) == ["skipped"] * 2
     assert sandbox.jobs == []
 
 
@@ -77,13 +77,8 @@ def test_running_the_original_program_determines_whether_the_judgment_is_right(
 def test_an_original_program_that_is_known_to_pass_or_fail_is_not_run(passed: bool):
     sandbox = FakeSandbox()
     with served_code(sandbox=sandbox) as service:
-        score = service.score(
-            RIGHT,
-            TESTS,
-            critique=CRITIQUES["correct"],
-            original_program=WRONG,
-            original_passed=passed,
-        )
+        fields = {"critique": CRITIQUES["correct"], "original_program": WRONG}
+        score = service.score(RIGHT, TESTS, original_passed=passed, **fields)
     assert score["details"]["judgment_correct"] == float(passed)
     assert [job.program for job in sandbox.jobs] == [RIGHT]
 
@@ -113,11 +108,8 @@ def test_the_original_program_has_the_time_that_the_revision_left(
 ):
     """If that is up before a test fails, it is unknown whether the judgment is right."""
     with served_code(workers=1, max_submission_s=1) as service:
-        score = service.score(
-            "pass",
-            stdio(*[("", "")] * tests),
-            critique=CRITIQUES["correct"],
-            original_program=f"import time\n{takes_time}",
-        )
+        original = f"import time\n{takes_time}"
+        fields = {"critique": CRITIQUES["correct"], "original_program": original}
+        score = service.score("pass", stdio(*[("", "")] * tests), **fields)
     assert score["score"] == 1.0
     assert ("judgment_correct" in score["details"]) is known

@@ -32,7 +32,7 @@ from rewardfleet_server.code.sandboxes.jail.worker import (
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox, wait_until
 
-from ...conftest import table
+from ...conftest import JSON, table
 from ...measure import Stopwatch
 from ..processes import descendants, service_process
 from ..video.test_bad_input import check_problem
@@ -46,6 +46,7 @@ from .conftest import (
     check_verdicts,
     proc,
     programs,
+    rows,
     sample,
     served_code,
     sources,
@@ -374,11 +375,42 @@ def test_a_sandbox_that_fails_is_an_error_without_a_score():
         assert [each["error"]["kind"] for each in both] == ["unavailable", "invalid"]
 
 
-def test_a_run_that_breaks_its_jail_scores_0():
-    result = RunResult(exit_code=-9, stopped="died")
-    with served_code(sandbox=FakeSandbox(result)) as service:
-        score = service.score("x", stdio(("", "")))
-        assert (score["score"], verdicts(score)) == (0.0, ["runtime_error"])
+# Invalid input
+
+INVALID_FIELDS = rows("bad_input") | {
+    "1001 tests": {"fields": {"tests": stdio(*[("", "1")] * 1001)}, "detail": "at most 1000 items"}
+}
+
+
+@pytest.mark.parametrize("row", sample(INVALID_FIELDS))
+def test_an_invalid_field_is_named_and_the_service_keeps_working(service: Service, row):
+    body = {"revision": "print(1)", "tests": stdio(("", "1")), **row["fields"]}
+    check_problem(service.client.post("/score", json=body), "invalid", row["detail"])
+    assert service.verdict("print(input())", stdio(("x", "x"))) == "accepted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"revision": "1", "tests": {"kind": "stdio", "cases": [{"stdout": "\\udfff"}]}}',
+        (
+            b'{"revision": "1", "tests": {"kind": "functional", "fn_name": "f", "cases": '
+            b'[{"args": [NaN], "expected": 1}]}}'
+        ),
+        b'{"revision": "1", "tests": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=["surrogate", "nan", "deep"],
+)
+def test_json_with_invalid_values_is_rejected(service: Service, content: bytes):
+    check_problem(service.client.post("/score", content=content, headers=JSON), "invalid")
+    assert service.verdict("print(input())", stdio(("x", "x"))) == "accepted"
+
+
+def test_standard_input_and_output_may_contain_any_characters(service: Service):
+    """NUL characters are rejected in Python source only."""
+    text = "\0 \x7f ü 漢 🙂 \u2028"
+    assert service.verdict("print(input())", stdio((text, text), checker="exact")) == "accepted"
 
 
 # Programs that sleep

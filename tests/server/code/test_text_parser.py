@@ -214,8 +214,7 @@ FEW = {
 @pytest.mark.serial
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "name",
-    [each if each in FEW else pytest.param(each, marks=pytest.mark.full) for each in TEXTS],
+    "name", [each if each in FEW else pytest.param(each, marks=pytest.mark.full) for each in TEXTS]
 )
 def test_no_text_holds_up_others(service: tuple[str, int], name: str):
     """Neither `/healthz` nor a call whose score is known.

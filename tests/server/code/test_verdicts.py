@@ -208,9 +208,7 @@ def test_values_with_the_same_hash_take_little_time(make: Callable[[], object], 
 @pytest.mark.parametrize("kind", ["tuple", "set"])
 def test_forged_values_that_are_deeply_nested(kind: str):
     test_run = CallRun(
-        ProgramRun(checks=(Check("call", "f", "n"),)),
-        (({"a": 1},),),
-        Equality(as_json=True),
+        ProgramRun(checks=(Check("call", "f", "n"),)), (({"a": 1},),), Equality(as_json=True)
     )
     for depth in range(100, 600):
         value = f'{{"{kind}":[' * depth + "1" + "]}" * depth
