@@ -242,13 +242,6 @@ def test_livecodebench_has_one_entry_for_all_tests(service: Service):
     assert "ZeroDivisionError" in raising.tests[0].exec_info.run_result.stderr
 
 
-def test_reward_hacks_that_sandboxfusion_accepts_are_rejected(service: Service):
-    for hack in ("import sys\nsys.exit(0)", "import os\nos._exit(0)"):
-        assert submit(service, hack, CALLS, "LiveCodeBench").accepted is False
-    equal = "class E(int):\n  __eq__ = lambda *_: True\ndef add(*_): return E()"
-    assert submit(service, equal, CALLS, "LiveCodeBench").accepted is False
-
-
 # Requests that are rejected
 
 RUN: dict[str, Any] = {"code": "print(1)", "language": "python"}

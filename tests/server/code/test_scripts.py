@@ -3,11 +3,7 @@
 The tests are in `tests/data/code/scripts.jsonl`.
 """
 
-import ast
-
 import pytest
-
-from rewardfleet_server.code.sandboxes.jail.guest import scripts
 
 from .conftest import Service, asserts, rows, sample
 
@@ -80,39 +76,3 @@ def test_cases_that_pass_without_a_program_do_not_count(level_service: Service):
 def test_a_program_that_no_check_has_seen_is_not_accepted(level_service, program, script):
     score = level_service.score(program, asserts(script))
     assert (score["score"], score["verdicts"][0]["checks"]) == (0, 0)
-
-
-def counted(source: str, **variables: object) -> int:
-    script = scripts.TestScript({"__builtins__": __builtins__, **variables})
-    script.run(ast.parse(source))
-    return script.checks
-
-
-class Mark:
-    """What a decorator of `pytest.mark` leaves on a function."""
-
-    def __init__(self, name: str, *args: object) -> None:
-        self.name, self.args, self.kwargs = name, args, {}
-
-    def __call__(self, function):
-        function.pytestmark = [*getattr(function, "pytestmark", ()), self]
-        return function
-
-
-def test_a_test_is_called_once_for_each_set_of_parameters():
-    script = """
-@mark("parametrize", "a, b", [(1, 2), (2, 3)])
-@mark("parametrize", "c", [1, 2, 3])
-def test_sum(a, b, c):
-    assert a + 1 == b and c
-@mark("skip")
-def test_skipped(): assert 0
-class TestOne:
-    @mark("parametrize", ["x"], [[1], [2]])
-    def test_x(self, x): assert x
-"""
-    assert counted(script, mark=Mark) == 8
-
-
-def test_a_deeply_nested_expression_is_counted_as_well():
-    assert counted("x = 1\nassert " + "-" * 1500 + "x") == 1
