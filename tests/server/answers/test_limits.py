@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -44,21 +43,6 @@ def service_with(**settings: object) -> Iterator[tuple[int, httpx.Client]]:
         httpx.Client(base_url=url, timeout=150, trust_env=False) as client,
     ):
         yield process.pid, client
-
-
-@contextmanager
-def long_check(client: httpx.Client) -> Iterator[list[httpx.Response]]:
-    """Have a check that takes long for the block; yield where its answer will be."""
-    answers: list[httpx.Response] = []
-
-    def ask() -> None:
-        answers.append(client.post("/score", json={"response": LONG, "reference": "5"}))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    wait_until(lambda: metric(client, "in_flight_items") == 1)
-    yield answers
-    thread.join()
 
 
 def check_others(client: httpx.Client) -> None:
@@ -109,11 +93,14 @@ def test_a_worker_that_something_else_kills_is_no_verdict():
         kill_worker()
         check_others(client)
         assert metric(client, "check_kills_total") == 1
-        with long_check(client) as answers:
+        with ThreadPoolExecutor() as pool:
+            body = {"response": LONG, "reference": "5"}
+            asked = pool.submit(client.post, "/score", json=body)
+            wait_until(lambda: metric(client, "in_flight_items") == 1)
             kill_worker()
             wait_until(lambda: metric(client, "check_kills_total") == 2)
             kill_worker()
-        check_problem(answers[0], "unavailable", "SIGKILL ended two workers")
+        check_problem(asked.result(), "unavailable", "SIGKILL ended two workers")
         check_others(client)
 
 

@@ -39,11 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def rows(file: str, table: str | None = None) -> dict[str, dict[str, Any]]:
-    """Return the rows of a file in `tests/data/code`, or of one of its tables.
-
-    Returns:
-        By their names, or numbers if they have no name, without `table`, `name` and `note`.
-    """
+    """Return the rows of a table in `tests/data/code` by their names, or numbers."""
     found = {}
     for line in (DATA / "code" / f"{file}.jsonl").read_text().splitlines():
         row = json.loads(line)

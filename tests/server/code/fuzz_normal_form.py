@@ -1,8 +1,6 @@
 """Looks for programs that share a key and behave differently; `make fuzz-normal-form`.
 
-Each round takes a real program and changes it: renames, type hints, docstrings, imports, the order
-of statements, and statements that look at names or lines. Pairs with one key are executed. Every
-program prints what its functions return.
+Each round changes a real program, which prints what its functions return.
 """
 
 import argparse
@@ -36,8 +34,7 @@ CPU_S = 5
 
 # Real programs
 
-#: What makes a program's output change from run to run.
-_CHANCE = {"random", "time", "urllib"}
+_CHANCE = {"random", "time", "urllib"}  #: what makes a program's output change from run to run
 #: Modules that make no program, and why.
 _SKIPPED = {
     "algorithms/graph/find_all_cliques.py",  # a set's order
@@ -53,7 +50,7 @@ _NODE_IMPORT = re.compile(
 
 @cache
 def programs() -> list[str]:
-    """Return real programs: modules of the package `algorithms` that print what doctests show."""
+    """Return modules of the package `algorithms` that print what doctests show."""
     paths = sorted(path for path in files("algorithms") or () if path.suffix == ".py")
     sources = {str(path): path.read_text() for path in paths if path.parts[0] == "algorithms"}
     node = sources[_NODE].replace("from __future__ import annotations\n", "")
@@ -184,10 +181,7 @@ def occurrences(tree: ast.AST, *, attributes: bool = False) -> list[tuple[ast.AS
 
 
 def renamable(tree: ast.Module) -> list[str]:
-    """Return the names of local variables alone, and of nothing else in the program.
-
-    A consistent renaming of these changes nothing but names.
-    """
+    """Return the names of local variables alone, whose renaming changes nothing but names."""
     found, fixed = set(), set(dir(builtins))
     for node in ast.walk(tree):
         if isinstance(node, ast.Global):

@@ -214,22 +214,15 @@ def test_a_slow_checker_ends_with_the_time_of_the_submission():
 # Rows of CodeContests+
 
 
-def plus_row(**fields: object) -> dict[str, object]:
-    row = {
-        "id": "1_A",
-        "time_limit": 400,
-        "checker": PERMUTATION_CPP,
-        "test_cases": [{"input": "3\n", "output": "1 2 3\n"}, {"input": "2\n", "output": "1 2\n"}],
-    }
-    return {"kind": "dataset", "dataset": "code_contests", "row": row, **fields}
-
-
 @needs_compiler
 def test_a_row_of_code_contests_plus_brings_its_checker(service):
-    score = service.score(DOWN, plus_row())
+    cases = [{"input": "3\n", "output": "1 2 3\n"}, {"input": "2\n", "output": "1 2\n"}]
+    row = {"time_limit": 400, "checker": PERMUTATION_CPP, "test_cases": cases}
+    tests = {"kind": "dataset", "dataset": "code_contests", "row": row}
+    score = service.score(DOWN, tests)
     assert verdicts(score) == ["accepted"] * 2
     assert score["verdicts"][0]["verdict_by"] == "checker"
-    assert service.score(ZERO, plus_row())["score"] == 0.0
+    assert service.score(ZERO, tests)["score"] == 0.0
 
 
 # C++

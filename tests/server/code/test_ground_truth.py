@@ -125,11 +125,6 @@ def test_an_object_with_tests_may_have_other_fields(tests: dict):
         assert request.tests == validate(CodeRequest, {"revision": "", "tests": tests}).tests
 
 
-def test_rules_of_a_request_replace_those_of_the_form():
-    request = {**fields_of_tests(IO)["tests"], "checker": "exact", "first": 1}
-    assert read_row(validate(DatasetTests, request))[0].checker == "exact"
-
-
 @pytest.mark.parametrize("row", sample(rows("ground_truths", "refused")))
 def test_other_forms_are_refused_with_what_is_accepted(row):
     with pytest.raises(InvalidRequest) as raised:

@@ -147,25 +147,16 @@ def test_a_key_costs_less_than_twice_a_parse_and_unparse():
 # A short search for programs that share a key wrongly; `make fuzz-normal-form` is longer.
 
 
-def check_search(seconds: float) -> None:
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seconds", [0, 25])
+def test_a_search_finds_no_pair_with_one_key_that_behaves_differently(seconds: float):
+    """Each of over 300 real programs is changed once at least. Pairs with one key are executed."""
     found = search(seconds=seconds, seed=22, everything=False)
     assert found.pairs.total() >= 300
     assert found.shared.total() >= 60, "the search executes too little"
     assert set(found.pairs) == {*CHANGES, "look"}
     assert not found.wrong, found.wrong[0]
-
-
-@pytest.mark.full
-@pytest.mark.timeout(300)
-def test_a_change_of_each_program_finds_no_pair_with_one_key_that_behaves_differently():
-    """Each of over 300 real programs is changed once. Pairs with one key are executed."""
-    check_search(seconds=0)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(300)
-def test_a_search_finds_no_pair_with_one_key_that_behaves_differently():
-    check_search(seconds=25)
 
 
 @pytest.mark.slow

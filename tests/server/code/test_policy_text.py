@@ -262,15 +262,6 @@ def test_tests_beyond_the_body_limit_always_raise():
         with_fleet(service, score, on_failure=math.nan)
 
 
-def test_a_lone_surrogate_that_the_caller_wrote_is_invalid(service: Service):
-    for item in (
-        {"revision": "\ud800", "tests": stdio(("", "\ud800"))},
-        {"revision": "1", "tests": asserts("assert '\udfff'")},
-        {"revision": "1", "tests": TESTS, "mode": "\ud800"},
-    ):
-        assert service.client.post("/score", **body(item)).status_code == 422
-
-
 def test_a_surrogate_may_be_sent_as_bytes(service: Service):
     """As encoders write it that let surrogates pass."""
     for text, status in (("revision", 200), ("mode", 422)):

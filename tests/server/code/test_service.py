@@ -18,17 +18,11 @@ from rewardfleet.commands.main import main
 from rewardfleet.wire.code import CodeTiming
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult
-from rewardfleet_server.code.sandboxes.jail import isolation, pool
+from rewardfleet_server.code.sandboxes.jail import isolation, pool, worker
 from rewardfleet_server.code.sandboxes.jail.guest.descriptors import ORDER
 from rewardfleet_server.code.sandboxes.jail.guest.supervisor import Supervisor
 from rewardfleet_server.code.sandboxes.jail.guest.zygote import STARTED
 from rewardfleet_server.code.sandboxes.jail.seccomp import Filters
-from rewardfleet_server.code.sandboxes.jail.worker import (
-    JailUnavailable,
-    Worker,
-    WorkerConfig,
-    _send,
-)
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.testing import FakeSandbox, wait_until
 
@@ -310,10 +304,10 @@ def test_a_jail_that_cannot_start_is_an_internal_failure(monkeypatch: pytest.Mon
     with served_code(workers=1) as service:
 
         def refuse(*_: object) -> None:
-            raise JailUnavailable("no room")
+            raise worker.JailUnavailable("no room")
 
         with monkeypatch.context() as patched:
-            patched.setattr(Worker, "start", refuse)
+            patched.setattr(worker.Worker, "start", refuse)
             for pid in descendants() - before:
                 with contextlib.suppress(ProcessLookupError):  # it ended with another one
                     os.kill(pid, signal.SIGKILL)
@@ -327,8 +321,10 @@ def test_a_fork_that_fails_is_an_internal_failure():
     ours, theirs = socket.socketpair()
     orders, zygote = socket.socketpair()
     runs, writer = os.pipe()
-    worker = Worker(WorkerConfig(SimpleNamespace(level="bubblewrap"), Filters(b"", b""), ()))
-    worker._channel, worker._zygote = ours, orders
+    one = worker.Worker(
+        worker.WorkerConfig(SimpleNamespace(level="bubblewrap"), Filters(b"", b""), ())
+    )
+    one._channel, one._zygote = ours, orders
 
     def fail_and_serve() -> None:
         message, files, _, _ = socket.recv_fds(zygote, ORDER.size, 16)
@@ -339,25 +335,25 @@ def test_a_fork_that_fails_is_an_internal_failure():
 
     with ThreadPoolExecutor(1) as threads:
         served = threads.submit(fail_and_serve)
-        with pytest.raises(JailUnavailable, match="no process can be made now"):
-            worker.run(Job("print(1)", [ProgramRun()], RunLimits(1, 1, 1, 1)), lambda _: True)
+        with pytest.raises(worker.JailUnavailable, match="no process can be made now"):
+            one.run(Job("print(1)", [ProgramRun()], RunLimits(1, 1, 1, 1)), lambda _: True)
         served.result()
     for end in (theirs, zygote):
         end.close()
     os.close(runs)
     os.close(writer)
-    assert worker._channel is None  # the next job gets a new jail
+    assert one._channel is None  # the next job gets a new jail
 
 
 async def test_a_stop_that_overtakes_its_run_ends_it():
     """The run goes through the zygote, and the stop straight to the supervisor."""
     jails = pool.build(CodeSettings(isolation="landlock", workers=1))
-    worker = jails._workers[0]
+    one = jails._workers[0]
     results: list[RunResult] = []
     job = Job("while True: pass", [ProgramRun()], RunLimits(60, 60, 2**28, 2**20))
     try:
-        for number in (worker._run_number, worker._run_number + 1):  # an earlier run, and the next
-            _send(worker._channel, {"stop": number})
+        for number in (one._run_number, one._run_number + 1):  # an earlier run, and the next
+            worker._send(one._channel, {"stop": number})
         watch = Stopwatch()
         await jails.run(job, lambda result: results.append(result) is None, CodeTiming())
     finally:
@@ -399,8 +395,9 @@ def test_an_invalid_field_is_named_and_the_service_keeps_working(service: Servic
             b'[{"args": [NaN], "expected": 1}]}}'
         ),
         b'{"revision": "1", "tests": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"revision": "1", "tests": {"kind": "asserts", "cases": ["assert \'\\udfff\'"]}}',
     ],
-    ids=["surrogate", "nan", "deep"],
+    ids=["surrogate", "nan", "deep", "surrogate in a case"],
 )
 def test_json_with_invalid_values_is_rejected(service: Service, content: bytes):
     check_problem(service.client.post("/score", content=content, headers=JSON), "invalid")
