@@ -18,7 +18,7 @@ from rewardfleet.wire.validation import validate
 from rewardfleet.wire.video import VideoRequest
 from rewardfleet_server.admission import Admission
 from rewardfleet_server.cache.memory import MemoryCache
-from rewardfleet_server.code.app import code_service
+from rewardfleet_server.code.app import create_app as create_code_app
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.commands.judges import options_of
 from rewardfleet_server.engine import Engine
@@ -130,7 +130,7 @@ def services() -> dict[str, Service[Any, Any]]:
     """Return every service; those that need a judge or a jail have a fake one."""
     with_fakes = {
         "video": lambda: create_video_app(VideoSettings(), {"reference": FakeJudge()}).service,
-        "code": lambda: code_service(CodeSettings(), FakeSandbox()),
+        "code": lambda: create_code_app(CodeSettings(), FakeSandbox()).service,
     }
     return {
         name: with_fakes[name]() if name in with_fakes else _service(entry)
