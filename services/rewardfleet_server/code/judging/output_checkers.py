@@ -27,7 +27,7 @@ _ALLCLOSE = Tolerance(1e-8, 1e-5)  #: the default of `numpy.allclose`
 def output_equals(
     printed: bytes, expected: bytes, checker: str, tolerance: Tolerance, *, ignore_case: bool
 ) -> bool:
-    """Return whether a checker of `StdioTests` takes an output, in time linear in its length."""
+    """Return whether an output is right by a checker of `StdioTests`, in linear time."""
     if ignore_case:
         printed, expected = printed.lower(), expected.lower()
     if (normalized := _BY_LINES.get(checker)) is not None:
