@@ -53,18 +53,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 #: Where the names are sought, in this order: what takes longest to import comes last.
-_MODULES = (
-    *(
-        "wire.errors",
-        "wire.score",
-        "wire.code",
-        "wire.episode",
-        "wire.tools",
-        "wire.answers",
-        "wire.video",
-    ),
-    *("answers", "code", "episode", "tools", "video", "client", "sample_tables"),
-)
+_SERVICES = ("code", "episode", "tools", "answers", "video")
+_WIRE = [f"wire.{name}" for name in ("errors", "score", *_SERVICES)]
+_MODULES = (*_WIRE, *_SERVICES, "client", "sample_tables")
 
 __all__ = [
     "Abstained",

@@ -8,9 +8,6 @@ from .wire.answers import AnswersRequest, AnswersScore, Form, Rule, fields_of_tr
 from .wire.policy_text import text_of
 from .wire.validation import validate
 
-#: A text, a number, or JSON; or a list of equally right ones.
-ReferenceLike = Any
-
 
 class AnswersOptions(TypedDict, total=False):
     """The options of `answers_request`."""
@@ -27,7 +24,7 @@ class AnswersOptions(TypedDict, total=False):
 
 @with_options
 def answers_request(
-    response: str | None, reference: ReferenceLike = None, **options: Unpack[AnswersOptions]
+    response: str | None, reference: Any = None, **options: Unpack[AnswersOptions]
 ) -> AnswersRequest:
     """Build a request from what a policy wrote and the right answer.
 
@@ -39,8 +36,7 @@ def answers_request(
     Raises:
         InvalidRequest: The request is invalid; the message is the service's.
     """
-    fields = {"response": response, "reference": reference, **options}
-    return validate(AnswersRequest, fields)
+    return validate(AnswersRequest, {"response": response, "reference": reference, **options})
 
 
 class AnswersClient(BatchClient[AnswersRequest, AnswersScore]):
@@ -55,11 +51,5 @@ class AnswersClient(BatchClient[AnswersRequest, AnswersScore]):
 
 
 def answers_fields(completion: Any, truth: Any, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a request from what a policy wrote, the truth, and its row.
-
-    The truth is read by `fields_of_truth`.
-
-    Raises:
-        InvalidRequest: The completion has no text that can be read, or the truth no reference.
-    """
+    """Return the fields of a request, as `text_of` and `fields_of_truth` read them."""
     return {**fields_of_truth(truth, row), "response": text_of(completion)}

@@ -15,8 +15,7 @@ from .wire.video import sample_indices
 def sampled(clip: Any, nframes: int) -> tuple[list[NDArray[np.uint8]], FrameOrder]:
     """Return the frames that the server would sample, and the order of their dimensions.
 
-    Raises:
-        InvalidRequest: They are of another shape or type; the message has the call that fixes it.
+    If they are of another shape or type, the `InvalidRequest` has the call that fixes it.
     """
     if hasattr(clip, "shape") and (len(clip.shape) != 4 or not len(clip)):
         is_image = len(clip.shape) == 3 and 3 in (clip.shape[0], clip.shape[2])
@@ -48,7 +47,7 @@ def sampled(clip: Any, nframes: int) -> tuple[list[NDArray[np.uint8]], FrameOrde
 
 
 def raw_frames(frames: list[NDArray[np.uint8]], order: FrameOrder) -> Frames:
-    """Return frames as their bytes, of which none are copied that are contiguous."""
+    """Return frames as their bytes, which are copied only if they are not contiguous."""
     sent = Frames(shape=(len(frames), *frames[0].shape), order=order)
     sent.set_pixels(*(np.ascontiguousarray(frame).reshape(-1).data for frame in frames))
     return sent

@@ -3,7 +3,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack
 
-from .answers import AnswersOptions, ReferenceLike
+from .answers import AnswersOptions
 from .code import CodeOptions, TestsLike
 from .episode import OptionsLike
 from .sample_tables import SampleTables
@@ -120,17 +120,11 @@ class _ToolsClient:
 class _AnswersClient:
     def health(self) -> Health: ...
     def reward(
-        self,
-        response: str | None,
-        reference: ReferenceLike = None,
-        **options: Unpack[AnswersOptions],
+        self, response: str | None, reference: Any = None, **options: Unpack[AnswersOptions]
     ) -> float: ...
     def rewards(self, requests: Sequence[AnswersRequest | Mapping[str, Any]]) -> list[float]: ...
     def score(
-        self,
-        response: str | None,
-        reference: ReferenceLike = None,
-        **options: Unpack[AnswersOptions],
+        self, response: str | None, reference: Any = None, **options: Unpack[AnswersOptions]
     ) -> AnswersScore: ...
     def score_batch(
         self, requests: Sequence[AnswersRequest | Mapping[str, Any]]

@@ -41,8 +41,7 @@ class RewardFleet:
     ```
 
     Each service is below the URL of the fleet: `/video`, `/code`, `/episode`, `/tools`, `/answers`.
-    Nothing is
-    sent before the first call. A call to a service that the fleet does not have raises
+    Nothing is sent before the first call. A call to a service that the fleet does not have raises
     `InvalidRequest`.
 
     It can be pickled, and used in forked processes, threads, and several event loops. Each of
@@ -168,7 +167,6 @@ class RewardFleet:
     if not TYPE_CHECKING:  # else any attribute would be accepted
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Refuse a service without a URL."""
             hint = f"no URL of the {name} service: give {name}=..., or the URL of a fleet"
             services = f"no attribute {name!r}; the services are {', '.join(SERVICES)}"
             raise AttributeError(hint if name in SERVICES else services)
@@ -212,13 +210,9 @@ def _check_types(accepted: Any, **values: object) -> None:
 
 
 def header_safe(api_key: str | None) -> str | None:
-    """Return a key that fits in a header, without white space around it.
-
-    Raises:
-        ValueError: It is not one line of ASCII. The message does not contain the key.
-    """
+    """Return a key that fits in a header, without white space around it, or raise `ValueError`."""
     key = (api_key or "").strip()
-    if not (key.isascii() and (key.isprintable() or not key)):
+    if not (key.isascii() and key.isprintable()):  # the message must not contain it
         raise ValueError("the API key is not one line of plain ASCII")
     return key or None
 

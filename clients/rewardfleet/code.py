@@ -7,8 +7,7 @@ from .service import BatchClient, reward_of, score_of, with_options
 from .wire.code import CodeRequest, CodeScore, DatasetTests, Limits, PlainTests
 from .wire.validation import validate
 
-#: Tests as a model, or as a mapping with the same fields; or what adapters take: a row of a data
-#: set, a list of tests, a script of asserts, the JSON of one of these.
+#: Tests as a model, or as a mapping with the same fields; or in any form of `code_request`.
 TestsLike = PlainTests | DatasetTests | Mapping[str, Any] | Sequence[Any] | str
 
 

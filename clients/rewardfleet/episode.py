@@ -19,9 +19,9 @@ from .wire.episode import (
     TemperaturesResponse,
 )
 from .wire.errors import DeadlineExceeded, RewardFleetError
+from .wire.truth import given
 from .wire.validation import validate
 
-#: Options as a model, or as a mapping of its fields.
 OptionsLike = EpisodeOptions | Mapping[str, Any]
 
 
@@ -80,10 +80,8 @@ class EpisodeClient(RunStateClient):
         Raises:
             RewardFleetError: The batch was refused. An invalid item has its own `error` instead.
         """
-        fields: dict[str, Any] = {"options": options or {}, "run": run or self._run, "step": step}
-        fields |= self._attempt
-        given = {name: value for name, value in fields.items() if value is not None}
-        header = validate(EpisodeBatchHeader, given)
+        fields = {"options": options or {}, "run": run or self._run, "step": step, **self._attempt}
+        header = validate(EpisodeBatchHeader, given(fields))
         batch = EpisodeBatchRequest.model_construct(
             {*header.model_fields_set, "items"}, items=await self._requests(items), **dict(header)
         )
@@ -144,15 +142,12 @@ class EpisodeClient(RunStateClient):
             response = await self._transport.call(
                 "POST", "/groups/members", GroupMemberResponse, request, deadline=deadline
             )
-            if response.result is not None:
+            if (score := response.result) is not None:
                 if self._log is not None:
-                    self._log.add(
-                        [item], [response.result], run=run, step=step, options=request.options
-                    )
-                problem = response.result.error
-                if problem is not None:
-                    raise RewardFleetError.from_problem(problem)
-                return response.result
+                    self._log.add([item], [score], run=run, step=step, options=request.options)
+                if score.error is not None:
+                    raise RewardFleetError.from_problem(score.error)
+                return score
             pause = response.retry_after_s or 1.0
             if asyncio.get_running_loop().time() + pause >= give_up:
                 raise DeadlineExceeded(f"the group was not released within {wait_s:g} s")

@@ -9,14 +9,13 @@ from typing import Any, TypeVar
 from weakref import WeakSet, finalize
 
 T = TypeVar("T")
+_Close = Callable[[], Coroutine[Any, Any, None]]
 
 
 class _LoopThread:
-    """An event loop, its thread, and the coroutines that were started in it."""
-
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.calls: WeakSet[Coroutine[Any, Any, Any]] = WeakSet()
+        self.calls: WeakSet[Coroutine[Any, Any, Any]] = WeakSet()  #: that were started in it
         self.thread = threading.Thread(target=self._run, name="rewardfleet", daemon=True)
 
     def _run(self) -> None:
@@ -40,7 +39,7 @@ class EventLoopThread:
         aclose: Closes the connections of an event loop; None if it has the life of the process.
     """
 
-    def __init__(self, aclose: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+    def __init__(self, aclose: _Close | None = None) -> None:
         self._aclose = aclose
         # By process. A parent's event loop is not released in a child: that would unregister the
         # parent's sockets, as both processes share the selector that watches them.
@@ -58,11 +57,7 @@ class EventLoopThread:
         return asyncio.run_coroutine_threadsafe(work, worker.loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine and return its result; an interrupt of the wait cancels it.
-
-        Raises:
-            Exception: Whatever the coroutine raises.
-        """
+        """Run a coroutine and return its result; an interrupt of the wait cancels it."""
         future = self.start(work)
         try:
             return future.result()
@@ -93,9 +88,7 @@ class EventLoopThread:
         return worker
 
 
-def _release(
-    workers: dict[int, _LoopThread], aclose: Callable[[], Coroutine[Any, Any, None]]
-) -> None:
+def _release(workers: dict[int, _LoopThread], aclose: _Close) -> None:
     """End the thread of what was collected. That happens in any thread, also in this one."""
     worker = workers.pop(os.getpid(), None)
     if worker is not None:

@@ -13,10 +13,9 @@ from .wire.code import TRUTH_FIELDS, check_values, fields_of_tests
 from .wire.errors import RewardFleetError
 from .wire.policy_text import POLICY_FIELDS, text_of
 from .wire.score import LABELS, failed
-from .wire.tools_rows import fields_of_truth
+from .wire.tools import fields_of_truth
 from .wire.truth import given, plain
 
-#: A row of a trainer's dataset.
 SampleRow = Mapping[str, Any]
 
 #: Fields of a row that a request has as well; a column `step` or `uid` may have something else.
@@ -29,29 +28,20 @@ def requests_of(service: str, samples: Iterable[tuple[Any, Any, SampleRow]]) -> 
 
     Raises:
         InvalidRequest: What the caller wrote is invalid.
-        TypeError: The service scores no samples.
     """
     declared = sampled(service)
     return [declared.request(**fields_of(declared, *each)) for each in samples]
 
 
 def fields_of(service: Service, completion: Any, truth: Any, row: SampleRow) -> Any:
-    """Return the arguments of `request` for a sample of a trainer's data set.
-
-    Raises:
-        InvalidRequest: What the caller wrote is invalid.
-    """
+    """Return the arguments of `request` for a sample, or raise `InvalidRequest`."""
     if service.truth == "tests":
         check_values(truth, service.truth)
     return service.fields(completion, truth, row)
 
 
 def sampled(service: str) -> Service:
-    """Return a service that scores samples one by one, as trainers give them to adapters.
-
-    Raises:
-        TypeError: It is none.
-    """
+    """Return a service that scores samples one by one, or raise `TypeError`."""
     known = {name: each for name, each in SERVICES.items() if each.truth}
     if service not in known:
         raise TypeError(f"service: give one of {', '.join(known)}, not {service!r}")
@@ -59,27 +49,22 @@ def sampled(service: str) -> Service:
 
 
 def tools_fields(completion: Any, truth: Any, row: SampleRow) -> dict[str, Any]:
-    """Return the fields of a request, as `rewardfleet.tools_request` takes them.
-
-    What the policy wrote is read by `answer_of`, and the ground truth by `fields_of_truth`.
-    """
+    """Return the arguments of `tools_request`, as `answer_of` and `fields_of_truth` read them."""
     fields = {"ground_truth": None, **fields_of_truth(truth, given(row, _TOOLS_FIELDS))}
     return {**fields, "response": answer_of(completion, fields["ground_truth"])}
 
 
 def clip_fields(_: Any, truth: Any, row: SampleRow) -> dict[str, Any]:
-    """Return the fields of a request, as `rewardfleet.video_request` takes them; `task` is one."""
+    """Return the arguments of `video_request`; `task` is the column of one."""
     if isinstance(truth, np.ndarray) and truth.dtype == object:
         truth = list(truth)  # images from a parquet file
     return {"task_text": row.get("task"), "clip": truth, **given(row, _VIDEO_OPTIONS)}
 
 
 def code_fields(revision: Any, tests: Any, options: SampleRow) -> dict[str, Any]:
-    """Return the fields of a request, as `rewardfleet.code_request` takes them.
+    """Return the arguments of `code_request`, as `text_of` and `fields_of_tests` read them.
 
-    What a policy wrote (`revision`, `critique`, `original_program`) is read by `completion_text`,
-    and the tests by `fields_of_tests`. Other fields are taken from an object with `tests`, or else
-    from the options, where they are not missing.
+    Other fields are taken from an object with `tests`, or else from the options.
 
     Raises:
         InvalidRequest: One of the texts cannot be read, or the tests are invalid.
@@ -92,12 +77,7 @@ def code_fields(revision: Any, tests: Any, options: SampleRow) -> dict[str, Any]
 async def scores_of(client: Any, requests: Sequence[Any], options: Any = None) -> list[Any]:
     """Score items, in order. An item that fails has its own `error`, even if all of them fail.
 
-    Args:
-        client: The client of a service.
-        options: Those of a batch of episodes; None for items of another service.
-
-    Raises:
-        RewardFleetError: The URL is wrong, or has never worked.
+    If the URL is wrong, or has never worked, that is raised. Only episodes have options.
     """
     if not requests:
         return []

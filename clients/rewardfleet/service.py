@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
 from .http.coalesce import Coalescer
-from .http.replicas import rest_seconds, retry_wait
+from .http.replicas import retry_wait
 from .http.tracing import span
 from .http.transport import MAX_BATCH_BYTES, NotEncoded, ServiceTransport
 from .services import SERVICES
@@ -24,6 +24,7 @@ from .wire.errors import (
     Forbidden,
     InvalidRequest,
     MethodNotAllowed,
+    Problem,
     RewardFleetError,
     TooLarge,
     Unauthorized,
@@ -65,9 +66,7 @@ OnFailure = Literal["raise"] | float
 
 @dataclass(frozen=True)
 class RewardPolicy:
-    """The rule by which a score, or a failure, becomes a reward.
-
-    Its options are those of `RewardFleet`. An invalid request always raises.
+    """The rule by which a score, or a failure, becomes a reward; the options of `RewardFleet`.
 
     Raises:
         ValueError: `on_failure` is neither "raise" nor a number.
@@ -84,11 +83,7 @@ class RewardPolicy:
             raise ValueError(f'on_failure: give "raise" or a number, not {self.on_failure!r}')
 
     def reward(self, score: Score) -> float:
-        """Return the reward of a score.
-
-        Raises:
-            RewardFleetError: There is no score, and `on_failure` is "raise".
-        """
+        """Return the reward of a score, or what `failed` says of it."""
         if score.error is not None:
             return self.failed(RewardFleetError.from_problem(score.error))
         if score.score is None:
@@ -98,11 +93,7 @@ class RewardPolicy:
         return score.score
 
     async def reward_of(self, answer: Awaitable[Score]) -> float:
-        """Return the reward of a score that is awaited, or the one that replaces it.
-
-        Raises:
-            RewardFleetError: There is no reward, and `on_failure` is "raise".
-        """
+        """Return the reward of a score that is awaited, or what `failed` says of it."""
         try:
             score = await answer
         except RewardFleetError as error:
@@ -182,16 +173,7 @@ def _as_method(method: FunctionT, build: Callable[..., Any]) -> FunctionT:
 
 
 class ServiceClient:
-    """A client of one service.
-
-    Args:
-        transport: Sends its requests.
-        policy: Turns scores into rewards.
-        coalesce_s: Seconds in which a `BatchClient` collects single calls; 0 for none.
-        run: The training run of its requests.
-        attempt: The attempt of their runs; None if they name one, or none.
-        log: Keeps what was scored; None if nothing does.
-    """
+    """A client of one service; the options are those of `RewardFleet`."""
 
     #: Whether `binary_reward` and `success_threshold` apply to its scores.
     has_threshold: ClassVar[bool] = False
@@ -239,11 +221,7 @@ class ServiceClient:
         await self._transport.aclose()
 
     async def _requests(self, items: Iterable[Any]) -> list[Any]:
-        """Return the requests of items, which may be arguments of `score` instead.
-
-        Raises:
-            InvalidRequest: There are none, or one of them is invalid.
-        """
+        """Return the requests of items, which may be arguments of `score` instead."""
         is_one = isinstance(items, str | Mapping | Request)
         if is_one or not isinstance(items, Iterable) or not (items := list(items)):
             raise InvalidRequest("items: give a list of 1 item or more")
@@ -278,11 +256,7 @@ class RunStateClient(ServiceClient):
 
 
 def run_path(prefix: str, run: str) -> str:
-    """Return the path of a run.
-
-    Raises:
-        InvalidRequest: It has no valid name.
-    """
+    """Return the path of a run, or raise `InvalidRequest` if that is no name."""
     try:
         name = quote(_NAME.validate_python(run), safe="")
     except ValueError:
@@ -299,7 +273,6 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
 
     @functools.cached_property
     def _coalescer(self) -> Coalescer[RequestT, ScoreT | RewardFleetError] | None:
-        """What collects single calls; None if nothing does."""
         if not self._coalesce_s:
             return None
         return Coalescer(self._collected, window_s=self._coalesce_s, max_items=MAX_BATCH_ITEMS)
@@ -410,15 +383,12 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         self, requests: list[RequestT], deadline: float
     ) -> list[ScoreT | RewardFleetError]:
         """Send one request for several items; return one answer per item."""
+        count = len(requests)
         batch = BatchRequest[Any].model_construct(items=requests)
+        response_type: Any = BatchResponse[self.score_type]  # type: ignore[name-defined]
         try:
-            response = await self._transport.call(
-                "POST",
-                "/score/batch",
-                BatchResponse[self.score_type],  # type: ignore[name-defined] # made at run time
-                batch,
-                item_count=len(requests),
-                deadline=deadline,
+            response: BatchResponse[ScoreT] = await self._transport.call(
+                "POST", "/score/batch", response_type, batch, item_count=count, deadline=deadline
             )
             if len(response.results) != len(requests):
                 raise BackendFailed(
@@ -435,7 +405,7 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
             return [error, *(copy.copy(error) for _ in requests[1:])]
         _share_provenance(response)
         again = {
-            place: self._retried(requests[place], score, deadline)
+            place: self._retried(requests[place], score.error, deadline)
             for place, score in enumerate(response.results)
             if score.error is not None
         }
@@ -444,11 +414,10 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
             answers[place] = score
         return answers
 
-    async def _retried(self, request: RequestT, score: ScoreT, deadline: float) -> ScoreT:
+    async def _retried(self, request: RequestT, problem: Problem, deadline: float) -> ScoreT:
         """Send an item of a batch that failed again if its error is retryable."""
-        assert score.error is not None  # noqa: S101 - the caller has checked it
-        error = RewardFleetError.from_problem(score.error)
-        pause = rest_seconds(error) + retry_wait(1)
+        error = RewardFleetError.from_problem(problem)
+        pause = retry_wait(1, error)
         if not error.retryable or asyncio.get_running_loop().time() + pause >= deadline:
             return self._scored(error)
         await asyncio.sleep(pause)

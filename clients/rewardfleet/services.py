@@ -55,7 +55,6 @@ class Service:
 
 
 # fmt: off
-#: The services by name.
 SERVICES: dict[str, Service] = {
     "video": Service(
         Lazy("rewardfleet.video:VideoClient"), VideoCause, port=18080, scores="clip",

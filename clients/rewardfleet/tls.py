@@ -17,11 +17,7 @@ _REMEDIES = dict.fromkeys((62, 64), "use a host name that it has") | dict.fromke
 
 @cache
 def tls_context(verify: str | None = None, cert: str | None = None) -> ssl.SSLContext:
-    """Return what is trusted and shown; see `RewardFleet`. Files are read once, which takes 30 ms.
-
-    Raises:
-        ValueError: A file cannot be used.
-    """
+    """Return what is trusted and shown, or raise `ValueError`. Files are read once, in 30 ms."""
     try:
         if verify:
             context = ssl.create_default_context(cafile=verify)

@@ -19,7 +19,7 @@ from rewardfleet.blocking import RewardFleet
 from rewardfleet.bulk.files import new_file
 from rewardfleet.code import CodeOptions
 from rewardfleet.wire.policy_text import MAX_CHARACTERS
-from rewardfleet.wire.tools_rows import fields_of_truth
+from rewardfleet.wire.tools import fields_of_truth
 
 from .options import TIMEOUT, grouped, one_url, path_option
 from .settings import api_key

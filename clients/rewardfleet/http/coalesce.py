@@ -15,8 +15,6 @@ SendBatch = Callable[[list[ItemT], float], Awaitable[list[ResultT]]]
 
 @dataclass(eq=False)
 class _Batch(Generic[ItemT, ResultT]):
-    """The calls of one window."""
-
     deadline: float  #: the earliest deadline of the callers
     items: dict[object, ItemT] = field(default_factory=dict)  #: by caller that waits
     is_full: asyncio.Event = field(default_factory=asyncio.Event)
@@ -27,12 +25,8 @@ class _Batch(Generic[ItemT, ResultT]):
 class Coalescer(Generic[ItemT, ResultT]):
     """A collector of single calls, which sends them as batches; each caller gets its own result.
 
-    A caller that is cancelled does not affect the others. A batch is cancelled with its last
-    caller.
-
-    Args:
-        window_s: Seconds, above 0, from a batch's first call until it is sent.
-        max_items: A batch with so many items is sent at once.
+    A caller that is cancelled does not affect the others; the last one cancels its batch. A batch
+    is sent `window_s` seconds, above 0, after its first call, or when it has `max_items`.
     """
 
     def __init__(self, send: SendBatch[ItemT, ResultT], *, window_s: float, max_items: int) -> None:
@@ -42,15 +36,11 @@ class Coalescer(Generic[ItemT, ResultT]):
         self._open: dict[asyncio.AbstractEventLoop, _Batch[ItemT, ResultT]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without pending calls: they belong to this process's event loops."""
+        # Pending calls belong to this process's event loops.
         return {**self.__dict__, "_open": {}}
 
     async def submit(self, item: ItemT, deadline: float) -> ResultT:
-        """Add an item to the open batch and return its result.
-
-        Args:
-            deadline: When the result must be there, by the loop's clock.
-        """
+        """Return the result of an item, which must be there at `deadline`, by the loop's clock."""
         loop = asyncio.get_running_loop()
         batch = self._open.get(loop)
         if batch is None:
@@ -86,6 +76,5 @@ class Coalescer(Generic[ItemT, ResultT]):
         return dict(zip(callers, results, strict=True))
 
     def _close(self, loop: asyncio.AbstractEventLoop, batch: _Batch[ItemT, ResultT]) -> None:
-        """Add no more callers to a batch."""
         if self._open.get(loop) is batch:
             del self._open[loop]

@@ -21,13 +21,9 @@ Transport = httpx.AsyncBaseTransport | None
 _MAX_BYTES = 8 * 2**20
 #: Seconds that a request may take; a gateway asks its replicas meanwhile.
 _TIMEOUT_SECONDS = 5.0
-#: How many characters of a text from a service are shown.
-_MAX_SHOWN = 200
 
 
 class IndexedReplica(BaseModel):
-    """A replica in the index of a gateway."""
-
     url: str
     is_ready: bool = False
     outstanding: int = 0
@@ -36,8 +32,6 @@ class IndexedReplica(BaseModel):
 
 
 class IndexedService(BaseModel):
-    """A service in the index of a gateway."""
-
     replicas: list[IndexedReplica] = []
 
 
@@ -50,8 +44,6 @@ class Index(BaseModel):
 
 
 class Reply(NamedTuple):
-    """What a URL answered."""
-
     status: int  #: 0 if there is no answer
     content: bytes
     reason: str  #: why there is no answer, or why it is not the expected one
@@ -71,8 +63,6 @@ class Reply(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What is at a URL."""
-
     page: Index | None  #: its index; None if it is not that of a service or a gateway
     services: dict[str, str]  #: the base URLs of services by name
     reason: str = ""  #: why there are none
@@ -122,14 +112,7 @@ async def locate(
 
 
 async def services_at(url: str, api_key: str = "", *, sought: str = "service") -> dict[str, str]:
-    """Return the base URLs of the services at a base URL, by name, of those that are known here.
-
-    Args:
-        sought: What the error says that there is not.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """Return the base URLs of the known services at one, by name, or raise `ValueError`."""
     async with http_client(api_key) as http:
         found = await find_services(http, url)
     known = {name: each for name, each in found.services.items() if name in SERVICES}
@@ -140,8 +123,6 @@ async def services_at(url: str, api_key: str = "", *, sought: str = "service") -
 
 async def find_service(service: str, urls: Sequence[str], api_key: str) -> list[str]:
     """Return the base URLs of a service, given its own ones or those of fleets.
-
-    One that does not answer now stays as it is.
 
     Raises:
         ValueError: None of them has it.
@@ -155,12 +136,11 @@ async def find_service(service: str, urls: Sequence[str], api_key: str) -> list[
             f"{redact(given[0])} is the {' and '.join(services)} service, not the {service} "
             "service; check the URL"
         )
-    return [at or url for at, url in zip(found, given, strict=True)]
+    return [at or url for at, url in zip(found, given, strict=True)]  # it may answer later
 
 
-async def get(http: httpx.AsyncClient, url: str, seconds: float | None = None) -> Reply:
+async def get(http: httpx.AsyncClient, url: str, seconds: float = _TIMEOUT_SECONDS) -> Reply:
     """Return what a URL answers in time."""
-    seconds = seconds or _TIMEOUT_SECONDS
     try:
         async with asyncio.timeout(seconds):
             at = httpx.URL(url)  # httpx logs it
@@ -194,16 +174,12 @@ def http_client(api_key: str = "", via: Transport = None) -> httpx.AsyncClient:
 
 
 def base_url(url: str) -> str:
-    """Return a base URL without a slash at its end.
-
-    Raises:
-        ValueError: It is not an HTTP URL.
-    """
+    """Return a base URL without a slash at its end, or raise `ValueError` if it is no HTTP URL."""
     if not is_base_url(url):
         raise ValueError(f"give a URL such as http://127.0.0.1:18000, not {redact(url)!r}")
     return url.rstrip("/")
 
 
-def printable(text: str, limit: int = _MAX_SHOWN) -> str:
+def printable(text: str, limit: int = 200) -> str:
     """Return a text that a service sent, on one line and without control characters."""
     return "".join(each if each.isprintable() else " " for each in text[:limit])

@@ -17,7 +17,6 @@ log = logging.getLogger("rewardfleet.pending")
 
 #: A call that is pending for so many seconds is logged.
 _LOG_AFTER_SECONDS = 30.0
-#: Seconds between two lines.
 _LOG_EVERY_SECONDS = 60.0
 
 
@@ -37,10 +36,8 @@ class PendingCall:
 
 @dataclass(eq=False)
 class _Watch:
-    """The pending calls of one event loop, in the order in which they began."""
-
     timer: asyncio.TimerHandle = field(init=False)
-    calls: dict[PendingCall, None] = field(default_factory=dict)
+    calls: dict[PendingCall, None] = field(default_factory=dict)  #: in the order of their begin
 
 
 class PendingCalls:
@@ -52,7 +49,6 @@ class PendingCalls:
         self._next_line = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a client without calls: they belong to this process."""
         return {"_watches": {}, "_next_line": 0.0}
 
     @contextmanager

@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 
 import httpx
 
-from rewardfleet.wire.backoff import backoff_with_jitter
 from rewardfleet.wire.errors import ErrorKind, RewardFleetError, Unavailable
 from rewardfleet.wire.run_state import own_run_states
+from rewardfleet.wire.waiting import backoff_with_jitter
 
 T = TypeVar("T")
 
@@ -39,14 +39,10 @@ _BACKOFF_SECONDS = 0.5
 _MAX_BACKOFF_SECONDS = 8.0
 
 
-def retry_wait(nth: int) -> float:
-    """Return the seconds to wait before retry `nth` (1, 2, …); see `backoff_with_jitter`."""
-    return backoff_with_jitter(nth, _BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS)
-
-
-def rest_seconds(error: RewardFleetError) -> float:
-    """Return the `Retry-After` of an error in seconds, at most `_MAX_REST_SECONDS`."""
-    return min(error.retry_after or 0.0, _MAX_REST_SECONDS)
+def retry_wait(nth: int, error: RewardFleetError) -> float:
+    """Return the seconds to wait before retry `nth` (1, 2, …): its `Retry-After`, and jitter."""
+    rest = min(error.retry_after or 0.0, _MAX_REST_SECONDS)
+    return rest + backoff_with_jitter(nth, _BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS)
 
 
 @dataclass(eq=False)
@@ -78,12 +74,9 @@ class Replica:
         self.struck_at = self.paused_until = -math.inf
 
     async def unless_silent(self, seconds: float, answer: Coroutine[Any, Any, T]) -> T:
-        """Await an answer as long as the replica answers any request at least so often.
+        """Await an answer as long as the replica answers any request so often, else `Unavailable`.
 
         A busy replica may take until the deadline of a call; a frozen one answers nothing.
-
-        Raises:
-            Unavailable: It was silent for so long.
         """
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
@@ -109,8 +102,6 @@ class Replica:
 
 @dataclass(eq=False)
 class _Waiter:
-    """A request that waits for capacity."""
-
     item_count: int
     avoid: Collection[str]
     #: The replica, once its items are counted in its `in_flight`.
@@ -120,11 +111,7 @@ class _Waiter:
 
 
 class Replicas:
-    """The replicas of one service, in one event loop.
-
-    Args:
-        connect, max_concurrency: See `RewardFleet`.
-    """
+    """The replicas of one service, in one event loop. `max_concurrency`: see `RewardFleet`."""
 
     def __init__(
         self,
@@ -152,11 +139,9 @@ class Replicas:
         return [each.url for each in self._replicas]
 
     async def acquire(self, item_count: int, *, avoid: Collection[str], at_front: bool) -> Replica:
-        """Wait for capacity at a replica and take it; `release` gives it back.
+        """Wait for capacity at a replica, at best not one to `avoid`; `release` gives it back.
 
-        Args:
-            avoid: URLs of replicas that are second choice, as they failed this request before.
-            at_front: Put the request at the front of the queue, as it has waited before.
+        A request that has waited before is put `at_front` of the queue.
         """
         if not self._waiting and (free := self._take(item_count, avoid)) is not None:
             return free
@@ -218,7 +203,7 @@ class Replicas:
         replica.is_failing = not is_overloaded
         if is_overloaded:
             replica.limit = max(1.0, min(replica.limit, replica.in_flight) / 2)
-        pause = min(rest_seconds(error) + retry_wait(replica.strikes), _MAX_REST_SECONDS)
+        pause = min(retry_wait(replica.strikes, error), _MAX_REST_SECONDS)
         replica.paused_until = replica.struck_at + pause
 
     async def aclose(self) -> None:

@@ -4,15 +4,20 @@ A broken or hostile service must not fill the memory of a trainer, nor answer on
 score of another.
 """
 
+import asyncio
 import contextlib
 import email.utils
 import secrets
+import socket
+import ssl
 import time
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from rewardfleet.tls import certificate_problem
 from rewardfleet.wire.errors import (
     ERROR_OF_STATUS,
     BackendFailed,
@@ -23,6 +28,7 @@ from rewardfleet.wire.errors import (
     Problem,
     RewardFleetError,
     Unauthorized,
+    Unavailable,
 )
 from rewardfleet.wire.headers import GATEWAY, REQUEST_ID_HEADER, SERVICE_HEADER
 from rewardfleet.wire.urls import redact
@@ -31,6 +37,8 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 #: Statuses below 500 with which a proxy asks for another attempt.
 _PASSING = {408, 425}
+#: Seconds for a TLS handshake with what closed a connection of plain HTTP.
+_HANDSHAKE_SECONDS = 1.0
 
 
 def new_request_id() -> str:
@@ -44,8 +52,7 @@ def check_head(
     """Return whether a response, of which the body was not read, has the id of its request.
 
     Raises:
-        BackendFailed: It has another id, or needs one and has none; it is compressed, so that its
-            size is not known, or announces more than `max_bytes`.
+        BackendFailed: It has another id, or needs one; it is compressed, or too large.
     """
     sent: str = request.headers[REQUEST_ID_HEADER]
     given: str | None = response.headers.get(REQUEST_ID_HEADER)
@@ -75,12 +82,7 @@ def too_long(request: httpx.Request, max_bytes: int) -> BackendFailed:
 def model_of(
     response: httpx.Response, url: str, service: str, response_type: type[ModelT]
 ) -> ModelT:
-    """Return the model of a response.
-
-    Raises:
-        RewardFleetError: The failure that the response reports, or that it is not what the service
-            answers.
-    """
+    """Return the model of a response, or raise the failure that it reports or is."""
     if reason := _wrong_url(response, url, service):
         raise _of_url(InvalidRequest(reason))
     if response.status_code != 200:
@@ -153,3 +155,40 @@ def _retry_after(header: str) -> float | None:
         return max(0.0, date.timestamp() - time.time())
     except (ValueError, OverflowError):
         return None
+
+
+async def unreachable(url: str, error: Exception, *, has_worked: bool) -> Unavailable:
+    """Return the failure of a request without an answer; no outage if it ended after sending it."""
+    causes: list[BaseException] = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+    of_tls = next((each for each in causes if isinstance(each, ssl.SSLError)), None)
+    of_name = next((each for each in causes if isinstance(each, socket.gaierror)), None)
+    is_cut = isinstance(error, httpx.RemoteProtocolError | httpx.ReadError)
+    hint, scheme_end = "", url.index("://")
+    if problem := certificate_problem(error):
+        hint = f"; {problem}"
+    elif type(of_tls) is ssl.SSLError:  # not one of a connection that ends during the handshake
+        hint = f"; if it speaks plain HTTP, give http{url[scheme_end:]}"
+    elif is_cut and url.lower().startswith("http:") and not has_worked and await _speaks_tls(url):
+        hint = f"; it speaks TLS: give https{url[scheme_end:]}"
+    failure = Unavailable(f"{url} cannot be reached: {type(error).__name__}: {error}{hint}")
+    # A name server that does not answer now is no reason to doubt the name.
+    is_unknown = of_name is not None and of_name.errno != socket.EAI_AGAIN
+    failure.blames_url = bool(hint) or is_unknown
+    failure.is_outage = not is_cut
+    return failure
+
+
+async def _speaks_tls(url: str) -> bool:
+    parts = urlsplit(url)
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent
+    try:
+        async with asyncio.timeout(_HANDSHAKE_SECONDS):
+            opening = asyncio.open_connection(parts.hostname, parts.port or 80, ssl=context)
+            _, writer = await opening
+    except (OSError, TimeoutError):
+        return False
+    writer.transport.abort()
+    return True

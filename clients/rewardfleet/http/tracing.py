@@ -14,11 +14,7 @@ from .pending import PendingCall
 
 @contextmanager
 def span(name: str, service: str, items: int, call: PendingCall | None = None) -> Iterator[None]:
-    """Make a block a span, and the parent of the spans in it.
-
-    Args:
-        call: The call that it is; None if it makes several.
-    """
+    """Make a block a span: of a call, or the parent of the spans of several."""
     if "opentelemetry.trace" not in sys.modules:
         yield
         return

@@ -38,10 +38,9 @@ from rewardfleet.wire.headers import (
 from rewardfleet.wire.score import MAX_BATCH_ITEMS
 
 from .pending import PendingCall, PendingCalls
-from .replicas import Replica, Replicas, rest_seconds, retry_wait
-from .responses import check_head, model_of, new_request_id, too_long
+from .replicas import Replica, Replicas, retry_wait
+from .responses import check_head, model_of, new_request_id, too_long, unreachable
 from .tracing import span, trace_headers
-from .unreachable import unreachable
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -74,7 +73,7 @@ class NotEncoded(InvalidRequest):
 @dataclass(eq=False, kw_only=True)
 class _HttpCall(PendingCall):
     method: str
-    body: BaseModel | None  #: None for a route that takes no body
+    body: BaseModel | None
     #: The media type of the body and its parts, once it is encoded.
     encoded: tuple[str, list[Buffer]] | None = None
     retries: int = 0  #: how many times it has backed off
@@ -85,11 +84,10 @@ class _HttpCall(PendingCall):
 
 
 class ServiceTransport:
-    """One service at its replicas: requests out, models or typed errors back.
+    """One service at its replicas. The arguments are those of `RewardFleet`.
 
     Args:
         service: The service that must answer, e.g. `video`.
-        api_key, timeout_s, max_concurrency, compress_frames, connect: See `RewardFleet`.
         pending: Watches the calls of all services.
     """
 
@@ -122,7 +120,7 @@ class ServiceTransport:
         self._connected: dict[tuple[int, asyncio.AbstractEventLoop], Replicas] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without connections: they belong to this process's event loops."""
+        # Connections belong to this process's event loops.
         return {**self.__dict__, "_connected": {}}
 
     def count_fallback(self) -> None:
@@ -134,10 +132,7 @@ class ServiceTransport:
         return asyncio.get_running_loop().time() + self.timeout_s
 
     def batch_items(self, count: int) -> int:
-        """Return how many of `count` items to send per request.
-
-        Each replica gets a share; one request takes at most half of its `max_concurrency`.
-        """
+        """Return how many of `count` items to send per request: at most half of a replica's."""
         share = math.ceil(count / len(self.urls))
         return min(MAX_BATCH_ITEMS, share, max(self._max_concurrency // 2, 1))
 
@@ -154,8 +149,7 @@ class ServiceTransport:
         """Send a request and return the response as a model.
 
         Args:
-            path: The route, e.g. `/score`.
-            body: What is sent; None for a route that takes no body.
+            body: None for a route that takes none.
             deadline: When the call must end, by the clock of the event loop; by default after the
                 timeout of a call.
 
@@ -234,11 +228,7 @@ class ServiceTransport:
     async def _is_corrected(
         self, replica: Replica, url: str, failure: RewardFleetError, may_move: bool
     ) -> bool:
-        """Return whether a replica has another URL than the one that seems wrong.
-
-        Raises:
-            InvalidRequest: See `locate`.
-        """
+        """Return whether a replica has another URL than the one that seems wrong; see `locate`."""
         from .index import locate  # noqa: PLC0415 - imports the services
 
         is_unreached = failure.is_foreign or isinstance(failure, Unavailable)
@@ -287,7 +277,7 @@ class ServiceTransport:
         if left < _LEAST_SECONDS or call.faults > _RETRIES:
             raise failure
         call.failed_urls.clear()
-        return min(rest_seconds(failure) + retry_wait(call.retries), left / 2)
+        return min(retry_wait(call.retries, failure), left / 2)
 
     async def _exchange(
         self, replicas: Replicas, replica: Replica, call: _HttpCall, response_type: type[ModelT]
@@ -408,12 +398,11 @@ async def receive(
     what else arrives on it could be taken for the response to the next request.
 
     Args:
-        request: The request; it must not accept a `Content-Encoding`.
-        max_bytes: The most bytes of the body.
+        request: It must not accept a `Content-Encoding`.
         needs_id: Whether a response without the request's id is a failure.
 
     Raises:
-        BackendFailed: The response is to another request, or is larger, or compressed.
+        BackendFailed: The response is to another request, or has more than `max_bytes`.
         httpx.RequestError: It could not be received.
     """
     response = await http.handle_async_request(request)

@@ -6,8 +6,8 @@ from typing import Any
 
 from rewardfleet.wire.answers import AnswersRequest
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.tool_truths import choices_of, truth_text
 from rewardfleet.wire.tools import ToolsRequest
+from rewardfleet.wire.truth import choices_of, truth_text
 
 from .findings import Plan, Tried
 

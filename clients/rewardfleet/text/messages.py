@@ -66,11 +66,8 @@ def answer_text(completion: Any) -> str:
     them; or that of a message's `function_call`. Arguments are an object, or its JSON as text. A
     malformed call is written as it is, so that it is judged as one.
 
-    Args:
-        completion: As for `completion_text`.
-
     Raises:
-        TypeError: The completion is none of its forms.
+        TypeError: The completion is none of the forms of `completion_text`.
     """
     items = _items(completion)
     messages = [completion] if items is None else items
@@ -185,12 +182,10 @@ def _call_text(call: Any) -> str:
         except (ValueError, RecursionError):
             decoded = None
         arguments = decoded if isinstance(decoded, dict) else arguments
-    given = {
-        "name": field_of(function, "name"),
-        "parameters": {} if arguments is None else arguments,
-    }
+    parameters = {} if arguments is None else arguments
     try:
-        line = json.dumps(given, default=str)
+        call = {"name": field_of(function, "name"), "parameters": parameters}
+        line = json.dumps(call, default=str)
     except (TypeError, ValueError, RecursionError):
         line = "null"  # a malformed call
     # Tags in arguments are not those of the answer: `</think>` would hide the call.

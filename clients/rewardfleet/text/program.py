@@ -54,9 +54,7 @@ def extract_program(text: str, called: AbstractSet[str] = frozenset()) -> str:
     """Return the program in a model's text, in time linear in the text.
 
     Args:
-        text: The text.
-        called: Names of functions and classes that the tests use; empty for programs that read
-            their input.
+        called: Functions and classes that tests use; empty for programs that read their input.
     """
     answer = answer_of(text)
     marked = _marked(answer)
@@ -201,11 +199,8 @@ def _regions(lines: Sequence[str], called: AbstractSet[str]) -> list[Block]:
     """Return the runs of lines that are valid Python, each from a line that looks like code.
 
     A run ends at the left margin: a program with an error in a function is none. An indented one,
-    which Markdown shows as a block, begins after a blank line.
-
-    Args:
-        called: Names that the tests use. Without any, the runs are whole programs, which no other
-            code follows.
+    which Markdown shows as a block, begins after a blank line. If nothing is `called`, they are
+    whole programs, which no other code follows.
     """
     lines = _restored(lines)
     is_body = _begins_with_body(lines, called)

@@ -22,11 +22,7 @@ def exclusive_parser() -> Iterator[None]:
 
 
 def parse_source(source: str) -> ast.Module:
-    """Parse source code while no other thread does.
-
-    Raises:
-        SyntaxError: It is not valid Python, or nested too deeply.
-    """
+    """Parse source code while no other thread does; nested too deeply, it is a SyntaxError, too."""
     try:
         with exclusive_parser():
             return ast.parse(source)

@@ -17,9 +17,8 @@ from rewardfleet.text import Thought, marks, read
 from rewardfleet.text.reading import has_hint
 from rewardfleet.wire.causes import ToolsCause
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.tool_truths import choices_of, truth_text
 from rewardfleet.wire.tools import ToolDescription, ToolsOptions
-from rewardfleet.wire.truth import parsed
+from rewardfleet.wire.truth import choices_of, parsed, truth_text
 
 from .dialects import Untyped, decoded_text, take_calls
 

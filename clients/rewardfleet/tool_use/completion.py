@@ -8,8 +8,7 @@ import numpy as np
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.policy_text import text_of
-from rewardfleet.wire.tool_truths import choices_of, truth_text
-from rewardfleet.wire.truth import parsed
+from rewardfleet.wire.truth import choices_of, parsed, truth_text
 
 from .answer import parse_ground_truth
 

@@ -5,14 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    FiniteFloat,
-    StrictBool,
-    StrictInt,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, FiniteFloat, StrictBool, StrictInt, model_validator
 
 from .causes import AnswersCause, cause_field
 from .errors import ErrorKind, InvalidRequest
@@ -22,7 +15,6 @@ from .truth import given, parsed, plain
 
 #: Maximum number of characters of a reference, or of a schema as JSON.
 MAX_REFERENCE = 100_000
-#: Maximum number of equally right references.
 MAX_REFERENCES = 100
 #: The names under which data sets have a reference; the first one is this project's.
 REFERENCE_NAMES = ("reference", "answer", "ground_truth", "label")
@@ -45,14 +37,14 @@ Reference = (
     | Annotated[list[_Reference], Field(min_length=1, max_length=MAX_REFERENCES)]
     | dict[str, FiniteJson]
 )
-
-
 _Response = str | None | list[dict[str, FiniteJson]] | dict[str, FiniteJson]
 
 
 def _text(response: Any) -> Any:
-    """Return the text of messages."""
     return text_of(response) if isinstance(response, list | dict) else response
+
+
+_PolicyResponse = Annotated[PolicyAnswer, BeforeValidator(_text, json_schema_input_type=_Response)]
 
 
 def _with_aliases(schema: dict[str, Any]) -> None:
@@ -71,11 +63,9 @@ class AnswersRequest(
 ):
     """What a policy answered, and the right answer."""
 
-    response: Annotated[PolicyAnswer, BeforeValidator(_text, json_schema_input_type=_Response)] = (
-        Field(
-            description="What the policy wrote: a text, or a list of messages. Any text is scored. "
-            "Null, or an empty list: it is not, with the cause `no_answer`."
-        )
+    response: _PolicyResponse = Field(
+        description="What the policy wrote: a text, or a list of messages. Any text is scored. "
+        "Null, or an empty list: it is not, with the cause `no_answer`."
     )
     reference: Reference | None = Field(
         None,
@@ -84,9 +74,7 @@ class AnswersRequest(
         "`ground_truth` and `label` are other names of this field.",
     )
     form: Form = Field("auto", description="What the reference is. auto: as it looks like.")
-    extract: Rule = Field(
-        "auto", description="Which part of a text is the answer. auto: the first rule that applies."
-    )
+    extract: Rule = Field("auto", description="What the answer is; auto: the first rule that fits.")
     tolerance: FiniteFloat | None = Field(
         None, ge=0, lt=1, description="Numbers are equal if they differ by at most this share of "
         "the reference. Null: they must be equal."
@@ -109,25 +97,19 @@ class AnswersRequest(
         """Return the fields of a request with the reference under one name."""
         if not isinstance(fields, Mapping):
             return fields
-        given = [name for name in REFERENCE_NAMES if fields.get(name) is not None]
-        if not given:
+        names = [name for name in REFERENCE_NAMES if fields.get(name) is not None]
+        if not names:
             return fields
-        first = fields[given[0]]
+        first = fields[names[0]]
         values = first if isinstance(first, list) else [first]
-        is_known = all(
-            isinstance(each, bool | int | dict)
-            or (isinstance(each, float) and math.isfinite(each))
-            or (isinstance(each, str) and each.strip() and len(each) <= MAX_REFERENCE)
-            for each in values
-        )
-        if not is_known or not 1 <= len(values) <= MAX_REFERENCES:
+        if not (1 <= len(values) <= MAX_REFERENCES and all(map(_is_reference, values))):
             raise ValueError(
                 f"reference: give a text of 1 to {MAX_REFERENCE:,} characters, a number, true or "
                 f"false, an object, or a list of 1 to {MAX_REFERENCES} equally right ones "
                 f"(got {repr(first)[:60]})"
             )
-        if any(fields[name] != first for name in given):
-            raise ValueError(f"{' and '.join(given)} contradict: give one `reference`")
+        if any(fields[name] != first for name in names):
+            raise ValueError(f"{' and '.join(names)} contradict: give one `reference`")
         rest = {name: value for name, value in fields.items() if name not in REFERENCE_NAMES}
         return {**rest, "reference": first}
 
@@ -152,6 +134,12 @@ class AnswersRequest(
         return self.reference if isinstance(self.reference, list) else [self.reference]
 
 
+def _is_reference(value: Any) -> bool:
+    if isinstance(value, str):
+        return bool(value.strip()) and len(value) <= MAX_REFERENCE
+    return isinstance(value, int | dict) or (isinstance(value, float) and math.isfinite(value))
+
+
 class AnswersScore(Score):
     """The score of an answer: 1 if it is right, else 0.
 
@@ -171,8 +159,7 @@ def fields_of_truth(truth: Any, row: Mapping[str, Any] | None = None) -> dict[st
     """Return the fields of a request that a truth of a data set stands for.
 
     Args:
-        truth: A reference; or an object with it in one of its columns and further fields, or the
-            JSON of that.
+        truth: A reference; or an object, or its JSON, with it in a column and further fields.
         row: Further fields, used where the object does not have them.
 
     Raises:

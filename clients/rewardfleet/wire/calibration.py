@@ -3,7 +3,6 @@
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, FiniteFloat, JsonValue, NonNegativeInt, model_validator
@@ -13,7 +12,6 @@ from .video import FrameCount, MaxPixels
 #: What a judge's provenance has that its scores are not bound to: versions of software, the
 #: hardware, and what differs between clips or is the calibration itself.
 _NOT_BOUND = {"service", "engine", "device", "frames", "shown", "calibration"}
-#: The fields of a request that a calibration is bound to.
 BOUND_FIELDS = ("nframes", "max_pixels", "backend_kwargs")
 #: Raw scores are at least this far from 0 and 1 before their logit is taken.
 _MARGIN = 1e-4
@@ -38,10 +36,9 @@ class IsotonicMap(_Part):
 
     @model_validator(mode="after")
     def _rises(self) -> Self:
-        increasing = all(a < b for a, b in pairwise(self.scores))
-        if len(self.scores) != len(self.values) or not increasing:
+        if len(self.scores) != len(self.values) or self.scores != sorted({*self.scores}):
             raise ValueError("scores: give increasing numbers, one for each of `values`")
-        if any(a > b for a, b in pairwise(self.values)):
+        if self.values != sorted(self.values):
             raise ValueError("values: none may be below the one before")
         return self
 
@@ -91,9 +88,7 @@ class Binding(_Part):
     max_pixels: MaxPixels
     backend_kwargs: dict[str, JsonValue]
     camera: str | None = Field(description="Its name; null if the labels name none.")
-    frame_sizes: list[tuple[int, int]] = Field(
-        description="Height and width of the frames that the judge saw; empty if it reads files."
-    )
+    frame_sizes: list[tuple[int, int]]  #: height and width of what the judge saw; none of files
 
 
 class LabelCounts(_Part):
@@ -106,17 +101,13 @@ class LabelCounts(_Part):
 class Distribution(_Part):
     """The raw scores of all labeled clips, which those of a service are compared with."""
 
-    edges: list[Share] = Field(
-        min_length=1, max_length=50, description="Between bins, increasing; each begins one."
-    )
+    edges: list[Share] = Field(min_length=1, max_length=50)  #: increasing; each begins a bin
     overall: LabelCounts
-    tasks: dict[str, LabelCounts] = Field(
-        max_length=MOST_TASKS, description="Of tasks with enough labels, by their key."
-    )
+    tasks: dict[str, LabelCounts] = Field(max_length=MOST_TASKS)  #: with enough labels, by key
 
     @model_validator(mode="after")
     def _has_a_count_for_each_bin(self) -> Self:
-        if not all(a < b for a, b in pairwise(self.edges)):
+        if self.edges != sorted({*self.edges}):
             raise ValueError("edges: give increasing numbers")
         counts, size = (self.overall, *self.tasks.values()), len(self.edges) + 2
         if any({len(each.failures), len(each.successes)} != {size} for each in counts):

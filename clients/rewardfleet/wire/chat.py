@@ -32,7 +32,6 @@ _DATA_URL = (
 
 
 def _as_parts(content: object) -> object:
-    """Turn a text into the list of parts that it stands for."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
@@ -42,14 +41,11 @@ def _refuse_stream(value: bool | None) -> bool | None:
     return value
 
 
-def _contains(name: str, value: str) -> JsonSchema:
-    return {"contains": having(name, value), "minContains": 1}
+def _contains(name: str, value: str, most: int = 1) -> JsonSchema:
+    return {"contains": having(name, value), "minContains": 1, "maxContains": most}
 
 
-_NAMES_A_TASK: JsonSchema = {
-    "properties": {"text": {"type": "string", "pattern": r"\S"}},
-    "required": ["text"],
-}
+_TEXT: JsonSchema = {"text": {"type": "string", "pattern": r"\S"}}
 
 
 class ImageUrl(ForeignRequest):
@@ -57,8 +53,7 @@ class ImageUrl(ForeignRequest):
 
     url: str = Field(
         json_schema_extra={"pattern": _DATA_URL},
-        description="A data URL with a JPEG or PNG: `data:image/jpeg;base64,…`. Other URLs are "
-        "refused.",
+        description="A data URL with a JPEG or PNG, `data:image/jpeg;base64,…`, and no other one.",
     )
 
 
@@ -86,9 +81,9 @@ class ContentPart(
 _ONE_TEXT_AND_FRAMES: JsonSchema = {
     "type": "array",
     "allOf": [
-        {**_contains("type", "text"), "maxContains": 1},
-        {"contains": _NAMES_A_TASK},
-        {**_contains("type", "image_url"), "maxContains": MAX_FRAMES_SENT},
+        _contains("type", "text"),
+        {"contains": {"properties": _TEXT, "required": ["text"]}},
+        _contains("type", "image_url", MAX_FRAMES_SENT),
     ],
 }
 _ASKS: JsonSchema = {"properties": {"content": _ONE_TEXT_AND_FRAMES}}
@@ -103,21 +98,19 @@ class ChatMessage(ForeignRequest, json_schema_extra={"if": having("role", "user"
         BeforeValidator(_as_parts, json_schema_input_type=str | list[ContentPart]),
     ] = Field(
         fail_fast=True,
-        description="One text part, and 1 to 1024 frames as image parts, in order. If the text "
-        "names two synchronized videos, all frames of the main camera come first.",
+        description="One text, and 1 to 1024 frames in order. If the text names two synchronized "
+        "videos, all frames of the main camera come first.",
     )
 
 
 class ChatRequest(ForeignRequest):
     """Frames and a prompt that names a task. Other fields, e.g. `temperature`, are ignored."""
 
-    model: str | None = Field(
-        None, description="Name of a loaded judge; any other name stands for the default judge."
-    )
+    model: str | None = Field(None, description="A loaded judge; any other name: the default one.")
     messages: list[ChatMessage] = Field(
         min_length=1,
         fail_fast=True,
-        json_schema_extra={**_contains("role", "user"), "maxContains": 1},
+        json_schema_extra=_contains("role", "user"),
         description="Exactly one turn of the user; system prompts are ignored.",
     )
     stream: Annotated[bool | None, AfterValidator(_refuse_stream)] = Field(
@@ -180,9 +173,7 @@ class ChatCompletion(Response):
     choices: list[ChatChoice] = Field(description="One.")
     usage: dict[str, int] = Field(_NO_USAGE, description="Zeros: tokens are not counted.")
     task_text: str = Field(description="The task that was read from the text.")
-    scores: list[VideoScore] = Field(
-        description="The response of `/score`; for a trend, of the first and of the last frame."
-    )
+    scores: list[VideoScore] = Field(description="Of `/score`; of a trend's first and last frame.")
 
 
 class ChatModel(Response):

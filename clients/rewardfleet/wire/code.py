@@ -4,7 +4,7 @@ import keyword
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -13,7 +13,6 @@ from pydantic import (
     Field,
     FiniteFloat,
     JsonValue,
-    StringConstraints,
     TypeAdapter,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
@@ -38,32 +37,26 @@ from .score import (
 )
 from .truth import given, is_missing, objects_around_tests, parsed, plain
 
-#: Maximum number of characters of an assert or a setup.
-_MAX_SOURCE = 1_000_000
 #: Maximum number of tests per submission. At least one is required: passing none proves nothing.
 MAX_TESTS = 1_000
+_CaseT = TypeVar("_CaseT")
+_Cases = Annotated[list[_CaseT], Field(min_length=1, max_length=MAX_TESTS)]
 
 
 def _without_nul(text: str) -> str:
-    position = text.find("\0")
-    if position >= 0:
-        raise ValueError(
-            f"contains a NUL character (at {position}), which is not allowed in Python source"
-        )
+    if (position := text.find("\0")) >= 0:
+        raise ValueError(f"contains a NUL (at {position}), which Python source may not have")
     return text
 
 
-#: Python source code that the caller wrote.
 _Python = Annotated[
     str,
-    StringConstraints(max_length=_MAX_SOURCE),
+    Field(max_length=1_000_000, json_schema_extra={"pattern": r"^[^\x00]*$"}),
     AfterValidator(_without_nul),
-    Field(json_schema_extra={"pattern": r"^[^\x00]*$"}),
 ]
-_Test = Annotated[_Python, StringConstraints(min_length=1)]
+_Test = Annotated[_Python, Field(min_length=1)]
 _Setup = Annotated[
-    _Python,
-    Field(description="Source code that runs before the program, e.g. imports that it relies on."),
+    _Python, Field(description="Source code that runs before the program, e.g. its imports.")
 ]
 _RowPrompt = Annotated[
     _Python,
@@ -75,28 +68,25 @@ _RowPrompt = Annotated[
 
 
 def _without_keyword(expression: str) -> str:
-    keywords = filter(keyword.iskeyword, re.findall(r"\w+", expression))
-    if (found := next(keywords, None)) is not None:
-        raise ValueError(f"{found!r} is a keyword")
+    for word in filter(keyword.iskeyword, re.findall(r"\w+", expression)):
+        raise ValueError(f"{word!r} is a keyword")
     return expression
 
 
 _NAME = r"[^\W\d]\w*(?:\(\))?"
-#: What tests call: a name, or attributes and calls without arguments.
 _EntryPoint = Annotated[
     str,
-    StringConstraints(max_length=200, pattern=rf"^(?:{_NAME}(?:\.{_NAME})*)?$"),
-    AfterValidator(_without_keyword),
     Field(
-        description="What the tests call: the name of a function or class, or an expression of "
-        "attributes and calls without arguments, such as `Solution().twoSum`. Empty: the tests "
-        "name it themselves.",
+        max_length=200,
+        pattern=rf"^(?:{_NAME}(?:\.{_NAME})*)?$",
+        description="What the tests call: a name, or attributes and calls without arguments, such "
+        "as `Solution().twoSum`. Empty: the tests name it themselves.",
         json_schema_extra={"not": {"pattern": rf"\b(?:{'|'.join(keyword.kwlist)})\b"}},
     ),
+    AfterValidator(_without_keyword),
 ]
 
 
-#: How the output of a program is compared.
 _CheckerName = Literal[
     "exact", "lines", "decimal_lines", "unordered_lines", "tokens", "unordered", "float",
     "sandbox_fusion", "code_contests", "codeforces", "apps", "apps_in_order", "taco",
@@ -124,7 +114,6 @@ _IN_PLACE = (
 _ANY_ORDER = (
     "Whether the items of a returned list may have any order; nested: also those of lists in it."
 )
-#: Of `any_order`.
 _AnyOrder = bool | Literal["nested"]
 _BOOL_IS_INT = "Whether True equals 1 and False equals 0, as in Python."
 #: Where tests have values that a program gets or gives.
@@ -147,8 +136,7 @@ class CheckerProgram(Request):
     """
 
     language: Literal["python", "cpp"] = Field(
-        description="python: a script. cpp: C++17; requires a compiler where the service "
-        "runs, and `testlib_path` if it includes `testlib.h`."
+        description="cpp: C++17; the service needs a compiler, and `testlib_path` for `testlib.h`."
     )
     source: _Test = Field(description="The source code. Never give text that a policy wrote.")
 
@@ -179,7 +167,7 @@ class StdioTests(Request, json_schema_extra=_ONE_CHECKER):
 
     kind: Literal["stdio"] = Field(description="The kind of these tests.")
     setup: _Setup = ""
-    cases: list[StdioCase] = Field(min_length=1, max_length=MAX_TESTS, description="The tests.")
+    cases: _Cases[StdioCase] = Field(description="The tests.")
     checker: _CheckerName = Field("tokens", description=_CHECKERS)
     tolerance: _Tolerance = Field(1e-6, description=f"Of the checker `float`: {_TOLERANCE}")
     relative_tolerance: _Tolerance | None = Field(None, description=_RELATIVE)
@@ -203,18 +191,14 @@ class FunctionalTests(Request):
     """
 
     kind: Literal["functional"] = Field(description="The kind of these tests.")
-    fn_name: str = Field(
-        pattern=r"^[^\W\d]\w*$",
-        max_length=200,
-        description="Name of the function or method.",
+    fn_name: Annotated[str, Field(max_length=200, pattern=r"^[^\W\d]\w*$")] = Field(
+        description="Of the function or method.",
         json_schema_extra={"not": {"enum": list(keyword.kwlist)}},
     )
     setup: _Setup = ""
     prompt: _RowPrompt = ""
-    cases: list[FunctionalCase] = Field(min_length=1, max_length=MAX_TESTS, description="Tests.")
-    tolerance: _Tolerance = Field(
-        0.0, description=f"Of expected numbers with a decimal point: {_TOLERANCE}"
-    )
+    cases: _Cases[FunctionalCase] = Field(description="The tests.")
+    tolerance: _Tolerance = Field(0.0, description=f"Of expected floats: {_TOLERANCE}")
     relative_tolerance: _Tolerance | None = Field(None, description=_RELATIVE)
     bool_is_int: bool = Field(False, description=_BOOL_IS_INT)
     in_place: bool = Field(False, description=_IN_PLACE)
@@ -231,21 +215,15 @@ class AssertTests(Request):
     setup: _Setup = ""
     prompt: _RowPrompt = ""
     entry_point: _EntryPoint = ""
-    cases: list[_Test] = Field(
-        min_length=1,
-        max_length=MAX_TESTS,
+    cases: _Cases[_Test] = Field(
         description="Each is one `assert` statement, or a script or module of tests, which counts "
         "as one test. Functions and classes of tests are called as pytest and unittest do, and "
-        "`check` is called with `entry_point`.",
+        "`check` is called with `entry_point`."
     )
-    tolerance: _Tolerance = Field(0.0, description=f"Of expected float literals: {_TOLERANCE}")
+    tolerance: _Tolerance = Field(0.0, description=f"Of expected floats: {_TOLERANCE}")
     relative_tolerance: _Tolerance | None = Field(None, description=_RELATIVE)
     bool_is_int: bool = Field(False, description=_BOOL_IS_INT)
-    single_run: bool = Field(
-        False,
-        description="Whether all cases are evaluated in one run of the program, within the limits "
-        "of one run. Otherwise each case has its own run.",
-    )
+    single_run: bool = Field(False, description="Whether all cases share one run and its limits.")
     strict: bool = Field(False, description=_STRICT)
 
 
@@ -253,15 +231,13 @@ _ROW = TypeAdapter(dict[str, JsonValue], config=ConfigDict(allow_inf_nan=True))
 
 
 def _with_nan(row: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-    """Accept NaN at any depth, which is a missing value in rows from pandas.
-
-    In JSON, pydantic accepts it anyway. In Python, the outermost model decides.
-    """
+    # NaN is a missing value in rows from pandas. In JSON, pydantic accepts it anyway. In Python,
+    # the outermost model decides.
     return handler(row) if info.mode == "json" else _ROW.validate_python(row)
 
 
 class DatasetTests(Request, json_schema_extra=_ONE_CHECKER):
-    """Read a raw row of a dataset as one of the other kinds of tests."""
+    """Read a raw row of a dataset as one of the other kinds of tests. Null: by its rule."""
 
     kind: Literal["dataset"] = Field(description="The kind of these tests.")
     dataset: Literal[
@@ -272,15 +248,11 @@ class DatasetTests(Request, json_schema_extra=_ONE_CHECKER):
     )
     row: Annotated[dict[str, JsonValue], WrapValidator(_with_nan)] = Field(
         description="The row as in the dataset, in CTRL or in SandboxFusion; with `auto` also "
-        "`ground_truth` alone, of any type. Columns that are not "
-        "needed are ignored. Its `time_limit` is used as `limits.cpu_s` if the request gives none."
+        "`ground_truth` alone, of any type. Other columns are ignored. Its `time_limit` is used as "
+        "`limits.cpu_s` if the request gives none."
     )
     first: int | None = Field(None, ge=1, description="How many of its tests are used; null: all.")
-    checker: _CheckerName | None = Field(
-        None,
-        description="How outputs are compared, as in `stdio`. Null, here and below: by the rule "
-        "of the dataset; see docs/code-service.md.",
-    )
+    checker: _CheckerName | None = Field(None, description="As in `stdio`.")
     tolerance: _Tolerance | None = Field(None, description="As in the kind that it becomes.")
     relative_tolerance: _Tolerance | None = Field(None, description=_RELATIVE)
     ignore_case: bool | None = Field(None, description="Whether `YES` and `Yes` are equal.")
@@ -291,11 +263,7 @@ class DatasetTests(Request, json_schema_extra=_ONE_CHECKER):
     checker_program: CheckerProgram | None = Field(
         None, description="As in `stdio`. Null: that of the row, unless `checker` is given."
     )
-    check_reference: bool = Field(
-        False,
-        description="Whether the row's own solution is run first, once per set of tests. Tests "
-        "that reject it are invalid.",
-    )
+    check_reference: bool = Field(False, description="Whether the row's own solution must pass.")
 
     _one_checker = model_validator(mode="after")(_check_one_checker)
 
@@ -305,16 +273,14 @@ PLAIN_KINDS = ("stdio", "functional", "asserts")
 _KINDS = (*PLAIN_KINDS, "dataset")
 #: All kinds of tests except dataset rows, which are read as one of these.
 PlainTests = StdioTests | FunctionalTests | AssertTests
-#: All kinds of tests, distinguished by `kind`.
 Tests = Annotated[PlainTests | DatasetTests, Field(discriminator="kind")]
 
 
 #: What `tests` may be, for messages.
 _ACCEPTED = (
     "give {'kind': 'stdio', 'functional' or 'asserts', 'cases': …}, {'kind': 'dataset', 'dataset': "
-    "'auto', 'row': …}, "
-    "tests such as {'stdin': …, 'stdout': …} or a list of these, a row of a data set, asserts, or "
-    "the JSON of one of these; see docs/code-service.md"
+    "'auto', 'row': …}, tests such as {'stdin': …, 'stdout': …} or a list of these, a row of a "
+    "data set, asserts, or the JSON of one of these; see docs/code-service.md"
 )
 
 
@@ -324,12 +290,8 @@ def check_values(tests: Any, name: str, *, is_value: bool = False) -> None:
     Where a column of a table has objects, each gets the keys of all rows, with nulls. A program
     would get what nobody wrote. Elsewhere in a row, a null is what is not given.
 
-    Args:
-        name: Of the tests, for the message.
-        is_value: Whether they are such a value.
-
     Raises:
-        InvalidRequest: One has.
+        InvalidRequest: One has; the message has its place, which begins with `name`.
     """
     if isinstance(tests, Mapping):
         for key, each in tests.items():
@@ -395,21 +357,15 @@ def _is_of_request(tests: Any) -> bool:
 class Limits(Request):
     """Limits of one run of the program. The service's settings set their ceilings."""
 
-    cpu_s: float = Field(
-        10.0,
-        gt=0,
-        description="Seconds of CPU time, which determines verdicts. At most `max_cpu_s`.",
-    )
+    cpu_s: float = Field(10.0, gt=0, description="Seconds of CPU time; at most `max_cpu_s`.")
     wall_s: float = Field(
-        30.0,
-        gt=0,
-        description="Seconds of wall time, for programs that sleep. At most `max_wall_s`.",
+        30.0, gt=0, description="Seconds of wall time, for programs that sleep; see `max_wall_s`."
     )
     memory_mb: int = Field(
-        1024, ge=16, description="MiB besides the interpreter's own. At most `max_memory_mb`."
+        1024, ge=16, description="MiB besides the interpreter's own; at most `max_memory_mb`."
     )
     output_kb: int = Field(
-        16_384, ge=1, description="KiB of standard output, and of standard error. At most 65,536."
+        16_384, ge=1, description="KiB of standard output, and of standard error; at most 65,536."
     )
 
 
@@ -460,8 +416,8 @@ class CodeRequest(Request, json_schema_extra=_with_forms):
     )
     mode: Literal["pass_rate", "all_pass"] = Field(
         "pass_rate",
-        description="pass_rate: the score is the share of tests passed. all_pass: the score is 1 "
-        "or 0, and the tests after the first failure are skipped.",
+        description="pass_rate: the score is the share of tests passed. all_pass: it is 1 or 0, "
+        "and the tests after the first failure are skipped.",
     )
     limits: Limits = Field(Limits(), description="Limits of each run of the program.")
     language: Literal["python"] = Field("python", description="The language of the program.")
@@ -491,7 +447,6 @@ class CodeRequest(Request, json_schema_extra=_with_forms):
         return {**fields, **{name: read[name] for name in missing}}
 
 
-#: The overall judgment of a critique on the program that it judges.
 CritiqueJudgment = Literal["correct", "incorrect"]
 
 
@@ -511,7 +466,6 @@ class Outcome(StrEnum):
     LEFT_OUT = "left_out"  #: not run and not counted, because it passes without a program
 
 
-#: What decided a test.
 DecidedBy = Literal["service", "jail", "checker"]
 
 
@@ -532,25 +486,11 @@ class Verdict(Response):
         "test looks into the program's process, where the program can tamper with it. checker: "
         "by the request's `checker_program`. Newer services may have further ones.",
     )
-    checker_message: str = Field(
-        "",
-        description="The first 200 characters that the `checker_program` printed. They may tell "
-        "the expected output.",
-    )
-    returned: str = Field(
-        "",
-        description="Of a wrong answer, the value that the program gave: the first 200 characters "
-        "of its JSON, where a tuple is an object with `tuple`, and so on.",
-    )
+    checker_message: str = Field("", description="The first 200 characters of its output.")
+    returned: str = Field("", description="The first 200 characters of a wrong answer, as JSON.")
     checks: int = Field(0, ge=0, description="How many checks were evaluated.")
-    missing_module: str = Field(
-        "",
-        description="The module that the program imports and that is not installed, if the test "
-        "failed for this reason.",
-    )
-    refused_by_jail: str = Field(
-        "", description="The path or the call that the jail refused, if the test failed for that."
-    )
+    missing_module: str = Field("", description="The module for lack of which the test failed.")
+    refused_by_jail: str = Field("", description="The refused path or call by which it failed.")
     cpu_ms: float = Field(0.0, description="Milliseconds of CPU time of the run.")
     wall_ms: float = Field(0.0, description="Milliseconds of wall time of the run.")
     stdout: str = Field("", description="The first 1000 bytes of standard output.")
@@ -575,16 +515,10 @@ class CodeScore(Score):
 
     score: FiniteFloat | None = Field(ge=0, le=1, description="In [0, 1]; null if there is none.")
     cause: CodeCause | ErrorKind | str | None = cause_field()
-    pass_rate: FiniteFloat | None = Field(
-        None, ge=0, le=1, description="The share of tests passed."
-    )
+    pass_rate: FiniteFloat | None = Field(None, ge=0, le=1, description="Share of tests passed.")
     verdicts: list[Verdict] = Field(default_factory=list, description="One per test, in order.")
     code: str = Field("", description="The program that was extracted from `revision`.")
-    critique_valid: bool | None = Field(
-        None,
-        description="Whether the critique contains exactly one overall judgment; null if the "
-        "request has no critique.",
-    )
+    critique_valid: bool | None = Field(None, description="Whether it has one overall judgment.")
     judgment: CritiqueJudgment | None = Field(None, description="The critique's overall judgment.")
     isolation: str = Field("", description="How the program was isolated; see `GET /readyz`.")
     suspicions: list[str] = Field(

@@ -37,13 +37,9 @@ def request_id(request: BaseModel, options: BaseModel | None = None) -> str:
 def fields_of(
     request: BaseModel, sha256: str | None = None, options: BaseModel | None = None
 ) -> dict[str, Any]:
-    """Return the fields of a request that differ from their defaults, as JSON.
+    """Return the fields of a request and its batch that differ from their defaults, as JSON.
 
-    There are no `labels`, and a content counts by its `sha256`.
-
-    Args:
-        sha256: That of the content, if it is known.
-        options: Those of its batch, where they are no part of the request.
+    There are no `labels`, and a content counts by its `sha256`, which may be known.
     """
     excluded = _excluded(getattr(request, "labels", LABELS))
     fields = request.model_dump(mode="json", exclude=excluded, exclude_defaults=True)

@@ -1,6 +1,4 @@
-"""Requests and responses of the episode service.
-
-`POST /score`, `/score/batch`, `/groups/members` and `/temperatures`.
+"""`POST /score`, `/score/batch`, `/groups/members` and `/temperatures` of the episode service.
 
 The models check types and names. `rewardfleet.episodes.validate_batch` checks the numbers, so a
 notebook and a caller over HTTP get the same errors.
@@ -17,7 +15,6 @@ from .errors import ErrorKind
 from .run_state import ATTEMPT
 from .score import JsonSchema, Name, Request, Response, Score, Step, Timing, having, of_types
 
-#: Limit on the episodes of one batch.
 MAX_EPISODES = 4096
 
 #: Formulas of a reward; `rewardfleet.episodes.kinds.KINDS` computes them.
@@ -34,11 +31,8 @@ RewardKind = Literal[
 ]
 #: Objectives of the kind `objectives`; a larger value is better.
 Objective = Literal["success", "efficiency", "smoothness", "low_energy", "short_path", "progress"]
-#: Normalizations of rewards; see docs/episodes.md.
 Normalization = Literal["none", "length", "group_mean", "group_std", "leave_one_out", "running"]
-#: Filter rules; see `FilterOptions`.
 DropReason = Literal["all_equal", "accuracy", "alone", "not_selected"]
-#: A number in [0, 1].
 Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
 
 
@@ -50,20 +44,13 @@ _LIMIT: JsonSchema = {"minimum": 1 / MAX_MAGNITUDE, "maximum": MAX_MAGNITUDE}
 _SHARE: JsonSchema = {"minimum": 0, "maximum": 1}
 #: A number of an episode. `rewardfleet.episodes.validate_batch` checks the ranges.
 Number = Annotated[FiniteFloat, Field(json_schema_extra=_NUMBER)]
-#: A number that is not negative.
 Count = Annotated[FiniteFloat, Field(json_schema_extra=_COUNT)]
-#: Numbers, one per step. The check ends at the first wrong one: a message per number takes memory.
+_Limit = Annotated[FiniteFloat, Field(json_schema_extra=_LIMIT)]
+#: One per step. The check ends at the first wrong number: a message per number takes memory.
 Vector = Annotated[list[Number], Field(fail_fast=True, json_schema_extra={"minItems": 1})]
-#: Rows of numbers, one per step.
 Matrix = Annotated[list[Vector], Field(fail_fast=True, json_schema_extra={"minItems": 1})]
-#: Tokens, one per step.
-StepTokens = Annotated[
-    list[int],
-    Field(
-        fail_fast=True,
-        json_schema_extra={"items": {"type": "integer", "minimum": 0}, "uniqueItems": True},
-    ),
-]
+_TOKENS: JsonSchema = {"items": {"type": "integer", "minimum": 0}, "uniqueItems": True}
+StepTokens = Annotated[list[int], Field(fail_fast=True, json_schema_extra=_TOKENS)]
 #: Weights of objectives; negative to penalize.
 Weight = Annotated[FiniteFloat, Field(ge=-1e6, le=1e6)]
 
@@ -96,28 +83,21 @@ _KINDS = [each for kind in REQUIRED_FIELDS for each in _of_kind(kind)]
 
 
 class EpisodeRequest(Request, json_schema_extra={"anyOf": [*_KINDS, having("masked", True)]}):
-    """One episode: its `uid`, and the fields that its `kind` needs.
-
-    T is the number of steps.
-    """
+    """One episode of T steps: its `uid`, and the fields that its `kind` needs."""
 
     uid: Name = Field(description="Name of the episode, unique in its batch.")
     kind: RewardKind = Field("success", description="Formula of the reward; see docs/episodes.md.")
     group: Name | None = Field(None, description="Prompt or task that this is a sample of.")
     masked: bool = Field(
-        False,
-        description="The rollout has no valid outcome, e.g. since the simulator failed: it gets no "
-        "score, and its group is computed without it.",
+        False, description="The rollout has no valid outcome: it gets no score, and counts nowhere."
     )
     success: bool | Literal[0, 1] | None = Field(None, description="The task was completed.")
     steps: Count | None = Field(None, description="Steps taken; they may exceed `max_steps`.")
-    max_steps: Annotated[FiniteFloat, Field(json_schema_extra=_LIMIT)] | None = Field(
-        None, description="Step limit of the task, above 0, by which `steps` are divided."
-    )
+    max_steps: _Limit | None = Field(None, description="Above 0: `steps` are divided by it.")
     episode_reward: Number | None = Field(None, description="Return from the environment.")
     step_rewards: Vector | None = Field(None, description="[T]: one per step.")
     step_token_ends: StepTokens | None = Field(
-        None, description="[T]: index of the last token of each step, from 0, strictly rising."
+        None, description="[T]: index of the last token of each step, from 0, rising."
     )
     reward_model_score: Number | None = Field(None, description="From the caller's reward model.")
     temperature: Count | None = Field(None, description="Sampling temperature, 0 or above.")
@@ -125,7 +105,7 @@ class EpisodeRequest(Request, json_schema_extra={"anyOf": [*_KINDS, having("mask
     path: Matrix | None = Field(None, description="[T, D]: where the end effector is, in meters.")
     progress: Vector | None = Field(None, description="[T]: progress before a step, e.g. 0 to 1.")
     visual_success: FiniteFloat | Score | None = Field(
-        None, description="A number in [0, 1], or the response of the video service."
+        None, description="In [0, 1]; or the response of the video service."
     )
 
 
@@ -138,9 +118,7 @@ class FilterOptions(Request):
         description="Dynamic sampling: drop groups whose rewards are all equal, and groups of one. "
         "Default: true, or false with `test_time_rl`.",
     )
-    tolerance: FiniteFloat = Field(
-        1e-3, ge=0, description="Rewards that differ by at most this are equal."
-    )
+    tolerance: FiniteFloat = Field(1e-3, ge=0, description="Rewards that differ less are equal.")
     accuracy_bounds: tuple[Fraction, Fraction] | None = Field(
         None, description="Drop groups whose success rate is outside [low, high]."
     )
@@ -167,15 +145,10 @@ class ClusterOptions(Request):
         "actions", description="What is compared. path: if missing, the one commanded by actions."
     )
     distance: Literal["resampled", "dtw"] = Field(
-        "resampled",
-        description="resampled: point by point, after resampling to 32 points. "
-        "dtw: dynamic time warping.",
+        "resampled", description="Point by point, of 32 each; or with dynamic time warping."
     )
     threshold: FiniteFloat = Field(
-        0.1,
-        ge=0,
-        description="Root mean square distance, in units of the data, up to which two trajectories "
-        "are similar.",
+        0.1, ge=0, description="Root mean square distance, in units of the data, of similar ones."
     )
 
 
@@ -191,27 +164,21 @@ _NOT_RUNNING = _without("options", "normalize", "running")
 class EpisodeOptions(
     Request, json_schema_extra={"anyOf": [of_types(clusters="object"), _NOT_DIVERSE]}
 ):
-    """Options of a batch."""
+    """Options of a batch; see docs/episodes.md."""
 
     efficiency: Literal["reciprocal", "linear", "exponential", "group_best"] = Field(
-        "reciprocal", description="Formula of the efficiency; see docs/episodes.md."
+        "reciprocal", description="Formula of the efficiency."
     )
     gamma: Fraction = Field(0.99, description="Discount per step, of `discounted`.")
-    weights: dict[Objective, Weight] = Field(
-        {"success": 1.0, "efficiency": 1.0},
-        min_length=1,
-        description="Objectives of the kind `objectives`, and their weights.",
+    weights: Annotated[dict[Objective, Weight], Field(min_length=1)] = Field(
+        {"success": 1.0, "efficiency": 1.0}, description="Of the kind `objectives`."
     )
     combine: Literal["sum", "gated", "normalized"] = Field(
-        "sum",
-        description="sum: weighted sum. gated: weighted sum times success. normalized: each "
-        "objective is normalized within its group, then summed.",
+        "sum", description="gated: the sum times success. normalized: each first, in its group."
     )
-    normalize: Normalization = Field("none", description="Of the rewards, see docs/episodes.md.")
+    normalize: Normalization = Field("none", description="Of the rewards.")
     filter: FilterOptions = Field(FilterOptions(), description="Which episodes to train on.")
-    clusters: ClusterOptions | None = Field(
-        None, description="Cluster the trajectories of each group; null: do not."
-    )
+    clusters: ClusterOptions | None = Field(None, description="Of the trajectories of each group.")
 
     @model_validator(mode="after")
     def _diversity_needs_distances(self) -> Self:
@@ -257,17 +224,11 @@ class EpisodeScore(Score):
         description="Filter rule that set `keep` to false. Newer services may have further ones.",
     )
     cluster: int | None = Field(None, description="Number of its cluster within its group.")
-    pseudo_label: Literal[0, 1] | None = Field(
-        None, description="1 in the largest cluster, else 0."
-    )
+    pseudo_label: Literal[0, 1] | None = Field(None, description="1 in the largest cluster.")
     step_rewards: list[FiniteFloat] | None = Field(
-        None,
-        description="[T], for `hybrid` and `shaped`: one per step; their sum is the score. Null if "
-        "that is normalized.",
+        None, description="[T], for `hybrid` and `shaped`: addends of the score, unless normalized."
     )
-    token_positions: list[int] | None = Field(
-        None, description="[T]: token of each step reward; `step_token_ends` of the request."
-    )
+    token_positions: list[int] | None = Field(None, description="[T]: their `step_token_ends`.")
 
 
 class GroupStats(Response):
@@ -307,15 +268,9 @@ class EpisodeBatchResponse(Response):
     """One result per item, in order, and statistics by group and temperature."""
 
     results: list[EpisodeScore] = Field(description="One per item, in the order of the items.")
-    groups: list[GroupStats] = Field(
-        default_factory=list, description="One per group, in the order of their first members."
-    )
-    temperatures: list[TemperatureStats] = Field(
-        default_factory=list, description="One per temperature that occurs, rising."
-    )
-    running: RunningStats | None = Field(
-        None, description="Statistics of the run; null without `normalize: running`."
-    )
+    groups: list[GroupStats] = Field(default_factory=list, description="In order of first members.")
+    temperatures: list[TemperatureStats] = Field(default_factory=list, description="Rising.")
+    running: RunningStats | None = Field(None, description="With `normalize: running`, else null.")
     provenance: dict[str, dict[str, JsonValue]] = Field(
         default_factory=dict, description="The version of the service, for all results."
     )
@@ -326,21 +281,14 @@ _IN_A_GROUP: JsonSchema = {"properties": {"item": of_types(group="string")}}
 
 
 class GroupMemberRequest(Request, json_schema_extra={"allOf": [_IN_A_GROUP, _NOT_RUNNING]}):
-    """One episode of a group that is collected member by member.
-
-    Send it again until its group is released.
-    """
+    """One episode of a group that is collected member by member; sent until it is released."""
 
     run: Name = Field(description="Name of the training run.")
     step: Step = Field(description="Step of the training run.")
     attempt: str | None = ATTEMPT
     group_size: int = Field(ge=1, le=1024, description="Number of members of a complete group.")
     wait_s: FiniteFloat = Field(
-        60.0,
-        gt=0,
-        le=3600,
-        description="Seconds from the first member of the group until the group is released, "
-        "complete or not.",
+        60.0, gt=0, le=3600, description="The most seconds from the first member to the release."
     )
     options: EpisodeOptions = Field(EpisodeOptions(), description="The same for all members.")
     item: EpisodeRequest = Field(description="The episode, with its `group`.")
@@ -359,13 +307,9 @@ class GroupMemberResponse(Response):
 
     released: bool = Field(description="Whether the group is released.")
     missing: int = Field(description="Members that have not arrived.")
-    retry_after_s: float | None = Field(
-        None, description="Seconds until the next attempt; null once the group is released."
-    )
-    result: EpisodeScore | None = Field(
-        None, description="The score of the episode; null until the group is released."
-    )
-    group: GroupStats | None = Field(None, description="Its statistics; null until it is released.")
+    retry_after_s: float | None = Field(None, description="Seconds until the next attempt, if any.")
+    result: EpisodeScore | None = Field(None, description="The score; null until the release.")
+    group: GroupStats | None = Field(None, description="Its statistics; null until the release.")
 
 
 _BY_SUCCESS = of_types(success_rate="number", diversity="null")
@@ -379,19 +323,12 @@ class TemperatureAdaptation(Request, json_schema_extra={"oneOf": [_BY_SUCCESS, _
     step: Step = Field(description="Step of the training run.")
     attempt: str | None = ATTEMPT
     success_rate: Fraction | None = Field(None, description="Of this step; give it or `diversity`.")
-    target_success_rate: Fraction = Field(
-        0.5, description="Above it, temperatures rise; below it, they fall."
-    )
+    target_success_rate: Fraction = Field(0.5, description="Temperatures rise above it, else fall.")
     diversity: FiniteFloat | None = Field(
-        None,
-        ge=0,
-        description="Mean distance between two trajectories, measured in this step; give it or "
-        "`success_rate`.",
+        None, ge=0, description="Mean distance between two trajectories, in this step."
     )
     target_diversity: FiniteFloat | None = Field(
-        None,
-        gt=0,
-        description="Temperatures rise below it, and fall above it. `diversity` needs it.",
+        None, gt=0, description="Temperatures rise below it, else fall. `diversity` needs it."
     )
 
     @model_validator(mode="after")
@@ -408,13 +345,9 @@ class TemperaturesRequest(Request):
 
     n: int = Field(ge=1, le=1024, description="Number of samples.")
     base_temperature: FiniteFloat = Field(0.6, gt=0, le=2, description="The lowest temperature.")
-    temperature_range: FiniteFloat = Field(
-        0.3, ge=0, le=2, description="The highest temperature minus the lowest."
-    )
+    temperature_range: FiniteFloat = Field(0.3, ge=0, le=2, description="Highest minus lowest.")
     adapt: TemperatureAdaptation | None = Field(
-        None,
-        description="Adapt base and range to the outcome of a step. The two fields above are then "
-        "their values before the first step.",
+        None, description="Adapts them to a step; the two above are those before the first step."
     )
 
 

@@ -96,11 +96,7 @@ class RewardFleetError(Exception):
         self.request_id = request_id
 
     def problem(self, request_id: str | None = None) -> Problem:
-        """Return this failure as the body of a response.
-
-        Args:
-            request_id: Used if the failure has no request id.
-        """
+        """Return this failure as the body of a response, with the id of its request."""
         return Problem(
             title=self.kind.replace("_", " ").capitalize(),
             status=self.status,

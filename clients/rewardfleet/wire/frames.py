@@ -21,11 +21,8 @@ from .score import BatchRequest, Request
 from .validation import encode_json
 
 JSON_TYPE = "application/json"
-#: The media type of such a body.
 FRAMES_TYPE = "application/vnd.rewardfleet.frames"
-#: The `Content-Encoding` that such a body may have.
 ZSTD = "zstd"
-#: Bytes of the length at its start.
 LENGTH_BYTES = 4
 #: The most frames of an item, also as images.
 MAX_FRAMES_SENT = 1024
@@ -69,11 +66,7 @@ class Frames(Request):
 
     @property
     def pixels(self) -> Sequence[Buffer]:
-        """The pixels, in one part or more.
-
-        Raises:
-            InvalidRequest: There are none: the body is JSON.
-        """
+        """The pixels, in one part or more; `InvalidRequest` if there are none: the body is JSON."""
         if not self._pixels:
             raise InvalidRequest(f"frames: their pixels are in a body of the type {FRAMES_TYPE}")
         return self._pixels
@@ -97,11 +90,7 @@ class Frames(Request):
 
 
 def encode_body(body: BaseModel) -> tuple[str, list[Buffer]]:
-    """Return the media type of a request's body, and the parts of the body.
-
-    Raises:
-        InvalidRequest: It has text that cannot be encoded as UTF-8.
-    """
+    """Return the media type of a request's body, and its parts; see `encode_json`."""
     parts: list[Buffer] = []
     placed: list[BaseModel] = []
     end = 0
@@ -122,11 +111,7 @@ def encode_body(body: BaseModel) -> tuple[str, list[Buffer]]:
 
 
 def compress(parts: Iterable[Buffer]) -> bytes:
-    """Return a body compressed with zstd.
-
-    Raises:
-        ImportError: The package `zstandard` is not installed.
-    """
+    """Return a body compressed with zstd, for which `zstandard` must be installed."""
     zstandard = import_module("zstandard")  # an optional package
     compressor = zstandard.ZstdCompressor(level=1).compressobj()
     return b"".join([*map(compressor.compress, parts), compressor.flush()])

@@ -4,7 +4,6 @@ import heapq
 
 from pydantic import BaseModel, Field
 
-#: The most samples in one answer: the oldest ones.
 MAX_LISTED = 1000
 
 
@@ -32,9 +31,7 @@ class InFlight(BaseModel):
 
     total: int = Field(description="How many samples are in flight, also those not listed.")
     samples: list[InFlightSample] = Field(description=f"The oldest {MAX_LISTED}, in order.")
-    failures: dict[str, str] = Field(
-        {}, description="Of a gateway: the URLs of replicas that did not answer, with the reason."
-    )
+    failures: dict[str, str] = Field({}, description="Of a gateway: why replicas did not answer.")
 
 
 def merged(answers: list[InFlight], failures: dict[str, str]) -> InFlight:

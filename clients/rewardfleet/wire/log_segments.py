@@ -7,7 +7,6 @@ from pydantic import BaseModel, Field, StringConstraints
 
 #: Path of the list, and below it, of the content of the segments.
 PATH = "/score-log"
-#: The most segments of a list: the newest ones.
 MAX_SEGMENTS = 1000
 #: The most bytes of one answer with content.
 MAX_CHUNK_BYTES = 4 * 2**20

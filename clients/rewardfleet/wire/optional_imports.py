@@ -14,11 +14,7 @@ def missing_modules(*modules: str) -> list[str]:
 
 
 def require(extra: str, what: str, *modules: str) -> None:
-    """Check that the modules of an extra can be imported.
-
-    Raises:
-        ValueError: One is missing. The message says what needs it and how to install it.
-    """
+    """Raise a `ValueError` that says how to install an extra if one of its modules is missing."""
     if missing := missing_modules(*modules):
         raise ValueError(
             f"{what} needs {', '.join(missing)}, not installed here: {install_command(extra)}"

@@ -25,11 +25,7 @@ class DeletedRun(Response):
 
 
 def own_run_states(service: str, ids: Mapping[str, str]) -> Conflict | None:
-    """Return why replicas cannot be used together: their run state differs.
-
-    Args:
-        ids: The id of the store of each replica, by its URL; empty if it is not known.
-    """
+    """Return why replicas cannot be used together, by the id of the store of each URL, if known."""
     if len({each for each in ids.values() if each}) < 2:
         return None
     return Conflict(

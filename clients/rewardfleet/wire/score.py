@@ -5,42 +5,26 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Generic, Self, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    Field,
-    FiniteFloat,
-    JsonValue,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, JsonValue, model_validator
 
 from .errors import Abstained, Problem, RewardFleetError
 
-#: The most items that one `POST /score/batch` may carry.
 MAX_BATCH_ITEMS = 256
-#: Maximum number of characters of a name.
 MAX_NAME = 200
-#: Characters of a judge's text in an error.
-_MAX_QUOTED = 200
 #: A part of a JSON Schema, where a model adds rules that its fields do not have.
 JsonSchema = dict[str, JsonValue]
 #: Names of runs, and of groups, episodes and parts in them.
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
-#: Steps of a training run, counted by the trainer.
 MAX_STEP = 2**53
 Step = Annotated[int, Field(ge=0, le=MAX_STEP)]
 
 
 #: The fields that say what an item is part of, and not what is scored; see `Request.labels`.
 LABELS = frozenset({"run", "step", "uid", "attempt"})
-# Of items, for the score log: what they are part of.
-RUN_LABEL: Any = Field(
-    None, min_length=1, max_length=MAX_NAME, description="Training run, for the score log."
-)
+_NAMED: Any = {"default": None, "min_length": 1, "max_length": MAX_NAME}
+RUN_LABEL: Any = Field(**_NAMED, description="Training run, for the score log.")
 STEP_LABEL: Any = Field(None, description="Step of the training run, for the score log.")
-UID_LABEL: Any = Field(
-    None, min_length=1, max_length=MAX_NAME, description="Name of the item, for the score log."
-)
+UID_LABEL: Any = Field(**_NAMED, description="Name of the item, for the score log.")
 
 
 def of_types(**types: str) -> JsonSchema:
@@ -142,9 +126,8 @@ class Score(Response, json_schema_extra=_STATUSES):
     timing_ms: Timing = Field(default_factory=Timing, description="Milliseconds of each stage.")
     provenance: dict[str, JsonValue] = Field(
         default_factory=dict,
-        description="Model, prompt, sampling and versions that the score came from. "
-        "In a batch, provenance that all items of a backend share is reported once, next to "
-        "`results`.",
+        description="Model, prompt, sampling and versions that the score came from. In a batch, "
+        "what all items of a backend share is reported once, next to `results`.",
     )
     cause: str | None = Field(
         None,
@@ -185,7 +168,7 @@ def reward_of(service: str, score: Mapping[str, Any]) -> float | None:
 def abstained(score: Score) -> Abstained:
     """Return the error that an abstention is where it counts as a failure."""
     text = getattr(score, "model_output", "") or score.cause or ""
-    error = Abstained(f"judge {score.backend} abstained: {text[:_MAX_QUOTED]}")
+    error = Abstained(f"judge {score.backend} abstained: {text[:200]}")
     error.score = score
     return error
 

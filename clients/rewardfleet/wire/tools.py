@@ -1,5 +1,6 @@
 """Models of the tools service: `POST /score`, `/score/batch`, and budgets."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, FiniteFloat, JsonValue, model_validator
@@ -21,17 +22,10 @@ from .score import (
     having,
     of_types,
 )
-from .tool_truths import truth_text
+from .truth import given, parsed, plain, truth_text
 
-#: Maximum number of characters of a ground truth.
-MAX_GROUND_TRUTH = 100_000
-#: Maximum number of costs in one update of a budget.
-MAX_COSTS = 65_536
-#: Limit on the patterns of one family.
-MAX_PATTERNS = 100
 #: Limit on the numbers of a checkpoint, so that no sum overflows.
 MAX_SUM = 10**30
-#: Families of tools.
 Family = Literal["search", "calculate", "other"]
 #: How models write tool calls; see `rewardfleet.tool_use.dialects`.
 Dialect = Literal[
@@ -41,19 +35,17 @@ Dialect = Literal[
 
 _TAGS_OR_JSON = {"pattern": r"<(think|tool_call|response)>|^\s*[\[{]"}
 _TruthText = Annotated[
-    str, Field(min_length=1, max_length=MAX_GROUND_TRUTH, json_schema_extra=_TAGS_OR_JSON)
+    str, Field(min_length=1, max_length=100_000, json_schema_extra=_TAGS_OR_JSON)
 ]
 _JsonTruth = list[JsonValue] | dict[str, JsonValue]
 _Truth = Annotated[
     _TruthText, BeforeValidator(truth_text, json_schema_input_type=_TruthText | _JsonTruth)
 ]
-#: The name of a tool.
 ToolName = Annotated[str, Field(min_length=1, max_length=1_000)]
+Families = Annotated[dict[ToolName, Family], Field(max_length=10_000)]
 #: A pattern of a name or description, with `*` for any text and `?` for one character.
 Glob = Annotated[str, Field(min_length=1, max_length=100)]
-#: The patterns of a family.
-Globs = Annotated[tuple[Glob, ...], Field(max_length=MAX_PATTERNS)]
-#: A cost or a weight of costs.
+Globs = Annotated[tuple[Glob, ...], Field(max_length=100)]
 Cost = Annotated[FiniteFloat, Field(ge=0, le=1e6)]
 #: A weight of an old value in an exponential moving average.
 Smoothing = Annotated[FiniteFloat, Field(ge=0, lt=1)]
@@ -84,46 +76,28 @@ class ToolsOptions(
     """How an answer is scored."""
 
     variant: Literal["strict", "toolrl"] = Field(
-        "strict",
-        description="strict: without the faults of the published reward. toolrl: the reward of "
-        "ToolRL as published.",
+        "strict", description="strict: without the faults of `toolrl`, ToolRL's published reward."
     )
     dialect: Literal["auto"] | Dialect = Field(
         "auto", description="Of the calls; auto: any one. `toolrl` compares those in hermes only."
     )
-    as_executed: bool = Field(
-        False, description="Calls in hermes that vLLM does not run are malformed, with a cause."
-    )
+    as_executed: bool = Field(False, description="Calls that vLLM does not run are malformed.")
     with_length: bool = Field(False, description="Reward the length of `<think>`, in [0, 1].")
-    schedule_length: bool = Field(
-        False, description="The length for a full reward rises with `step`."
-    )
-    refined_reward: bool = Field(
-        False, description="toolrl: names must be equal as lists, instead of by a Jaccard index."
-    )
-    coarse_reward: bool = Field(
-        False, description="toolrl: the full correctness for the exact calls, else the lowest."
-    )
-    intermediate_reward: bool = Field(
-        False, description="toolrl: a call counts if it is exact, without parts of parameters."
-    )
+    schedule_length: bool = Field(False, description="The length for all of it rises with `step`.")
+    refined_reward: bool = Field(False, description="toolrl: names must be equal as lists.")
+    coarse_reward: bool = Field(False, description="toolrl: highest for exact calls, else lowest.")
+    intermediate_reward: bool = Field(False, description="toolrl: only exact calls count.")
     correct_max1: bool = Field(False, description="toolrl: the correctness is in [-1, 1].")
     max1_step30_max3: bool = Field(False, description="toolrl: correctness / 3 before step 30.")
-    schedule_reward: bool = Field(
-        False, description="toolrl: the ranges of format and correctness change with `step`."
-    )
-    families: dict[ToolName, Family] = Field(
-        {}, max_length=10_000, description="Of tools, by name."
-    )
+    schedule_reward: bool = Field(False, description="toolrl: ranges change with `step`.")
+    families: Families = Field({}, description="Of tools, by name.")
     family_patterns: dict[Family, Globs] | None = Field(
         None,
-        description="Patterns of names and descriptions by family, for tools that `families` does "
-        "not list; `*` is any text. The first family that matches counts. Null: built-in patterns.",
+        description="Patterns of names and descriptions of other tools; `*` is any text. The first "
+        "family that matches counts. Null: built-in patterns.",
     )
     cost: Literal["any_tool", "families", "calls"] = Field(
-        "any_tool",
-        description="any_tool: `cost_weights.any_tool` for an answer that uses tools. families: "
-        "the weights of the families that it uses. calls: the weight of each call.",
+        "any_tool", description="Of an answer that uses tools, of each family, or of each call."
     )
     cost_weights: CostWeights = Field(CostWeights(), description="Weights of the cost.")
 
@@ -151,7 +125,7 @@ class ToolDescription(Request):
     name: ToolName = Field(description="As it is called.")
     description: str = Field("", max_length=20_000, description="What it does.")
     parameters: dict[str, JsonValue] | None = Field(
-        None, description="JSON Schema of its arguments, for dialects whose values have no types."
+        None, description="JSON Schema, for dialects whose values have no types."
     )
     strict: bool | None = Field(None, description="Of OpenAI's form; not used.")
 
@@ -191,9 +165,8 @@ class ToolsRequest(
         description="The tools that were available, for patterns and types; as OpenAI has them.",
         json_schema_extra={"default": []},
     )
-    tool_families: dict[ToolName, Family] = Field(
+    tool_families: Families = Field(
         default_factory=dict,
-        max_length=10_000,
         description="Labels of this row: families of tools by name.",
         json_schema_extra={"default": {}},
     )
@@ -215,9 +188,8 @@ class ToolsScore(Score):
     """A `Score` with the use of tools.
 
     Its components are `format`, `correctness`, with `options.with_length` `length`, and with a run
-    `tool_cost`: minus lambda times what the tools cost. Its details are `task` (the sum without
-    `tool_cost`), `cost` (what the tools cost), and with a run `lambda` and `violation` (cost minus
-    budget).
+    `tool_cost`: minus lambda times `cost`. Its details are `task` (the sum without `tool_cost`),
+    `cost` of the tools, and with a run `lambda` and `violation` (cost minus budget).
     """
 
     cause: ToolsCause | ErrorKind | str | None = cause_field()
@@ -225,16 +197,12 @@ class ToolsScore(Score):
     used_search: bool = Field(False, description="Whether it calls a search tool.")
     used_calculate: bool = Field(False, description="Whether it calls a calculation tool.")
     calls: int = Field(0, description="Number of tool calls, also of those that cannot be parsed.")
-    dialect: Dialect | str | None = Field(
-        None, description="Of its calls. Newer services may have further dialects."
-    )
-    untyped: int = Field(
-        0, description="Number of values compared as text and as JSON, as no schema has their type."
-    )
+    dialect: Dialect | str | None = Field(None, description="Of its calls; newer ones are texts.")
+    untyped: int = Field(0, description="Values that no schema types, compared as text and JSON.")
     repeats: int = Field(0, description="Number of calls that equal an earlier one.")
     tools: dict[Family | str, dict[str, int]] = Field(
         default_factory=dict,
-        description="Number of calls by family and name; the name is empty if a call cannot be "
+        description="Number of calls by family and name, which is empty if a call cannot be "
         "parsed. Newer services may have further families.",
     )
 
@@ -242,17 +210,11 @@ class ToolsScore(Score):
 class PidGains(Request):
     """The gains of a PID controller; `eta` is that of its integral."""
 
-    kp: FiniteFloat = Field(
-        2.0, ge=0, le=1e3, description="Of the smoothed difference of mean cost and budget."
-    )
+    kp: FiniteFloat = Field(2.0, ge=0, le=1e3, description="Of the smoothed cost minus budget.")
     kd: FiniteFloat = Field(0.0, ge=0, le=1e3, description="Of the rise of the smoothed cost.")
-    error_smoothing: Smoothing = Field(
-        0.9, description="Weight of the old value, for the difference."
-    )
-    cost_smoothing: Smoothing = Field(0.0, description="Weight of the old value, for the cost.")
-    derivative_delay: int = Field(
-        1, ge=1, le=1_000, description="Updates over which the rise of the cost is measured."
-    )
+    error_smoothing: Smoothing = Field(0.9, description="Weight of the old value, for `kp`.")
+    cost_smoothing: Smoothing = Field(0.0, description="Weight of the old value, for `kd`.")
+    derivative_delay: int = Field(1, ge=1, le=1_000, description="Updates that a rise is of.")
 
 
 class BudgetOptions(Request):
@@ -269,16 +231,9 @@ class BudgetOptions(Request):
         "proportional and a derivative term.",
     )
     pid: PidGains = Field(PidGains(), description="Gains, for `controller: pid`.")
-    every: int = Field(
-        1,
-        ge=1,
-        le=1_000_000,
-        description="Steps whose mean cost makes one update of the multiplier.",
-    )
-    parts: int | None = Field(
+    every: int = Field(1, ge=1, le=1_000_000, description="Steps that make one update together.")
+    parts: Annotated[int, Field(ge=1, le=65_536)] | None = Field(
         None,
-        ge=1,
-        le=65_536,
         description="Parts in which the costs of a step arrive: the step is closed with the last "
         "one. Null: it is closed when a part of a later step arrives.",
     )
@@ -334,25 +289,17 @@ class BudgetCheckpoint(Response):
 
 
 class BudgetRequest(BudgetOptions):
-    """`PUT /budgets/{run}`: create a budget, or change its options.
+    """`PUT /budgets/{run}`: create a budget, or change its options; its multiplier stays."""
 
-    The multiplier of an existing budget stays, so a trainer that starts again may send the same
-    request.
-    """
-
-    checkpoint: BudgetCheckpoint | None = Field(
-        None, description="To resume from the one of an earlier answer; later steps count again."
-    )
+    checkpoint: BudgetCheckpoint | None = Field(None, description="To resume from; see `Budget`.")
     attempt: str | None = ATTEMPT
 
     @model_validator(mode="after")
     def _has_a_checkpoint_in_range(self) -> Self:
-        if self.checkpoint is not None:
-            multiplier, window = self.checkpoint.multiplier, self.checkpoint.window
-            sums = window.model_dump().values()
-            own = multiplier.model_dump(exclude={"past_costs"}).values()
-            numbers = (*own, *multiplier.past_costs, *sums)
-            if any(abs(number) >= MAX_SUM for number in (*numbers, self.checkpoint.updates)):
+        if (checkpoint := self.checkpoint) is not None:
+            multiplier, sums = dict(checkpoint.multiplier), dict(checkpoint.window).values()
+            numbers = (*multiplier.pop("past_costs"), *multiplier.values(), *sums)
+            if any(abs(number) >= MAX_SUM for number in (*numbers, checkpoint.updates)):
                 raise ValueError(f"checkpoint: give numbers below {MAX_SUM:g}")
         return self
 
@@ -365,18 +312,15 @@ class BudgetUpdateRequest(Request, json_schema_extra={"oneOf": [_COSTS, _MEAN_CO
     """`POST /budgets/{run}/update`: the costs of a step, or of a part of it."""
 
     step: Step = Field(description="Step of the training run.")
-    part: Name = Field(
-        description="Name of the part, e.g. of the worker, unique in its step. A part that is sent "
-        "again is counted once."
-    )
+    part: Name = Field(description="E.g. of a worker; sent again, it is counted once.")
     attempt: str | None = ATTEMPT
     costs: Annotated[list[Cost], Field(fail_fast=True)] | None = Field(
-        None, min_length=1, max_length=MAX_COSTS, description="The cost of each answer."
+        None, min_length=1, max_length=65_536, description="The cost of each answer."
     )
     mean_cost: Cost | None = Field(None, description="Their mean, instead; needs `count`.")
     count: int | None = Field(None, ge=1, le=1_000_000_000, description="Number of answers.")
     mean_task_reward: FiniteFloat | None = Field(
-        None, ge=-1e9, le=1e9, description="Mean task reward of these answers, for monitoring."
+        None, ge=-1e9, le=1e9, description="Of these answers, for monitoring."
     )
 
     @model_validator(mode="after")
@@ -399,8 +343,8 @@ class _BudgetMeans(
     violation: float | None = Field(None, description="The mean cost minus the budget.")
     warning: str | None = Field(
         None,
-        description="Why the budget cannot be reached, or is not yet reached: the mean cost of "
-        "about the last 100 updates is some 10% off. Null: it is met, or it is too early to know.",
+        description="Why the budget cannot be reached, or is not yet: the mean cost of about the "
+        "last 100 updates is some 10% off. Null: it is met, or it is too early to know.",
     )
 
 
@@ -419,3 +363,39 @@ class Budget(_BudgetMeans):
     open_parts: int = Field(0, description="Number of these parts.")
     options: BudgetOptions = Field(description="As they were sent.")
     checkpoint: BudgetCheckpoint = Field(description="To resume from, by `PUT`.")
+
+
+_FIELDS = ToolsRequest.model_fields.keys() - {"response"}
+
+
+def fields_of_truth(ground_truth: Any, row: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the fields of a request that a ground truth of a trainer's dataset stands for.
+
+    Args:
+        ground_truth: The correct answer; or an object with it as `ground_truth` and further fields,
+            or the JSON of that as text. Fields that a request does not have are left out.
+        row: Further fields, used where the object does not have them.
+    """
+    found = parsed(ground_truth)
+    is_object = isinstance(found, Mapping) and "ground_truth" in found
+    found = {**(row or {}), **(found if is_object else {"ground_truth": ground_truth})}
+    fields = given(found, _FIELDS)
+    return {**fields, "tools": _as_tools(fields["tools"])} if "tools" in fields else fields
+
+
+def _as_tools(tools: Any) -> Any:
+    """Return the tools of a row, maybe JSON as text, as `ToolsRequest` has them.
+
+    A tool is an object, or one with it as `function`, as in OpenAI's interface; or its name.
+    """
+    tools = plain(parsed(tools))
+    return [_as_tool(each) for each in tools] if isinstance(tools, list) else tools
+
+
+def _as_tool(tool: Any) -> Any:
+    match tool:
+        case {"function": dict(described)} | dict(described):
+            schema = parsed(described.get("parameters"))
+            found = given(described, ("name", "description"))
+            return {**found, "parameters": schema} if isinstance(schema, dict) else found
+    return {"name": tool} if isinstance(tool, str) else tool

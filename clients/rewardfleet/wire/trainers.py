@@ -4,7 +4,7 @@ Unknown fields are ignored, or returned where the format says so. What a policy 
 scored; what the caller wrote may be invalid.
 """
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, FiniteFloat, JsonValue, RootModel, model_validator
 
@@ -35,20 +35,17 @@ class IgnoredRequest(ForeignRequest):
 class OpenRlhfRequest(ForeignRequest):
     """Samples of OpenRLHF; it sends lists of one, and before 0.11.1 also empty ones."""
 
-    query: list[str | None] = Field(
-        max_length=MAX_BATCH_ITEMS,
-        description="Prompt and response, decoded with special tokens. Null: no answer.",
+    query: Annotated[list[str | None], Field(max_length=MAX_BATCH_ITEMS)] = Field(
+        description="Prompt and response, decoded with special tokens. Null: no answer."
     )
     prompts: list[str] = Field(description="The prompts, with which the queries begin.")
     labels: list[JsonValue] = Field(description="The ground truths: one per query.")
 
     @model_validator(mode="after")
     def _are_of_one_length(self) -> Self:
-        if not len(self.query) == len(self.prompts) == len(self.labels):
-            raise ValueError(
-                f"give one prompt and one label per query (got {len(self.query)}, "
-                f"{len(self.prompts)} and {len(self.labels)})"
-            )
+        counts = [len(self.query), len(self.prompts), len(self.labels)]
+        if len({*counts}) > 1:
+            raise ValueError(f"give one prompt and one label per query (got {counts})")
         return self
 
 
@@ -58,9 +55,8 @@ class OpenRlhfResponse(Response):
     rewards: list[FiniteFloat] = Field(description="The scores.")
     scores: list[FiniteFloat] = Field(description="The same, which OpenRLHF filters by.")
     extra_logs: dict[str, list[FiniteFloat]] = Field(
-        description="By name, for OpenRLHF's log: the components that all scores have, their "
-        "details as `details/NAME`, and for each cause of the service whether it is a score's "
-        "(1 or 0), as `cause/wrong_answer`."
+        description="For OpenRLHF's log: the components that all scores have, their details as "
+        "`details/NAME`, and as `cause/NAME` whether a score has a cause of the service (1 or 0)."
     )
 
 
@@ -83,8 +79,7 @@ class GymResponse(ForeignRequest, extra="allow"):
     """What the policy answered, in the format of OpenAI's responses."""
 
     output: list[dict[str, JsonValue]] = Field(
-        description="Items. The texts of the assistant's messages are the response; for the tools "
-        "service, with its items `function_call`."
+        description="Items: the assistant's messages; for the tools service, `function_call` too."
     )
 
     @property
@@ -119,12 +114,8 @@ class GymVerifyResponse(BaseModel, extra="allow"):
     reward: FiniteFloat = Field(description="The score. 0 if the sample is masked.")
     reward_components: dict[str, FiniteFloat] = Field({}, description="Addends of the reward.")
     reward_details: dict[str, FiniteFloat | str] = Field({}, description="Other figures, by name.")
-    reward_cause: str | None = Field(
-        None, description="Why the reward is below its maximum; see docs/reference/causes.md."
-    )
-    mask_sample: bool = Field(
-        False, description="Whether there is no reward; so is `instance_config.mask_sample`."
-    )
+    reward_cause: str | None = Field(None, description="See docs/reference/causes.md.")
+    mask_sample: bool = Field(False, description="No reward; so is `instance_config.mask_sample`.")
     failure_kind: str | None = Field(None, description="NeMo Gym's name of the failure.")
     failure_reason: str | None = Field(None, description="Why there is no reward.")
 
@@ -157,9 +148,7 @@ class GymMetricsRequest(ForeignRequest):
 class GymMetrics(Response):
     """Metrics of an agent's rollouts. Masked samples do not count."""
 
-    agent_metrics: dict[str, FiniteFloat] = Field(
-        description="`mean/reward`, and `masked`: the share of samples that are masked."
-    )
+    agent_metrics: dict[str, FiniteFloat] = Field(description="`mean/reward`, and share `masked`.")
     key_metrics: dict[str, FiniteFloat] = Field(description="`mean/reward`.")
     group_level_metrics: list[dict[str, JsonValue]] = Field([], description="Always empty.")
 
@@ -184,7 +173,5 @@ class OpenEnvResult(Response):
     observation: dict[str, JsonValue] = Field(
         description="After a step `status`, `components`, `details` and `cause` of the score."
     )
-    reward: FiniteFloat | None = Field(
-        None, description="The score; null after a reset, and if the judge abstained."
-    )
+    reward: FiniteFloat | None = Field(None, description="Null after a reset or an abstention.")
     done: bool = Field(description="Whether the episode is over: after the first step.")

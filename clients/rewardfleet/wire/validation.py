@@ -26,12 +26,8 @@ def validate(model: type[ModelT], data: object, *, prefix: str = "") -> ModelT:
 
     Tables have such nulls: they give each object the keys of all rows.
 
-    Args:
-        data: A mapping, or an instance of the model.
-        prefix: Starts the message of an error, e.g. `backend_kwargs: `.
-
     Raises:
-        InvalidRequest: The data is not valid.
+        InvalidRequest: The data is not valid. The message starts with `prefix`.
     """
     first: ValidationError | None = None
     for _ in range(_MOST_PASSES):
@@ -75,11 +71,7 @@ def validate_json(
 
 
 def read_lines(path: Path, model: type[ModelT]) -> Iterator[tuple[int, ModelT | str]]:
-    """Yield the number of each line of JSON, and its value or why it is none.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+    """Yield the number of each line of JSON in a file, and its value or why it is none."""
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if line.strip():
             try:
@@ -185,11 +177,7 @@ def _is_encoded(model: BaseModel, field: str) -> bool:
 
 
 def format_validation_error(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """Return what was wrong with the input of a model, and what is accepted, as sentences.
-
-    Args:
-        model: The model; the message about an unknown field lists its fields.
-    """
+    """Return what was wrong with the input of a model, and what is accepted, as sentences."""
     return join_errors(error, lambda each: _format_one(each, model))
 
 

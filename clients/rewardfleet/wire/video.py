@@ -1,4 +1,4 @@
-"""`POST /score` and `POST /score/batch` of the video service."""
+"""`POST /score`, `/score/batch` and `/rlinf/score` of the video service."""
 
 from collections.abc import Sequence
 from typing import Annotated, Self
@@ -14,6 +14,7 @@ from .score import (
     STEP_LABEL,
     UID_LABEL,
     FiniteJson,
+    ForeignRequest,
     Health,
     JsonSchema,
     Request,
@@ -29,29 +30,24 @@ INPUTS = (*JSON_INPUTS, "frames")
 #: The fields that a form does not have, as its file replaces them.
 FILE_REPLACES = (*INPUTS, "fps")
 
-#: A task: what the robot was to do.
 TaskText = Annotated[str, Field(min_length=1, max_length=4096)]
-#: The path of a video file on the server.
+JudgeName = Annotated[str, Field(max_length=200)]
 VideoPath = Annotated[
     str, Field(min_length=1, max_length=4096, json_schema_extra={"pattern": "^[^\\x00]*$"})
 ]
+_HTTPS: JsonSchema = {"pattern": "^[hH][tT][tT][pP][sS]://[^/?#@]+([/?#]|$)"}
+VideoUrl = Annotated[str, Field(min_length=1, max_length=4096, json_schema_extra=_HTTPS)]
 #: The latest time in a video file, in seconds: a day.
 MAX_SECONDS = 86_400.0
-#: How many frames a judge sees.
 FrameCount = Annotated[int, Field(ge=1, le=128)]
-#: The most pixels per frame.
 MaxPixels = Annotated[int, Field(ge=784, le=1_605_632)]
 
 
 def sample_indices(total: int, count: int) -> tuple[int, ...]:
-    """Return `count` indices spread evenly over `total` frames, including the first and the last.
+    """Return `count` (1 or more) indices spread evenly over `total` (0 or more) frames.
 
-    If there are at most `count` frames, return all of them; for a count of 1 the last, as it shows
-    how the rollout ended.
-
-    Args:
-        total: Number of frames, 0 or more.
-        count: Number of indices, 1 or more.
+    The first and the last are among them; of a count of 1 the last, as it shows how the rollout
+    ended. If there are at most `count` frames, all of them are.
     """
     if total <= count:
         return tuple(range(total))
@@ -74,6 +70,10 @@ _BASE64: JsonSchema = {
 }
 
 
+_Image = Annotated[bytes, Field(json_schema_extra=_BASE64)]
+Images = Annotated[list[_Image], Field(min_length=1, max_length=MAX_FRAMES_SENT)]
+
+
 def _only(name: str) -> JsonSchema:
     """Return the schema of requests with one of the inputs, where null is no input."""
     others: JsonSchema = {each: {"type": "null"} for each in JSON_INPUTS if each != name}
@@ -91,55 +91,34 @@ class VideoRequest(Request, json_schema_extra={"oneOf": [*map(_only, JSON_INPUTS
         description="A video file on the server, under one of its `--video-root` folders; a "
         "relative path is looked up in each of them.",
     )
-    video_base64: bytes | None = Field(
+    video_base64: Annotated[bytes, Field(min_length=1)] | None = Field(
         None,
-        min_length=1,
         description="A video file (mp4, mov, mkv, webm or avi), in base64.",
         json_schema_extra=_BASE64,
     )
-    video_url: str | None = Field(
-        None,
-        min_length=1,
-        max_length=4096,
-        json_schema_extra={"pattern": "^[hH][tT][tT][pP][sS]://[^/?#@]+([/?#]|$)"},
-        description="An https URL of a video file, on a host that the service allows with "
-        "`video_url_host`.",
+    video_url: VideoUrl | None = Field(
+        None, description="An https URL of a video file, on a host that `video_url_host` allows."
     )
-    frames_base64: list[Annotated[bytes, Field(json_schema_extra=_BASE64)]] | None = Field(
-        None,
-        min_length=1,
-        max_length=MAX_FRAMES_SENT,
-        description="The frames in order, each a JPEG or PNG in base64, all of one size.",
+    frames_base64: Images | None = Field(
+        None, description="The frames in order, each a JPEG or PNG in base64, all of one size."
     )
     #: Not in the schema of JSON bodies.
     frames: SkipJsonSchema[Frames | None] = Field(
         None, description=f"The shape of raw frames, in a body of the type `{FRAMES_TYPE}`."
     )
     fps: FiniteFloat | None = Field(
-        None,
-        gt=0,
-        le=1000,
-        description="Frames per second of `frames_base64` or `frames`. Video files contain their "
-        "own rate.",
+        None, gt=0, le=1000, description="Frames per second of `frames_base64` or `frames`."
     )
-    start_s: FiniteFloat | None = Field(
+    start_s: Annotated[FiniteFloat, Field(ge=0, le=MAX_SECONDS)] | None = Field(
         None,
-        ge=0,
-        le=MAX_SECONDS,
         description="The part of a video file that is judged begins with the frame that is shown "
-        "at this time, in seconds. Only this part is decoded, from the keyframe before it on. "
-        "Null: with the first frame.",
+        "at this time, in seconds. Only this part is decoded, from the keyframe before it on.",
     )
-    end_s: FiniteFloat | None = Field(
-        None,
-        gt=0,
-        le=MAX_SECONDS,
-        description="The part ends before the frame that is shown at this time, in seconds. Null: "
-        "with the last frame.",
+    end_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_SECONDS)] | None = Field(
+        None, description="The part ends before the frame that is shown at this time, in seconds."
     )
-    sha256: str | None = Field(
+    sha256: Annotated[str, Field(pattern="^[0-9a-fA-F]{64}$")] | None = Field(
         None,
-        pattern="^[0-9a-fA-F]{64}$",
         description="SHA-256 of the video file, of the images of `frames_base64` one after "
         "another, or of the pixels of `frames`, in hex. Content that has another one is refused.",
     )
@@ -147,9 +126,7 @@ class VideoRequest(Request, json_schema_extra={"oneOf": [*map(_only, JSON_INPUTS
     max_pixels: MaxPixels = Field(
         200_704, description="Larger frames are scaled down to these pixels (height times width)."
     )
-    backend: str | None = Field(
-        None, max_length=200, description="Name of the judge; null for the service's default."
-    )
+    backend: JudgeName | None = Field(None, description="The judge; null: the service's default.")
     backend_kwargs: dict[str, FiniteJson] = Field(
         default_factory=dict, description="Options of the judge, e.g. `score_mode`."
     )
@@ -212,16 +189,35 @@ class VideoScore(Score):
     cause: VideoCause | ErrorKind | str | None = cause_field()
     model_output: str = Field("", description="The judge's text output.")
     suspicions: list[str] = Field(default_factory=list, description="Faults of the recording.")
-    curve: Curve | None = Field(
-        None,
-        description="Values after prefixes: K with `backend_kwargs: {curve: K}`; some "
-        "judges always report them.",
-    )
+    curve: Curve | None = Field(None, description="Of K prefixes: `backend_kwargs: {curve: K}`.")
     references: list[NearestReference] = Field(
         default_factory=list,
         description="Of the judge `reference`: the nearest frame in which the task is done, then "
         "the nearest other one.",
     )
+
+
+class RlinfRequest(ForeignRequest):
+    """`POST /rlinf/score`: a clip in the format of the original LIBERO server, of RLinf-RLAIF."""
+
+    task_text: TaskText = Field(description="The task: what the robot was to do.")
+    video_path: VideoPath = Field(description="A video file on the server.")
+    nframes: FrameCount = Field(16, description="Number of frames that the judge sees.")
+    max_pixels: MaxPixels = Field(200_704, description="The most pixels per frame.")
+    backend: JudgeName | None = Field(None, description="The judge; null: the default.")
+    backend_kwargs: dict[str, FiniteJson] = Field({}, description="Its options: `score_mode`, …")
+
+
+class RlinfScore(Response):
+    """A score; there is always one, as this format has no place for a missing one."""
+
+    score: FiniteFloat = Field(
+        ge=0, le=1, description="The judge's score, or after an abstention that of `--abstention`."
+    )
+    model_output: str = Field(description="The judge's text output.")
+    backend: str = Field(description="The judge that answered.")
+    abstained: bool = Field(description="Whether the judge abstained: `score` is no judgment.")
+    cause: VideoCause | None = Field(None, description="Why it abstained, or gives less than 1.")
 
 
 class VideoHealth(Health):

@@ -3,6 +3,7 @@
 Services and the gateway use this table; docs/wire-formats.md has it as well.
 """
 
+import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ RESERVED_SECONDS = 20.0
 #: NeMo Gym's paths have it in front of them if its `observability_enabled` is set.
 _GYM_PREFIX = re.compile(r"\A/ng-rollout/[^/]+(?=/)")
 
-#: By path.
 _WAITS: Mapping[str, Waits] = {
     # verl and SkyRL-Agent wait for 30 s, and repeat a 504 only.
     "/run_code": Waits(25.0, 28.0, DeadlineExceeded),
@@ -53,3 +53,13 @@ def without_gym_prefix(path: str) -> str:
 def waits_at(path: str) -> Waits | None:
     """Return how long requests for a path may wait; None if they may not."""
     return _WAITS.get(without_gym_prefix(path))
+
+
+def backoff_with_jitter(nth: int, first_s: float, max_s: float) -> float:
+    """Return the seconds to wait before retry `nth` (1, 2, …), at random ("full jitter").
+
+    They are at most `first_s`, doubled each time, up to `max_s`. Source: Marc Brooker, Exponential
+    Backoff And Jitter, AWS Architecture Blog (2015).
+    """
+    longest = min(max_s, first_s * 2.0 ** min(nth - 1, 10))
+    return random.uniform(0, longest)  # noqa: S311 - spreads load, guards no secret

@@ -16,8 +16,8 @@ from rewardfleet.wire.tools import (
     BudgetUpdateRequest,
     ToolsRequest,
     ToolsScore,
+    fields_of_truth,
 )
-from rewardfleet.wire.tools_rows import fields_of_truth
 from rewardfleet.wire.validation import validate
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route, run_of

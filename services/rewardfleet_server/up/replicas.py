@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from rewardfleet.wire.backoff import backoff_with_jitter
+from rewardfleet.wire.waiting import backoff_with_jitter
 
 from . import timeouts
 

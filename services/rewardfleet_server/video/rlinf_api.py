@@ -13,9 +13,8 @@ from prometheus_client import Counter
 
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet.wire.errors import NotFound
-from rewardfleet.wire.rlinf import RlinfRequest, RlinfScore
 from rewardfleet.wire.validation import validate, validate_json
-from rewardfleet.wire.video import VideoRequest, VideoScore
+from rewardfleet.wire.video import RlinfRequest, RlinfScore, VideoRequest, VideoScore
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route
 from rewardfleet_server.observe.telemetry import RequestContext

@@ -23,10 +23,10 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from rewardfleet.wire.backoff import backoff_with_jitter
 from rewardfleet.wire.errors import BackendFailed, Unavailable
 from rewardfleet.wire.optional_imports import require
 from rewardfleet.wire.score import Timing
+from rewardfleet.wire.waiting import backoff_with_jitter
 from rewardfleet_server.code.settings import CodeSettings
 from rewardfleet_server.observe.tracing import stage
 

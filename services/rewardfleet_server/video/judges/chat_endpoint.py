@@ -9,8 +9,8 @@ import httpx
 from pydantic import BaseModel, Field, JsonValue, ValidationError
 
 from rewardfleet.tls import certificate_problem, tls_context
-from rewardfleet.wire.backoff import backoff_with_jitter
 from rewardfleet.wire.errors import BackendFailed, Unavailable
+from rewardfleet.wire.waiting import backoff_with_jitter
 from rewardfleet_server.observe.tracing import trace_headers
 
 from .labels import Position
