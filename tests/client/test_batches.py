@@ -45,23 +45,13 @@ def numbers(scores: list[rewardfleet.VideoScore]) -> list[int]:
     return [round(score.score * 1e6) for score in scores]
 
 
-@pytest.mark.slow
-async def test_a_large_batch_is_split_sent_concurrently_and_joined_in_order(serve: Serve):
-    judges = NumberJudge(), NumberJudge()
-    urls = [str(serve(judge).base_url) for judge in judges]
-    async with RewardFleet(video=urls) as fleet:
-        scores = await fleet.video.score_batch(requests(700))
-    assert numbers(scores) == list(range(700))
-    assert [score.model_output for score in scores] == [f"task {i}" for i in range(700)]
-    assert sorted(judges[0].judged + judges[1].judged) == list(range(700)), "each item is sent once"
-    assert min(len(judge.judged) for judge in judges) > 200, "both replicas get items"
-
-
-async def test_no_part_has_more_items_than_a_service_accepts(replica):
-    only = await replica()
-    async with RewardFleet(video=only.url, max_concurrency=2000) as fleet:
+async def test_a_large_batch_is_split_sent_to_all_replicas_and_joined_in_order(replica):
+    both = [await replica(), await replica()]
+    async with RewardFleet(video=[each.url for each in both], max_concurrency=2000) as fleet:
         assert numbers(await fleet.video.score_batch(requests(600))) == list(range(600))
-    assert sorted(len(request.items) for request in only.received) == [88, 256, 256]
+    sizes = sorted(len(request.items) for each in both for request in each.received)
+    assert sizes == [88, 256, 256], "no more than a service accepts, and each item once"
+    assert all(each.received for each in both)
 
 
 async def test_no_part_has_more_bytes_than_the_limit(replica, monkeypatch):
@@ -210,18 +200,13 @@ async def test_single_calls_are_sent_as_batches_and_get_their_own_results(replic
     assert sum(len(request.items) for request in only.received) == 150
 
 
-async def test_without_coalescing_each_call_is_a_request(replica):
+@pytest.mark.parametrize(("coalesce_s", "calls"), [(0.0, 20), (0.001, 1)])
+async def test_a_call_without_others_is_sent_as_a_single_request(replica, coalesce_s, calls):
     only = await replica()
-    async with RewardFleet(video=only.url) as fleet:
-        await asyncio.gather(*(score(fleet, number) for number in range(20)))
-    assert [request.path for request in only.received] == ["/score"] * 20
-
-
-async def test_a_batch_of_one_call_is_sent_as_a_single_request(replica):
-    only = await replica()
-    async with coalescing(only.url, coalesce_s=0.001) as fleet:
-        assert numbers([await score(fleet, 4)]) == [4]
-    assert [request.path for request in only.received] == ["/score"]
+    async with coalescing(only.url, coalesce_s=coalesce_s) as fleet:
+        scores = await asyncio.gather(*(score(fleet, number) for number in range(calls)))
+    assert numbers(scores) == list(range(calls))
+    assert [request.path for request in only.received] == ["/score"] * calls
 
 
 async def test_a_coalesced_result_equals_a_single_one(serve: Serve):

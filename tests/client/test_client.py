@@ -167,17 +167,13 @@ async def test_a_missing_reward_is_raised_or_replaced_with_a_warning(
     client = serve(judge)
     requests = [video_request(TASK, frames)]
     async with fleet_of(client) as fleet:
-        with pytest.raises((rewardfleet.Abstained, rewardfleet.BackendFailed)):
-            await fleet.video.reward(TASK, frames)
-        with pytest.raises((rewardfleet.Abstained, rewardfleet.BackendFailed)):
-            await fleet.video.rewards(requests)
+        for call in (fleet.video.reward(TASK, frames), fleet.video.rewards(requests)):
+            with pytest.raises((rewardfleet.Abstained, rewardfleet.BackendFailed)):
+                await call
     for constant in (math.nan, -1.0):
         caplog.clear()
         async with fleet_of(client, on_failure=constant) as fleet:
-            rewards = [
-                await fleet.video.reward(TASK, frames),
-                *await fleet.video.rewards(requests),
-            ]
+            rewards = [await fleet.video.reward(TASK, frames), *await fleet.video.rewards(requests)]
         assert rewards == pytest.approx([constant] * 2, nan_ok=True)
         assert caplog.text.count("no reward") == 2, "one warning each"
 

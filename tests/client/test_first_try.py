@@ -42,6 +42,9 @@ async def result_of(call: Callable[[], Any]) -> Any:
 #: What is wrong, and what the message says.
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: RewardFleet(code=5), "code: give a URL such as http://127.0.0.1:18081, not '5'"),
+    (lambda: RewardFleet([]), "url: give one URL or more"),
+    (lambda: RewardFleet(video=[]), "video: give one URL or more"),
+    (RewardFleet, "give the URL of a fleet, or of a service"),
     (lambda: RewardFleet(URL, timeout=5), "timeout; did you mean timeout_s?"),
     (lambda: RewardFleet(URL, timeout_s="5"), "timeout_s: give seconds above 0, not '5'"),
     (lambda: RewardFleet(URL, run=7), "run: give a text, not int"),
@@ -58,10 +61,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: code(tests=stdio(["", "5"])), "cases.0: Input should be an object with stdin, stdout"),
     (lambda: code(program="print(5)"), "another name of `revision`"),
     (lambda: video_request("task", 5), "clip: give a path, the bytes"),
-    (
-        lambda: video_request(FRAMES, "task"),
-        "task_text: Input should be a valid string (got array(",
-    ),
+    (lambda: video_request(FRAMES, ""), "task_text: Input should be a valid string (got array("),
     (lambda: batch(code()), "give a list of 1 item or more"),
     (lambda: batch(5), "give a list of 1 item or more"),
     (lambda: batch([5]), "items.0: give a request, or the arguments of `score`"),

@@ -1,11 +1,8 @@
 """One URL for all services of a fleet."""
 
-import asyncio
-import pickle
-
 import pytest
 
-from rewardfleet import InvalidRequest, NotFound, RewardFleet, Unavailable, blocking
+from rewardfleet import InvalidRequest, NotFound, RewardFleet
 from rewardfleet_server.testing import FakeJudge
 
 from ..conftest import LONG_CLIP, Serve
@@ -23,16 +20,6 @@ async def test_one_url_leads_to_every_service(serve: Serve, code_url: str):
             async with RewardFleet(base_url) as fleet:
                 assert (await fleet.video.health()).status == "ok"
                 assert await fleet.code.reward("print(1)", TESTS) == 1
-
-
-def test_both_clients_take_one_url_and_can_be_pickled(code_url: str):
-    async def use(fleet: RewardFleet) -> float:
-        async with fleet:
-            return await fleet.code.reward("print(1)", TESTS)
-
-    with fleet_of(code=code_url) as url, blocking.RewardFleet(url) as fleet:
-        assert fleet.code.reward("print(1)", TESTS) == 1
-        assert asyncio.run(use(pickle.loads(pickle.dumps(RewardFleet(url))))) == 1
 
 
 async def test_a_keyword_replaces_the_service_of_the_fleet(serve: Serve, code_url: str):
@@ -53,11 +40,8 @@ async def test_a_service_that_the_fleet_does_not_have_is_named(code_url: str):
 async def test_a_single_service_is_a_fleet_of_one(serve: Serve, code_url: str):
     async with RewardFleet(code_url, on_failure=0.0) as fleet:
         assert await fleet.code.reward("print(1)", TESTS) == 1
-        expected = "is the code service, not the video service"
-        with pytest.raises(InvalidRequest, match=expected):
+        with pytest.raises(InvalidRequest, match="is the code service, not the video service"):
             await fleet.video.reward(TASK, LONG_CLIP.read_bytes())
-        with pytest.raises(InvalidRequest, match=expected):
-            await fleet.video.health()
 
 
 async def test_what_a_service_does_not_find_is_no_wrong_url(serve: Serve):
@@ -80,15 +64,7 @@ async def test_a_failure_of_the_gateway_is_retried(replica):
     gateway: ScriptedReplica = await replica(recovering)
     async with RewardFleet(gateway.url) as fleet:
         assert await fleet.video.reward(TASK, "clip.mp4") == 1
-    assert [each.path for each in gateway.received if each.path == "/video/score"] == [
-        "/video/score"
-    ] * 3
-
-
-async def test_a_fleet_that_does_not_run_is_unavailable():
-    async with RewardFleet("http://127.0.0.1:1", timeout_s=0.5) as fleet:
-        with pytest.raises(Unavailable, match="127.0.0.1:1/video"):
-            await fleet.video.score(TASK, "clip.mp4")
+    assert sum(each.path == "/video/score" for each in gateway.received) == 3
 
 
 @pytest.mark.parametrize(
@@ -102,17 +78,3 @@ def test_an_invalid_url_of_a_fleet_is_refused(url: str):
             RewardFleet(given)
         with pytest.raises(ValueError, match="video: give a URL"):
             RewardFleet(video=given)
-
-
-def test_no_url_is_refused():
-    with pytest.raises(ValueError, match="url: give one URL or more"):
-        RewardFleet([])
-    with pytest.raises(ValueError, match="video"):
-        RewardFleet(video=[])
-    with pytest.raises(ValueError, match="give the URL of a fleet, or of a service"):
-        RewardFleet()
-
-
-def test_a_service_without_a_url_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="give video=..., or the URL of a fleet"):
-        _ = RewardFleet(code="http://127.0.0.1:1").video

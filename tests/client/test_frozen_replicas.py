@@ -1,48 +1,14 @@
 """Replicas that stop answering: their calls move to the others, before the deadline."""
 
 import asyncio
-import base64
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 
 from rewardfleet import RewardFleet
 from rewardfleet.http import replicas
-from rewardfleet_server.up.settings import free_port
 
-from ..conftest import image_base64
 from ..measure import Stopwatch
-from ..running import own_environment, running
 from .conftest import Reply, healthy, holding, refusal, score_number, until
-
-IMAGE = base64.b64decode(image_base64())
-
-#: Serves video with a judge whose score is in the task, after some milliseconds.
-PROGRAM = """
-import asyncio, sys
-from contextlib import asynccontextmanager
-from rewardfleet_server.serve import Server
-from rewardfleet_server.observe.logs import configure_logging
-from rewardfleet_server.testing import FakeJudge
-from rewardfleet_server.video.app import create_app
-from rewardfleet_server.video.judges import Judgment
-from rewardfleet_server.video.settings import VideoSettings
-
-class Numbers(FakeJudge):
-    async def judge(self, task_text, clip, backend_kwargs):
-        await asyncio.sleep(0.01)
-        return Judgment(int(task_text.split()[-1]) / 1e6, "")
-
-configure_logging("info")
-settings = VideoSettings(port=int(sys.argv[1]))
-Server(create_app(settings, {"numbers": Numbers()}), settings).run()
-"""
 
 
 async def test_a_stateful_call_to_a_frozen_replica_is_sent_again_unchanged(replica):
@@ -94,38 +60,23 @@ async def test_a_long_retry_after_rests_a_replica_for_a_limited_time(
                 await score_number(fleet, 1)
 
 
-@contextmanager
-def services(count: int, folder: Path) -> Iterator[list[tuple[subprocess.Popen[bytes], str]]]:
-    """Start real services; yield their processes and URLs."""
-    with ExitStack() as stack:
-        started = []
-        for number in range(count):
-            url = f"http://127.0.0.1:{(port := free_port())}"
-            command, log = [sys.executable, "-c", PROGRAM, port], folder / f"{number}.log"
-            program = running(command, f"{url}/readyz", log=log, env=own_environment())
-            started.append((stack.enter_context(program), url))
-        yield started
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-async def test_no_call_is_lost_while_a_replica_is_frozen(tmp_path):
-    """100 calls to two processes, one of which is stopped; it is used again once it goes on."""
-    with services(2, tmp_path) as ((stopped, first), (_, second)):
-        urls = [first, second]
-        async with RewardFleet(video=urls, timeout_s=12) as fleet:
-            numbers = iter(range(100))
+async def test_no_call_is_lost_while_a_replica_is_frozen(replica):
+    """It is used again once it goes on; tests/chaos freezes processes."""
+    thawed = asyncio.Event()
+    first, second = await replica(), await replica()
+    async with RewardFleet(video=[first.url, second.url], timeout_s=6) as fleet:
+        numbers = iter(range(100))
 
-            async def caller() -> None:
-                for number in numbers:
-                    if number == 20:
-                        os.kill(stopped.pid, signal.SIGSTOP)
-                    score = await fleet.video.score(f"task {number}", [IMAGE])
-                    assert round(score.score * 1e6) == number
+        async def caller() -> None:
+            for number in numbers:
+                if number == 20:
+                    first.script = holding(thawed)
+                assert await score_number(fleet, number) == number
 
-            await asyncio.gather(*(caller() for _ in range(8)))
-            os.kill(stopped.pid, signal.SIGCONT)
-            served = (tmp_path / "0.log").read_text().count("/score")
-            async with asyncio.timeout(60):
-                while (tmp_path / "0.log").read_text().count("/score") <= served + 8:
-                    await fleet.video.score("task 1", [IMAGE])
+        await asyncio.gather(*(caller() for _ in range(8)))
+        first.script, served = healthy, len(first.received)
+        thawed.set()
+        async with asyncio.timeout(60):
+            while len(first.received) <= served + 8:
+                await score_number(fleet, 1)

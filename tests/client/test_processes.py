@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -41,40 +43,18 @@ def test_the_calls_are_coroutine_functions_for_inspect():
 
 
 def test_a_fleet_and_its_calls_can_be_pickled(url: str):
-    """Before first use and after it; the copy opens its own connections."""
-    options = {"binary_reward": False, "coalesce_s": 0.001}
-    fleet = pickle.loads(pickle.dumps(RewardFleet(video=[url], **options)))
-
-    async def use(fleet: RewardFleet) -> float:
+    async def used(fleet: RewardFleet, reward: Callable[..., Any]) -> bytes:
         async with fleet:
-            return await pickle.loads(pickle.dumps(fleet.video.reward))("task", CLIP)
+            assert await reward("task", CLIP) == 0.75
+            return pickle.dumps((fleet, reward))
 
-    async def after_use() -> RewardFleet:
-        async with fleet:
-            await fleet.video.reward("task", CLIP)
-            return pickle.loads(pickle.dumps(fleet))
-
-    again = asyncio.run(after_use())
-    copied = again.video.reward
-
-    async def closing() -> float:
-        try:
-            return await copied("task", CLIP)
-        finally:
-            await again.aclose()
-
-    assert asyncio.run(closing()) == 0.75
+    fleet = RewardFleet(video=[url], binary_reward=False, coalesce_s=0.001)
+    pickled = pickle.dumps((fleet, fleet.video.reward))
+    for _ in range(2):  # before first use and after it
+        pickled = asyncio.run(used(*pickle.loads(pickled)))
 
 
-def test_a_blocking_fleet_and_its_calls_can_be_pickled(url: str):
-    with blocking.RewardFleet(video=url, binary_reward=False) as fleet:
-        for _ in range(2):
-            with pickle.loads(pickle.dumps(fleet)) as copied:
-                assert copied.video.reward("task", CLIP) == 0.75
-            assert fleet.video.reward("task", CLIP) == 0.75
-
-
-def test_copies_that_are_dropped_end_their_threads_and_connections(url: str):
+def test_pickled_copies_that_are_closed_or_dropped_end_their_threads_and_connections(url: str):
     """As in a pool of processes, where each task unpickles one."""
 
     def used() -> tuple[int, int]:
@@ -82,9 +62,12 @@ def test_copies_that_are_dropped_end_their_threads_and_connections(url: str):
         return len(threads), len(os.listdir("/proc/self/fd"))
 
     fleet = blocking.RewardFleet(video=url, binary_reward=False)
+    before = pickle.dumps(fleet)
     assert fleet.video.reward("task", CLIP) == 0.75
-    one, pickled = used(), pickle.dumps(fleet)
-    for _ in range(5):
+    one, after = used(), pickle.dumps(fleet)
+    for pickled in (before, after, after):
+        with pickle.loads(pickled) as copied:
+            assert copied.video.reward("task", CLIP) == 0.75
         reward = pickle.loads(pickled).video.reward
         assert reward("task", CLIP) == 0.75
     del reward
@@ -94,35 +77,21 @@ def test_copies_that_are_dropped_end_their_threads_and_connections(url: str):
     wait_until(lambda: used()[0] < one[0])
 
 
-on_each_loop = pytest.mark.parametrize("run_loop", [asyncio.run, uvloop.run])
-
-
-@on_each_loop
-def test_a_fleet_serves_several_event_loops_one_after_another(url: str, run_loop):
-    fleet = RewardFleet(video=url, coalesce_s=0.001)
-
-    async def use() -> float:
-        async with fleet:
-            scores = await asyncio.gather(*(fleet.video.score("task", CLIP) for _ in range(5)))
-            return scores[0].score
-
-    assert [run_loop(use()) for _ in range(3)] == [0.75] * 3
-
-
-@on_each_loop
-def test_event_loops_in_threads_may_share_a_fleet(url: str, run_loop):
-    fleet = RewardFleet(video=url)
+@pytest.mark.parametrize("run_loop", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("options", [{}, {"coalesce_s": 0.001}], ids=str)
+def test_event_loops_share_a_fleet_in_threads_and_one_after_another(url: str, run_loop, options):
+    fleet = RewardFleet(video=url, **options)
     together = threading.Barrier(4)
 
-    async def use() -> list[float]:
-        together.wait(30)
-        scores = [(await fleet.video.score("task", CLIP)).score for _ in range(5)]
-        await fleet.aclose()
-        return scores
+    async def use() -> set[float]:
+        async with fleet:
+            together.wait(30)
+            scores = await asyncio.gather(*(fleet.video.score("task", CLIP) for _ in range(5)))
+            return {each.score for each in scores}
 
     with ThreadPoolExecutor(4) as threads:
-        for scores in threads.map(lambda _: run_loop(use()), range(4)):
-            assert scores == [0.75] * 5
+        for scores in threads.map(lambda _: [run_loop(use()) for _ in range(3)], range(4)):
+            assert scores == [{0.75}] * 3
 
 
 def test_threads_may_share_a_blocking_fleet(url: str):

@@ -1,6 +1,7 @@
 """The rows of a table are those that were written to it, or are refused: of all services."""
 
 import csv
+import functools
 import json
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -29,33 +30,18 @@ _NESTED = st.dictionaries(_KEYS, _OBJECTS, max_size=2)
 
 def _record(required: Mapping[str, Any], **optional: Any) -> st.SearchStrategy[dict[str, Any]]:
     """Return objects of which each has some of the optional keys; other values are constants."""
-    fields = [
-        {
-            name: each if isinstance(each, st.SearchStrategy) else st.just(each)
-            for name, each in some
-        }
-        for some in (required.items(), optional.items())
-    ]
-    return st.fixed_dictionaries(fields[0], optional=fields[1])
+    always, some = ({n: _values(v) for n, v in each.items()} for each in (required, optional))
+    return st.fixed_dictionaries(always, optional=some)
 
 
-def _calls(arguments: str) -> st.SearchStrategy[Any]:
-    call = _record({"name": "f", arguments: _OBJECTS | _NESTED})
-    return st.lists(call, min_size=1, max_size=2)
+def _values(value: Any) -> st.SearchStrategy[Any]:
+    return value if isinstance(value, st.SearchStrategy) else st.just(value)
 
 
+_CASE = _record({"args": st.lists(_OBJECTS, min_size=1), "expected": _NESTED})
+_CASES = st.lists(_CASE, min_size=1, max_size=2)
 _FUNCTIONAL = _record(
-    {
-        "kind": "functional",
-        "fn_name": "f",
-        "cases": st.lists(
-            _record({"args": st.lists(_OBJECTS, min_size=1), "expected": _NESTED}),
-            min_size=1,
-            max_size=2,
-        ),
-    },
-    tolerance=0.5,
-    bool_is_int=True,
+    {"kind": "functional", "fn_name": "f", "cases": _CASES}, tolerance=0.5, bool_is_int=True
 )
 _STDIO = _record(
     {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1"}]}, checker="exact", tolerance=0.5
@@ -69,17 +55,15 @@ _PROGRAMS = _record(
     mode="all_pass",
 )
 _FAMILIES = st.dictionaries(_KEYS, st.sampled_from(["search", "other"]), max_size=2)
+_TRUTH = st.dictionaries(_KEYS, st.integers(0, 9)).map(
+    lambda each: f"<tool_call>{json.dumps({'name': 'f', 'parameters': each})}</tool_call>"
+)
+_CALL = _record({"name": "f", "arguments": _OBJECTS | _NESTED})
+_RESPONSE = st.lists(_CALL, min_size=1, max_size=2).map(
+    lambda calls: [{"role": "assistant", "content": None, "tool_calls": calls}]
+)
 _ANSWERS = _record(
-    {
-        "ground_truth": st.dictionaries(_KEYS, st.integers(0, 9)).map(
-            lambda each: (
-                "<tool_call>" + json.dumps({"name": "f", "parameters": each}) + "</tool_call>"
-            )
-        ),
-        "response": _calls("arguments").map(
-            lambda calls: [{"role": "assistant", "content": None, "tool_calls": calls}]
-        ),
-    },
+    {"ground_truth": _TRUTH, "response": _RESPONSE},
     tool_families=_FAMILIES,
     options=_record({}, cost="families", cost_weights=_record({}, search=2.0, other=3.0)),
 )
@@ -130,10 +114,8 @@ def _csv(rows: Rows, path: Path) -> None:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for each in rows for name in each)))
         writer.writeheader()
         for row in rows:
-            texts = {
-                n: each if isinstance(each, str) else json.dumps(each) for n, each in row.items()
-            }
-            writer.writerow(texts)
+            cells = row.items()
+            writer.writerow({n: c if isinstance(c, str) else json.dumps(c) for n, c in cells})
 
 
 def _duckdb(rows: Rows, path: Path) -> None:
@@ -159,12 +141,7 @@ def _datasets(rows: Rows, path: Path) -> None:
     found.to_parquet(str(path)) if path.suffix else found.save_to_disk(str(path))
 
 
-TABLES = {
-    "rows.parquet": _parquet,
-    "saved": _saved,
-    "rows.csv": _csv,
-    "json.parquet": _with_json,
-}
+TABLES = {"rows.parquet": _parquet, "saved": _saved, "rows.csv": _csv, "json.parquet": _with_json}
 if find_spec("duckdb"):
     TABLES |= {"duckdb.parquet": _duckdb}
 if find_spec("datasets"):
@@ -174,11 +151,7 @@ CANNOT = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
 
 @pytest.mark.parametrize("service", ROWS)
-@settings(
-    max_examples=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_table_gives_the_same_requests_or_refuses_them(
     service: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -215,11 +188,7 @@ _OPTIONAL = {
     "tools": {
         "ground_truth": [
             {"ground_truth": "<think>", "tool_families": {"f": "search"}},
-            {
-                "ground_truth": "<think>",
-                "options": {"cost": "families"},
-                "tool_families": {"g": "other"},
-            },
+            {"ground_truth": "<", "tool_families": {"g": "other"}, "options": {"cost": "families"}},
         ],
     },
     "episode": {
@@ -249,15 +218,10 @@ def test_what_one_row_does_not_have_is_absent(service: str, tmp_path: Path):
 
 def test_columns_of_values_are_checked_and_what_the_policy_got_is_not(tmp_path: Path):
     seen = [{"role": "user", "content": "", "name": None}, {"role": "tool", "name": "f"}]
-    row = {
-        "output": seen,
-        "fn_name": "f",
-        "outputs": [1],
-        "responses_create_params": {"input": seen},
-    }
-    rows = [{**row, "inputs": [["x"]]}, {**row, "inputs": [[{"a": 1}]]}, {**row, "inputs": [[{}]]}]
-    for name, some in (("right", rows[:1]), ("wrong", rows[1:])):
-        _parquet(some, tmp_path / f"{name}.parquet")
+    row = {"output": seen, "fn_name": "f", "responses_create_params": {"input": seen}}
+    rows = [{**row, "outputs": [1], "inputs": [[each]]} for each in ("x", {"a": 1}, {})]
+    _parquet(rows[:1], tmp_path / "right.parquet")
+    _parquet(rows[1:], tmp_path / "wrong.parquet")
     assert None not in requests_in("code", tmp_path / "right.parquet")
     assert requests_in("code", tmp_path / "wrong.parquet")[1] is None
 
@@ -302,20 +266,12 @@ def test_an_argument_that_is_null_is_absent_unless_it_is_right(truth: Any, is_ke
     assert json.loads(call)["parameters"] == ({"a": None} if is_kept else {}) | {"b": {"c": 1}}
 
 
-@pytest.mark.parametrize("name", [["f"], {"f": 1}, 5, None, ""])
-def test_names_of_calls_may_be_anything(name: Any):
-    call = {"name": name, "arguments": {"a": None}}
-    row = {"response": [{"role": "assistant", "tool_calls": [call]}], "ground_truth": "<think>"}
-    assert "<tool_call>" in _adapted("tools")(row).response
-
-
-def test_arguments_of_any_depth_are_read():
-    arguments: Any = {}
-    for _ in range(900):
-        arguments = {"a": arguments}
-    call = {"name": "f", "arguments": arguments}
-    row = {"response": [{"role": "assistant", "tool_calls": [call]}], "ground_truth": "<think>"}
-    assert "<tool_call>" in _adapted("tools")(row).response
+def test_names_of_calls_may_be_anything_and_arguments_of_any_depth():
+    deep: Any = functools.reduce(lambda inner, _: {"a": inner}, range(900), {})
+    for name in (["f"], {"f": 1}, 5, None, "", "f"):
+        calls = [{"name": name, "arguments": deep if name == "f" else {"a": None}}]
+        row = {"response": [{"role": "assistant", "tool_calls": calls}], "ground_truth": "<think>"}
+        assert "<tool_call>" in _adapted("tools")(row).response, name
 
 
 def test_splits_are_named(tmp_path: Path):

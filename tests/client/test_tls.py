@@ -239,13 +239,9 @@ def test_files_that_cannot_be_used_are_refused_when_the_fleet_is_made(pem: Pem, 
     form = forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.BestAvailableEncryption(b"x")
     locked = key.private_bytes(*form) + leaf.cert_chain_pems[0].bytes()
     (tmp_path / "locked.pem").write_bytes(locked)
-    for name, file in (
-        ("verify", "none.pem"),
-        ("verify", __file__),
-        ("cert", "none.pem"),
-        ("cert", pem.ca),
-        ("cert", str(tmp_path / "locked.pem")),  # nobody is asked for its password
-    ):
+    # Nobody is asked for its password.
+    certs = [("cert", file) for file in ("none.pem", pem.ca, tmp_path / "locked.pem")]
+    for name, file in (("verify", "none.pem"), ("verify", __file__), *certs):
         with pytest.raises(ValueError, match=f"{name}=.*{Path(file).name}.*: "):
             RewardFleet("https://127.0.0.1:1", **{name: file})
 
@@ -330,21 +326,18 @@ def test_the_authorities_of_the_system_and_of_a_folder_are_trusted(run, pem: Pem
 async def test_a_judge_trusts_ssl_cert_file_and_a_wrong_certificate_is_named_at_once(
     pem: Pem, front: Front, monkeypatch
 ):
-    def endpoint() -> ChatEndpoint:
-        tls_context.cache_clear()
-        given = {"url": front.url, "model": "m", "api_key": None}
-        return ChatEndpoint(**given, concurrency=1, timeout_s=60)
-
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    judge = endpoint()
-    assert "SSL_CERT_FILE" in str(await judge.outage())
-    with pytest.raises(BackendFailed, match=f"{UNTRUSTED}.*SSL_CERT_FILE"):
-        await judge.complete([], {})
-    await judge.aclose()
-    monkeypatch.setenv("SSL_CERT_FILE", pem.ca)
-    judge = endpoint()
-    assert await judge.outage() is None
-    await judge.aclose()
+    for is_trusted in (False, True):
+        tls_context.cache_clear()
+        judge = ChatEndpoint(url=front.url, model="m", api_key=None, concurrency=1, timeout_s=60)
+        if is_trusted:
+            assert await judge.outage() is None
+        else:
+            assert "SSL_CERT_FILE" in str(await judge.outage())
+            with pytest.raises(BackendFailed, match=f"{UNTRUSTED}.*SSL_CERT_FILE"):
+                await judge.complete([], {})
+        await judge.aclose()
+        monkeypatch.setenv("SSL_CERT_FILE", pem.ca)
     monkeypatch.undo()
     tls_context.cache_clear()
 
@@ -363,11 +356,7 @@ async def test_proxies_of_the_environment_are_used_where_that_is_asked_for(
         ):
             scheme = "http://" if variable == "ALL_PROXY" else ""  # which may be left out
             monkeypatch.setenv(variable, proxy.url.removeprefix(scheme))
-            for asked, direct, expected in (
-                (0, "", []),
-                (1, "", [passed]),
-                (1, "127.0.0.1", []),
-            ):
+            for asked, direct, expected in ((0, "", []), (1, "", [passed]), (1, "127.0.0.1", [])):
                 monkeypatch.setenv("NO_PROXY", direct)
                 assert await reward(url, verify=pem.ca, trust_env=bool(asked)) == 1.0
                 assert proxy.passed == expected

@@ -38,10 +38,6 @@ def test_make_down_waits_until_containers_have_left_their_networks(tmp_path: Pat
     docker = tmp_path / "docker"
     docker.write_text(DOCKER)
     docker.chmod(0o755)
-    environment = {
-        **os.environ,
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "STATE": str(tmp_path / "attempts"),
-    }
-    output_of("make", "down", cwd=ROOT, env=environment)
+    own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "STATE": str(tmp_path / "attempts")}
+    output_of("make", "down", cwd=ROOT, env={**os.environ, **own})
     assert (tmp_path / "attempts").read_text() == "\n" * 3

@@ -12,7 +12,7 @@ import pytest
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video
-from rewardfleet_server.video.judges import ClipJudge, FileJudge, Judgment, reference
+from rewardfleet_server.video.judges import ClipJudge, Judgment, reference
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.settings import all_built_in
 from rewardfleet_server.video.references.library import SHIPPED, load_library
@@ -98,7 +98,3 @@ async def test_it_rejects_unknown_options(judge: ClipJudge):
 async def test_it_judges_clips_concurrently(judge: ClipJudge, clip: Clip):
     judgments = await asyncio.gather(*(judge.judge(TASK, clip, {}) for _ in range(16)))
     assert len({judgment.score for judgment in judgments}) == 1
-
-
-async def test_it_gets_frames_and_not_files(judge: ClipJudge):
-    assert not isinstance(judge, FileJudge)
