@@ -24,9 +24,23 @@ class _LoopThread:
 
     def end(self, last: Coroutine[Any, Any, None]) -> Future[None]:
         """Cancel the pending calls, run a last coroutine, and end the thread, without waiting."""
-        finished = asyncio.run_coroutine_threadsafe(_finish(self.calls, last), self.loop)
+        finished = asyncio.run_coroutine_threadsafe(self._finish(last), self.loop)
         finished.add_done_callback(lambda _: self.loop.call_soon_threadsafe(self.loop.stop))
         return finished
+
+    async def _finish(self, last: Coroutine[Any, Any, None]) -> None:
+        """Cancel the calls of other threads, which would wait forever for a stopped loop.
+
+        A call cancels the tasks that it started. They are not cancelled here: AnyIO's tasks must
+        not be cancelled before their first step ("coroutine was never awaited").
+        """
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        calls = [task for task in tasks if task.get_coro() in self.calls]
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await last
+        await asyncio.get_running_loop().shutdown_default_executor()
 
 
 class EventLoopThread:
@@ -93,20 +107,3 @@ def _release(workers: dict[int, _LoopThread], aclose: _Close) -> None:
     worker = workers.pop(os.getpid(), None)
     if worker is not None:
         worker.end(aclose())
-
-
-async def _finish(
-    started: WeakSet[Coroutine[Any, Any, Any]], last: Coroutine[Any, Any, None]
-) -> None:
-    """Cancel the calls of other threads, which would wait forever for a stopped loop.
-
-    A call cancels the tasks that it started. They are not cancelled here: AnyIO's tasks must not be
-    cancelled before their first step ("coroutine was never awaited").
-    """
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    calls = [task for task in tasks if task.get_coro() in started]
-    for call in calls:
-        call.cancel()
-    await asyncio.gather(*calls, return_exceptions=True)
-    await last
-    await asyncio.get_running_loop().shutdown_default_executor()

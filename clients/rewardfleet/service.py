@@ -18,17 +18,7 @@ from .http.replicas import retry_wait
 from .http.tracing import span
 from .http.transport import MAX_BATCH_BYTES, NotEncoded, ServiceTransport
 from .services import SERVICES
-from .wire.errors import (
-    BackendFailed,
-    Conflict,
-    Forbidden,
-    InvalidRequest,
-    MethodNotAllowed,
-    Problem,
-    RewardFleetError,
-    TooLarge,
-    Unauthorized,
-)
+from .wire.errors import CALLER_ERRORS, BackendFailed, InvalidRequest, RewardFleetError, TooLarge
 from .wire.policy_text import POLICY_FIELDS, UNUSABLE
 from .wire.run_state import DeletedRun
 from .wire.score import (
@@ -56,9 +46,6 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _P = ParamSpec("_P")
 
 log = logging.getLogger(__name__)
-
-#: Errors that the caller must correct, which no reward replaces.
-CALLER_ERRORS = InvalidRequest | Unauthorized | Forbidden | MethodNotAllowed | TooLarge | Conflict
 
 #: "raise", or the reward that replaces a missing one.
 OnFailure = Literal["raise"] | float
@@ -294,8 +281,7 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
     async def score_batch(self, requests: Sequence[RequestT | Mapping[str, Any]]) -> list[ScoreT]:
         """Score several items, in order. An item that fails has its own `error`.
 
-        Many items are split over several concurrent requests. An item with a retryable error is
-        sent again as a single request.
+        Many items are split over concurrent requests. One with a retryable error is sent again.
 
         Args:
             requests: Requests, or the arguments of `score` for each, by name.
@@ -404,8 +390,9 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
         except RewardFleetError as error:  # each caller gets its own exception object
             return [error, *(copy.copy(error) for _ in requests[1:])]
         _share_provenance(response)
+        error_of = RewardFleetError.from_problem
         again = {
-            place: self._retried(requests[place], score.error, deadline)
+            place: self._retried(requests[place], error_of(score.error), deadline)
             for place, score in enumerate(response.results)
             if score.error is not None
         }
@@ -414,9 +401,8 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
             answers[place] = score
         return answers
 
-    async def _retried(self, request: RequestT, problem: Problem, deadline: float) -> ScoreT:
+    async def _retried(self, request: RequestT, error: RewardFleetError, deadline: float) -> ScoreT:
         """Send an item of a batch that failed again if its error is retryable."""
-        error = RewardFleetError.from_problem(problem)
         pause = retry_wait(1, error)
         if not error.retryable or asyncio.get_running_loop().time() + pause >= deadline:
             return self._scored(error)

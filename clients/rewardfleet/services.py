@@ -23,8 +23,7 @@ class Service:
     client_class: Lazy  #: of `ServiceClient`
     causes: type[Cause]
     port: int  #: of `rewardfleet serve`
-    #: What an item is: what a policy wrote, the clip of a rollout, or an episode, of which those of
-    #: a group are scored together.
+    #: What an item is: a policy's text, a clip, or an episode, scored together with its group.
     scores: Literal["text", "clip", "episode"]
     group: str  #: the field of a request that the samples of one prompt have in common
     #: Builds a request from the arguments of the client's `score`.
@@ -43,8 +42,7 @@ class Service:
     truth: str = ""
     takes_rows: bool = False  #: whether a row without that column may be the truth as a whole
     columns: tuple[str, ...] = ()  #: further columns that a request needs
-    #: Returns the arguments of `request`, from what a policy wrote, the truth, and the row, whose
-    #: fields are options of the request where they are not None.
+    #: Returns the arguments of `request`, from a policy's text, the truth, and options in the row.
     fields: Callable[..., Any] = dict
     reported: tuple[str, ...] = ()  #: fields and `numbers` of a score that trainers log
 

@@ -34,8 +34,7 @@ class Tensor(Protocol):
 #: RGB frames, uint8: `[T, H, W, 3]` or `[T, 3, H, W]`.
 FrameArray: TypeAlias = "NDArray[np.uint8] | Tensor"
 
-#: A path that the server reads, the bytes of a video file, the bytes of JPEG or PNG images, or
-#: frames, also as a list of single ones.
+#: A path that the server reads, the bytes of a video file, those of images, or frames.
 ClipLike: TypeAlias = (
     "str | os.PathLike[str] | bytes | Sequence[bytes] | FrameArray | Sequence[FrameArray]"
 )
@@ -68,8 +67,7 @@ def video_request(task_text: str, clip: ClipLike, **options: Unpack[VideoOptions
     Args:
         task_text: The instruction that the robot was given, 1 to 4096 characters.
         clip: See `ClipLike`. A path must be under a `--video-root` of the server.
-        options: `fps`, `nframes`, `max_pixels`, `backend` and `backend_kwargs`; see `VideoRequest`.
-            `fps` is the rate of an array or of images.
+        options: Fields of `VideoRequest`. `fps` is the rate of an array or of images.
 
     Raises:
         InvalidRequest: A value is out of range, or the array has another shape or dtype.
@@ -159,6 +157,4 @@ class VideoClient(BatchClient[VideoRequest, VideoScore]):
 
 def _is_frames(clip: Any) -> bool:
     """Return whether a clip is an array, a tensor, or a sequence of them, but not of files."""
-    if hasattr(clip, "shape"):
-        return True
-    return isinstance(clip, Sequence) and len(clip) > 0 and hasattr(clip[0], "shape")
+    return hasattr(clip[0] if isinstance(clip, Sequence) and len(clip) else clip, "shape")

@@ -233,12 +233,16 @@ async def test_each_caller_gets_its_own_failure(serve: Serve):
     assert isinstance(answers[4], rewardfleet.NotFound)
 
 
-async def test_the_failure_of_a_batch_is_a_new_exception_for_each_caller(replica):
-    only = await replica(refusal(403, "forbidden"))
-    async with coalescing(only.url) as fleet:
-        answers = await asyncio.gather(*(score(fleet, i) for i in range(5)), return_exceptions=True)
-    assert {type(answer) for answer in answers} == {rewardfleet.Forbidden}
-    assert len({id(answer) for answer in answers}) == 5
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [rewardfleet.Forbidden, rewardfleet.DeadlineExceeded])
+async def test_the_failure_of_a_batch_is_a_new_exception_for_each_caller(replica, error):
+    never, is_late = asyncio.Event(), error is rewardfleet.DeadlineExceeded
+    only = await replica(holding(never) if is_late else refusal(403, "forbidden"))
+    async with coalescing(only.url, timeout_s=1.0 if is_late else 60.0) as fleet:
+        answers = await asyncio.gather(*(score(fleet, i) for i in range(9)), return_exceptions=True)
+    assert {type(answer) for answer in answers} == {error}
+    assert len({id(answer) for answer in answers}) == 9
+    never.set()
 
 
 async def test_a_call_after_the_last_caller_left_begins_a_batch_of_its_own():
@@ -257,7 +261,7 @@ async def test_a_call_after_the_last_caller_left_begins_a_batch_of_its_own():
 
 async def test_a_bug_is_raised_to_the_callers_instead_of_hanging_them(monkeypatch):
     async with coalescing("http://127.0.0.1:1") as fleet:
-        monkeypatch.setattr(fleet.video._coalescer, "_send", None)
+        monkeypatch.setattr(fleet.video._coalescer, "send", None)
         async with asyncio.timeout(5):
             with pytest.raises(TypeError):
                 await score(fleet, 1)
@@ -286,7 +290,7 @@ async def test_a_cancelled_caller_does_not_affect_the_others(replica):
     only = await replica(holding(release))
     async with coalescing(only.url, max_concurrency=1024) as fleet:
         coalescer = fleet.video._coalescer
-        coalescer._window_s = 60.0  # it is ended below
+        coalescer.window_s = 60.0  # it is ended below
         calls = [asyncio.create_task(score(fleet, number)) for number in range(6)]
         await until(lambda: any(len(each.items) == 6 for each in coalescer._open.values()))
         calls[0].cancel()  # before the batch is sent
@@ -311,13 +315,3 @@ async def test_a_batch_whose_callers_are_all_cancelled_is_cancelled(serve: Serve
         for call in calls:
             call.cancel()
         await until(lambda: judge.cancelled == 3)
-
-
-@pytest.mark.slow
-async def test_coalesced_calls_end_at_their_deadline(replica):
-    never = asyncio.Event()
-    only = await replica(holding(never))
-    async with coalescing(only.url, timeout_s=1.0) as fleet, asyncio.timeout(20):
-        answers = await asyncio.gather(*(score(fleet, i) for i in range(9)), return_exceptions=True)
-    assert {type(answer) for answer in answers} == {rewardfleet.DeadlineExceeded}
-    never.set()

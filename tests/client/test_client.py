@@ -59,22 +59,6 @@ async def test_an_array_is_sent_without_loss(serve: Serve, frames):
     )
 
 
-@pytest.mark.parametrize(
-    "clip",
-    [
-        np.zeros((8, 8, 3), np.uint8),
-        np.zeros((0, 8, 8, 3), np.uint8),
-        [np.zeros((8, 8, 3), np.uint8), np.zeros((8, 9, 3), np.uint8)],
-        b"",
-        [],
-    ],
-    ids=["one-frame", "no-frames", "sizes", "no-bytes", "no-images"],
-)
-def test_an_invalid_clip_is_refused_before_it_is_sent(clip):
-    with pytest.raises(rewardfleet.InvalidRequest):
-        video_request(TASK, clip)
-
-
 @pytest.mark.parametrize("make", [np.asarray, Tensor, list, lambda each: list(map(Tensor, each))])
 @pytest.mark.parametrize("is_channels_first", [False, True])
 def test_frames_may_be_tensors_lists_or_have_their_channels_first(

@@ -20,6 +20,8 @@ async def test_one_url_leads_to_every_service(serve: Serve, code_url: str):
             async with RewardFleet(base_url) as fleet:
                 assert (await fleet.video.health()).status == "ok"
                 assert await fleet.code.reward("print(1)", TESTS) == 1
+                with pytest.raises(NotFound, match="none.mp4"):  # and not that the URL is wrong
+                    await fleet.video.score(TASK, "none.mp4")
 
 
 async def test_a_keyword_replaces_the_service_of_the_fleet(serve: Serve, code_url: str):
@@ -30,25 +32,17 @@ async def test_a_keyword_replaces_the_service_of_the_fleet(serve: Serve, code_ur
             assert await fleet.code.reward("print(1)", TESTS) == 1
 
 
-async def test_a_service_that_the_fleet_does_not_have_is_named(code_url: str):
+async def test_a_service_that_a_fleet_or_a_single_service_does_not_have_is_named(code_url: str):
     with fleet_of(code=code_url) as url:
-        async with RewardFleet(url, on_failure=0.0) as fleet:
-            with pytest.raises(InvalidRequest, match=f"the fleet at {url} has no video service"):
-                await fleet.video.reward(TASK, LONG_CLIP.read_bytes())
-
-
-async def test_a_single_service_is_a_fleet_of_one(serve: Serve, code_url: str):
-    async with RewardFleet(code_url, on_failure=0.0) as fleet:
-        assert await fleet.code.reward("print(1)", TESTS) == 1
-        with pytest.raises(InvalidRequest, match="is the code service, not the video service"):
-            await fleet.video.reward(TASK, LONG_CLIP.read_bytes())
-
-
-async def test_what_a_service_does_not_find_is_no_wrong_url(serve: Serve):
-    with fleet_of(video=str(serve().base_url)) as url:
-        async with RewardFleet(url) as fleet:
-            with pytest.raises(NotFound, match="none.mp4"):
-                await fleet.video.score(TASK, "none.mp4")
+        named = {
+            url: f"fleet at {url} has no video",
+            code_url: "is the code service, not the video",
+        }
+        for at, message in named.items():
+            async with RewardFleet(at, on_failure=0.0) as fleet:
+                assert await fleet.code.reward("print(1)", TESTS) == 1
+                with pytest.raises(InvalidRequest, match=message):
+                    await fleet.video.reward(TASK, LONG_CLIP.read_bytes())
 
 
 async def test_a_failure_of_the_gateway_is_retried(replica):

@@ -188,7 +188,11 @@ _OPTIONAL = {
     "tools": {
         "ground_truth": [
             {"ground_truth": "<think>", "tool_families": {"f": "search"}},
-            {"ground_truth": "<", "tool_families": {"g": "other"}, "options": {"cost": "families"}},
+            {
+                "ground_truth": "<think>",
+                "options": {"cost": "calls"},
+                "tool_families": {"g": "other"},
+            },
         ],
     },
     "episode": {

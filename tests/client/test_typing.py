@@ -1,12 +1,12 @@
 """The static types of both clients, checked by mypy, and the generated stub."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from ..conftest import DATA
+from ..running import output_of
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -18,16 +18,11 @@ PROGRAM = (DATA / "client" / "typed_calls.txt").read_text()
 def test_mypy_accepts_correct_calls_and_rejects_wrong_arguments(tmp_path: Path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-pretty", str(program)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = (sys.executable, "-m", "mypy", "--strict", "--no-pretty", program)
+    printed = output_of(*command, cwd=ROOT, status=1, seconds=170)
     found = {
         (int(line.split(":")[1]), line.rpartition("[")[2].rstrip("]"))
-        for line in done.stdout.splitlines()
+        for line in printed.splitlines()
         if ": error: " in line
     }
     expected = {
@@ -35,4 +30,4 @@ def test_mypy_accepts_correct_calls_and_rejects_wrong_arguments(tmp_path: Path):
         for number, line in enumerate(PROGRAM.splitlines(), 1)
         if "  # " in line
     }
-    assert found == expected, done.stdout + done.stderr
+    assert found == expected, printed

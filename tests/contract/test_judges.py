@@ -5,7 +5,7 @@ import functools
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import pytest
 
@@ -24,18 +24,8 @@ from ..server.video.test_openai import Endpoint
 TASK = "put both the alphabet soup and the tomato sauce in the basket"
 
 
-@contextmanager
-def fake_judge() -> Iterator[ClipJudge]:
-    yield FakeJudge(0.5)
-
-
 #: The library, which is loaded once.
 LIBRARY = functools.cache(lambda: load_library(SHIPPED))
-
-
-@contextmanager
-def reference_judge() -> Iterator[ClipJudge]:
-    yield reference.ReferenceJudge(LIBRARY())
 
 
 @contextmanager
@@ -49,13 +39,16 @@ NEED_ENGINES = {"qwen2_5_vl_vllm", "PRIMO-R1", "transformers"}
 #: Checked by tests/engines/test_published.py and test_robometer.py.
 PUBLISHED = {"roboreward", "topreward", "sole-r1", "robometer"}
 
-MAKERS = {"fake": fake_judge, "reference": reference_judge, "openai": openai_judge}
+MAKERS: dict[str, Callable[[], AbstractContextManager[ClipJudge]]] = {
+    "fake": lambda: nullcontext(FakeJudge(0.5)),
+    "reference": lambda: nullcontext(reference.ReferenceJudge(LIBRARY())),
+    "openai": openai_judge,
+}
 
 
 @pytest.fixture(params=MAKERS)
 async def judge(request: pytest.FixtureRequest) -> AsyncIterator[ClipJudge]:
-    make: Callable = MAKERS[request.param]
-    with make() as judge:
+    with MAKERS[request.param]() as judge:
         async with judge.lifespan():
             yield judge
 
@@ -77,16 +70,12 @@ async def test_it_returns_a_judgment(judge: ClipJudge, clip: Clip):
     assert all(math.isfinite(value) for value in judgment.details.values())
 
 
-async def test_its_provenance_is_json_and_constant(judge: ClipJudge, clip: Clip):
+async def test_its_provenance_is_json_and_its_judgments_repeat(judge: ClipJudge, clip: Clip):
     before = json.dumps(dict(judge.provenance), sort_keys=True)
-    await judge.judge(TASK, clip, {})
-    assert json.dumps(dict(judge.provenance), sort_keys=True) == before
-    assert judge.provenance["judge"]
-
-
-async def test_a_deterministic_judge_repeats_its_judgments(judge: ClipJudge, clip: Clip):
     assert judge.deterministic
     assert await judge.judge(TASK, clip, {}) == await judge.judge(TASK, clip, {})
+    assert json.dumps(dict(judge.provenance), sort_keys=True) == before
+    assert judge.provenance["judge"]
 
 
 async def test_it_rejects_unknown_options(judge: ClipJudge):

@@ -78,20 +78,17 @@ def failures_of(url: str, excluded: str, phases: list[str]) -> list[str]:
     return failures
 
 
+FULL = [pytest.param(each, "^$", ["fuzzing"], marks=pytest.mark.full) for each in SERVICES]
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(240)
-@pytest.mark.filterwarnings("default")  # of the libraries that schemathesis uses
-def test_the_video_service_does_what_its_document_says(tmp_path: Path):
-    with serving(SERVICES["video"](tmp_path)) as url:
-        failures = failures_of(url, LEFT_TO_FULL, ["coverage"])
-    assert not failures, "\n\n".join(failures)
-
-
-@pytest.mark.full
 @pytest.mark.timeout(480)
 @pytest.mark.filterwarnings("default")  # of the libraries that schemathesis uses
-@pytest.mark.parametrize("service", SERVICES)
-def test_all_routes_and_random_bodies_do_as_well(service: str, tmp_path: Path):
+@pytest.mark.parametrize(("service", "excluded", "more"), [("video", LEFT_TO_FULL, []), *FULL])
+def test_a_service_does_what_its_document_says(
+    service: str, excluded: str, more: list[str], tmp_path: Path
+):
+    """Random bodies as well, and all routes, in `make check-all`."""
     with serving(SERVICES[service](tmp_path)) as url:
-        failures = failures_of(url, "^$", ["coverage", "fuzzing"])
+        failures = failures_of(url, excluded, ["coverage", *more])
     assert not failures, "\n\n".join(failures)

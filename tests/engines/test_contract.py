@@ -19,20 +19,16 @@ from ..contract.test_judges import (
     TASK,
     Clip,
     Judgment,
-    test_a_deterministic_judge_repeats_its_judgments,
-    test_it_gets_frames_and_not_files,
     test_it_judges_clips_concurrently,
     test_it_rejects_unknown_options,
-    test_its_provenance_is_json_and_constant,
+    test_its_provenance_is_json_and_its_judgments_repeat,
 )
 from .conftest import IN_PROCESS, unseen_frames
 
 __all__ = [
-    "test_a_deterministic_judge_repeats_its_judgments",
-    "test_it_gets_frames_and_not_files",
     "test_it_judges_clips_concurrently",
     "test_it_rejects_unknown_options",
-    "test_its_provenance_is_json_and_constant",
+    "test_its_provenance_is_json_and_its_judgments_repeat",
 ]
 
 # vLLM's engine works in one event loop only.

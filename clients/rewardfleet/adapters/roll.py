@@ -5,8 +5,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from rewardfleet.service import CALLER_ERRORS
-from rewardfleet.wire.errors import RewardFleetError
+from rewardfleet.wire.errors import CALLER_ERRORS, RewardFleetError
 
 from ._rows import RowReward, module_of_trainer
 

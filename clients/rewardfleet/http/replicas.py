@@ -18,8 +18,8 @@ import base64
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
@@ -50,8 +50,7 @@ class Replica:
     """One base URL, its connections, and its state. Times are those of the loop's clock."""
 
     url: str  #: without a password
-    #: Without a client of httpx, whose redirects, cookies and event hooks nothing here needs: they
-    #: take 7% of the CPU time of a call.
+    #: No client of httpx, whose redirects, cookies and hooks take 7% of the CPU time of a call.
     http: httpx.AsyncHTTPTransport
     headers: Mapping[str, str]  #: of all its requests
     limit: float  #: items that may be unanswered at once
@@ -100,14 +99,10 @@ class Replica:
             timer.cancel()
 
 
-@dataclass(eq=False)
-class _Waiter:
+class _Waiter(NamedTuple):
     item_count: int
     avoid: Collection[str]
-    #: The replica, once its items are counted in its `in_flight`.
-    granted: asyncio.Future[Replica] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    granted: asyncio.Future[Replica]  #: once its items are counted in its `in_flight`
 
 
 class Replicas:
@@ -145,7 +140,7 @@ class Replicas:
         """
         if not self._waiting and (free := self._take(item_count, avoid)) is not None:
             return free
-        waiter = _Waiter(item_count, avoid)
+        waiter = _Waiter(item_count, avoid, self._loop.create_future())
         if at_front:
             self._waiting.appendleft(waiter)
         else:

@@ -44,13 +44,11 @@ from .tracing import span, trace_headers
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
-#: The largest body of a request with several items in bytes: below the limit of the services, which
-#: is 64 MiB.
+#: The largest body of a request with several items, below the 64 MiB that services accept.
 MAX_BATCH_BYTES = 48 * 2**20
 #: Bytes of a response to one item, as many as a request may have, and what each item adds.
 _MAX_RESPONSE_BYTES, _MAX_ITEM_BYTES = 64 * 2**20, 2 * 2**20
-#: How many times a call returns to replicas whose judges failed it, or that ended while they had
-#: it: it may be what ends them.
+#: How many times a call returns to replicas that failed it or ended: it may be what ends them.
 _RETRIES = 4
 #: A call that fails with less time left than this many seconds is not tried again.
 _LEAST_SECONDS = 0.05
@@ -83,41 +81,25 @@ class _HttpCall(PendingCall):
     failed_urls: set[str] = field(default_factory=set)
 
 
+@dataclass(eq=False, repr=False)  # the key is secret
 class ServiceTransport:
-    """One service at its replicas. The arguments are those of `RewardFleet`.
+    """One service at its replicas. The options are those of `RewardFleet`."""
 
-    Args:
-        service: The service that must answer, e.g. `video`.
-        pending: Watches the calls of all services.
-    """
-
-    def __init__(
-        self,
-        service: str,
-        urls: list[str],
-        *,
-        api_key: str | None,
-        timeout_s: float,
-        max_concurrency: int,
-        compress_frames: bool,
-        connect: Callable[[str, int], httpx.AsyncHTTPTransport],
-        pending: PendingCalls,
-    ) -> None:
-        self.service = service
-        #: How many rewards were replaced by `on_failure` and are not reported yet. The next request
-        #: reports them, for the metrics of the service.
-        self.fallback_rewards = 0
-        self._pending = pending
-        self.urls = urls  #: base URLs of the replicas
-        self._worked: set[str] = set()  #: URLs at which the service has answered
-        self._headers = bearer(api_key)
-        self.timeout_s = timeout_s  #: seconds for a call
-        self._max_concurrency = max_concurrency
-        self._compress_frames = compress_frames
-        self._connect = connect
-        # The entries of a parent process stay: releasing its event loop would unregister the
-        # parent's sockets, as both processes share the selector that watches them.
-        self._connected: dict[tuple[int, asyncio.AbstractEventLoop], Replicas] = {}
+    service: str  #: that must answer, e.g. `video`
+    urls: list[str]  #: base URLs of the replicas
+    api_key: str | None
+    timeout_s: float  #: for a call
+    max_concurrency: int
+    compress_frames: bool
+    connect: Callable[[str, int], httpx.AsyncHTTPTransport]
+    pending: PendingCalls  #: of all services
+    #: How many rewards were replaced by `on_failure` and are not reported yet. The next request
+    #: reports them, for the metrics of the service.
+    fallback_rewards: int = 0
+    _worked: set[str] = field(default_factory=set)  #: URLs at which the service has answered
+    # The entries of a parent process stay: releasing its event loop would unregister the parent's
+    # sockets, as both processes share the selector that watches them.
+    _connected: dict[tuple[int, asyncio.AbstractEventLoop], Replicas] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections belong to this process's event loops.
@@ -134,7 +116,7 @@ class ServiceTransport:
     def batch_items(self, count: int) -> int:
         """Return how many of `count` items to send per request: at most half of a replica's."""
         share = math.ceil(count / len(self.urls))
-        return min(MAX_BATCH_ITEMS, share, max(self._max_concurrency // 2, 1))
+        return min(MAX_BATCH_ITEMS, share, max(self.max_concurrency // 2, 1))
 
     async def call(
         self,
@@ -150,8 +132,7 @@ class ServiceTransport:
 
         Args:
             body: None for a route that takes none.
-            deadline: When the call must end, by the clock of the event loop; by default after the
-                timeout of a call.
+            deadline: When the call must end, by the loop's clock; by default after `timeout_s`.
 
         Raises:
             TooLarge: The body has several items and more than `MAX_BATCH_BYTES`.
@@ -167,7 +148,7 @@ class ServiceTransport:
             item_count=item_count,
         )
         name = f"{method} {_RUN.sub('{run}', path)}"
-        with self._pending.watching(call), span(name, self.service, item_count, call):
+        with self.pending.watching(call), span(name, self.service, item_count, call):
             return await self._answer(call, response_type)
 
     async def aclose(self) -> None:
@@ -184,7 +165,7 @@ class ServiceTransport:
                 if pid == current[0] and loop.is_closed():
                     self._connected.pop((pid, loop), None)
             replicas = self._connected[current] = Replicas(
-                self.urls, self._connect, self._headers, self._max_concurrency
+                self.urls, self.connect, bearer(self.api_key), self.max_concurrency
             )
         return replicas
 
@@ -232,15 +213,14 @@ class ServiceTransport:
         from .index import locate  # noqa: PLC0415 - imports the services
 
         is_unreached = failure.is_foreign or isinstance(failure, Unavailable)
-        # E.g. a proxy's error page while the service restarts. If another URL has worked, this one
-        # is no reason to end a run.
+        # E.g. a proxy's page while the service restarts. With another URL, a run need not end.
         if url in self._worked or (self._worked and is_unreached):
             failure.blames_url, failure.is_outage = False, True
             return False
         if isinstance(failure, Unavailable | Unauthorized) or (failure.is_foreign and may_move):
             return False
         if replica.search is None or replica.search.done():  # concurrent calls share it
-            search = locate(self.service, url, replica.headers, self._connect(url, 8))
+            search = locate(self.service, url, replica.headers, self.connect(url, 8))
             replica.search = asyncio.create_task(search)
         try:
             found = await asyncio.shield(replica.search)
@@ -260,8 +240,7 @@ class ServiceTransport:
         may_move = failure.retryable or failure.is_foreign or failure.is_outage
         is_late = isinstance(failure, DeadlineExceeded) and not failure.is_foreign
         if is_late:
-            # A service that goes on after a freeze takes what it was sent for late. A program that
-            # needs more time has used half of it.
+            # After a freeze, a service takes all for late. A slow program has used half the time.
             may_move = left > self.timeout_s / 2
         if may_move and not is_repeated and replicas.has_alternative(call.failed_urls):
             return 0.0
@@ -327,7 +306,7 @@ class ServiceTransport:
     async def _encoded(self, body: BaseModel) -> tuple[str, list[Buffer]]:
         """Encode a body, once there is capacity for it, so that few are in memory at once."""
         has_frames = isinstance(getattr(body, "frames", None), Frames)
-        if has_frames and not self._compress_frames:  # of frames, only the shape is encoded
+        if has_frames and not self.compress_frames:  # of frames, only the shape is encoded
             return self._encode(body)
         return await asyncio.to_thread(self._encode, body)
 
@@ -336,7 +315,7 @@ class ServiceTransport:
             media_type, parts = encode_body(body)
         except InvalidRequest as error:
             raise NotEncoded(error.detail) from None
-        is_compressed = self._compress_frames and media_type == FRAMES_TYPE
+        is_compressed = self.compress_frames and media_type == FRAMES_TYPE
         return media_type, [compress(parts)] if is_compressed else parts
 
     def _request(
@@ -353,7 +332,7 @@ class ServiceTransport:
         content: bytes | AsyncIterator[bytes] | None = None
         if call.encoded is not None:
             headers["content-type"], parts = call.encoded
-            if self._compress_frames and headers["content-type"] == FRAMES_TYPE:
+            if self.compress_frames and headers["content-type"] == FRAMES_TYPE:
                 headers["content-encoding"] = ZSTD
             size = sum(map(len, parts))
             if call.item_count > 1 and size > MAX_BATCH_BYTES:

@@ -45,8 +45,7 @@ class Block:
     language: str  #: what follows the fence: the language, or ""
     source: str  #: its text, without the indentation of the fence and of its first line
     is_closed: bool = True  #: whether a fence ends it
-    #: Whether the prompt began it. Then it keeps its indentation, as it may be the body of a
-    #: function.
+    #: Whether the prompt began it: it keeps its indentation, as it may be a function's body.
     continues: bool = False
 
     @property

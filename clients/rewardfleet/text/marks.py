@@ -117,8 +117,7 @@ _ENDS = (
     r"\|>|<\uff5cend\u2581of\u2581sentence\uff5c>|<turn\|>|<end_of_(?:turn|utterance)>|</s>"
     r"|<(?:seed:)?eos>|\[\|endofturn\|\]|\[EOS\]"
 )
-#: Tokens that end a text, and nothing else. Not `[PAD]` and the like, which no model ends with:
-#: `x[PAD]` may end a program.
+#: Tokens that end a text, and nothing else. Not `[PAD]` and the like: `x[PAD]` may end a program.
 LAST_TOKEN = re.compile(
     rf"(?:{_ENDS}|<([|\uff5c])(?!end_of_box)[^<>|\uff5c\n]{{1,40}}\1>|\[\|[a-z]{{1,40}}\|\]|</?s>"
     r"|<(?:seed:)?(?:eos|bos|pad|unk|eot|eod|sep|EOS|EOT|EOD)>"
@@ -169,8 +168,7 @@ _END = (
 _OPENINGS, _CLOSINGS = (
     [re.sub(r"^(?:<|\\\[|\\u25c1)", "", row[side]) for row in THOUGHTS] for side in (0, 1)
 )
-#: A mark of thoughts: one that ends them, opens them, or opens them at the beginning of a turn. One
-#: expression for each bracket, as above.
+#: A mark that ends or opens thoughts, maybe at the beginning of a turn only; one for each bracket.
 THOUGHT = [
     re.compile(
         rf"{bracket}(?=[/|\uff5ca-z])(?:(?P<closing>{_any(_CLOSINGS)})|(?P<end>{_END})"

@@ -43,8 +43,7 @@ _ACTS = re.compile(
 _WORD = re.compile(r"\A\s*[A-Za-z]+[ \t]*\n|\n(?:[A-Za-z]+[ \t]*|[A-Z][A-Za-z]*:.*)(?=\s*\Z)")
 _QUOTES = ("```", '"""', "'''")
 _BUILTINS = frozenset(dir(builtins))
-#: Characters of a program that are parsed, and of an answer in which valid Python is sought. Limits
-#: the time.
+#: Characters that are parsed, and in which valid Python is sought. Limits the time.
 _MAX_PARSED, _MAX_SOUGHT = 50_000, 200_000
 #: Blocks of which a program may need some.
 _MAX_BLOCKS = 20

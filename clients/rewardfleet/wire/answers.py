@@ -76,17 +76,15 @@ class AnswersRequest(
     form: Form = Field("auto", description="What the reference is. auto: as it looks like.")
     extract: Rule = Field("auto", description="What the answer is; auto: the first rule that fits.")
     tolerance: FiniteFloat | None = Field(
-        None, ge=0, lt=1, description="Numbers are equal if they differ by at most this share of "
-        "the reference. Null: they must be equal."
-    )  # fmt: skip
-    units: str | None = Field(
-        None, min_length=1, max_length=100, description="The unit of a reference without one, e.g. "
-        "`m/s`. An answer in another unit is converted."
-    )  # fmt: skip
+        None, ge=0, lt=1, description="The share of the reference by which numbers may differ."
+    )
+    units: Annotated[str, Field(min_length=1, max_length=100)] | None = Field(
+        None, description="Of a reference without one, e.g. `m/s`; those of answers are converted."
+    )
     json_schema: dict[str, FiniteJson] | bool | None = Field(
-        None, alias="schema", description="JSON Schema that the answer must be valid by, as well "
-        "as equal to the reference if there is one."
-    )  # fmt: skip
+        None, alias="schema", description="JSON Schema that the answer must be valid by as well."
+    )
+
     run: str | None = RUN_LABEL
     step: Step | None = STEP_LABEL
     uid: str | None = UID_LABEL
@@ -121,11 +119,9 @@ class AnswersRequest(
             raise ValueError(f"schema: for `form: json` (got {self.form!r})")
         if self.units is not None and self.form not in {"auto", "number"}:
             raise ValueError(f"units: for `form: number` (got {self.form!r})")
-        for name in ("reference", "json_schema"):
-            value = getattr(self, name)
+        for name, value in (("reference", self.reference), ("schema", self.json_schema)):
             if isinstance(value, dict) and len(json.dumps(value)) > MAX_REFERENCE:
-                shown = "schema" if name == "json_schema" else name
-                raise ValueError(f"{shown}: more than {MAX_REFERENCE:,} characters of JSON")
+                raise ValueError(f"{name}: more than {MAX_REFERENCE:,} characters of JSON")
         return self
 
     @property

@@ -9,8 +9,7 @@ from pydantic import BaseModel, Field, FiniteFloat, JsonValue, NonNegativeInt, m
 
 from .video import FrameCount, MaxPixels
 
-#: What a judge's provenance has that its scores are not bound to: versions of software, the
-#: hardware, and what differs between clips or is the calibration itself.
+#: What of a judge's provenance does not bind its scores: versions, hardware, what is of a clip.
 _NOT_BOUND = {"service", "engine", "device", "frames", "shown", "calibration"}
 BOUND_FIELDS = ("nframes", "max_pixels", "backend_kwargs")
 #: Raw scores are at least this far from 0 and 1 before their logit is taken.

@@ -36,8 +36,7 @@ def cause_field() -> Any:
     from pydantic import Field  # noqa: PLC0415 - what only reads the names starts faster without it
 
     why = (
-        "Why the score is low, or missing; see docs/reference/causes.md. Of an error, its kind. "
-        "Newer services may have further ones."
+        "Why the score is low, or missing: docs/reference/causes.md. Newer services may have more."
     )
     return Field(None, union_mode="left_to_right", description=why)
 
@@ -147,10 +146,7 @@ class VideoCause(Cause):
     JUDGE_SAYS_NO = (
         "judge_says_no",
         f"The judge gives less than {SUCCESS_THRESHOLD}, or than the threshold of its calibration.",
-        (
-            "A rollout that does the task. If this one did, look at the frames: the camera, "
-            "`task_text`, `start_s` and `end_s`; or use another judge."
-        ),
+        "If it was done, look at the camera, `task_text`, `start_s` and `end_s`, or the judge.",
     )
     ANSWER_CUT = (
         "answer_cut",
@@ -170,10 +166,7 @@ class VideoCause(Cause):
     UNKNOWN_SCENE = (
         "unknown_scene",
         "The clip begins unlike the judge's labeled rollouts: another camera, scene or light.",
-        (
-            "Add labeled rollouts of this camera to its library, send the clip as that camera "
-            "shows it (upright, not mirrored, not cropped), or use another judge."
-        ),
+        "Label rollouts of this camera; send clips that are not turned, mirrored or cropped.",
     )
     TOO_FEW_FRAMES = (
         "too_few_frames",

@@ -1,8 +1,7 @@
 """Models of the video service's `POST /v1/chat/completions` and `GET /v1/models`: OpenAI's format.
 
 Only what a client that sends frames and reads text needs. Unknown fields, e.g. sampling parameters,
-are ignored, as by other servers of this format. Fields that would need another response are
-refused.
+are ignored, as elsewhere; those that would need another response are refused.
 """
 
 from typing import Annotated, Literal, Self

@@ -93,20 +93,15 @@ _CheckerName = Literal[
 ]  # fmt: skip
 _CHECKERS = (
     "exact: the same text; the kind of line ends and trailing newlines are ignored. lines: the "
-    "same lines; white space at their ends is ignored. decimal_lines: LiveCodeBench's rule: like "
-    "lines, without white space around them, and lines of equal numbers are equal. "
-    "sandbox_fusion, code_contests, codeforces, apps, apps_in_order, taco: the rules of these "
-    "runners, see docs/code-service.md. "
-    "unordered_lines: the same lines in any order. tokens: the same words, separated by any white "
-    "space. unordered: the same words in any order. float: like tokens, but a number may differ "
-    "by `tolerance`, unless an integer is expected."
+    "same lines; white space at their ends is ignored. decimal_lines: like lines, without white "
+    "space around them, and lines of equal numbers are equal. unordered_lines: in any order. "
+    "tokens: the same words. unordered: in any order. float: like tokens, but a number may differ "
+    "by `tolerance`, unless an integer is expected. Others: the rules of these runners; see "
+    "docs/code-service.md."
 )
 _Tolerance = Annotated[FiniteFloat, Field(ge=0, le=1)]
 _TOLERANCE = "absolute, or relative to the expected number if that is above 1."
-_RELATIVE = (
-    "If given, a number may differ by `tolerance` plus this share of the expected number, as in "
-    "numpy.isclose."
-)
+_RELATIVE = "If given, a number may differ by `tolerance` plus this share of the expected one."
 _IN_PLACE = (
     "Whether the answer is what the call leaves in an argument: the one that the prompt names "
     "(`modify nums in-place`), or the first list. So it is also if the prompt has `-> None`."
@@ -231,8 +226,7 @@ _ROW = TypeAdapter(dict[str, JsonValue], config=ConfigDict(allow_inf_nan=True))
 
 
 def _with_nan(row: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-    # NaN is a missing value in rows from pandas. In JSON, pydantic accepts it anyway. In Python,
-    # the outermost model decides.
+    # NaN is a missing value of pandas. In JSON, it is accepted. Else, the outermost model decides.
     return handler(row) if info.mode == "json" else _ROW.validate_python(row)
 
 
@@ -315,13 +309,9 @@ _BESIDE_COLUMNS = ("mode", "limits")
 def fields_of_tests(truth: Any) -> dict[str, Any]:
     """Return the fields of a request that tests of any form stand for: the one reader of a truth.
 
-    Those of a request stay as they are. Anything else is sent as it is, for the service to
-    recognize: `{"inputs": …, "outputs": …}` as in verl and PRIME, a row of a dataset, a list of
-    tests, a script of asserts, or the JSON of all of these as text.
-
-    Args:
-        truth: The tests; or an object with them as `tests` and further fields. Of objects in one
-            another, the field of the innermost counts. Lists are lists: see `plain`.
+    Those of a request stay as they are. Anything else is sent for the service to recognize: a row,
+    a list of tests, a script of asserts, the JSON of these; or an object with them and further
+    fields, of which those of the innermost one count. Lists are lists: see `plain`.
 
     Raises:
         InvalidRequest: They cannot be tests.
@@ -390,21 +380,18 @@ class CodeRequest(Request, json_schema_extra=_with_forms):
     """One program, and the tests to score it on."""
 
     revision: PolicyAnswer = Field(
-        description="The program: source code, or text with the program in a code fence "
-        "(```python … ```). Any text is scored: one without a program, or of more than 1,000,000 "
-        "characters, scores 0 with `compile_error`. Null, or an empty list: it is not scored, "
-        "with the cause `no_answer`."
+        description="The program: source code, or text with it in a code fence (```python … ```). "
+        "Any text is scored: without a program, or with more than 1,000,000 characters, as 0 with "
+        "`compile_error`. Null, or an empty list: it is not, with the cause `no_answer`."
     )
     tests: Tests = Field(
-        description="The tests: `kind` selects one of these models. Or tests in any form of "
-        "docs/wire-formats.md, also as JSON text, where an object may have further fields of a "
-        "request, such as `mode`, beside them."
+        description="The tests: `kind` selects one of these models. Or any form of "
+        "docs/wire-formats.md, or its JSON, where further fields of a request may be beside them."
     )
     critique: PolicyText | None = Field(
         None,
         description="The critique that the program was revised from. It must contain exactly one "
-        "overall judgment (`Overall judgment: Correct` or `Incorrect`); otherwise the score is 0 "
-        "and nothing is run. Null: no critique is checked.",
+        "`Overall judgment: Correct` or `Incorrect`; otherwise the score is 0 and nothing is run.",
     )
     original_program: PolicyText | None = Field(
         None,
@@ -474,17 +461,16 @@ class Verdict(Response):
 
     verdict: Outcome | str = Field(
         union_mode="left_to_right",
-        description="exited_early: the program ended before it had answered. skipped: it was not "
-        "run, because a test before it failed or the time was used up. left_out: it does not "
-        "count, because it passes without a program. Newer services may have further ones.",
+        description="exited_early: the program ended before it had answered. skipped: a test "
+        "before it failed, or the time was used up. left_out: it does not count, as it passes "
+        "without a program. Newer services may have further ones.",
     )
     verdict_by: DecidedBy | str = Field(
         "service",
         union_mode="left_to_right",
-        description="service: the test was decided outside the program's process, by the service "
-        "or by a process of the tests. jail: a class of the program decided a comparison, or the "
-        "test looks into the program's process, where the program can tamper with it. checker: "
-        "by the request's `checker_program`. Newer services may have further ones.",
+        description="service: decided outside the program's process. jail: a class of the program "
+        "decided a comparison, or the test looks into the program's process, where it can tamper "
+        "with it. checker: by the `checker_program`. Newer services may have further ones.",
     )
     checker_message: str = Field("", description="The first 200 characters of its output.")
     returned: str = Field("", description="The first 200 characters of a wrong answer, as JSON.")

@@ -114,9 +114,7 @@ class FilterOptions(Request):
 
     test_time_rl: bool = Field(False, description="Keep groups with equal rewards by default.")
     drop_all_equal: bool | None = Field(
-        None,
-        description="Dynamic sampling: drop groups whose rewards are all equal, and groups of one. "
-        "Default: true, or false with `test_time_rl`.",
+        None, description="Drop groups of equal rewards, or of one. Default: not `test_time_rl`."
     )
     tolerance: FiniteFloat = Field(1e-3, ge=0, description="Rewards that differ less are equal.")
     accuracy_bounds: tuple[Fraction, Fraction] | None = Field(
@@ -219,9 +217,7 @@ class EpisodeScore(Score):
     uid: str = Field("", description="The `uid` of the request.")
     keep: bool = Field(True, description="Train on this episode.")
     drop_reason: DropReason | str | None = Field(
-        None,
-        union_mode="left_to_right",
-        description="Filter rule that set `keep` to false. Newer services may have further ones.",
+        None, union_mode="left_to_right", description="Of `keep: false`; newer ones are possible."
     )
     cluster: int | None = Field(None, description="Number of its cluster within its group.")
     pseudo_label: Literal[0, 1] | None = Field(None, description="1 in the largest cluster.")

@@ -39,9 +39,7 @@ class Problem(BaseModel, extra="ignore"):
     status: int = Field(description="The HTTP status of this kind.")
     detail: str = Field(description="What was wrong and what is accepted.")
     kind: ErrorKind | str = Field(
-        union_mode="left_to_right",
-        description="The kind of the failure, for programs to branch on. Newer services may have "
-        "further ones.",
+        union_mode="left_to_right", description="To branch on. Newer services may have others."
     )
     retryable: bool = Field(description="Whether the same request may succeed later.")
     retry_after: float | None = Field(None, description="Seconds until a retry; null if unknown.")
@@ -65,8 +63,7 @@ class RewardFleetError(Exception):
 
     kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
     status: ClassVar[int] = 500  #: of HTTP
-    #: Whether the same request may succeed later. A service may say so of a single failure, which
-    #: the client repeats by its kind only.
+    #: Whether the same request may succeed later. Clients go by the kind, and not by one failure.
     retryable: bool = False
     is_foreign: bool = False  #: whether a proxy or another server answered in place of the service
     #: Whether it is over once the service runs again: the client tries until its deadline.
@@ -75,11 +72,7 @@ class RewardFleetError(Exception):
     blames_url: bool = False
 
     def __init_subclass__(
-        cls,
-        *,
-        kind: ErrorKind | None = None,
-        status: int | None = None,
-        retryable: bool = False,
+        cls, *, kind: ErrorKind | None = None, status: int | None = None, retryable: bool = False
     ) -> None:
         """Enter a class that declares a kind in the table of errors."""
         super().__init_subclass__()
@@ -179,5 +172,7 @@ class InternalError(RewardFleetError, kind=ErrorKind.INTERNAL, status=500):
     """There is a bug in the service."""
 
 
+#: Errors that the caller must correct, which no reward replaces.
+CALLER_ERRORS = InvalidRequest | Unauthorized | Forbidden | MethodNotAllowed | TooLarge | Conflict
 #: The class of each HTTP status, also for responses without a problem, e.g. those of a proxy.
 ERROR_OF_STATUS = {error.status: error for error in ERRORS.values()}

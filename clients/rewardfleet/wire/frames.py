@@ -83,10 +83,8 @@ class Frames(Request):
 
     def __getstate__(self) -> dict[Any, Any]:
         """Return the state with a copy of the pixels: a view of memory cannot be pickled."""
-        return {
-            **super().__getstate__(),
-            "__pydantic_private__": {"_pixels": tuple(map(bytes, self._pixels))},
-        }
+        private = {"_pixels": tuple(map(bytes, self._pixels))}
+        return {**super().__getstate__(), "__pydantic_private__": private}
 
 
 def encode_body(body: BaseModel) -> tuple[str, list[Buffer]]:

@@ -15,9 +15,8 @@ class InFlightSample(BaseModel):
     request_id: str = Field(description="The request id, as in the service's log.")
     path: str = Field(description="The route, e.g. `/score/batch`.")
     stage: str = Field(
-        description="`line` (waits for its turn), `body` (it is being received), `prepare` "
-        "(checks, finding the input, cache lookup), `queue` (waits for the backend), `decode`, "
-        "`backend`, `jail`, or `response`."
+        description="`line` (waits for its turn), `body` (is being received), `prepare` (checks, "
+        "cache lookup), `queue` (waits for the backend), `decode`, `backend`, `jail`, `response`."
     )
     backend: str = Field(description="What scores it; empty if that is not known yet.")
     items: int = Field(description="How many samples it is.")
@@ -37,9 +36,9 @@ class InFlight(BaseModel):
 def merged(answers: list[InFlight], failures: dict[str, str]) -> InFlight:
     """Return one list of the samples of several replicas."""
     samples = (sample for answer in answers for sample in answer.samples)
+    inner = {url: reason for each in answers for url, reason in each.failures.items()}
     return InFlight(
         total=sum(answer.total for answer in answers),
         samples=heapq.nlargest(MAX_LISTED, samples, key=lambda sample: sample.age_s),
-        failures={url: reason for each in answers for url, reason in each.failures.items()}
-        | failures,
+        failures=inner | failures,
     )

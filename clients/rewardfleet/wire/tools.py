@@ -103,10 +103,8 @@ class ToolsOptions(
 
     @model_validator(mode="after")
     def _are_of_the_variant(self) -> Self:
-        if self.variant == "strict":
-            for name in _OF_TOOLRL:
-                if getattr(self, name):
-                    raise ValueError(f"{name}: available with `variant: toolrl` only")
+        if self.variant == "strict" and (name := next(filter(vars(self).get, _OF_TOOLRL), None)):
+            raise ValueError(f"{name}: available with `variant: toolrl` only")
         return self
 
     def __hash__(self) -> int:
@@ -227,8 +225,7 @@ class BudgetOptions(Request):
     controller: Literal["adaptive", "dual_ascent", "pid"] = Field(
         "adaptive",
         description="adaptive: in proportion to the budget, with a gain that follows how fast the "
-        "policy learns. dual_ascent: lambda + eta * (mean cost - budget), at least 0. pid: with a "
-        "proportional and a derivative term.",
+        "policy learns. dual_ascent: lambda + eta * (mean cost - budget), at least 0. pid: `pid`.",
     )
     pid: PidGains = Field(PidGains(), description="Gains, for `controller: pid`.")
     every: int = Field(1, ge=1, le=1_000_000, description="Steps that make one update together.")

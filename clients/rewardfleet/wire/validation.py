@@ -16,8 +16,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 #: How many errors of one model are listed, and how many characters of a value are shown.
 _MAX_ERRORS = 5
 _MAX_SHOWN = 60
-#: How often data is validated, as without a null others may be found; and with how many errors at
-#: most, as a list of these takes time.
+#: How often data is validated, as a null may hide others; and with how many errors at most.
 _MOST_PASSES, _MOST_NULLS = 5, 10_000
 
 
@@ -59,12 +58,16 @@ def validate_json(
         try:
             return model.model_validate_json(body, strict=True, context=context)
         except ValidationError as error:
-            reason = error.errors(include_input=False)[0]["msg"] if error.error_count() == 1 else ""
-            if "JSON: number out of range" in reason:  # an integer that only Python's parser takes
+            # Of several errors, a list of all would be built.
+            first = error.errors(include_input=False)[0] if error.error_count() == 1 else None
+            if first and "JSON: number out of range" in first["msg"]:  # which Python's parser takes
                 with suppress(ValueError, RecursionError):
                     return validate(model, json.loads(body))
-            accepted = body if is_last else _accepted(body, error, policy_fields)
-            if accepted is body:
+            if first and first["type"] == "json_invalid":
+                accepted = without_lone_surrogates(body, policy_fields)
+            else:
+                accepted = _with_integers(body, error)
+            if is_last or accepted is body:
                 raise InvalidRequest(format_validation_error(error, model)) from None
             body = accepted
     raise AssertionError("the last attempt returns or raises")
@@ -78,14 +81,6 @@ def read_lines(path: Path, model: type[ModelT]) -> Iterator[tuple[int, ModelT | 
                 yield number, model.model_validate_json(line)
             except ValidationError as error:
                 yield number, format_validation_error(error, model)
-
-
-def _accepted(body: bytes, error: ValidationError, policy_fields: Collection[str]) -> bytes:
-    """Return JSON with what pydantic refuses and a service accepts replaced, or `body` itself."""
-    # Of several errors, a list of all would be built.
-    if error.error_count() == 1 and error.errors(include_input=False)[0]["type"] == "json_invalid":
-        return without_lone_surrogates(body, policy_fields)
-    return _with_integers(body, error)
 
 
 def _with_integers(body: bytes, error: ValidationError) -> bytes:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Self
 
-from pydantic import Field, FiniteFloat, ValidationInfo, model_validator
+from pydantic import Field, FiniteFloat, NonNegativeInt, ValidationInfo, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from .causes import VideoCause, cause_field
@@ -130,6 +130,7 @@ class VideoRequest(Request, json_schema_extra={"oneOf": [*map(_only, JSON_INPUTS
     backend_kwargs: dict[str, FiniteJson] = Field(
         default_factory=dict, description="Options of the judge, e.g. `score_mode`."
     )
+
     # A text, not `Name`, as forms have any other type as JSON.
     run: str | None = RUN_LABEL
     step: Step | None = STEP_LABEL
@@ -165,9 +166,7 @@ class VideoRequest(Request, json_schema_extra={"oneOf": [*map(_only, JSON_INPUTS
 class Curve(Response):
     """Scores of prefixes of a clip, from short to complete."""
 
-    frames: list[Annotated[int, Field(ge=0)]] = Field(
-        description="The source's index of the last frame of each prefix."
-    )
+    frames: list[NonNegativeInt] = Field(description="The index of the last frame of each prefix.")
     values: list[Annotated[FiniteFloat, Field(ge=0, le=1)] | None] = Field(
         description="The score of each prefix, in [0, 1]; null if the judge abstained."
     )
@@ -192,8 +191,7 @@ class VideoScore(Score):
     curve: Curve | None = Field(None, description="Of K prefixes: `backend_kwargs: {curve: K}`.")
     references: list[NearestReference] = Field(
         default_factory=list,
-        description="Of the judge `reference`: the nearest frame in which the task is done, then "
-        "the nearest other one.",
+        description="Of the judge `reference`: the nearest frames with the task done, and without.",
     )
 
 

@@ -15,8 +15,7 @@ from .errors import DeadlineExceeded, RewardFleetError
 class Waits:
     """How long requests of a route may wait: less than its clients do."""
 
-    #: Seconds in line, from the headers of the request. None: all of `deadline_s` but
-    #: `RESERVED_SECONDS`, as no client of the route has a timeout that is shorter.
+    #: Seconds in line, from the headers on. None: all of `deadline_s` but `RESERVED_SECONDS`.
     in_line_s: float | None = None
     answer_s: float | None = None  #: Seconds until it is answered. None: `deadline_s`.
     #: What a failure that may pass becomes: the client repeats no other. None: itself.

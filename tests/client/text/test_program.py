@@ -1,6 +1,7 @@
 """Extraction of the program from a model's text: a table of what models write."""
 
 import json
+import textwrap
 from typing import Any
 
 import pytest
@@ -17,10 +18,6 @@ Q = "import sys\nfor line in sys.stdin:\n    print(line)\n"
 
 def fence(program: str, language: str = "python", marks: str = "```") -> str:
     return f"{marks}{language}\n{program}{marks}\n"
-
-
-def indented(text: str, by: str) -> str:
-    return "".join(by + line for line in text.splitlines(keepends=True))
 
 
 #: Parts of texts that take long to read if the time is quadratic.
@@ -45,7 +42,7 @@ def test_extraction(case: dict[str, Any]):
     ],
 )
 def test_the_block_that_defines_what_is_called_is_the_program(demo: str):
-    method = f"class Solution:\n{indented(P, '    ')}"
+    method = f"class Solution:\n{textwrap.indent(P, '    ')}"
     for program in (P, method, "add = lambda a, b: a + b\n"):
         text = f"{fence(program, '')}Use it:\n{fence(demo)}"
         assert extract_program(text, {"add"}) == program

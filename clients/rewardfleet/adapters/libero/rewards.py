@@ -15,8 +15,13 @@ from rewardfleet.adapters._rows import metrics_of
 from rewardfleet.adapters.patience import Patience
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.service import CALLER_ERRORS
-from rewardfleet.wire.errors import Abstained, InternalError, RewardFleetError, Unavailable
+from rewardfleet.wire.errors import (
+    CALLER_ERRORS,
+    Abstained,
+    InternalError,
+    RewardFleetError,
+    Unavailable,
+)
 from rewardfleet.wire.score import Status, abstained
 from rewardfleet.wire.video import VideoScore
 
