@@ -192,19 +192,6 @@ async def test_a_deadline_that_passes_early_sends_the_call_to_another_replica(re
             await score_number(fleet, 1)
 
 
-async def test_a_500_of_a_proxy_whose_replica_died_is_retried(replica):
-    """Ray Serve answers so; a service describes its own failures."""
-    answers = iter([Reply(500, "Internal Server Error")])
-
-    async def script(request: Received) -> Reply:
-        return next(answers, None) or await healthy(request)
-
-    only = await replica(script)
-    async with RewardFleet(video=only.url) as fleet:
-        assert await score_number(fleet, 1) == 1
-    assert len(only.received) == 2
-
-
 async def test_a_failed_judgment_is_retried_a_limited_number_of_times(replica):
     only = await replica(refusal(502, "backend_failed"))
     async with RewardFleet(video=only.url) as fleet:

@@ -53,9 +53,8 @@ class Front(ThreadingHTTPServer):
         self.passed: list[str] = []
         self.refused = 0  #: handshakes
         if tls is not None:  # the handshake is in the thread of its connection
-            self.socket = tls.wrap_socket(
-                self.socket, server_side=True, do_handshake_on_connect=False
-            )
+            options = {"server_side": True, "do_handshake_on_connect": False}
+            self.socket = tls.wrap_socket(self.socket, **options)
         self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request, client_address) -> None:

@@ -125,6 +125,7 @@ async def test_what_has_worked_is_waited_for(replica):
     others = [
         Reply(404, b"<html>Not here</html>", {"X-Request-Id": ""}),
         Reply(200, b"<html>Welcome</html>", {"X-Request-Id": ""}),
+        Reply(500, b"Internal Server Error"),  # of Ray Serve, if a replica died
         Reply(401, {**problem, "retryable": False}),
         Reply(404, b"", {"X-Request-Id": "", SERVICE_HEADER: "gateway"}),
         Reply(200, b"{}", {"X-Request-Id": "", SERVICE_HEADER: "code"}),

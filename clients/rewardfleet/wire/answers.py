@@ -74,7 +74,7 @@ class AnswersRequest(
         "`ground_truth` and `label` are other names of this field.",
     )
     form: Form = Field("auto", description="What the reference is. auto: as it looks like.")
-    extract: Rule = Field("auto", description="What the answer is; auto: the first rule that fits.")
+    extract: Rule = Field("auto", description="Where the answer is; auto: the first rule to apply.")
     tolerance: FiniteFloat | None = Field(
         None, ge=0, lt=1, description="The share of the reference by which numbers may differ."
     )

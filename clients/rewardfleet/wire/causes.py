@@ -86,7 +86,7 @@ class CodeCause(Cause):
     SANDBOX_DIED = (
         "sandbox_died",
         "The sandbox died while the program ran; programs that attack it do that.",
-        "Read the program. If harmless programs end so, the machine lacks memory or processes.",
+        "Read it and `suspicions`. If harmless ones end so, the machine lacks memory or processes.",
     )
     DECIDED_BY_PROGRAM = (
         "decided_by_program",
@@ -146,7 +146,7 @@ class VideoCause(Cause):
     JUDGE_SAYS_NO = (
         "judge_says_no",
         f"The judge gives less than {SUCCESS_THRESHOLD}, or than the threshold of its calibration.",
-        "If it was done, look at the camera, `task_text`, `start_s` and `end_s`, or the judge.",
+        "If it is done, look at the camera, `task_text`, `start_s`, `end_s`; or use another judge.",
     )
     ANSWER_CUT = (
         "answer_cut",

@@ -93,7 +93,7 @@ class EpisodeRequest(Request, json_schema_extra={"anyOf": [*_KINDS, having("mask
     )
     success: bool | Literal[0, 1] | None = Field(None, description="The task was completed.")
     steps: Count | None = Field(None, description="Steps taken; they may exceed `max_steps`.")
-    max_steps: _Limit | None = Field(None, description="Above 0: `steps` are divided by it.")
+    max_steps: _Limit | None = Field(None, description="Step limit, above 0; divides `steps`.")
     episode_reward: Number | None = Field(None, description="Return from the environment.")
     step_rewards: Vector | None = Field(None, description="[T]: one per step.")
     step_token_ends: StepTokens | None = Field(
@@ -169,14 +169,14 @@ class EpisodeOptions(
     )
     gamma: Fraction = Field(0.99, description="Discount per step, of `discounted`.")
     weights: Annotated[dict[Objective, Weight], Field(min_length=1)] = Field(
-        {"success": 1.0, "efficiency": 1.0}, description="Of the kind `objectives`."
+        {"success": 1.0, "efficiency": 1.0}, description="Of objectives, for the kind `objectives`."
     )
     combine: Literal["sum", "gated", "normalized"] = Field(
-        "sum", description="gated: the sum times success. normalized: each first, in its group."
+        "sum", description="Weighted sum. gated: times success. normalized: each by group first."
     )
     normalize: Normalization = Field("none", description="Of the rewards.")
     filter: FilterOptions = Field(FilterOptions(), description="Which episodes to train on.")
-    clusters: ClusterOptions | None = Field(None, description="Of the trajectories of each group.")
+    clusters: ClusterOptions | None = Field(None, description="Cluster each group's trajectories.")
 
     @model_validator(mode="after")
     def _diversity_needs_distances(self) -> Self:
@@ -217,10 +217,10 @@ class EpisodeScore(Score):
     uid: str = Field("", description="The `uid` of the request.")
     keep: bool = Field(True, description="Train on this episode.")
     drop_reason: DropReason | str | None = Field(
-        None, union_mode="left_to_right", description="Of `keep: false`; newer ones are possible."
+        None, union_mode="left_to_right", description="The filter rule; newer ones are possible."
     )
     cluster: int | None = Field(None, description="Number of its cluster within its group.")
-    pseudo_label: Literal[0, 1] | None = Field(None, description="1 in the largest cluster.")
+    pseudo_label: Literal[0, 1] | None = Field(None, description="1 in the largest cluster, or 0.")
     step_rewards: list[FiniteFloat] | None = Field(
         None, description="[T], for `hybrid` and `shaped`: addends of the score, unless normalized."
     )

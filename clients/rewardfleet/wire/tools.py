@@ -81,9 +81,9 @@ class ToolsOptions(
     dialect: Literal["auto"] | Dialect = Field(
         "auto", description="Of the calls; auto: any one. `toolrl` compares those in hermes only."
     )
-    as_executed: bool = Field(False, description="Calls that vLLM does not run are malformed.")
+    as_executed: bool = Field(False, description="Hermes calls that vLLM does not run: malformed.")
     with_length: bool = Field(False, description="Reward the length of `<think>`, in [0, 1].")
-    schedule_length: bool = Field(False, description="The length for all of it rises with `step`.")
+    schedule_length: bool = Field(False, description="The length for full reward rises by `step`.")
     refined_reward: bool = Field(False, description="toolrl: names must be equal as lists.")
     coarse_reward: bool = Field(False, description="toolrl: highest for exact calls, else lowest.")
     intermediate_reward: bool = Field(False, description="toolrl: only exact calls count.")
@@ -212,7 +212,7 @@ class PidGains(Request):
     kd: FiniteFloat = Field(0.0, ge=0, le=1e3, description="Of the rise of the smoothed cost.")
     error_smoothing: Smoothing = Field(0.9, description="Weight of the old value, for `kp`.")
     cost_smoothing: Smoothing = Field(0.0, description="Weight of the old value, for `kd`.")
-    derivative_delay: int = Field(1, ge=1, le=1_000, description="Updates that a rise is of.")
+    derivative_delay: int = Field(1, ge=1, le=1_000, description="Updates that make up a rise.")
 
 
 class BudgetOptions(Request):
@@ -309,7 +309,7 @@ class BudgetUpdateRequest(Request, json_schema_extra={"oneOf": [_COSTS, _MEAN_CO
     """`POST /budgets/{run}/update`: the costs of a step, or of a part of it."""
 
     step: Step = Field(description="Step of the training run.")
-    part: Name = Field(description="E.g. of a worker; sent again, it is counted once.")
+    part: Name = Field(description="Its name, e.g. of the worker; sent again, it is counted once.")
     attempt: str | None = ATTEMPT
     costs: Annotated[list[Cost], Field(fail_fast=True)] | None = Field(
         None, min_length=1, max_length=65_536, description="The cost of each answer."

@@ -173,5 +173,5 @@ class OpenEnvResult(Response):
     observation: dict[str, JsonValue] = Field(
         description="After a step `status`, `components`, `details` and `cause` of the score."
     )
-    reward: FiniteFloat | None = Field(None, description="Null after a reset or an abstention.")
+    reward: FiniteFloat | None = Field(None, description="Null at a reset or an abstention.")
     done: bool = Field(description="Whether the episode is over: after the first step.")

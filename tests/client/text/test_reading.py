@@ -36,8 +36,7 @@ def call(name: str) -> str:
 
 def calls_right(text: str) -> bool | None:
     """Whether the calls are those wanted; None if there are none."""
-    options = ToolsOptions()
-    reward = score_answer(text, f"<think>x</think>\n{call('right')}", options)
+    reward = score_answer(text, f"<think>x</think>\n{call('right')}", ToolsOptions())
     return reward.correctness == 3.0 if reward.usage.calls else None
 
 
