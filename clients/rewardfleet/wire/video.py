@@ -31,7 +31,6 @@ INPUTS = (*JSON_INPUTS, "frames")
 FILE_REPLACES = (*INPUTS, "fps")
 
 TaskText = Annotated[str, Field(min_length=1, max_length=4096)]
-JudgeName = Annotated[str, Field(max_length=200)]
 VideoPath = Annotated[
     str, Field(min_length=1, max_length=4096, json_schema_extra={"pattern": "^[^\\x00]*$"})
 ]
@@ -117,8 +116,10 @@ class VideoRequest(Request, json_schema_extra={"oneOf": [*map(_only, JSON_INPUTS
     end_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_SECONDS)] | None = Field(
         None, description="The part ends before the frame that is shown at this time, in seconds."
     )
-    sha256: Annotated[str, Field(pattern="^[0-9a-fA-F]{64}$")] | None = Field(
+    # A plain text, as below: forms have any other type as JSON.
+    sha256: str | None = Field(
         None,
+        pattern="^[0-9a-fA-F]{64}$",
         description="SHA-256 of the video file, of the images of `frames_base64` one after "
         "another, or of the pixels of `frames`, in hex. Content that has another one is refused.",
     )
@@ -126,12 +127,10 @@ class VideoRequest(Request, json_schema_extra={"oneOf": [*map(_only, JSON_INPUTS
     max_pixels: MaxPixels = Field(
         200_704, description="Larger frames are scaled down to these pixels (height times width)."
     )
-    backend: JudgeName | None = Field(None, description="The judge; null: the service's default.")
+    backend: str | None = Field(None, max_length=200, description="The judge; null: the default.")
     backend_kwargs: dict[str, FiniteJson] = Field(
         default_factory=dict, description="Options of the judge, e.g. `score_mode`."
     )
-
-    # A text, not `Name`, as forms have any other type as JSON.
     run: str | None = RUN_LABEL
     step: Step | None = STEP_LABEL
     uid: str | None = UID_LABEL
@@ -202,7 +201,7 @@ class RlinfRequest(ForeignRequest):
     video_path: VideoPath = Field(description="A video file on the server.")
     nframes: FrameCount = Field(16, description="Number of frames that the judge sees.")
     max_pixels: MaxPixels = Field(200_704, description="The most pixels per frame.")
-    backend: JudgeName | None = Field(None, description="The judge; null: the default.")
+    backend: str | None = Field(None, max_length=200, description="The judge; null: the default.")
     backend_kwargs: dict[str, FiniteJson] = Field({}, description="Its options: `score_mode`, …")
 
 
