@@ -19,7 +19,6 @@ from .wire.episode import (
     TemperaturesResponse,
 )
 from .wire.errors import DeadlineExceeded, RewardFleetError
-from .wire.truth import given
 from .wire.validation import validate
 
 OptionsLike = EpisodeOptions | Mapping[str, Any]
@@ -81,7 +80,8 @@ class EpisodeClient(RunStateClient):
             RewardFleetError: The batch was refused. An invalid item has its own `error` instead.
         """
         fields = {"options": options or {}, "run": run or self._run, "step": step, **self._attempt}
-        header = validate(EpisodeBatchHeader, given(fields))
+        given = {name: value for name, value in fields.items() if value is not None}
+        header = validate(EpisodeBatchHeader, given)
         batch = EpisodeBatchRequest.model_construct(
             {*header.model_fields_set, "items"}, items=await self._requests(items), **dict(header)
         )

@@ -24,6 +24,8 @@ _TIMEOUT_SECONDS = 5.0
 
 
 class IndexedReplica(BaseModel):
+    """A replica in the index of a gateway."""
+
     url: str
     is_ready: bool = False
     outstanding: int = 0
@@ -32,6 +34,8 @@ class IndexedReplica(BaseModel):
 
 
 class IndexedService(BaseModel):
+    """A service in the index of a gateway."""
+
     replicas: list[IndexedReplica] = []
 
 
@@ -44,6 +48,8 @@ class Index(BaseModel):
 
 
 class Reply(NamedTuple):
+    """What a URL answered."""
+
     status: int  #: 0 if there is no answer
     content: bytes
     reason: str  #: why there is no answer, or why it is not the expected one
@@ -63,6 +69,8 @@ class Reply(NamedTuple):
 
 
 class Found(NamedTuple):
+    """What is at a URL."""
+
     page: Index | None  #: its index; None if it is not that of a service or a gateway
     services: dict[str, str]  #: the base URLs of services by name
     reason: str = ""  #: why there are none

@@ -10,7 +10,6 @@ given more requests than it has connections.
   for a time that grows with each failure. So does one whose judge fails several times in a row: it
   fails fast, so that it would get most requests. Afterwards it gets one at a time until one
   succeeds. If all replicas have failed, all are used: it is the call that backs off then.
-- No `Retry-After` pauses a replica for more than 30 s.
 """
 
 import asyncio

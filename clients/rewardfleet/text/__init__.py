@@ -1,7 +1,6 @@
 """What a policy wrote, read once: turns, thoughts, the answer, and how it ends.
 
-Programs, judgments, calls and the texts of completions are small functions on that. This package
-imports nothing of this project, so that everything may import it.
+It imports nothing of this project, so that everything may import it.
 """
 
 from .reading import Reading, Thought, Turn, read, without_end_tokens

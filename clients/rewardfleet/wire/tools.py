@@ -377,19 +377,14 @@ def fields_of_truth(ground_truth: Any, row: Mapping[str, Any] | None = None) -> 
     is_object = isinstance(found, Mapping) and "ground_truth" in found
     found = {**(row or {}), **(found if is_object else {"ground_truth": ground_truth})}
     fields = given(found, _FIELDS)
-    return {**fields, "tools": _as_tools(fields["tools"])} if "tools" in fields else fields
-
-
-def _as_tools(tools: Any) -> Any:
-    """Return the tools of a row, maybe JSON as text, as `ToolsRequest` has them.
-
-    A tool is an object, or one with it as `function`, as in OpenAI's interface; or its name.
-    """
-    tools = plain(parsed(tools))
-    return [_as_tool(each) for each in tools] if isinstance(tools, list) else tools
+    if "tools" in fields:
+        tools = plain(parsed(fields["tools"]))
+        fields["tools"] = [_as_tool(each) for each in tools] if isinstance(tools, list) else tools
+    return fields
 
 
 def _as_tool(tool: Any) -> Any:
+    # It is an object, or one with it as `function`, as in OpenAI's interface; or its name.
     match tool:
         case {"function": dict(described)} | dict(described):
             schema = parsed(described.get("parameters"))
