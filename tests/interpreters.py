@@ -11,6 +11,7 @@ than an ordinary user.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -76,9 +77,8 @@ def _ask(path: str) -> str:
         "has = importlib.util.find_spec('ensurepip') is not None\n"
         "print(json.dumps([platform.python_version(), sys.executable, has]))"
     )
-    return subprocess.run(
-        [path, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    ).stdout
+    command = [path, "-c", program]
+    return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=60)
 
 
 def test(python: str, paths: list[str]) -> bool:
@@ -93,11 +93,9 @@ def test(python: str, paths: list[str]) -> bool:
         if os.geteuid() == 0 and _nobody_can_run(python):
             subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", name], check=True)
             user = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-        own = {k: v for k, v in os.environ.items() if k in {"PATH", "LANG", "CI"}}
-        pip_settings = {
-            k: v for k, v in os.environ.items() if k.startswith(("PIP_", "SSL_", "UV_"))
-        }
-        options = {"cwd": checkout, "env": {**own, **pip_settings, "HOME": str(home)}, **user}
+        kept = re.compile(r"PATH|LANG|CI|(PIP|SSL|UV)_.*")
+        environment = {k: v for k, v in os.environ.items() if kept.fullmatch(k)}
+        options = {"cwd": checkout, "env": {**environment, "HOME": str(home)}, **user}
         try:
             own_python = make_environment(Path(python), folder / "venv", **options)
             install(own_python, ["--require-hashes", "-r", "requirements.lock"], **options)
@@ -112,13 +110,7 @@ def test(python: str, paths: list[str]) -> bool:
 
 
 #: The oldest versions that the client accepts, which a trainer may have.
-OLDEST = [
-    "click==8.2.0",
-    "httpx==0.28.0",
-    "numpy==1.26.0",
-    "pydantic==2.11.0",
-    "sniffio==1.3.0",
-]
+OLDEST = ["click==8.2.0", "httpx==0.28.0", "numpy==1.26.0", "pydantic==2.11.0", "sniffio==1.3.0"]
 #: Tests of the client that need no service.
 PURE = ("test_episodes.py", "test_tool_budget_math.py", "test_tool_use.py")
 
@@ -152,30 +144,19 @@ def test_client(python: str) -> bool:
         pytest = [str(own_python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         pytest += ["-p", "no:anyio"]  # its plugin uses what pytest has deprecated
         pytest += ["--hypothesis-profile=ci"]  # tests/conftest.py, which needs the server, has ours
-        done = subprocess.run(
-            [*pytest, "--noconftest", *tests],
-            cwd=ROOT,
-            env=environment,
-            timeout=TEST_SECONDS,
-            check=False,
-        )
-        return not done.returncode
+        options = {"cwd": ROOT, "env": environment, "timeout": TEST_SECONDS}
+        command = [*pytest, "--noconftest", *tests]
+        return not subprocess.run(command, check=False, **options).returncode
 
 
 def _installed(python: Path) -> list[str]:
     freeze = [str(python), "-m", "pip", "freeze"]
-    listed = subprocess.run(freeze, capture_output=True, text=True, timeout=60, check=True)
-    return listed.stdout.splitlines()
+    return subprocess.check_output(freeze, text=True, timeout=60).splitlines()
 
 
 def _copy_tracked_files(target: Path) -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    ).stdout
-    for name in listed.decode().split("\0"):
+    command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
+    for name in subprocess.check_output(command, cwd=ROOT, text=True).split("\0"):
         source = ROOT / name
         if name and source.is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -183,13 +164,12 @@ def _copy_tracked_files(target: Path) -> None:
 
 
 def _nobody_can_run(python: str) -> bool:
-    command = [python, "-c", "import ensurepip"]
+    options = {"user": NOBODY, "group": NOBODY, "cwd": "/", "stderr": subprocess.DEVNULL}
     try:
-        return not subprocess.run(
-            command, user=NOBODY, group=NOBODY, cwd="/", capture_output=True, check=False
-        ).returncode
-    except OSError:
+        subprocess.check_output([python, "-c", "import ensurepip"], **options)
+    except (OSError, subprocess.SubprocessError):
         return False
+    return True
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ BUILDERS: dict[str, Callable[..., Sandbox]] = {
     "fake": lambda **_: FakeSandbox(),
     "jail": lambda **_: build(CodeSettings(workers=1)),
     "jail with landlock": lambda **_: build(CodeSettings(workers=1, isolation="landlock")),
-    "fusion": lambda fusion_url: fusion.build(CodeSettings(fusion_url=fusion_url)),
+    "fusion": lambda fusion_url: fusion.Fusion(CodeSettings(fusion_url=fusion_url)),
 }
 
 

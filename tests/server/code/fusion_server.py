@@ -25,39 +25,23 @@ TRUNCATED_BYTES = 219_264
 
 
 class FusionServer:
-    """The server.
-
-    Attributes:
-        url: Its base URL.
-        misbehave: Returns a response, raises or hangs, instead of running the program.
-        misbehave_times: How many requests `misbehave` handles.
-        returns_files: Whether requested files are returned.
-        requests: The bodies of all requests.
-        max_concurrent: The largest number of requests at the same time.
-    """
-
     def __init__(self) -> None:
         self.url = ""
+        #: Returns a response, raises or hangs, instead of running the program.
         self.misbehave: Callable[[], Any] | None = None
-        self.misbehave_times = 10**9
+        self.misbehave_times = 10**9  #: how many requests it handles
         self.returns_files = True
-        self.requests: list[dict[str, Any]] = []
-        self.max_concurrent = 0
+        self.requests: list[dict[str, Any]] = []  #: the bodies of all requests
+        self.max_concurrent = 0  #: the largest number of requests at the same time
         self._concurrent = 0
 
-    def app(self) -> FastAPI:
-        app = FastAPI()
-
-        @app.post("/run_code")
-        async def run_code(request: Request) -> Response:
-            self._concurrent += 1
-            self.max_concurrent = max(self.max_concurrent, self._concurrent)
-            try:
-                return await self._respond(await request.json())
-            finally:
-                self._concurrent -= 1
-
-        return app
+    async def run_code(self, request: Request) -> Response:
+        self._concurrent += 1
+        self.max_concurrent = max(self.max_concurrent, self._concurrent)
+        try:
+            return await self._respond(await request.json())
+        finally:
+            self._concurrent -= 1
 
     async def _respond(self, body: dict[str, Any]) -> Response:
         self.requests.append(body)
@@ -72,42 +56,30 @@ class FusionServer:
         for name, content in body["files"].items():
             (folder / name).write_bytes(base64.b64decode(content))
         (folder / "tmp.py").write_text(body["code"])
-        process = subprocess.Popen(
-            [sys.executable, "tmp.py"],
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        process = subprocess.Popen([sys.executable, "tmp.py"], cwd=folder, **pipes)
         started = time.monotonic()
         stdin, seconds = (body["stdin"] or "").encode(), body["run_timeout"]
         try:
             out, err, is_late = await asyncio.to_thread(_communicate, process, stdin, seconds)
         finally:
             process.kill()  # also if the caller has disconnected
-        result = {"status": "TimeLimitExceeded" if is_late else "Finished"}
-        result["return_code"] = None if is_late else process.returncode
-        result |= {
-            "execution_time": time.monotonic() - started,
-            "stdout": out[:TRUNCATED_BYTES].decode(),
-            "stderr": err[:TRUNCATED_BYTES].decode(),
-        }
-        is_success = result["status"] == "Finished" and result["return_code"] == 0
+        code = None if is_late else process.returncode
+        names = body["fetch_files"] if self.returns_files else []
+        files = {name: folder / name for name in names if (folder / name).is_file()}
         return {
-            "status": "Success" if is_success else "Failed",
+            "status": "Success" if code == 0 else "Failed",
             "message": "",
             "compile_result": None,
-            "run_result": result,
+            "run_result": {
+                "status": "TimeLimitExceeded" if is_late else "Finished",
+                "return_code": code,
+                "execution_time": time.monotonic() - started,
+                "stdout": out[:TRUNCATED_BYTES].decode(),
+                "stderr": err[:TRUNCATED_BYTES].decode(),
+            },
             "executor_pod_name": None,
-            "files": self._fetched(body["fetch_files"], folder) if self.returns_files else {},
-        }
-
-    @staticmethod
-    def _fetched(names: list[str], folder: Path) -> dict[str, str]:
-        return {
-            name: base64.b64encode((folder / name).read_bytes()).decode()
-            for name in names
-            if (folder / name).is_file()
+            "files": {n: base64.b64encode(f.read_bytes()).decode() for n, f in files.items()},
         }
 
 
@@ -123,7 +95,8 @@ def _communicate(
 
 @contextmanager
 def fusion_server() -> Iterator[FusionServer]:
-    server = FusionServer()
-    with serving(server.app()) as url:
+    server, app = FusionServer(), FastAPI()
+    app.post("/run_code")(server.run_code)
+    with serving(app) as url:
         server.url = url
         yield server

@@ -94,6 +94,12 @@ print("held")
 
 
 REFUSED = rows("jail", "refused")
+#: What must not be possible with a file `name` of the host.
+FILE_ATTEMPTS = [
+    *("os.truncate(name, 0)", "os.open(name, os.O_RDONLY | os.O_TRUNC)", "open(name, 'w')"),
+    *("os.open(name, os.O_RDONLY)", "open(name, 'r+')", "os.rename(name, name + 'x')"),
+    *("os.unlink(name)", "os.link(name, name + 'x')", "os.setxattr(name, 'user.x', b'x')"),
+]
 
 
 @pytest.mark.parametrize("row", sample(REFUSED))
@@ -112,17 +118,6 @@ def test_files_of_the_same_user_on_the_host_are_out_of_reach(service: Service):
         if os.geteuid() == 0:
             os.chown(file.name, 65534, 65534)
         before = os.stat(file.name)
-        attempts = (
-            "os.truncate(name, 0)",
-            "os.open(name, os.O_RDONLY | os.O_TRUNC)",
-            "os.open(name, os.O_RDONLY)",
-            "open(name, 'w')",
-            "open(name, 'r+')",
-            "os.unlink(name)",
-            "os.rename(name, name + 'x')",
-            "os.link(name, name + 'x')",
-            "os.setxattr(name, 'user.x', b'x')",
-        )
         setup = f"""
 name = {file.name!r}
 for change in (lambda: os.chmod(name, 0o777), lambda: os.utime(name, (1, 1))):
@@ -131,21 +126,17 @@ for change in (lambda: os.chmod(name, 0o777), lambda: os.utime(name, (1, 1))):
     except OSError:
         pass
 """
-        assert service.score(program_trying(attempts, setup), HELD)["score"] == 1.0
+        assert service.score(program_trying(FILE_ATTEMPTS, setup), HELD)["score"] == 1.0
         after = os.stat(file.name)
-        assert (after.st_mode, after.st_mtime, after.st_size) == (
-            before.st_mode,
-            before.st_mtime,
-            len(b"untouched"),
-        )
+        for name in ("st_mode", "st_mtime", "st_size"):
+            assert getattr(after, name) == getattr(before, name)
 
 
 @pytest.mark.parametrize("name", ["read files of the host", "read /proc of others", "network"])
 def test_without_a_jail_the_same_program_escapes(name: str):
     """Show that the tests above can fail."""
     command = [sys.executable, "-c", program_trying(**REFUSED[name])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "escaped" in done.stdout
+    assert b"escaped" in subprocess.check_output(command)
 
 
 #: Programs that exceed limits, and the verdicts that they may have.
@@ -197,14 +188,13 @@ def test_jails_are_killed_first_if_memory_runs_out(service: Service):
 
 
 def test_input_does_not_count_as_memory_of_the_program(service: Service):
-    tests = stdio(("7" * (24 << 20), str(24 << 20)))
-    program = "import os\nprint(sum(iter(lambda: len(os.read(0, 65536)), 0)))"
     limits = {**LIMITS, "memory_mb": 16}
-    assert service.verdict(program, tests, limits=limits) == "accepted"
-    program = "print(len(bytearray(12 << 20)))"
-    assert service.verdict(program, stdio(("7" * (24 << 20), str(12 << 20))), limits=limits) == (
-        "accepted"
-    )
+    for program, printed in (
+        ("import os\nprint(sum(iter(lambda: len(os.read(0, 65536)), 0)))", 24 << 20),
+        ("print(len(bytearray(12 << 20)))", 12 << 20),
+    ):
+        tests = stdio(("7" * (24 << 20), str(printed)))
+        assert service.verdict(program, tests, limits=limits) == "accepted"
 
 
 def test_files_are_removed_before_the_next_test(service: Service):
@@ -242,16 +232,6 @@ except OSError:
 print(written <= 64 << 20)
 """
     assert service.verdict(program, stdio(("", "True"))) == "accepted"
-
-
-def test_state_does_not_leak_into_the_next_test(service: Service):
-    program = """
-import builtins, os, sys, math
-print(getattr(builtins, "left", "none"), math.pi == 3, os.environ.get("LEFT"))
-builtins.left, math.pi, os.environ["LEFT"] = "something", 3, "x"
-"""
-    score = service.score(program, stdio(("", "none False None"), ("", "none False None")))
-    assert score["score"] == 1.0
 
 
 # Programs that try to pass without solving the task
@@ -310,17 +290,6 @@ def test_forged_lines_are_reported_as_suspicious(service: Service):
     assert "test 1: wrote to the report, where only the supervisor writes" in score["suspicions"]
 
 
-def test_verdicts_report_where_an_assert_was_evaluated(service: Service):
-    tests = asserts("assert f(2) == 4", "assert abs(f(2) - 4) < 1", "assert f(3) in range(5, 7)")
-    score = service.score("def f(x): return 2 * x", tests)
-    assert [each["verdict_by"] for each in score["verdicts"]] == ["service"] * 3
-    assert score["score"] == 1.0
-    tests = asserts("class F(Four): pass\nassert F() == 4")
-    score = service.score("class Four:\n  __eq__ = lambda *_: True", tests)
-    assert [each["verdict_by"] for each in score["verdicts"]] == ["jail"]
-    assert score["suspicions"] == ["test 1: decided by the program's process"]
-
-
 @pytest.mark.parametrize(("equal", "paid"), [("True", 1.0), ("False", 0.0)])
 def test_a_test_is_repeated_if_only_that_helps_the_solution_of_its_row(
     service: Service, equal: str, paid: float
@@ -329,6 +298,7 @@ def test_a_test_is_repeated_if_only_that_helps_the_solution_of_its_row(
     row = {"test": "class F(Four): pass\nassert F() == 4", "solution": four.format(equal)}
     score = service.score(four.format("True"), {"kind": "dataset", "dataset": "auto", "row": row})
     assert score["score"] == paid
+    assert ("test 1: decided by the program's process" in score["suspicions"]) == bool(paid)
 
 
 # Correct programs that other sandboxes fail
@@ -353,21 +323,11 @@ def test_programs_with_large_input_or_output_pass(
 
 
 #: The order of a set with PYTHONHASHSEED=0, as in the jails.
-SET_ORDER = subprocess.run(
-    [sys.executable, "-c", "print(''.join({'a', 'b', 'c', 'd', 'e'}))"],
-    env={"PYTHONHASHSEED": "0"},
-    capture_output=True,
-    text=True,
-    check=True,
-).stdout
-
-
+SET = "print(''.join({'a', 'b', 'c', 'd', 'e'}))"
+SET_ORDER = subprocess.check_output([sys.executable, "-c", SET], env={"PYTHONHASHSEED": "0"})
 HONEST = {
     **rows("jail", "honest"),
-    "sets in the same order": {
-        "program": "print(''.join({'a', 'b', 'c', 'd', 'e'}))",
-        "printed": SET_ORDER,
-    },
+    "sets in the same order": {"program": SET, "printed": SET_ORDER.decode()},
 }
 
 
@@ -434,11 +394,6 @@ def test_the_package_to_which_the_jail_refused_something_is_counted():
         name = 'rewardfleet_refused_by_jail_total{package="%s"}'
         found = {each: metric(service.client, name % each) for each in ("", "numpy", "other")}
     assert found == {"": 1, "numpy": 1, "other": 4}
-
-
-def test_a_program_that_only_clears_the_screen_passes(service: Service):
-    program = "import os\nos.system('clear')\nprint(input())"
-    assert service.verdict(program, stdio(("x", "x"))) == "accepted"
 
 
 LARGE_ANSWERS = {
@@ -508,7 +463,6 @@ time.sleep(9)
 
 
 @pytest.mark.serial
-@pytest.mark.slow
 def test_the_service_is_as_fast_after_attacks_as_before(level_service: Service):
     """As one that was never attacked, in turns: how fast the machine is changes."""
 

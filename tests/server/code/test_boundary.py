@@ -29,29 +29,29 @@ def service(level_service: Service) -> Service:
     return level_service
 
 
-def check_decided_outside(service: Service, row: dict[str, str], setup: str) -> None:
-    tests = asserts(row["case"], setup=setup, strict=True)
+#: Rows with the setup of their tests, whose classes are on both sides.
+OUTSIDE = {
+    **rows("boundary", "outside"),
+    **{name: {**row, "setup": TREE} for name, row in rows("boundary", "with setup").items()},
+}
+
+
+@pytest.mark.parametrize("row", sample(OUTSIDE))
+def test_a_correct_program_is_accepted_by_the_process_of_the_tests(service: Service, row):
+    tests = asserts(row["case"], setup=row.get("setup", ""), strict=True)
     score = service.score(row["program"], tests)
     (verdict,) = score["verdicts"]
     assert (verdict["verdict"], verdict["verdict_by"]) == ("accepted", "service"), verdict
     assert score["suspicions"] == []
 
 
-@pytest.mark.parametrize("row", sample(rows("boundary", "outside")))
-def test_a_correct_program_is_accepted_by_the_process_of_the_tests(service: Service, row):
-    check_decided_outside(service, row, setup="")
-
-
-@pytest.mark.parametrize("row", sample(rows("boundary", "with setup")))
-def test_classes_of_the_setup_are_on_both_sides(service: Service, row):
-    check_decided_outside(service, row, setup=TREE)
-
-
 @pytest.mark.parametrize("row", sample(rows("boundary", "inside")))
 def test_what_the_program_decides_is_reported(service: Service, row):
     program, case = row["program"], row["case"]
-    (verdict,) = service.score(program, asserts(case, setup="log = []"))["verdicts"]
+    score = service.score(program, asserts(case, setup="log = []"))
+    (verdict,) = score["verdicts"]
     assert (verdict["verdict"], verdict["verdict_by"]) == ("accepted", "jail"), verdict
+    assert score["suspicions"][0].startswith("test 1: decided by ")
     response = service.post(program, asserts("assert 1", case, strict=True, setup="log = []"))
     if response.status_code == 200:
         assert response.json()["verdicts"][1]["verdict"] in {"wrong_answer", "runtime_error"}
@@ -89,31 +89,31 @@ def f(x): return 0
 """
 
 
+def check_rejected(service: Service, program: str, by: set[str], *cases: str, **fields: object):
+    """Check that no case is accepted by a decision of one of these."""
+    tests = asserts(*cases, setup=CASES_SETUP, **fields)
+    score = service.score(program, tests, limits=SHORT_LIMITS)
+    for case, verdict in zip(cases, score["verdicts"], strict=True):
+        is_accepted = verdict["verdict"] == "accepted" and verdict["verdict_by"] in by
+        assert not is_accepted, (case, verdict)
+
+
 @pytest.mark.parametrize("row", [*TAMPERING.values()][::9], ids=[*TAMPERING][::9])
 def test_no_program_without_the_right_value_passes(service: Service, row):
     """With `strict`. The next test tries all of them."""
-    tests = asserts(*CASES, strict=True, setup=CASES_SETUP)
-    score = service.score(row["program"], tests, limits=SHORT_LIMITS)
-    for case, verdict in zip(CASES, score["verdicts"], strict=True):
-        assert verdict["verdict"] != "accepted", (case, verdict)
+    check_rejected(service, row["program"], {"service", "jail"}, *CASES, strict=True)
 
 
 @pytest.mark.parametrize("row", sample(TAMPERING, 3))
 def test_nothing_is_accepted_as_decided_outside(service: Service, row):
     """Without `strict`, a class of the program may decide, which is reported."""
-    tests = asserts(*CASES, setup=CASES_SETUP)
-    score = service.score(row["program"], tests, limits=SHORT_LIMITS)
-    for case, verdict in zip(CASES, score["verdicts"], strict=True):
-        outcome = verdict["verdict"], verdict["verdict_by"]
-        assert outcome != ("accepted", "service"), (case, verdict)
+    check_rejected(service, row["program"], {"service"}, *CASES)
 
 
 @pytest.mark.parametrize("row", sample(FORGERIES, 3))
 def test_what_a_program_sends_instead_of_its_replies_is_no_right_value(service: Service, row):
     program = f"FORGED = {row['sent']!r}\n{FORGED}"
-    score = service.score(program, asserts(*CASES[:3], setup=CASES_SETUP), limits=SHORT_LIMITS)
-    for case, verdict in zip(CASES[:3], score["verdicts"], strict=True):
-        assert verdict["verdict"] != "accepted", (case, verdict)
+    check_rejected(service, program, {"service", "jail"}, *CASES[:3])
 
 
 #: Sends a request while a test waits for it: `H` is a function of the test.
@@ -144,11 +144,9 @@ def test_a_program_can_only_call_what_a_test_passes_to_it(service: Service, row)
 
 
 def test_a_test_that_a_program_makes_wait_ends(service: Service):
+    tests, limits = asserts("assert f(1) in (1,)"), {"wall_s": 1, "cpu_s": 1}
     for program in ("def f(x):\n  while True: pass", "import time\ndef f(x): time.sleep(99)"):
-        score = service.score(
-            program, asserts("assert f(1) in (1,)"), limits={"wall_s": 1, "cpu_s": 1}
-        )
-        assert score["verdicts"][0]["verdict"] == "time_limit"
+        assert service.verdict(program, tests, limits=limits) == "time_limit"
     # The tests end, and the program goes on.
     program = """
 import os, threading
@@ -158,7 +156,7 @@ def f(x):
     threading.Thread(target=loop).start()
     return 1
 """
-    assert service.verdict(program, asserts("assert f(1) in (1,)")) == "accepted"
+    assert service.verdict(program, tests) == "accepted"
 
 
 #: Programs that would pass if the tests overlooked the boundary.

@@ -25,46 +25,45 @@ from .test_sandbox_fusion_api import ADD, oj, submit
 pytestmark = pytest.mark.slow
 
 
+ONE = stdio(("", "1"))
+
+
 @contextmanager
-def served_fusion(**settings: object) -> Iterator[tuple[Service, FusionServer]]:
-    with (
-        fusion_server() as server,
-        served_code(fusion_url=server.url, **settings) as service,
-    ):
+def served_fusion() -> Iterator[tuple[Service, FusionServer]]:
+    with fusion_server() as server, served_code(fusion_url=server.url, workers=4) as service:
+        assert service.verdict("print(1)", ONE) == "accepted"  # after the probe
+        server.requests.clear()
         yield service, server
 
 
 @pytest.fixture(scope="module")
-def fusion_service():
-    with served_fusion() as (service, _):
-        yield service
+def module_pair():
+    with served_fusion() as pair:
+        yield pair
 
 
 @pytest.fixture(scope="module")
-def limited_pair():
-    with served_fusion(workers=4) as (service, server):
-        assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"  # after the probe
-        yield service, server
+def fusion_service(module_pair: tuple[Service, FusionServer]):
+    return module_pair[0]
 
 
 @pytest.fixture
-def pair(limited_pair: tuple[Service, FusionServer], monkeypatch: pytest.MonkeyPatch):
+def pair(module_pair: tuple[Service, FusionServer], monkeypatch: pytest.MonkeyPatch):
     """A service and its server, which can misbehave; with short waits between attempts."""
     monkeypatch.setattr(fusion, "_MAX_WAIT_S", 0.01)
-    service, server = limited_pair
+    _, server = module_pair
     server.requests.clear()
+    yield module_pair
     server.misbehave, server.misbehave_times = None, 10**9
-    return service, server
 
 
 # Verdicts
 
 
 def test_tests_that_import_a_missing_module_are_invalid(fusion_service):
+    tests = asserts("assert f() == 1", setup="import rf_absent")
     for program in ("def f(): return 1", "raise ImportError"):
-        response = fusion_service.post(
-            program, asserts("assert f() == 1", setup="import rf_absent")
-        )
+        response = fusion_service.post(program, tests)
         assert response.status_code == 422, response.text
         assert "No module named 'rf_absent'" in response.json()["detail"]
     tests = asserts("assert f() == math.pi", setup="import math")
@@ -100,7 +99,7 @@ def test_what_the_service_does_not_compare_is_not_accepted_if_strict(fusion_serv
 
 def test_scores_report_where_the_program_ran(fusion_service: Service):
     assert fusion_service.client.get("/readyz").json()["isolation"] == "fusion"
-    score = fusion_service.score("print(1)", stdio(("", "1")))
+    score = fusion_service.score("print(1)", ONE)
     assert (score["backend"], score["isolation"]) == ("fusion", "fusion")
     assert score["provenance"]["sandbox"] == "fusion"
     assert score["provenance"]["python"].startswith("3.")
@@ -163,18 +162,18 @@ MISBEHAVIORS = {
 def test_an_outage_is_an_error_not_a_verdict_and_is_retried(pair: tuple, misbehave: Any):
     service, server = pair
     server.misbehave = misbehave
-    response = service.post("print(1)", stdio(("", "1")))
+    response = service.post("print(1)", ONE)
     check_problem(response, "unavailable", "failed 4 times")
     assert response.json()["retryable"] is True
     assert len(server.requests) == fusion._MAX_ATTEMPTS
     server.misbehave_times = 2
-    assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
+    assert service.verdict("print(1)", ONE) == "accepted"
 
 
 def test_a_rejected_request_is_not_retried(pair: tuple):
     service, server = pair
     server.misbehave = plain_response(422, b"no such language")
-    response = service.post("print(1)", stdio(("", "1")))
+    response = service.post("print(1)", ONE)
     check_problem(response, "backend_failed", "no such language")
     assert len(server.requests) == 1
 
@@ -183,14 +182,12 @@ def test_a_server_that_hangs_is_not_retried(monkeypatch: pytest.MonkeyPatch):
     """More requests would not help it. The deadline of the request applies as well."""
     monkeypatch.setattr(fusion, "_GRACE_S", 3)  # the request must reach the server before
     with served_fusion() as (service, server):
-        assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"  # after the probe
-        server.requests.clear()
         server.misbehave = hangs
         watch = Stopwatch()
         limits = {"cpu_s": 0.3, "wall_s": 0.3}
-        response = service.post("print(1)", stdio(("", "1")), limits=limits)
+        response = service.post("print(1)", ONE, limits=limits)
         check_problem(response, "unavailable", "did not answer within")
-        body = {"revision": "print(1)", "tests": stdio(("", "1"))}
+        body = {"revision": "print(1)", "tests": ONE}
         monkeypatch.setattr(fusion, "_GRACE_S", 20)
         headers = {"x-request-timeout": "3"}
         late = service.client.post("/score", json=body, headers=headers)
@@ -201,7 +198,7 @@ def test_a_server_that_hangs_is_not_retried(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_server_that_is_down_is_unavailable():
     with served_code(fusion_url="http://127.0.0.1:9") as service:
-        response = service.post("print(1)", stdio(("", "1")))
+        response = service.post("print(1)", ONE)
         check_problem(response, "unavailable", "Connect")
 
 
@@ -209,23 +206,22 @@ def test_a_server_that_returns_no_files_is_unavailable():
     """Without files, no program can be judged."""
     with served_fusion() as (service, server):
         server.returns_files = False
-        response = service.post("print(1)", stdio(("", "1")))
+        response = service.post("print(1)", ONE)
         check_problem(response, "unavailable", "known-good program: returns no files")
 
 
 def test_an_outage_fails_one_batch(pair: tuple):
     service, server = pair
     server.misbehave, server.misbehave_times = plain_response(503), fusion._MAX_ATTEMPTS
-    item = {"revision": "print(1)", "tests": stdio(("", "1"))}
-    check_problem(service.client.post("/score/batch", json={"items": [item]}), "unavailable")
-    second = service.client.post("/score/batch", json={"items": [item]}).json()
-    assert second["results"][0]["score"] == 1.0
+    body = {"items": [{"revision": "print(1)", "tests": ONE}]}
+    check_problem(service.client.post("/score/batch", json=body), "unavailable")
+    assert service.client.post("/score/batch", json=body).json()["results"][0]["score"] == 1.0
 
 
 def test_concurrent_runs_are_limited(pair: tuple):
     service, server = pair
     program = "import time\ntime.sleep(0.1)\nprint(1)\n"  # in sixteen variants
-    items = [{"revision": f"{program}y = {n}\n", "tests": stdio(("", "1"))} for n in range(16)]
+    items = [{"revision": f"{program}y = {n}\n", "tests": ONE} for n in range(16)]
     results = service.client.post("/score/batch", json={"items": items}).json()["results"]
     assert [each["score"] for each in results] == [1.0] * 16
     assert server.max_concurrent == 4

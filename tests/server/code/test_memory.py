@@ -67,21 +67,17 @@ def test_a_program_and_its_tests_need_what_their_limits_permit():
     assert run_bytes(limits, tests_apart=True) == (3 * 1024 + 2 * 128) * MIB
 
 
-def slack_bytes(total: int, workers: int, limit_mb: int) -> int:
-    """Return what a container has besides the service and a program with tests per worker."""
-    limits = RunLimits(1, 1, limit_mb * MIB, Limits().output_kb * 1024)
-    program = run_bytes(limits, tests_apart=True, writable=128 * MIB)
-    return Capacity(total, "").of_programs - workers * program
-
-
 def test_the_container_of_the_stack_has_slack():
+    """Besides the service and a program with tests per worker."""
     compose = (Path(__file__).parents[3] / "docker-compose.yml").read_text()
     defaults = dict(re.findall(r"\$\{CODE_(\w+):-(\d+)g?\}", compose))
     workers, limit_mb, memory = (
         int(defaults[name]) for name in ("WORKERS", "PROGRAM_MEMORY_MB", "MEMORY")
     )
     files = int(re.search(r"/tmp:size=(\d+)m", compose)[1]) * MIB
-    assert slack_bytes(memory * GIB, workers, limit_mb) - files >= GIB
+    limits = RunLimits(1, 1, limit_mb * MIB, Limits().output_kb * 1024)
+    program = run_bytes(limits, tests_apart=True, writable=128 * MIB)
+    assert Capacity(memory * GIB, "").of_programs - workers * program - files >= GIB
 
 
 # Who waits
@@ -103,25 +99,19 @@ def test_a_job_is_passed_only_by_those_that_leave_what_it_needs():
     for each in (large, other):
         memory.give_back(each)
     assert memory.take(Share(99))  # more than there is: it is alone
-    assert not memory.take(Share(1))
-
-
-def test_a_job_that_no_longer_waits_is_passed():
+    assert not memory.take(small)
     memory = Memory(10)
-    running, large, small = Share(6), Share(10), Share(4)
     assert memory.take(running)
     assert not memory.take(large)
-    assert not memory.take(small)
-    memory.forget(large)
-    assert memory.take(small)
+    assert not memory.take(Share(4))
+    memory.forget(large)  # which no longer waits
+    assert memory.take(Share(4))
 
 
 # In a container
 
-PROGRAMS = sources("memory")
-#: Takes all that it can, also what its limit does not count, and keeps it.
-HOG = PROGRAMS["hog"]
-HOLDS = PROGRAMS["holds"]
+#: The first one takes all that it can, also what its limit does not count, and keeps it.
+HOG, HOLDS = sources("memory").values()
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ service's `CodeSettings` and returns a `Sandbox`.
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from pydantic import JsonValue
 
@@ -18,7 +18,7 @@ from .jail.guest.nodes import Signature
 #: The sandboxes that come with the service, by name.
 SANDBOXES: dict[str, str] = {
     "jail": "rewardfleet_server.code.sandboxes.jail.pool:build",
-    "fusion": "rewardfleet_server.code.sandboxes.fusion:build",
+    "fusion": "rewardfleet_server.code.sandboxes.fusion:Fusion",
 }
 
 #: Maximum bytes of the report of a run. Parsed as JSON, it takes many times as much memory.
@@ -29,17 +29,15 @@ MAX_REPORT_BYTES = 4 * 2**20
 class RunLimits:
     """Limits of one run, in the order in which an `Order` has them."""
 
-    cpu_s: float  #: seconds of CPU time
-    #: Seconds of wall time. In a jail, those do not count in which the run was ready and had no
-    #: core, or was paused.
-    wall_s: float
+    cpu_s: float
+    wall_s: float  #: in a jail, without the time in which it was ready and had no core, or paused
     memory_bytes: int  #: memory in addition to the interpreter's own
     output_bytes: int  #: size of standard output, and of any other file that is written
 
 
 @dataclass(frozen=True)
 class Check:
-    """A call, an expression or an assert to evaluate after the program has run."""
+    """A call, an expression or an assert to evaluate after the program has run. Jails read it."""
 
     #: `call`: call the function named `source` with `args`. `eval`: evaluate the expression
     #: `source`, a call of the program with constants. `assert`: run the statements `source`, and
@@ -56,18 +54,6 @@ class Check:
     signatures: tuple[Signature, ...] = ()
     methods: tuple[str, ...] = ()
     entry_point: str = ""  #: what the tests of a script call, if it does not name it
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the check as the jail reads it."""
-        return {
-            self.kind: self.source,
-            "args": list(self.args),
-            "integer_keys": self.integer_keys,
-            "signatures": self.signatures,
-            "methods": self.methods,
-            "nonce": self.nonce,
-            "entry_point": self.entry_point,
-        }
 
 
 @dataclass(frozen=True)

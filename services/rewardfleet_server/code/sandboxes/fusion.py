@@ -16,7 +16,7 @@ import importlib
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
@@ -61,9 +61,7 @@ def confine(cpu_s, memory_bytes):
     confinement.limit(resource.RLIMIT_NPROC, 4096)
     seconds = math.ceil(cpu_s)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    with open("/proc/self/statm") as statm:
-        base = int(statm.read().split()[0]) * resource.getpagesize()
-    confinement.limit(resource.RLIMIT_AS, base + memory_bytes)
+    confinement.limit(resource.RLIMIT_AS, confinement.mapped_bytes() + memory_bytes)
 
 class Guest(program.Program):
     def flush(self):
@@ -98,43 +96,24 @@ _PROBE = Job(
     RunLimits(cpu_s=5, wall_s=20, memory_bytes=256 << 20, output_bytes=1 << 16),
 )
 
-#: The client's `run_code_async`.
-_Call = Callable[..., Awaitable[Any]]
 
-
-def build(settings: CodeSettings) -> "Fusion":
-    """Return a sandbox for the settings. The server need not be up yet.
+class Fusion:
+    """A SandboxFusion server, which need not be up yet.
 
     Raises:
         ValueError: The client's package is missing.
-    """
-    require("fusion", "--fusion-url", "sandbox_fusion")
-    client = importlib.import_module("sandbox_fusion")
-    # It logs complete programs when it gives up. Failures are logged in this module instead.
-    logging.getLogger("sandbox_fusion").setLevel(logging.CRITICAL)
-    url = str(settings.fusion_url)
-    return Fusion(url, settings.workers, client.run_code_async, client.RunCodeRequest)
-
-
-class Fusion:
-    """A SandboxFusion server.
-
-    Args:
-        concurrency: Maximum number of runs on it at the same time.
-        call: The client's `run_code_async`.
-        request_type: The client's model of a request.
     """
 
     #: There are no jails here; the server reports no kills, and has limits of its own.
     counts: Mapping[str, int] = MappingProxyType({})
 
-    def __init__(
-        self, url: str, concurrency: int, call: _Call, request_type: Callable[..., Any]
-    ) -> None:
-        self._url = url.rstrip("/")
-        self._permits = asyncio.Semaphore(concurrency)
-        self._call = call
-        self._request_type = request_type
+    def __init__(self, settings: CodeSettings) -> None:
+        self._url = str(settings.fusion_url).rstrip("/")
+        self._permits = asyncio.Semaphore(settings.workers)
+        require("fusion", "--fusion-url", "sandbox_fusion")
+        self._client: Any = importlib.import_module("sandbox_fusion")
+        # It logs complete programs when it gives up. Failures are logged in this module instead.
+        logging.getLogger("sandbox_fusion").setLevel(logging.CRITICAL)
         self._python: str | None = None
 
     @property
@@ -148,12 +127,7 @@ class Fusion:
         }
 
     async def run(self, job: Job, on_result: Callable[[RunResult], bool], timing: Timing) -> None:
-        """See `Sandbox.run`.
-
-        Raises:
-            BackendFailed: The server rejected the request.
-            Unavailable: The server cannot be reached, or does not run a known-good program.
-        """
+        """See `Sandbox.run`. Programs cannot run if the server does not run a known-good one."""
         if self._python is None:
             await self._probe(timing)
         for run in job.runs:
@@ -194,11 +168,11 @@ class Fusion:
             "report_bytes": MAX_REPORT_BYTES,
             "prints_last": prints_last(job.program + run.setup),
             "setup": run.setup,
-            "checks": [check.as_json() for check in run.checks],
+            "checks": [vars(check) for check in run.checks],
             "arguments": list(arguments),
         }
         files = {"loader.py": _LOADER, **arguments}
-        return self._request_type(
+        return self._client.RunCodeRequest(
             code=_GUEST,
             language="python",
             stdin=f"{json.dumps(order)}\n{run.stdin.decode()}",
@@ -222,7 +196,10 @@ class Fusion:
             except Exception as error:  # noqa: BLE001 - all that it raises for a rejection
                 reason = f"{type(error).__name__}: {str(error)[:300]}"
             else:
-                if _is_complete(response.run_result):
+                result = response.run_result
+                how = result and result.status
+                has_ended = how == "Finished" and result.return_code is not None
+                if has_ended or how == "TimeLimitExceeded":
                     return response
                 reason = f"the response has no result of the run: {response.message[:300]}"
             rejection = _STATUS.search(reason)
@@ -240,18 +217,11 @@ class Fusion:
             await self._permits.acquire()
         try:
             with stage(None, "sandbox"):
-                return await self._call(
+                return await self._client.run_code_async(
                     request, endpoint=self._url, max_attempts=1, client_timeout=timeout_s
                 )
         finally:
             self._permits.release()
-
-
-def _is_complete(result: Any) -> bool:
-    if result is None:
-        return False
-    is_finished = result.status == "Finished" and result.return_code is not None
-    return is_finished or result.status == "TimeLimitExceeded"
 
 
 def _result(response: Any, limits: RunLimits) -> RunResult | None:

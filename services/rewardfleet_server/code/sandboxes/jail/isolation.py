@@ -10,6 +10,7 @@ The seccomp filters and the limits apply at every level. If the service runs as 
 as nobody: the limit on processes does not apply to root, and nobody owns few files.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -109,13 +110,10 @@ def find_python(requested: Path | None) -> Python:
     for path in candidates:
         try:
             new_enough, *prefixes = json.loads(_output_of(path, *_FLAGS, "-c", _VERSION_PROGRAM))
-        except subprocess.CalledProcessError as error:
-            last = error.stderr.decode(errors="replace").strip().rpartition("\n")[2][:300]
-            reasons.append(f"{path}: {last or error}")
-        except OSError as error:
-            reasons.append(f"{path}: {error.strerror}")
-        except (subprocess.SubprocessError, ValueError) as error:
-            reasons.append(f"{path}: {error}")
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            stderr = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()
+            reason = stderr.rpartition("\n")[2][:300] or getattr(error, "strerror", None) or error
+            reasons.append(f"{path}: {reason}")
         else:
             environment = Path(path).parent.parent
             if not new_enough:
@@ -131,23 +129,13 @@ def find_python(requested: Path | None) -> Python:
 
 
 def _output_of(*command: str) -> bytes:
-    done: subprocess.CompletedProcess[bytes] = subprocess.run(  # noqa: S603 - as its callers
-        command,
-        env=ENVIRONMENT,
-        capture_output=True,
-        check=True,
-        timeout=_VERSION_TIMEOUT_S,
-        cwd="/",
-        **as_jail_user(),
-    )
-    return done.stdout
+    options = {"timeout": _VERSION_TIMEOUT_S, "cwd": "/", "env": ENVIRONMENT, **as_jail_user()}
+    output = subprocess.check_output(command, stderr=subprocess.PIPE, **options)  # noqa: S603
+    return bytes(output)
 
 
-def isolation_spec(level: IsolationLevel, python: Python, jails: int = 1) -> IsolationSpec:
-    """Return how to start a supervisor at a level.
-
-    Args:
-        jails: How many jails there may be.
+def isolation_spec(level: IsolationLevel, python: Python, jails: int) -> IsolationSpec:
+    """Return how to start a supervisor at a level, if there may be so many jails.
 
     Raises:
         ValueError: bubblewrap is not installed.
@@ -186,7 +174,6 @@ def spawn(command: Sequence[str], channels: Sequence[int], errors: int) -> subpr
     """Start a supervisor, which reads its source code from its standard input.
 
     Args:
-        command: The command of an `IsolationSpec`.
         channels: Descriptors of the supervisor's and the zygote's ends of their channels.
         errors: Descriptor of a file for its standard error.
     """
@@ -232,11 +219,8 @@ def _bubblewrap_flags(prefixes: Sequence[str]) -> Iterator[str]:
 def _tasks_of_user() -> int:
     """Return how many threads the user of the jails has now: the limit includes them."""
     user, count = jail_user() or os.geteuid(), 0
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                if process.stat().st_uid == user:
-                    count += sum(1 for _ in (process / "task").iterdir())
-            except OSError:  # it has ended
-                continue
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if process.stat().st_uid == user:
+                count += len([*(process / "task").iterdir()])
     return count

@@ -41,14 +41,10 @@ class Capacity:
 
     @classmethod
     def here(cls, root: Path = Path("/")) -> "Capacity":
-        """Return what this process may take: the least of the limits that apply to it.
-
-        Args:
-            root: The root of the file system.
-        """
-        found = [cls(_machine_bytes(root), "this machine")]
-        found += [cls(limit, "this container") for limit in _cgroup_limits(root)]
-        return min(found, key=lambda each: each.total)
+        """Return what this process may take: the least of the limits that apply to it."""
+        limits = [cls(_machine_bytes(root), "this machine")]
+        limits += [cls(limit, "this container") for limit in _cgroup_limits(root)]
+        return min(limits, key=lambda each: each.total)
 
     @property
     def of_programs(self) -> int:
@@ -74,10 +70,10 @@ class Capacity:
         Raises:
             ValueError: There is not. The message says what is needed, and what to change.
         """
-        largest = self.largest_limit_mb(workers)
-        if (limit_mb or _LEAST_MB) <= largest:
+        largest, required = self.largest_limit_mb(workers), limit_mb or _LEAST_MB
+        if required <= largest:
             return
-        one = (limit_mb or _LEAST_MB) * _MIB
+        one = required * _MIB
         with_tests = (1 + TESTS_MEMORY) * one + 2 * _PROCESS_BYTES
         needed = max(workers * (one + _PROCESS_BYTES), with_tests)
         given = f"--workers {workers}" + (f" and max_memory_mb {limit_mb}" if limit_mb else "")
@@ -113,18 +109,13 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
 
 
+@dataclass(eq=False)
 class Share:
-    """The memory of a job, or that it waits for.
+    """The memory of a job, or that it waits for."""
 
-    Args:
-        size: Bytes.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.waits = False  #: whether it has waited
-        #: The share that waited longer, and still did when this one was taken.
-        self.passed: Share | None = None
+    size: int  #: bytes
+    waits: bool = False  #: whether it has waited
+    passed: "Share | None" = None  #: the one that waited longer, and still did when it was taken
 
 
 class Memory:
@@ -132,14 +123,11 @@ class Memory:
 
     The job that waits longest is passed by others only as far as they leave what it needs: so it
     waits for none that began after it, and memory that it cannot use yet is not kept from others.
-
-    Args:
-        total: Bytes.
     """
 
     def __init__(self, total: int) -> None:
         self.waits = 0  #: how many jobs have waited
-        self.total = self._free = total
+        self.total = self._free = total  #: bytes
         self._first: Share | None = None
         self._spare = 0
 
@@ -191,12 +179,10 @@ def _machine_bytes(root: Path) -> int:
         overcommit = (root / "proc/sys/vm/overcommit_memory").read_text().strip()
     except OSError:
         return 2**63
-    found = {
-        name: int(value.split()[0]) for name, _, value in (each.partition(":") for each in lines)
-    }
     # In the mode 2, allocations fail beyond the second one.
-    names = ("MemTotal", "CommitLimit") if overcommit == "2" else ("MemTotal",)
-    return int(min(found[name] for name in names) * 1024 * _MACHINE_SHARE)
+    names = {"MemTotal:", "CommitLimit:"} if overcommit == "2" else {"MemTotal:"}
+    limits = [int(line.split()[1]) for line in lines if line.split()[0] in names]
+    return int(min(limits) * 1024 * _MACHINE_SHARE)
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:

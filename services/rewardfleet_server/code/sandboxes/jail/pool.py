@@ -123,7 +123,6 @@ class Schedule:
     Args:
         cores: How many jobs may use a core.
         workers: The jails for programs. The first ones are used first.
-        checkers: The jails for checkers.
         start: Starts a jail that has no job.
     """
 
@@ -166,15 +165,10 @@ class Schedule:
             raise
 
     def take_long(self, turn: "CoreTurn") -> None:
-        """Let others come before a job."""
+        """Let others come before a job, and have its core if it sleeps."""
         turn.is_long = True
-        self._assign()
-        self._start_ahead()
-
-    def lend(self, turn: "CoreTurn") -> None:
-        """Give the core of a job that sleeps to another one."""
-        turn.is_long = True
-        self._release(turn)
+        if turn.is_lent:
+            self._release(turn)
         self._assign()
         self._start_ahead()
 
@@ -286,18 +280,12 @@ class Schedule:
 
     def _short_one_waits(self) -> bool:
         """Return whether a short job waits only for a core that another one may give up."""
-        if not self._new or self._is_full:
-            return False
-        return any(
-            self._has_jail(turn) and self._memory.has(turn.share)
-            for turn in self._new
-            if not turn.begins.done()
-        )
+        waiting = [] if self._is_full else [each for each in self._new if not each.begins.done()]
+        return any(self._has_jail(turn) and self._memory.has(turn.share) for turn in waiting)
 
     def _last_that_may_be_paused(self) -> "CoreTurn | None":
-        may_be_paused = (
-            turn for turn in self._begun if turn.has_core and turn.is_long and not turn.keeps_core
-        )
+        using = [each for each in self._begun if each.has_core and each.is_long]
+        may_be_paused = [each for each in using if not each.keeps_core]
         return max(may_be_paused, key=attrgetter("number"), default=None)
 
     @property
@@ -307,7 +295,6 @@ class Schedule:
         return sorted([each for each in long if not each.is_stopped], key=attrgetter("number"))
 
     def _may_be_long(self, turns: "Sequence[CoreTurn]") -> bool:
-        """Return whether so many jobs that have begun may be long."""
         taken = sum(turn.share.size for turn in turns)
         has_memory = len(turns) <= self._cores or taken <= self._memory.total / 2
         return has_memory and len(turns) <= self._jails - self._cores
@@ -341,32 +328,26 @@ class CoreTurn:
 
     Args:
         timing: The time for which a program that was paused waits is added to its `queue`.
-        is_checker: Whether the job needs a jail for checkers.
-
-    Attributes:
-        has_core: Whether it has a core.
-        is_long: Whether it has used a core for long, or has slept, or its program is long.
-        is_stopped: Whether it was stopped, and is to begin again.
     """
 
     _numbers = itertools.count()
 
-    def __init__(
-        self, schedule: Schedule, share: Share, timing: Timing, *, is_checker: bool
-    ) -> None:
+    def __init__(self, schedule: Schedule, share: Share, timing: Timing, job: Job) -> None:
         self.share = share
-        self.is_checker = is_checker
+        self.is_checker = job.is_checker
         self.number = next(self._numbers)  #: the order in which jobs came
         self.begins: asyncio.Future[Worker]  #: gets the jail, while it waits to begin
         self.modules = frozenset[str]()  #: those that its program imports, of installed packages
-        self.has_core = self.is_long = self.is_stopped = False
+        self.has_core = self.is_stopped = False  #: it is to begin again if it was stopped
+        #: Whether it has used a core for long, or has slept, or its program is long.
+        self.is_long = len(job.program) > _LONG_PROGRAM
+        self.is_lent = False  #: whether others may have its core, as it sleeps
         self.keeps_core_until = 0.0  #: until when it is not paused for another one
         self.since = time.monotonic()  #: since when it has a core, or has none (`time.monotonic`)
-        self._is_lent = False
+        self.granted = threading.Event()  #: set when it has a core again
         self._schedule = schedule
         self._timing = timing
         self._loop = asyncio.get_running_loop()
-        self.granted = threading.Event()  #: set when it has a core again
         self._cancelled = False
 
     @property
@@ -382,11 +363,10 @@ class CoreTurn:
     @property
     def needs_core(self) -> bool:
         """Whether others may use the core, because the program sleeps or must pause for them."""
-        return self._is_lent or not self.has_core
+        return self.is_lent or not self.has_core
 
     def begin(self, worker: Worker) -> None:
-        """Give the job a jail, and a core."""
-        self.is_stopped = self._is_lent = self._cancelled = False
+        self.is_stopped = self.is_lent = self._cancelled = False
         self.begins.set_result(worker)
 
     @property
@@ -405,8 +385,8 @@ class CoreTurn:
 
     def lend(self) -> None:
         """Let others use the core."""
-        self._is_lent = True
-        self._loop.call_soon_threadsafe(self._schedule.lend, self)
+        self.is_lent = True
+        self.take_long()
 
     def take(self) -> None:
         """Wait for a core again, until `cancel`."""
@@ -415,7 +395,7 @@ class CoreTurn:
             if not self._cancelled:  # `cancel` after this ends the wait
                 self._loop.call_soon_threadsafe(self._schedule.request, self)
                 self.granted.wait()
-        self._is_lent = False
+        self.is_lent = False
 
     def cancel(self) -> None:
         """End the wait, from any thread."""
@@ -448,13 +428,11 @@ class JailPool:
         self._is_closing = False
         self._memory = Memory(Capacity.here().of_programs)
         self._writable = config.spec.writable_bytes
-        self._schedule = Schedule(
-            count,
-            self._memory,
-            programs,
-            checkers,
-            lambda worker: run_in_thread(self._threads, worker.start),
-        )
+
+        def start(worker: Worker) -> asyncio.Future[None]:
+            return run_in_thread(self._threads, worker.start)
+
+        self._schedule = Schedule(count, self._memory, programs, checkers, start)
         handshake = self._workers[0].handshake
         self._importable = frozenset(() if config.preload else handshake["environment"])
         #: Whether the kernel counts how long programs wait for a core.
@@ -480,8 +458,7 @@ class JailPool:
         """See `Sandbox.run`."""
         tests_apart = any(map(has_tests_apart, job.runs))
         share = Share(run_bytes(job.limits, tests_apart=tests_apart, writable=self._writable))
-        turn = CoreTurn(self._schedule, share, timing, is_checker=job.is_checker)
-        turn.is_long = len(job.program) > _LONG_PROGRAM
+        turn = CoreTurn(self._schedule, share, timing, job)
         names = _IMPORT.findall(job.program[:_LONG_PROGRAM])
         turn.modules = frozenset(n for n in names if n.partition(".")[0] in self._importable)
         runs, cpu_ms = deque(job.runs), 0.0
@@ -525,7 +502,6 @@ class JailPool:
             ) from None
 
     async def aclose(self) -> None:
-        """End all jails."""
         self._is_closing = True
         for worker in self._workers:
             worker.stop()

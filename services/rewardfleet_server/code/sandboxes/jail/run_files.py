@@ -26,17 +26,17 @@ _IO = re.compile(r"io(?<!\wio)(?!\w)")  # a pattern that begins with letters is 
 
 
 class MemoryFiles:
-    """Files in memory, which are closed together."""
+    """Files in memory, which are closed together.
+
+    Raises:
+        OSError: The service has too many open files, or no memory.
+    """
 
     def __init__(self) -> None:
         self._opened: list[int] = []
 
     def add(self, content: bytes = b"", *, sealable: bool = False) -> int:
-        """Return the descriptor of a new file.
-
-        Raises:
-            OSError: The service has too many open files, or no memory.
-        """
+        """Return the descriptor of a new file."""
         flags = os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if sealable else 0)
         file = os.memfd_create("run", flags)
         self._opened.append(file)
@@ -46,33 +46,30 @@ class MemoryFiles:
         return file
 
     def close(self) -> None:
-        """Close all files."""
         while self._opened:
             os.close(self._opened.pop())
 
 
 class ProgramFiles(MemoryFiles):
-    """The files that all runs of a program share.
-
-    Attributes:
-        source: Descriptor of the source code, which cannot be changed.
-        code: Descriptor of a file for the compiled program, which the first run seals.
-
-    Raises:
-        OSError: The service has too many open files, or no memory.
-    """
+    """The files that all runs of a program share."""
 
     def __init__(self, program: str) -> None:
         super().__init__()
-        #: Whether the program may print when its objects are destroyed.
         self.prints_last = prints_last(program)
+        self.last_run = MemoryFiles()  #: of the last run, which are closed together with these
         try:
+            #: Descriptor of the source code, which cannot be changed.
             self.source = self.add(program.encode(errors="surrogatepass"), sealable=True)
             fcntl.fcntl(self.source, fcntl.F_ADD_SEALS, ALL_SEALS)
+            #: Descriptor of a file for the compiled program, which the first run seals.
             self.code = self.add(sealable=True)
         except BaseException:
             self.close()
             raise
+
+    def close(self) -> None:
+        super().close()
+        self.last_run.close()
 
     def reset(self) -> None:
         """Prepare for another attempt of the first run, whose jail died."""
@@ -82,11 +79,7 @@ class ProgramFiles(MemoryFiles):
 
 
 class RunFiles(MemoryFiles):
-    """The files of one run. What it writes can be read once it has ended.
-
-    Raises:
-        OSError: The service has too many open files, or no memory.
-    """
+    """The files of one run. What it writes can be read once it has ended."""
 
     def __init__(self, program: ProgramFiles, job: Job, run: ProgramRun) -> None:
         super().__init__()
@@ -96,38 +89,28 @@ class RunFiles(MemoryFiles):
         self._has_script = bool(run.setup or own_checks)
         self._prints_last = program.prints_last or prints_last(run.setup)
         self._links: tuple[socket.socket, ...] = ()
-        try:
-            stdin = self.add(run.stdin)
-            self._out, self._err, self._report = self.add(), self.add(), self.add()
-            self._sent = [stdin, self._out, self._err, program.source, program.code, self._report]
-            if self._has_script:
-                self._sent.append(self.add(_script(run.setup, own_checks)))
-            if self._tests_apart:
-                self._add_tests(run)
-            else:
-                self._sent += map(self.add, run.files)
-        except BaseException:
-            self.close()
-            raise
-
-    def _add_tests(self, run: ProgramRun) -> None:
-        script, stdin = self.add(_script(run.setup, run.checks)), self.add()
-        self._test_err, self._test_report = self.add(), self.add()
-        self._links = socket.socketpair()
-        self._sent += [link.fileno() for link in self._links]
-        self._sent += [script, stdin, self._test_err, self._test_report]
+        program.last_run = self  # so that these are closed if there are too many
+        stdin = self.add(run.stdin)
+        self._out, self._err, self._report = self.add(), self.add(), self.add()
+        self._sent = [stdin, self._out, self._err, program.source, program.code, self._report]
+        if self._has_script:
+            self._sent.append(self.add(_script(run.setup, own_checks)))
+        if self._tests_apart:
+            self._test_err, self._test_report = self.add(), self.add()
+            self._links = socket.socketpair()
+            self._sent += [link.fileno() for link in self._links]
+            self._sent += [self.add(_script(run.setup, run.checks)), self.add()]
+            self._sent += [self._test_err, self._test_report]
+        else:
+            self._sent += map(self.add, run.files)
 
     def close(self) -> None:
-        """Close all files."""
         super().close()
         for link in self._links:
             link.close()
 
     def send(self, zygote: socket.socket, number: int) -> None:
-        """Let a zygote start the processes of the run.
-
-        Args:
-            number: The number of the run, by which it is stopped.
+        """Let a zygote start the processes of the run, which is stopped by its number.
 
         Raises:
             OSError: The zygote has ended.
@@ -141,17 +124,15 @@ class RunFiles(MemoryFiles):
     def outputs(self) -> dict[str, bytes | None]:
         """Return what the run wrote, by the fields of a `RunResult`."""
         most = self._limits.output_bytes + 1
-        stderr = contents(self._err, most)
-        if not self._tests_apart:
-            report: bytes | None = None
-        else:
+        stderr, test_report = contents(self._err, most), None
+        if self._tests_apart:
             stderr += contents(self._test_err, most)
-            report = contents(self._test_report, MAX_REPORT_BYTES + 1)
+            test_report = contents(self._test_report, MAX_REPORT_BYTES + 1)
         return {
             "stdout": contents(self._out, most),
             "stderr": stderr[:most],
             "report": contents(self._report, MAX_REPORT_BYTES + 1),
-            "test_report": report,
+            "test_report": test_report,
         }
 
 
@@ -169,4 +150,4 @@ def prints_last(source: str) -> bool:
 
 
 def _script(setup: str, checks: Sequence[Check]) -> bytes:
-    return json.dumps([setup, [check.as_json() for check in checks]]).encode()
+    return json.dumps([setup, [vars(check) for check in checks]]).encode()

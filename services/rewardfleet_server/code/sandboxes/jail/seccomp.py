@@ -93,7 +93,7 @@ _AF_UNIX, _SOCK_STREAM = 1, 1
 
 @dataclass(frozen=True)
 class Filters:
-    """The filters, as BPF programs."""
+    """The filters, as BPF programs, in the order in which a supervisor takes them."""
 
     supervisor: bytes  #: for the supervisor and the zygote, inherited by each run
     run: bytes  #: for each run, in addition
@@ -101,10 +101,7 @@ class Filters:
 
 
 def compiled_filters(*, sets_times: bool) -> Filters:
-    """Compile the filters.
-
-    Args:
-        sets_times: Whether programs may set the times of files.
+    """Compile the filters, by which programs may set the times of files or not.
 
     Raises:
         RuntimeError: libseccomp is not installed.
@@ -143,17 +140,15 @@ def _supervisor_filter(seccomp: Any, sets_times: bool, reading: Any) -> bytes:
     rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))
     # A search tree, because every call runs the filter.
     rules.set_attr(seccomp.Attr.CTL_OPTIMIZE, 2)
-    for name in _known(seccomp, _ALLOWED + _SUPERVISOR):
-        rules.add_rule(seccomp.ALLOW, name)
-    for name in _known(seccomp, _REFUSED):
-        rules.add_rule(seccomp.ERRNO(errno.EPERM), name)
-    ignored = seccomp.ERRNO(0)
-    for name in _known(seccomp, _IGNORED):
-        rules.add_rule(ignored, name)
-    for name in _known(seccomp, _TIMES):
-        rules.add_rule(seccomp.ALLOW if sets_times else ignored, name)
-    for value in _IGNORED_FCNTL:
-        rules.add_rule(ignored, "fcntl", equals(1, value))
+    refused, ignored = seccomp.ERRNO(errno.EPERM), seccomp.ERRNO(0)
+    for action, names in (
+        (seccomp.ALLOW, _ALLOWED + _SUPERVISOR),
+        (refused, _REFUSED),
+        (ignored, _IGNORED),
+        (seccomp.ALLOW if sets_times else ignored, _TIMES),
+    ):
+        for name in _known(seccomp, names):
+            rules.add_rule(action, name)
     # Old versions of Landlock do not prevent truncation by opening a file for reading.
     for name, index in (("open", 1), ("openat", 2)):
         for known in _known(seccomp, name):
@@ -162,13 +157,16 @@ def _supervisor_filter(seccomp: Any, sets_times: bool, reading: Any) -> bytes:
             for mask, value in _OPEN_TO_WRITE:
                 flags = seccomp.Arg(index, seccomp.MASKED_EQ, mask, value)
                 rules.add_rule(seccomp.ALLOW, known, flags)
-    for name, values in (("fcntl", _FCNTL), ("ioctl", _IOCTL)):
+    for action, name, index, values in (
+        (ignored, "fcntl", 1, _IGNORED_FCNTL),
+        (seccomp.ALLOW, "fcntl", 1, _FCNTL),
+        (refused, "fcntl", 1, (_SET_PIPE_SIZE,)),
+        (seccomp.ALLOW, "ioctl", 1, _IOCTL),
+        (seccomp.ALLOW, "prctl", 0, _PRCTL + _SUPERVISOR_PRCTL),
+        (seccomp.ALLOW, "prlimit64", 0, (0,)),  # its own limits only
+    ):
         for value in values:
-            rules.add_rule(seccomp.ALLOW, name, equals(1, value))
-    rules.add_rule(seccomp.ERRNO(errno.EPERM), "fcntl", equals(1, _SET_PIPE_SIZE))
-    for value in _PRCTL + _SUPERVISOR_PRCTL:
-        rules.add_rule(seccomp.ALLOW, "prctl", equals(0, value))
-    rules.add_rule(seccomp.ALLOW, "prlimit64", equals(0, 0))  # its own limits only
+            rules.add_rule(action, name, equals(index, value))
     # Only pairs, which asyncio needs, of the one kind that cannot send to another address.
     stream = seccomp.Arg(1, seccomp.MASKED_EQ, 0xF, _SOCK_STREAM)
     rules.add_rule(seccomp.ALLOW, "socketpair", equals(0, _AF_UNIX), stream)

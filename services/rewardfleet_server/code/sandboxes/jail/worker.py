@@ -9,8 +9,8 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import closing, suppress
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunResult
@@ -111,16 +111,12 @@ class Worker:
         channel, supervisor_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         zygote, zygote_end = socket.socketpair()
         errors = os.memfd_create("errors")
-        spec, seccomp = self.config.spec, self.config.seccomp
+        spec = self.config.spec
         config = {
+            **vars(spec),
             "preload": [*_PRELOAD.split(), *self.config.preload],
             "modules": sorted(self.modules),
-            "readable": spec.readable,
-            "writable": spec.writable,
-            "processes": spec.processes,
-            "kept": spec.kept,
-            "landlock": spec.landlock,
-            "filters": [each.hex() for each in (seccomp.supervisor, seccomp.run, seccomp.asking)],
+            "filters": [each.hex() for each in astuple(self.config.seccomp)],
         }
         try:
             ends = supervisor_end.fileno(), zygote_end.fileno()
@@ -167,7 +163,6 @@ class Worker:
 
     @property
     def has_started(self) -> bool:
-        """Whether there is a jail."""
         return self._channel is not None
 
     def begin(self, grant: "CoreTurn") -> None:
@@ -221,47 +216,33 @@ class Worker:
 
     def _run_all(self, job: Job, on_result: Callable[[RunResult], bool]) -> bool:
         """Run a job. The next run is started before `on_result` sees the last one."""
-        program = ProgramFiles(job.program)
-        files: RunFiles | None = None
-        next_runs = [*job.runs[1:], None]
-        try:
+        with closing(ProgramFiles(job.program)) as program:
             files = self._send_run(program, job, job.runs[0])
-            for current, run in zip(job.runs, next_runs, strict=True):
-                assert files is not None  # noqa: S101 - there is a run
-                report, files = self._report_on(files, program, job, current)
+            for run, following in zip(job.runs, [*job.runs[1:], None], strict=True):
+                report, files = self._report_on(files, program, job, run)
                 result = _result(report, files)
-                files = None
                 if report["unclean"]:
                     log.warning("a jail could not be cleaned after a run, and is replaced")
                     self.close()
                     self.start()
                 if self._stopped.is_set():
                     return False
-                if run is not None:
-                    files = self._send_run(program, job, run)
+                if following is not None:
+                    files = self._send_run(program, job, following)
                 if not on_result(result):
-                    if files is not None:
+                    if following is not None:
                         self._send_stop()
                         try:
                             self._receive_report()
                         except JailDied:
                             self.close()  # the next job gets a new jail
-                    return True
-            return True
-        finally:
-            if files is not None:
-                files.close()
-            program.close()
+                    break
+        return True
 
     def _report_on(
         self, files: RunFiles, program: ProgramFiles, job: Job, run: ProgramRun
     ) -> tuple[Mapping[str, Any], RunFiles]:
-        """Return the report on a run that was sent. If its jail dies, repeat it in a new one.
-
-        Raises:
-            JailDied: The new one has died as well.
-            Killed: It, or the first one, was killed.
-        """
+        """Return the report on a run that was sent; if its jail dies, repeat it in a new one."""
         try:
             return self._receive_report(), files
         except JailDied as error:
@@ -272,19 +253,17 @@ class Worker:
         self.kills += isinstance(first, Killed)
         why = "SIGKILL ended a program" if isinstance(first, Killed) else "the jail died with one"
         log.warning("%s, which is repeated in a new jail", why)
+        files.close()
         self.start()
         program.reset()
-        repeated = self._send_run(program, job, run)
+        files = self._send_run(program, job, run)
         try:
-            report = self._receive_report()
-        except BaseException as error:
-            repeated.close()
+            return self._receive_report(), files
+        except JailDied as error:
             self.kills += isinstance(error, Killed)
-            if isinstance(error, JailDied) and isinstance(first, Killed):
+            if isinstance(first, Killed):
                 raise first from None
             raise
-        files.close()
-        return report, repeated
 
     def probe(self) -> None:
         """Run a known-good program that also attempts what must be refused.
@@ -294,17 +273,14 @@ class Worker:
         """
         self.start()
         level = self.config.spec.level
-        program = ProgramFiles(_PROBE.program)
-        files = self._send_run(program, _PROBE, _PROBE.runs[0])
-        try:
-            report = self._receive_report()
+        with closing(ProgramFiles(_PROBE.program)) as program:
+            files = self._send_run(program, _PROBE, _PROBE.runs[0])
+            try:
+                report = self._receive_report()
+            except JailDied as error:
+                self.close()
+                raise JailUnavailable(f"{level}: a known-good program ended the jail") from error
             result = _result(report, files)
-        except JailDied as error:
-            self.close()
-            raise JailUnavailable(f"{level}: a known-good program ended the jail") from error
-        finally:
-            files.close()
-            program.close()
         output = result.stdout.decode(errors="replace")
         if level == "none-unsafe":
             output = output.replace(_READS_FILES, "")
@@ -337,7 +313,6 @@ class Worker:
                 _send(channel, order)
 
     def close(self) -> None:
-        """End the jail."""
         process, ends = self._process, (self._channel, self._zygote)
         self._process = self._channel = self._zygote = None
         for end in ends:
@@ -366,13 +341,7 @@ class Worker:
         return files
 
     def _receive_report(self) -> Mapping[str, Any]:
-        """Return the report of the supervisor on a run.
-
-        Raises:
-            JailDied: There is none.
-            Killed: A process of the run, or the jail, was killed.
-            JailUnavailable: The run did not begin.
-        """
+        """Return the report on a run; raise JailDied, or JailUnavailable if it did not begin."""
         channel = self._channel
         if channel is None:
             raise JailDied
@@ -436,8 +405,7 @@ def _receive(channel: socket.socket, max_bytes: int = _MAX_MESSAGE) -> dict[str,
         raise JailDied from error
     if not message:
         raise JailDied
-    content: dict[str, Any] = json.loads(message)
-    return content
+    return dict(json.loads(message))
 
 
 #: What `none-unsafe` does not prevent.

@@ -8,30 +8,10 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 #: The modules of this package, each after those that it imports.
-MODULES = (
-    "descriptors",
-    "confinement",
-    "machine",
-    "names",
-    "random_numbers",
-    "arrays",
-    "frames",
-    "builtin_types",
-    "proxies",
-    "answers",
-    "exceptions",
-    "scripts",
-    "encoder",
-    "replacements",
-    "permissions",
-    "boundary",
-    "nodes",
-    "program",
-    "tester",
-    "zygote",
-    "processes",
-    "supervisor",
-)
+_MODULES = """
+descriptors confinement machine names arrays frames builtin_types proxies answers exceptions scripts
+encoder replacements permissions boundary nodes program tester zygote processes supervisor
+"""
 
 #: Digits of the longest integer that programs and tests can read and write, as in LiveCodeBench's
 #: runner. Python's own limit is 4300.
@@ -53,7 +33,8 @@ del SOURCES, source
 
 def loader(module: str) -> str:
     """Return a program that loads a module, and those before it, as `rewardfleet_guest.NAME`."""
-    names = MODULES[: MODULES.index(module) + 1]
+    names = _MODULES.split()
+    names = names[: names.index(module) + 1]
     sources = {name: (_FOLDER / f"{name}.py").read_text() for name in names}
     limit = f"import sys; sys.set_int_max_str_digits({MAX_INTEGER_DIGITS})\n"
     return f"{limit}SOURCES = {sources!r}{_LOADER}"

@@ -28,12 +28,7 @@ COLLECTIONS = {list: "", tuple: "tuple", set: "set", frozenset: "set"}
 
 
 class Report:
-    """A file with answers, one per line.
-
-    Args:
-        file: Its descriptor.
-        max_bytes: Its size.
-    """
+    """A file with answers, one per line."""
 
     def __init__(self, file: int, max_bytes: int) -> None:
         self._file = file

@@ -12,11 +12,7 @@ from typing import Any
 
 
 def compare_sizes(names: Iterable[str]) -> None:
-    """Let comparisons of arrays fail if only one of the two has items.
-
-    Args:
-        names: The names that a test uses. Only what it imports by them is imported.
-    """
+    """Let comparisons that a test names fail if only one of two arrays has items."""
     for name in _BY_NAME.keys() & names:
         with contextlib.suppress(ImportError):
             _BY_NAME[name]()
@@ -27,27 +23,30 @@ def _of_numpy() -> None:
     numpy: Any = importlib.import_module("numpy")
     testing: Any = importlib.import_module("numpy.testing")
 
-    def differs() -> Any:
-        return numpy.False_
+    def if_alike(compare: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(compare)
+        def compare_if_alike(actual: Any, desired: Any, *args: Any, **options: Any) -> Any:
+            caller = str(sys._getframe(1).f_globals.get("__name__"))
+            if caller == "program" or caller.startswith("numpy.testing"):
+                # Whatever attribute `size` an object has.
+                sizes = [numpy.asanyarray(each).size for each in (actual, desired)]
+                if any(sizes) and not all(sizes):
+                    if compare.__name__.startswith("assert"):
+                        raise AssertionError("one of the arrays has no items")
+                    return numpy.False_
+            return compare(actual, desired, *args, **options)
 
-    def fails() -> Any:
-        raise AssertionError("one of the arrays has no items")
+        return compare_if_alike
 
-    def size(value: Any) -> int:  # whatever attribute of this name an object has
-        return int(numpy.asanyarray(value).size)
-
-    for module, name, otherwise in (
-        (numpy, "allclose", differs),
-        (numpy, "array_equiv", differs),
-        (numpy, "isclose", differs),
-        (testing, "assert_allclose", fails),
-        (testing, "assert_almost_equal", fails),
-        (testing, "assert_array_almost_equal", fails),
-        (testing, "assert_array_equal", fails),
+    for module, names in (
+        (numpy, "allclose array_equiv isclose"),
+        (testing, "assert_allclose assert_almost_equal"),
+        (testing, "assert_array_almost_equal assert_array_equal"),
     ):
-        compare = _if_alike(getattr(module, name), size, otherwise)
-        setattr(module, name, compare)
-        testing.assert_equal.__globals__[name] = compare  # where others of its functions call it
+        for name in names.split():
+            compare = if_alike(getattr(module, name))
+            setattr(module, name, compare)
+            testing.assert_equal.__globals__[name] = compare  # where its functions call it
 
 
 @functools.cache
@@ -71,20 +70,6 @@ def without_items() -> Any:
     return kind
 
 
-def _if_alike(
-    compare: Callable[..., Any], size: Callable[[Any], int], otherwise: Callable[[], Any]
-) -> Callable[..., Any]:
-    @functools.wraps(compare)
-    def compare_if_alike(actual: Any, desired: Any, *args: Any, **options: Any) -> Any:
-        caller = str(sys._getframe(1).f_globals.get("__name__"))
-        is_of_library = caller != "program" and not caller.startswith("numpy.testing")
-        if is_of_library or (size(actual) == 0) == (size(desired) == 0):
-            return compare(actual, desired, *args, **options)
-        return otherwise()
-
-    return compare_if_alike
-
-
 @functools.cache
 def _of_pytest() -> None:
     scalar: Any = type(importlib.import_module("pytest").approx(0.0))
@@ -92,9 +77,4 @@ def _of_pytest() -> None:
     scalar.__eq__ = lambda own, other: getattr(other, "size", 1) != 0 and equal(own, other)
 
 
-_BY_NAME: dict[str, Callable[[], None]] = {
-    "np": _of_numpy,
-    "numpy": _of_numpy,
-    "approx": _of_pytest,
-    "pytest": _of_pytest,
-}
+_BY_NAME = {"np": _of_numpy, "numpy": _of_numpy, "approx": _of_pytest, "pytest": _of_pytest}

@@ -16,18 +16,17 @@ import builtins
 import collections
 import contextlib
 import enum
+import pkgutil
 import re
 import socket
 import struct
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from importlib import import_module
 from json import dumps, loads  # which a test may replace in their modules
 from typing import Any, ClassVar, NoReturn
 
-from . import random_numbers
 from .arrays import without_items
 from .builtin_types import (
     BASES,
@@ -59,7 +58,7 @@ from .proxies import (
     is_proxy,
     stops,
 )
-from .replacements import Replacements, replaced
+from .replacements import Generators, Replacements, replaced, set_states
 from .scripts import TestScript
 
 _LENGTH = struct.Struct("!Q")
@@ -80,11 +79,7 @@ class ValueTooLarge(MemoryError):
 
 
 class Side(Exceptions):
-    """One side of the boundary. Each request waits for its reply, and may be nested in another.
-
-    Args:
-        link: Descriptor of the connection.
-    """
+    """One side of the boundary. Each request waits for its reply, and may be nested in another."""
 
     is_trusted: ClassVar[bool]  #: whether this is the side of the tests
 
@@ -108,7 +103,7 @@ class Side(Exceptions):
         #: Answers of objects of the other side that the current test did not construct.
         self.answers: dict[tuple[Any, ...], Any] = {}
         self.lengths: dict[int, int] = {}  #: of such objects, by handle
-        self._socket = socket.socket(fileno=link)
+        self._socket = socket.socket(fileno=link)  # to the other side
         self._incoming = self._socket.makefile("rb")
         self._lock = threading.RLock()
         self._exported: list[Any] = []
@@ -135,7 +130,6 @@ class Side(Exceptions):
     # Messages
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message."""
         text = dumps(message).encode()
         if len(text) > _MAX_MESSAGE_BYTES:
             raise ValueTooLarge("a value is too large to be sent")
@@ -145,11 +139,7 @@ class Side(Exceptions):
             raise Gone from None
 
     def receive(self) -> dict[str, Any]:
-        """Wait for a message.
-
-        Raises:
-            Gone: There is none, or it is not valid.
-        """
+        """Wait for a message, and raise Gone if there is none, or it is not valid."""
         (size,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
         if size > _MAX_MESSAGE_BYTES:
             raise Gone("the message is too large")
@@ -173,31 +163,23 @@ class Side(Exceptions):
     def request(
         self, message: dict[str, Any], *, may_stop: bool = False, given: Sequence[Any] = ()
     ) -> Any:
-        """Send a request and return the result; answer the other side's requests until then.
+        """Send a request and return its result, or raise what it raised on the other side.
 
         Args:
             may_stop: Whether it may raise StopIteration, which would end a loop of a test.
             given: The arguments, one of which may be the result.
-
-        Raises:
-            BaseException: What the request raised on the other side.
         """
         reply = self.exchange(message)
         self._take_objects(reply)
-        if "raised" in reply:
-            error = self.exception(reply["raised"])
-            if self.is_trusted and isinstance(error, self._ends_of_loops()) and not may_stop:
-                raise RuntimeError(f"the program raised {type(error).__name__}") from error
-            raise error
-        same = reply.get("same")
-        return self.decode(reply["result"]) if same is None else given[same]
-
-    @staticmethod
-    def _ends_of_loops() -> tuple[type[BaseException], ...]:
-        """Return the exceptions that end a loop or a task of a test without a failure."""
-        asyncio = sys.modules.get("asyncio")
-        cancelled = () if asyncio is None else (asyncio.CancelledError,)
-        return (StopIteration, StopAsyncIteration, *cancelled)
+        if "raised" not in reply:
+            same = reply.get("same")
+            return self.decode(reply["result"]) if same is None else given[same]
+        error = self.exception(reply["raised"])
+        cancelled = getattr(sys.modules.get("asyncio"), "CancelledError", StopIteration)
+        ends_loops = isinstance(error, (StopIteration, StopAsyncIteration, cancelled))
+        if self.is_trusted and ends_loops and not may_stop:  # a test would not fail
+            raise RuntimeError(f"the program raised {type(error).__name__}") from error
+        raise error
 
     def exchange(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the reply; answer the other side's requests until then."""
@@ -249,11 +231,7 @@ class Side(Exceptions):
         return function(*positional, **named)
 
     def check_access(self, target: list[Any], args: list[Any], values: tuple[Any, ...]) -> None:
-        """Check that a program may call this, if this is the side of the tests.
-
-        Raises:
-            PermissionError: It may not.
-        """
+        """Raise PermissionError if a program may not call this of the tests."""
 
     def call(self, target: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the other side, or the operation of this name."""
@@ -276,11 +254,7 @@ class Side(Exceptions):
         return self.request(message, may_stop=may_stop, given=[*args, *kwargs.values()])
 
     def refuse(self, reason: str) -> NoReturn:
-        """Refuse an operation, which fails the test whatever the program's process would do.
-
-        Raises:
-            TypeError: Always.
-        """
+        """Refuse an operation, which fails the test whatever the program's process would do."""
         self.refused = True
         raise TypeError(reason)
 
@@ -298,49 +272,19 @@ class Side(Exceptions):
             self._exported.append(value)
         return handle
 
-    def decode(self, data: Any) -> Any:  # noqa: PLR0911, PLR0912 - one for each kind
+    def decode(self, data: Any) -> Any:
         """Return an encoded value."""
         if not isinstance(data, list):
             return data
         tag, *parts = data
-        match tag:
-            case "int":
-                return int(parts[0], 16)
-            case "float":
-                return nan_of(parts[1]) if parts[1] else float(parts[0])
-            case "ref":
-                return self._shared[parts[0]]
-            case "text":
-                return bytes.fromhex(parts[0]).decode(errors="surrogatepass")
-            case "tuple":
-                return tuple(map(self.decode, parts))
-            case "frozenset":
-                return frozenset(map(self.decode, parts))
-            case "value":
-                return VALUES[parts[0], parts[1]][1](*map(self.decode, parts[2:]))
-            case "error":
-                return self.exception(parts[0])
-            case "scalar":
-                if not _NUMBERS.fullmatch(parts[0]):
-                    raise TypeError(f"the program answered with {parts[0]}")
-                return import_numpy().frombuffer(bytes.fromhex(parts[1]), parts[0])[0]
-            case "enum":
-                return self.classes[parts[0]][parts[1]]  # type: ignore[index] # it is an Enum
-            case "member":
-                return known_type(*parts[0][1:])[str(parts[1])]  # type: ignore[index] # an Enum
-            case "class":
-                return self.classes[parts[0]]
-            case "exception":
-                return self.exception_class(*parts)
-            case "import":
-                return self.imported(*parts)
-            case "subclass":
-                return self._subclass_instance(self.decode(parts[0]), *parts[1:])
-            case "yours":
-                return self._exported[parts[0]]
-            case "mine":
-                return self.proxy(*parts)
-        raise Gone(f"unknown kind {tag!r}")
+        if tag == "tuple":  # these two may be nested deeply
+            return tuple(map(self.decode, parts))
+        if tag == "subclass":
+            return self._subclass_instance(self.decode(parts[0]), *parts[1:])
+        decoder = _DECODERS.get(str(tag))
+        if decoder is None:
+            raise Gone(f"unknown kind {tag!r}")
+        return decoder(self, *parts)
 
     def proxy(self, handle: int, kind: str, number: int, base: Any = None) -> Any:
         """Return a proxy of an object of the other side.
@@ -354,18 +298,15 @@ class Side(Exceptions):
         proxy = object.__new__(PROXIES[number])
         kind = str(kind).encode(errors="replace").decode() or "?"  # half of a surrogate pair
         fields = {"_p_side": self, "_p_handle": int(handle), "_p_kind": kind, "_p_name": ANONYMOUS}
-        fields |= {"_p_owner": None} if PROXIES[number] is CallableProxy else {}
-        fields |= {"_p_is_own": False, "_p_items": None, "_p_base": base and known_type(*base[1:])}
+        fields |= {"_p_is_own": False, "_p_items": None, "_p_owner": None}
+        fields["_p_base"] = base and known_type(*base[1:])
         for name, value in fields.items():
             object.__setattr__(proxy, name, value)
         return proxy
 
     def imported(self, module: str, name: str) -> Any:
         """Return what both sides can import."""
-        found: Any = import_module(module)
-        for part in filter(None, name.split(".")):
-            found = getattr(found, part)
-        return found
+        return pkgutil.resolve_name(f"{module}:{name}")
 
     def _subclass_instance(self, value: Any, handle: int, kind: str, path: Any) -> Any:
         """Return a value of a built-in type, whose other attributes are on the other side.
@@ -400,27 +341,24 @@ class Side(Exceptions):
         """Create the new objects of a message, and update the others."""
         objects = {int(number): entry for number, entry in message.get("objects", {}).items()}
         new = objects.keys() - self._shared.keys()
+        # Sets and keys of dictionaries are hashed, for which their own content must be there.
+        hashed = {"set", *MAPPINGS}
+        encoder = Encoder(self)
         try:
-            self._take(objects, new)
+            for number in new:
+                tag, meta, _ = objects[number]
+                self._share(number, self._empty(tag, meta))
+            self._incomplete |= objects.keys()
+            for number, entry in sorted(objects.items(), key=lambda item: item[1][0] in hashed):
+                self._fill(self._shared[number], entry[0], entry[2])
+            for number in objects:  # as this side would send them
+                self._synced[number] = hash(repr(encoder.entry(self._shared[number])))
         except BaseException:
             for number in new:  # one that is not complete is never used
                 self._shared.pop(number, None)
             raise
         finally:
             self._incomplete -= objects.keys()
-
-    def _take(self, objects: dict[int, Any], new: Iterable[int]) -> None:
-        for number in new:
-            tag, meta, _ = objects[number]
-            self._share(number, self._empty(tag, meta))
-        # Sets and keys of dictionaries are hashed, for which their own content must be there.
-        hashed = {"set", *MAPPINGS}
-        self._incomplete |= objects.keys()
-        for number, entry in sorted(objects.items(), key=lambda item: item[1][0] in hashed):
-            self._fill(self._shared[number], entry[0], entry[2])
-        encoder = Encoder(self)
-        for number in objects:  # as this side would send them
-            self._synced[number] = hash(repr(encoder.entry(self._shared[number])))
 
     def _share(self, number: int, value: Any) -> None:
         self._shared[number] = value
@@ -466,9 +404,8 @@ class Side(Exceptions):
             value[:] = array.array(value.typecode, bytes.fromhex(content))
         elif tag in NAMESPACES:
             vars(value).clear()
-            vars(value).update(
-                (str(self.decode(name)), self.decode(item)) for name, item in content
-            )
+            for name, item in content:
+                vars(value)[str(self.decode(name))] = self.decode(item)
         elif tag == "array":
             numbers = import_numpy().frombuffer(bytes.fromhex(content), value.dtype)
             value[...] = numbers.reshape(value.shape)
@@ -482,8 +419,34 @@ class Side(Exceptions):
                 self._fill(value, base.__name__, content[1])
 
 
+def _scalar(_: Side, kind: str, content: str) -> Any:
+    if not _NUMBERS.fullmatch(kind):
+        raise TypeError(f"the program answered with {kind}")
+    return import_numpy().frombuffer(bytes.fromhex(content), kind)[0]
+
+
+#: By the kind of an encoded value: the value of its parts.
+_DECODERS: dict[str, Callable[..., Any]] = {
+    "int": lambda _, digits: int(digits, 16),
+    "float": lambda _, text, module: nan_of(module) if module else float(text),
+    "ref": lambda side, number: side._shared[number],
+    "text": lambda _, content: bytes.fromhex(content).decode(errors="surrogatepass"),
+    "frozenset": lambda side, *items: frozenset(map(side.decode, items)),
+    "value": lambda side, module, name, *parts: VALUES[module, name][1](*map(side.decode, parts)),
+    "error": lambda side, error: side.exception(error),
+    "scalar": _scalar,
+    "enum": lambda side, kind, name: side.classes[kind][name],
+    "member": lambda _, path, name: known_type(*path[1:])[str(name)],  # type: ignore[index]
+    "class": lambda side, name: side.classes[name],
+    "exception": lambda side, *names: side.exception_class(*names),
+    "import": lambda side, *path: side.imported(*path),
+    "yours": lambda side, handle: side._exported[handle],
+    "mine": lambda side, *parts: side.proxy(*parts),
+}
+
+
 class ProgramSide(Side):
-    """The side of the program."""
+    """The side of the program, which is made once its setup has run."""
 
     is_trusted = False
 
@@ -491,12 +454,7 @@ class ProgramSide(Side):
         super().__init__(link)
         self._namespace = namespace
         self._source = source
-        self._setup: dict[str, Any] = {}
-        self._builtins = dict(vars(builtins))
-
-    def remember_setup(self) -> None:
-        """Remember what the setup defined, before the program runs."""
-        self._setup = dict(self._namespace)
+        self._setup = dict(namespace)
         self._builtins = dict(vars(builtins))
         for name, value in self._setup.items():
             self.share_class(name, value)
@@ -511,11 +469,7 @@ class ProgramSide(Side):
 
     def serve(self) -> None:
         """Report what the program defined, and answer requests until the tests end."""
-        own = [
-            name
-            for name, value in self._namespace.items()
-            if name not in self._setup or self._setup[name] is not value
-        ]
+        own = [n for n, value in self._namespace.items() if self._setup.get(n, self) is not value]
         for name in self.classes:  # the program may repeat a class of the setup
             self.share_class(name, self._namespace.get(name))
         with contextlib.suppress(Gone):
@@ -537,7 +491,7 @@ class ProgramSide(Side):
             script = TestScript(variables, message["entry_point"])
             script.run(ast.parse(message["inside"]))
             return script.checks
-        random_numbers.set_states(message.get("generators", {}))
+        set_states(message.get("generators", {}))
         given = message.get("replaced", ())
         with replaced((path, name, self.decode(value)) for path, name, value in given):
             return super().do(message, roots)
@@ -553,24 +507,19 @@ class ProgramSide(Side):
 
 
 class TestSide(Side):
-    """The side of the tests."""
-
     is_trusted = True
 
     def __init__(self, link: int) -> None:
         super().__init__(link)
         READERS.append(self)
         #: The generators of random numbers that tests seed.
-        self.generators = random_numbers.Generators()
+        self.generators = Generators()
         self.replacements = Replacements()
 
     def begin_test(self) -> None:
         """Forget what the last test did."""
-        self.decided_by.clear()
-        self.uses.clear()
-        self.looked_up.clear()
-        self.answers.clear()
-        self.lengths.clear()
+        for each in (self.decided_by, self.uses, self.looked_up, self.answers, self.lengths):
+            each.clear()
         self.refused = False
 
     def look_up(self, name: str) -> Any:
@@ -593,29 +542,17 @@ class TestSide(Side):
         return value
 
     def check_access(self, target: list[Any], args: list[Any], values: tuple[Any, ...]) -> None:
-        """Let a program call functions of the test, and use instances of its classes.
-
-        Raises:
-            PermissionError: It may not call this.
-        """
+        """Let a program call functions of the test, and use instances of its classes."""
+        operation = target[1] if target[0] == "op" else ""
         used = [value for raw, value in zip(args, values, strict=True) if is_own(raw)]
-        if target[0] != "op":
+        if not operation:
             used = [self.decode(target)] if is_own(target) else []
-        allowed = bool(used) and is_usable(used[0])
-        if target[0] != "op":
-            pass
-        elif target[1] in {"getattr", "setattr", "delattr", "dir"}:
-            allowed = allowed and is_own(args[0]) and is_accessible(target[1], values)
-        elif target[1] in OF_TESTS:
-            allowed = False
+        allowed = bool(used) and is_usable(used[0]) and operation not in OF_TESTS
+        if operation in {"getattr", "setattr", "delattr", "dir"}:
+            allowed = allowed and is_own(args[0]) and is_accessible(operation, values)
         if not allowed:
-            kind = AttributeError if target[1:2] == ["getattr"] else PermissionError
+            kind = AttributeError if operation == "getattr" else PermissionError
             raise kind("a program cannot use this object of the test")
-
-    def run_inside(self, source: str, entry_point: str) -> int:
-        """Evaluate a test in the process of the program; return its number of checks."""
-        self.decided_by.add("the program's process")
-        return int(self.request({"inside": source, "entry_point": entry_point}))
 
     def context(self, encoder: Encoder) -> dict[str, Any]:
         """Return what the test has replaced, and generators of random numbers that it has used."""

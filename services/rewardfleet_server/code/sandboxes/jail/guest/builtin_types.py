@@ -14,6 +14,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 
 from .frames import FRAMES
@@ -39,12 +40,8 @@ def _element_of_parts(tag: str, attributes: Any, text: Any, tail: Any, children:
     return element
 
 
-def _items_of(kind: Any, value: Any) -> list[Any]:
-    return [[*kind.__iter__(value)]]
-
-
-def _reduced(kind: Any, value: Any) -> Any:
-    return kind.__reduce__(value)[1]
+def _of_numbers(number: Any, kind: Any, *parts: Any) -> Any:
+    return kind(*map(number.__pos__, parts))  # which takes no other type, as a program might send
 
 
 def _constructed(module: str, name: str, *parts: Any) -> Any:
@@ -53,30 +50,24 @@ def _constructed(module: str, name: str, *parts: Any) -> Any:
 
 #: Values without identity, by the module and the name of their type: the parts of one, which are
 #: encoded as values, or None if it stays where it is; and the value of parts. Constructing one runs
-#: no code of a program: `int.__pos__` takes nothing but an integer.
+#: no code of a program.
 VALUES: dict[tuple[str, str], tuple[Callable[[Any], Iterable[Any] | None], Callable[..., Any]]] = {
     ("builtins", "bytes"): (lambda value: [value.hex()], bytes.fromhex),
-    ("builtins", "complex"): (
-        lambda value: (value.real, value.imag),
-        lambda *parts: complex(*map(float.__pos__, parts)),
-    ),
-    ("builtins", "range"): (
-        lambda value: (value.start, value.stop, value.step),
-        lambda *parts: range(*map(int.__pos__, parts)),
-    ),
+    ("builtins", "complex"): (attrgetter("real", "imag"), partial(_of_numbers, float, complex)),
+    ("builtins", "range"): (attrgetter("start", "stop", "step"), partial(_of_numbers, int, range)),
     ("builtins", "ellipsis"): (lambda _: (), lambda: ...),
     ("builtins", "NotImplementedType"): (lambda _: (), lambda: NotImplemented),
     ("fractions", "Fraction"): (
         fractions.Fraction.as_integer_ratio,
-        lambda *parts: fractions.Fraction(*map(int.__pos__, parts)),
+        partial(_of_numbers, int, fractions.Fraction),
     ),
     ("decimal", "Decimal"): (lambda value: [str(value)], decimal.Decimal),
     ("datetime", "date"): (lambda value: [value.isoformat()], dt.date.fromisoformat),
     ("datetime", "timedelta"): (
-        lambda value: (value.days, value.seconds, value.microseconds),
-        lambda *parts: dt.timedelta(*map(int.__pos__, parts)),
+        attrgetter("days", "seconds", "microseconds"),
+        partial(_of_numbers, int, dt.timedelta),
     ),
-    ("builtins", "slice"): (lambda value: (value.start, value.stop, value.step), slice),
+    ("builtins", "slice"): (attrgetter("start", "stop", "step"), slice),
     ("builtins", "mappingproxy"): (lambda value: [dict(value)], types.MappingProxyType),
     ("builtins", "dict_keys"): (lambda value: [dict.fromkeys(value)], lambda keys: keys.keys()),
     ("builtins", "dict_items"): (lambda value: [dict(value)], lambda items: items.items()),
@@ -97,14 +88,14 @@ VALUES: dict[tuple[str, str], tuple[Callable[[Any], Iterable[Any] | None], Calla
         partial(_constructed, "zoneinfo", "ZoneInfo"),
     ),
     ("statistics", "NormalDist"): (
-        lambda value: (value.mean, value.stdev),
+        attrgetter("mean", "stdev"),
         partial(_constructed, "statistics", "NormalDist"),
     ),
     ("xml.etree.ElementTree", "Element"): (
         lambda value: (value.tag, dict(value.attrib), value.text, value.tail, list(value)),
         _element_of_parts,
     ),
-    ("re", "Pattern"): (lambda value: (value.pattern, value.flags), re.compile),
+    ("re", "Pattern"): (attrgetter("pattern", "flags"), re.compile),
     **{
         (module, name): (lambda value: [str(value)], partial(_constructed, module, name))
         for module, names in (
@@ -120,32 +111,21 @@ VALUES: dict[tuple[str, str], tuple[Callable[[Any], Iterable[Any] | None], Calla
     },
 }
 VALUES |= {("pandas", name): functions for name, functions in FRAMES.items()}
+
+
+def _named(*kinds: Any) -> dict[str, Any]:
+    return {kind.__name__: kind for kind in kinds}
+
+
 #: Mutable collections that are sent item by item, or pair by pair.
-SEQUENCES = {"list": list, "deque": collections.deque}
+SEQUENCES = _named(list, collections.deque)
+MAPPINGS = _named(dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
 #: Mutable objects whose content is their attributes.
-NAMESPACES: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        types.SimpleNamespace,
-        collections.UserDict,
-        collections.UserList,
-        collections.UserString,
-    )
-}
-MAPPINGS: dict[str, type] = {
-    "dict": dict,
-    "OrderedDict": collections.OrderedDict,
-    "Counter": collections.Counter,
-    "defaultdict": collections.defaultdict,
-}
-COLLECTIONS_BY_NAME: dict[str, Any] = {
-    "bytearray": bytearray,
-    "numbers": array.array,
-    **NAMESPACES,
-    **SEQUENCES,
-    "set": set,
-    **MAPPINGS,
-}
+NAMESPACES = _named(
+    types.SimpleNamespace, collections.UserDict, collections.UserList, collections.UserString
+)
+COLLECTIONS_BY_NAME = _named(bytearray, set) | SEQUENCES | MAPPINGS | NAMESPACES
+COLLECTIONS_BY_NAME["numbers"] = array.array
 COLLECTIONS = {kind: name for name, kind in COLLECTIONS_BY_NAME.items()}
 #: Types whose subclasses are sent as they are, with the other attributes on the side of the class.
 BASES: tuple[Any, ...] = (
@@ -233,7 +213,6 @@ def module_of_nan(value: float) -> str:
 
 
 def nan_of(module: str) -> float:
-    """Return the NaN of a module."""
     return import_numpy().nan if module == "numpy" else math.nan
 
 
@@ -247,14 +226,15 @@ _NEW_ARGUMENTS: dict[Any, Callable[[Any], Any]] = {
     fractions.Fraction: fractions.Fraction.as_integer_ratio,
     decimal.Decimal: lambda value: [decimal.Decimal.__str__(value)],
     **dict.fromkeys((bytes, bytearray), lambda value: [bytes(memoryview(value))]),
-    **{kind: partial(_items_of, kind) for kind in (list, tuple, set, frozenset)},
-    **{kind: partial(_reduced, kind) for kind in (dt.datetime, dt.date, dt.time, dt.timedelta)},
 }
 
 
 def new_arguments(value: Any) -> Any:
     """Return the arguments of the built-in type that a value of a subclass is based on."""
-    return _NEW_ARGUMENTS[base_of(type(value))](value)
+    base = base_of(type(value))
+    if base.__module__ == "datetime":
+        return base.__reduce__(value)[1]
+    return _NEW_ARGUMENTS[base](value) if base in _NEW_ARGUMENTS else [[*base.__iter__(value)]]
 
 
 def base_of(kind: type) -> Any:
@@ -275,13 +255,10 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def set_attributes(value: Any, attributes: dict[str, Any]) -> None:
-    """Replace the attributes of an object."""
     own = getattr(value, "__dict__", {})
     own.clear()
     for name, item in attributes.items():
-        if hasattr(type(value), name) and isinstance(
-            getattr(type(value), name), types.MemberDescriptorType
-        ):
+        if isinstance(getattr(type(value), name, None), types.MemberDescriptorType):
             object.__setattr__(value, name, item)
         else:
             own[name] = item
@@ -302,8 +279,8 @@ def keeps_identity(kind: type) -> bool:
     its methods, or which is an enumeration.
     """
     base = base_of(kind)
+    if issubclass(kind, (list, dict, set, bytearray, enum.Enum)):
+        return True
     own = itertools.takewhile(lambda each: each is not base, kind.__mro__)
     changed = {name for each in own for name in vars(each)} - _OF_ANY_SUBCLASS
-    is_mutable = issubclass(kind, (list, dict, set, bytearray))
-    operators = {name for name in changed if name.startswith("__")}
-    return is_mutable or issubclass(kind, enum.Enum) or bool(changed & ({*dir(base)} | operators))
+    return any(name.startswith("__") or name in dir(base) for name in changed)

@@ -30,7 +30,6 @@ libc: Any = ctypes.PyDLL(None, use_errno=True)
 fast_libc: Any = ctypes.PyDLL(None)
 _KILL = int(signal.SIGKILL)  # the enumeration's member is in other pages
 
-
 #: Confines this process: limits on seconds of CPU time, and on bytes of memory.
 Confine = Callable[[float, int], None]
 
@@ -39,11 +38,6 @@ class Filter(ctypes.Structure):
     """The kernel's `struct sock_fprog`."""
 
     _fields_ = (("count", ctypes.c_ushort), ("program", ctypes.c_char_p))
-
-    @classmethod
-    def of(cls, program: bytes) -> "Filter":
-        """Return the filter with a BPF program."""
-        return cls(len(program) // 8, program)  # which keeps the bytes alive
 
     def install(self, *, asks: bool = False) -> int:
         """Apply the filter to this process, for good; return its listener if it asks."""
@@ -62,7 +56,6 @@ class Confinement(NamedTuple):
     supervisor: int  #: the process id of their parent
 
     def apply(self, cpu_s: float, memory_bytes: int) -> None:
-        """Confine this process."""
         end_with(self.supervisor)
         # If the supervisor is late. At a hard limit the kernel sends SIGKILL, which would look as
         # if it came from outside.
@@ -76,7 +69,6 @@ class Confinement(NamedTuple):
 
 
 def end_with_parent() -> None:
-    """Let the kernel end this process together with its parent."""
     fast_libc.prctl(PR_SET_PDEATHSIG, _KILL)
 
 
@@ -106,12 +98,14 @@ def limit(kind: int, amount: int) -> None:
     resource.setrlimit(kind, (amount, amount))
 
 
-def restrict_files(readable: list[str], writable: list[str], *, may_execute: bool = False) -> int:
-    """Close all files but these to this process and its children; also TCP, if Landlock can.
+def mapped_bytes() -> int:
+    """Return the size of all mappings of this process."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[0]) * resource.getpagesize()
 
-    Returns:
-        Landlock's version; 0 if the kernel does not have it.
-    """
+
+def restrict_files(readable: list[str], writable: list[str], *, may_execute: bool = False) -> int:
+    """Close all but these files, and TCP, to this process; return Landlock's version, or 0."""
     version = int(libc.syscall(LANDLOCK_CREATE_RULESET, None, 0, 1))
     if version < 1:
         return 0
@@ -139,11 +133,7 @@ def restrict_files(readable: list[str], writable: list[str], *, may_execute: boo
 
 
 def checked(result: Any, name: str = "landlock") -> int:
-    """Return the result of a system call.
-
-    Raises:
-        OSError: It failed.
-    """
+    """Return the result of a system call, or raise OSError."""
     if result < 0:
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
     return int(result)

@@ -22,26 +22,12 @@ TESTS_MEMORY = 2
 LONG_S = 0.025
 
 
-def contents(file: int, most: int) -> bytes:
-    """Return the first bytes of a file."""
-    size = min(os.lseek(file, 0, os.SEEK_END), most)
-    parts, start = [], 0
-    while start < size:
-        part = os.pread(file, size - start, start)
-        if not part:
-            break
-        parts.append(part)
-        start += len(part)
-    return b"".join(parts)
+def contents(file: int, most: int = 2**31 - 2**12) -> bytes:
+    """Return the first bytes of a file in memory: at most what one call of the kernel reads."""
+    return os.pread(file, min(os.lseek(file, 0, os.SEEK_END), most), 0)
 
 
-def read_all(file: int) -> bytes:
-    """Return a complete file."""
-    return contents(file, sys.maxsize)
-
-
-def write_all(file: int, content: bytes | bytearray | memoryview) -> None:
-    """Write all bytes to a file."""
+def write_all(file: int, content: bytes) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(file, view) :]
@@ -86,10 +72,8 @@ class Script(NamedTuple):
     """Code of the tests that a process of a run executes."""
 
     setup: str = ""  #: source code that runs first
-    checks: Any = ()  #: evaluated after the program
+    checks: Any = ()  #: evaluated after the program, each with the fields of a `Check`
 
 
 def read_script(file: int) -> Script:
-    """Return the script in a file."""
-    setup, checks = json.loads(read_all(file))
-    return Script(setup, checks)
+    return Script(*json.loads(contents(file)))

@@ -38,8 +38,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Variable(NamedTuple):
-    """A variable of the program."""
-
     name: str
     value: Any
 

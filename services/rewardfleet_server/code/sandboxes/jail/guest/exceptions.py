@@ -28,17 +28,13 @@ class Exceptions:
 
     is_trusted: ClassVar[bool]
     classes: dict[str, type]
+    decode: Any  #: see `Side.decode`
     _exceptions: dict[str, type[BaseException]]
-
-    def decode(self, data: Any) -> Any:
-        """See `Side.decode`."""
-        raise NotImplementedError
 
     def encoded_exception(
         self, error: BaseException, encoder: "Encoder", links: int = _MAX_LINKS
     ) -> list[Any]:
         """Return an exception as JSON: names, arguments, text, attributes, place, object, links."""
-        names = self.exception_names(type(error))
         known = vars(error).get("_p_object")
         handle = encoder.encode(known) if is_proxy(known) else encoder.remote(error)
         args, attributes, place, links_of = error.args, vars(error), "", []
@@ -54,7 +50,8 @@ class Exceptions:
             links_of = [error.__cause__, error.__context__] if links else []
         named = [[name, encoder.encode(value)] for name, value in attributes.items()]
         linked = [each and self.encoded_exception(each, encoder, links - 1) for each in links_of]
-        return [names, encoder.encode(tuple(args)), _text(error), named, place, handle, linked]
+        names, sent = self.exception_names(type(error)), encoder.encode(tuple(args))
+        return [names, sent, _text(error), named, place, handle, linked]
 
     def exception_names(self, kind: type) -> list[Any]:
         """Return the path or the name of a class, and those of its bases, unless all have it."""
@@ -76,12 +73,12 @@ class Exceptions:
         own = self.classes.get(path) or _known_exception(str(path))
         if own is not None and issubclass(own, BaseException):
             return own
-        if repr(names) not in self._exceptions:
+        kind: Any = self._exceptions.get(repr(names))
+        if kind is None:
             built = tuple(map(self.exception_class, bases)) or (Exception,)
-            members = {**_METHODS, "_p_class": None}
-            self._exceptions[repr(names)] = type(str(path).rpartition(".")[2], built, members)
-        kind: Any = self._exceptions[repr(names)]
-        if proxy is not None and "_p_class" in vars(kind):
+            kind = type(str(path).rpartition(".")[2], built, {**_METHODS, "_p_class": None})
+            self._exceptions[repr(names)] = kind
+        if proxy is not None:
             kind._p_class = self.decode(proxy)
         return kind  # type: ignore[no-any-return] # it is one
 
@@ -94,12 +91,9 @@ class Exceptions:
         kind, args = self.exception_class(data[0]), self.decode(data[1])
         error = kind.__new__(kind, *args)
         error.args = args
-        if isinstance(error, (SystemExit, StopIteration)):
-            BaseException.__setattr__(
-                error,
-                "code" if isinstance(error, SystemExit) else "value",
-                args[0] if args else None,
-            )
+        for built_in, field in ((SystemExit, "code"), (StopIteration, "value")):
+            if isinstance(error, built_in):
+                BaseException.__setattr__(error, field, args[0] if args else None)
         attributes = {str(name): self.decode(value) for name, value in data[3]}
         for name in attributes.keys() & _DESCRIBING:
             if hasattr(kind, name):
@@ -124,13 +118,8 @@ def fails_a_test(error: BaseException) -> bool:
 
 def skips() -> tuple[type[BaseException], ...]:
     """Return what a test raises to end without a failure. A program's exception is another one."""
-    return tuple(found for at in _SKIPS if (found := _outcome(*at)))
-
-
-#: Where these are; those of pytest say that they are built in.
-_SKIPS = (
-    ("unittest.case", "SkipTest"), ("_pytest.outcomes", "Skipped"), ("_pytest.outcomes", "XFailed"),
-)  # fmt: skip
+    of_pytest = (_outcome("_pytest.outcomes", name) for name in ("Skipped", "XFailed"))
+    return tuple(filter(None, (_outcome("unittest.case", "SkipTest"), *of_pytest)))
 
 
 def _outcome(module: str, name: str) -> Any:

@@ -62,15 +62,10 @@ def give_names() -> None:
 
 
 class Machine:
-    """Decides which files the processes of runs read.
-
-    Args:
-        listener: The descriptor by which the kernel asks.
-        folders: What Landlock permits.
-    """
+    """Decides which files the processes of runs read, beside the folders that Landlock permits."""
 
     def __init__(self, listener: int, folders: list[str]) -> None:
-        self.listener = listener
+        self.listener = listener  #: the descriptor by which the kernel asks
         folders = [*folders, *map(os.path.realpath, folders), *_LEFT]
         self._left = tuple(f"{folder}/" for folder in folders)
 
@@ -93,11 +88,7 @@ class Machine:
             fcntl.ioctl(self.listener, ANSWER, answer)
 
     def _file(self, pid: int, address: int, mode: int) -> BinaryIO | None:
-        """Return the file that a thread may read; None if the kernel shall open it.
-
-        Raises:
-            FileNotFoundError: There is no file at the path, which is at an address of its memory.
-        """
+        """Return the file at a path in the memory of a thread; None if the kernel shall open it."""
         try:
             with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
                 path = os.fsdecode(os.pread(memory.fileno(), 4096, address).partition(b"\0")[0])

@@ -41,17 +41,13 @@ STANDARD_NAMES: dict[str, tuple[str, str]] = {
     if not name.startswith("_") and name != "copy"
 }
 #: Names of the table that stand for generic types, which nobody calls.
-ALIASES = {name for name in typing.__all__ if hasattr(getattr(typing, name), "__origin__")} - {
+_ALIASES = {name for name in typing.__all__ if hasattr(getattr(typing, name), "__origin__")} - {
     *collections.__all__
 }
 #: Modules that tests may use, by the names under which they are usually imported. Not those whose
 #: name is as often that of a class in them.
-MODULES = {
-    **{name: name for name in sys.stdlib_module_names - {"copy", "datetime", "time"}},
-    "np": "numpy",
-    "numpy": "numpy",
-    "pd": "pandas",
-    "pandas": "pandas",
+MODULES = {"np": "numpy", "numpy": "numpy", "pd": "pandas", "pandas": "pandas"} | {
+    name: name for name in sys.stdlib_module_names - {"copy", "datetime", "time"}
 }
 #: The class of a program whose methods are functions, not objects that tests are about.
 SOLUTION = "Solution"
@@ -69,11 +65,7 @@ _OF_VALUES = {
 
 
 def standard(name: str) -> Any:
-    """Return what a name of the table refers to.
-
-    Raises:
-        KeyError: It is not in the table, or its module is not installed.
-    """
+    """Return what a name of the table refers to, or raise KeyError, also if it is missing here."""
     module, attribute = STANDARD_NAMES.get(name) or (MODULES[name], "")
     try:
         found = importlib.import_module(module)
@@ -89,24 +81,24 @@ class Names:
         used: All of them.
         classes: Those that are written like a class, or like a constant and used like a class.
         modules: Those of modules of the table, if only their attributes are used.
-        called: Those that are called.
+        called_aliases: Those of generic types that are called, which only the program's can be.
         has_objects: Whether the test uses attributes that no value has.
         methods: Attributes of `Solution()`.
         predicates: Methods that answer a question.
     """
 
     def __init__(self, tree: ast.AST) -> None:
-        self.used, self.called = set[str](), set[str]()
-        self.methods, self.predicates = set[str](), set[str]()
+        self.used, self.methods, self.predicates = set[str](), set[str](), set[str]()
         self._objects = set[str]()  #: the names that are used otherwise than for an attribute
+        self._called = set[str]()
         self._bound = set[str]()  #: names that are bound, in whatever scope
         self._imported = set[str]()  #: the names that an import binds
         #: Attributes, each with the name that the path to it begins with, or "".
         self._attributes = set[tuple[str, str]]()
         self._visit_all(tree)
-        constants = {n for n in self._objects - self.called if n.isupper() and len(n) > 1}
+        constants = {n for n in self._objects - self._called if n.isupper() and len(n) > 1}
         self.used -= self._bound
-        self.called &= self.used
+        self.called_aliases = self._called & self.used & _ALIASES
         others = self.used - constants - {SOLUTION}
         self.classes = {name for name in others if name.lstrip("_")[:1].isupper()}
         self.modules = (MODULES.keys() & self.used) - self._objects
@@ -137,7 +129,7 @@ class Names:
                     is_of_test = is_direct or name not in {"self", "cls"}
                     self._attributes.add((name if is_of_test else "", attribute))
                 case ast.Call(func=ast.Name(id=name)):
-                    self.called.add(name)
+                    self._called.add(name)
                 case _:
                     self._bind(node)
 

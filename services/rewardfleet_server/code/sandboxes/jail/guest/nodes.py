@@ -108,11 +108,7 @@ def build(kind: Any, value: Any) -> Any:
 
 
 def flat(kind: Any, value: Any) -> Any:
-    """Return a result as JSON has it.
-
-    Raises:
-        ValueError: It has too many nodes, or a cycle.
-    """
+    """Return a result as JSON has it; raise ValueError if it has too many nodes, or a cycle."""
     if kind is None or kind == "nothing":
         return value if kind is None else None
     if kind == "value":

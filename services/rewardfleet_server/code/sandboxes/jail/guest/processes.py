@@ -22,16 +22,12 @@ LONGEST_DELAY_S = 0.25
 
 
 class Process:
-    """A process of a run."""
-
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.descriptor = os.pidfd_open(pid)
         self.status = 0  #: its status as `os.wait4` returns it, once it has ended
         self.was_idle = False  #: whether it was ended because its tests had ended
-        #: Whether SIGKILL ended it, and not by the supervisor: nor by itself, as the filter refuses
-        #: that.
-        self.was_killed = False
+        self.was_killed = False  #: whether SIGKILL from outside ended it: programs cannot send it
         self.usage: resource.struct_rusage | None = None  #: what it used, once it has ended
         self._clock = (~pid << 3) | 2
         self._delays: dict[str, int] = {}
@@ -59,29 +55,21 @@ class Process:
         return b" R" in states
 
     def wait(self) -> None:
-        """Wait for its end."""
         _, self.status, self.usage = os.wait4(self.pid, 0)
         os.close(self.descriptor)
 
 
 class Run:
-    """A run and what it has used of its limits.
-
-    Args:
-        cores: How many cores its threads may use at the same time.
-
-    Attributes:
-        is_asleep: Whether it slept between the last two looks.
-        is_long: Whether it has used a core for long.
-    """
+    """A run and what it has used of its limits."""
 
     def __init__(self, processes: list[Process], order: Order, cores: int) -> None:
         self.processes = processes
         self.order = order
         self.started = time.monotonic()  #: when the supervisor learned of it (`time.monotonic`)
         self.paused_s = 0.0  #: seconds for which it was paused, because it had no core
-        self.is_asleep = self.is_long = False
-        self._cores = cores
+        self.is_asleep = False  #: whether it slept between the last two looks
+        self.is_long = False  #: whether it has used a core for long
+        self._cores = cores  #: how many cores its threads may use at the same time
         self._counts_from = self._looked = self.started  # later by the pauses since then
         self._delay = 0.0
         self._used = self._used_before = self._used_at_look = 0.0
@@ -114,12 +102,11 @@ class Run:
         self._looked += seconds
 
     def leave_out_delay(self, slept_s: float, asked_s: float) -> None:
-        """Leave out what a sleep took longer than asked for, if that was a pause."""
+        """Leave out what a sleep took longer than asked for, if the machine was paused."""
         if slept_s > asked_s + LONGEST_DELAY_S:
             self.leave_out(slept_s - asked_s)
 
     def measure(self) -> None:
-        """Read the CPU time of the processes."""
         used = [each.cpu_s() for each in self.processes]
         self._used_before, self._used = self._used, sum(used)
         self._most_used = max(used)
@@ -174,7 +161,6 @@ class Run:
         return any(each.is_ready() for each in self.processes)
 
     def signal(self, number: int) -> None:
-        """Send a signal to its processes."""
         for process in self.processes:
             os.kill(process.pid, number)
 
@@ -185,12 +171,9 @@ def of_threads(pid: int, name: str) -> dict[str, bytes]:
     folder = f"{PROC}/{pid}/task"
     with contextlib.suppress(OSError):  # the process has ended
         for thread in os.listdir(folder):
-            with contextlib.suppress(OSError):  # the thread has ended
-                file = os.open(f"{folder}/{thread}/{name}", os.O_RDONLY)
-                try:
-                    found[thread] = os.read(file, 1000)
-                finally:
-                    os.close(file)
+            path = f"{folder}/{thread}/{name}"
+            with contextlib.suppress(OSError), open(path, "rb") as file:  # the thread has ended
+                found[thread] = file.read(1000)
     return found
 
 
@@ -199,6 +182,5 @@ def counts_delays() -> bool:
 
     It does with CONFIG_SCHED_INFO. Otherwise there is no such file, or no turn is counted.
     """
-    return any(
-        content.split()[2] != b"0" for content in of_threads(os.getpid(), "schedstat").values()
-    )
+    counts = of_threads(os.getpid(), "schedstat").values()
+    return any(each.split()[2] != b"0" for each in counts)

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from .answers import MAX_PLAIN_INT, Report, plain
 from .boundary import ProgramSide
 from .confinement import MAX_DESCRIPTORS, Confine, libc, limit
-from .descriptors import ALL_SEALS, ORDER, Script, read_all, read_script, write_all
+from .descriptors import ALL_SEALS, ORDER, Script, contents, read_script, write_all
 from .nodes import ListNode, TreeNode, call_all
 from .scripts import TestScript, UnsupportedTest, unsupported
 
@@ -54,7 +54,6 @@ class Program:
     def __init__(self) -> None:
         self.source = ""  #: the source code of the program, once that is read
         self.script = Script()  #: the code of the tests for this process
-        self.link = -1  #: the connection to the process of the tests; -1 if there is none
         self.out, self.err = sys.stdout, sys.stderr
         self.report_file, self.report_bytes = -1, 0  #: answers, and why the program failed
         linecache.cache["program.py"] = (lambda: self.source,)
@@ -73,8 +72,7 @@ class Program:
         if has_script:
             self.script = read_script(others.pop(0))
         if tests_apart:
-            self.link = others[0]
-            del others[1:]
+            del others[1:]  # which leaves the connection to the process of the tests
         elif others:
             sys.argv += (f"/proc/self/fd/{file}" for file in others)
         self.report_file, self.report_bytes = report, report_bytes
@@ -84,15 +82,11 @@ class Program:
         checks = self.script.checks
         file_bytes = max(output_bytes, report_bytes) if checks else output_bytes
         limit(resource.RLIMIT_FSIZE, file_bytes + 1)
-        is_module = bool(checks) or self.link >= 0  # tested programs are imported
+        is_module = bool(checks) or tests_apart  # tested programs are imported
         module = new_module("program" if is_module else "__main__")
-        is_apart = self.link >= 0
-        side = ProgramSide(self.link, module.__dict__, self.source) if is_apart else None
-        status = self.run_source(code, module.__dict__, side)
+        status = self.run_source(code, module.__dict__, others[0] if tests_apart else None)
         if is_module:
-            if not status and side is not None:
-                status = self.serve(side)
-            elif not status:
+            if not status:
                 module.__dict__["__builtins__"] = BUILTINS
                 report_on = Report(report, report_bytes)
                 for check in checks:
@@ -112,7 +106,7 @@ class Program:
             if count_threads() or threading._threading_atexits:  # type: ignore[attr-defined]
                 threading._shutdown()  # type: ignore[attr-defined]
         except BaseException as error:
-            self.show(error)
+            show(error, self.err)
         atexit._run_exitfuncs()
         if not self.flush_streams():
             status = LOST_OUTPUT
@@ -126,59 +120,39 @@ class Program:
         self.flush()
         os._exit(status)
 
-    def serve(self, side: ProgramSide) -> int:
-        """Answer the tests; return the exit status."""
-        try:
-            side.serve()
-        except MemoryError as error:
-            self.fail("memory")
-            self.show(error)
-            return 1
-        return 0
-
     def compiled(self, source: int, file: int) -> types.CodeType:
-        """Return the program's code. The first run compiles it, and seals it for the others.
-
-        Args:
-            source: The file with the source code of the program, which cannot be changed.
-            file: The file with the compiled program, which cannot be changed once it is sealed.
-        """
+        """Return the program's code. The first run compiles it into a file, which it seals."""
         code: types.CodeType
         if fcntl.fcntl(file, fcntl.F_GET_SEALS) == ALL_SEALS:
-            size = os.lseek(file, 0, os.SEEK_END)
-            self.source, code = marshal.loads(os.pread(file, size, 0))
-            os.close(source)
-            os.close(file)
-            return code
-        self.source = read_all(source).decode(errors="surrogatepass")
+            self.source, code = marshal.loads(contents(file))
+        else:
+            self.source = contents(source).decode(errors="surrogatepass")
+            try:
+                code = compile(self.source, "program.py", "exec", dont_inherit=True)
+            except Exception as error:  # whatever the compiler raises
+                self.fail("compile", error)
+                os._exit(1)
+            write_all(file, marshal.dumps((self.source, code)))
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, ALL_SEALS)
         os.close(source)
-        try:
-            code = compile(self.source, "program.py", "exec", dont_inherit=True)
-        except Exception as error:  # whatever the compiler raises
-            self.fail("compile")
-            self.show(error)
-            os._exit(1)
-        write_all(file, marshal.dumps((self.source, code)))
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, ALL_SEALS)
         os.close(file)
         return code
 
-    def run_source(
-        self, code: types.CodeType, namespace: dict[str, Any], side: ProgramSide | None
-    ) -> int:
-        """Run setup and program; return the exit status."""
+    def run_source(self, code: types.CodeType, namespace: dict[str, Any], link: int | None) -> int:
+        """Run setup and program, and answer the tests at a link; return the exit status."""
         try:
             if any(check["signatures"] for check in self.script.checks):
                 namespace.update(ListNode=ListNode, TreeNode=TreeNode)
             if self.script.setup:
                 exec(compile(self.script.setup, "setup.py", "exec"), namespace)
                 for check in self.script.checks:  # which calls what the program defines
-                    name = check.get("call", "")
+                    name = check["source"] if check["kind"] == "call" else ""
                     if callable(namespace.get(name)):
                         namespace[name] = Given(namespace[name])
-            if side is not None:
-                side.remember_setup()
+            side = None if link is None else ProgramSide(link, namespace, self.source)
             exec(code, namespace)
+            if side is not None:
+                side.serve()
         except SystemExit as exit_:
             if namespace["__name__"] != "__main__":
                 self.fail("exit")
@@ -189,34 +163,34 @@ class Program:
             print(exit_.code, file=self.err)
             return 1
         except BaseException as error:
-            self.fail("memory" if isinstance(error, MemoryError) else "exception")
-            self.show(error)
+            self.fail("memory" if isinstance(error, MemoryError) else "exception", error)
             return 1
         return 0
 
     def answer(self, check: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
         """Do one check; return the value that the program gave, or what happened instead."""
+        kind, source = check["kind"], check["source"]
         try:
-            if "call" in check:
+            if kind == "call":
                 args = check["args"]
                 if check["integer_keys"]:
                     args[0] = {int(key): each for key, each in args[0].items()}
-                function = find(namespace, check["call"])
+                function = find(namespace, source)
                 if signatures := check["signatures"]:
                     value = call_all(function, check["methods"], signatures, args)
                 else:
                     value = function(*args)
-            elif (source := check.get("eval") or check.get("value")) is not None:
+            elif kind in {"eval", "value"}:
                 value = EVAL(COMPILE(source, "test.py", "eval"), namespace)
             else:
                 script = TestScript(namespace, check["entry_point"])
-                script.run(ast.parse(check.get("assert") or check["inside"]))
+                script.run(ast.parse(source))
                 return {"held": True, "checks": script.checks}
             return {"value": plain(value)}
         except UnsupportedTest as error:
             return unsupported(error)
         except BaseException as error:
-            self.show(error)
+            show(error, self.err)
             return {"raised": type(error).__name__}
 
     def flush(self) -> None:
@@ -237,13 +211,10 @@ class Program:
                 is_written = False
         return is_written
 
-    def fail(self, reason: str) -> None:
-        """Report why the program failed."""
+    def fail(self, reason: str, error: BaseException | None = None) -> None:
         Report(self.report_file, self.report_bytes).fail(reason)
-
-    def show(self, error: BaseException) -> None:
-        """Print a traceback that begins with the first line of the program."""
-        show(error, self.err)
+        if error is not None:
+            show(error, self.err)
 
 
 def show(error: BaseException, err: Any) -> None:
@@ -276,7 +247,6 @@ def refusal(error: BaseException | None) -> str:
 
 
 def new_module(name: str) -> types.ModuleType:
-    """Return a new module for a program."""
     module = types.ModuleType(name)
     module.__dict__.update(__builtins__=builtins, __file__="program.py")
     sys.modules[name] = module

@@ -67,10 +67,13 @@ class Proxy:
     Its own attributes begin with `_p_`, as no attribute of an object is likely to. On the side of
     the tests, `_p_is_own` is whether the test has constructed the object, or a class that it
     constructs, and `_p_items` iterates over the object. `_p_base` is the first base of its class
-    that both sides have.
+    that both sides have, and `_p_owner` the object whose method it is.
     """
 
-    __slots__ = ("_p_base", "_p_handle", "_p_is_own", "_p_items", "_p_kind", "_p_name", "_p_side")
+    __slots__ = (
+        *("_p_base", "_p_handle", "_p_is_own", "_p_items"),
+        *("_p_kind", "_p_name", "_p_owner", "_p_side"),
+    )
 
     _p_side: "Side"
     _p_handle: int
@@ -79,6 +82,7 @@ class Proxy:
     _p_is_own: bool
     _p_items: Iterator[Any] | None
     _p_base: type | None
+    _p_owner: "Proxy | None"
 
     @property  # type: ignore[misc] # `object` has no property
     def __class__(self) -> Any:
@@ -88,13 +92,11 @@ class Proxy:
     def __getattr__(self, name: str) -> Any:
         side = self._p_side
         is_hidden = name.startswith("__") and name not in _READABLE | _STOPPING
-        # A value of a built-in type would have crossed the boundary.
-        is_hidden |= (
-            not side.uses_objects and name in _OF_BUILT_IN_TYPES and name not in side.entry_names
-        )
+        if not side.uses_objects:  # a value of a built-in type would have crossed the boundary
+            is_hidden |= name in _OF_BUILT_IN_TYPES and name not in side.entry_names
         if is_hidden and side.is_trusted:
             raise AttributeError(f"{self._p_kind!r} object has no attribute {name!r}")
-        found = self._p_side.call("getattr", self, name)
+        found = side.call("getattr", self, name)
         if type(found) is CallableProxy:
             object.__setattr__(found, "_p_name", name)
             object.__setattr__(found, "_p_owner", self)
@@ -197,14 +199,9 @@ def has_attribute(value: Any, name: str) -> bool:
 
 
 class CallableProxy(Proxy):
-    """An object of the other side that can be called.
+    """An object of the other side that can be called."""
 
-    `_p_owner` is the object whose method it is, or None.
-    """
-
-    __slots__ = ("_p_owner",)
-
-    _p_owner: Proxy | None
+    __slots__ = ()
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if _PREDICATES.match(self._p_name) or (args and self._p_name in _OF_BUILT_IN_TYPES):
@@ -249,7 +246,7 @@ def _same_as_before(proxy: Proxy, question: tuple[Any, ...], answer: Any) -> Any
 
 def stops(proxy: Proxy) -> bool:
     """Return whether calling a proxy may raise StopIteration: if it is a method of a generator."""
-    owner = proxy._p_owner if isinstance(proxy, CallableProxy) else None
+    owner = proxy._p_owner
     return owner is not None and owner._p_kind in _GENERATORS and proxy._p_name in _STOPPING
 
 

@@ -1,6 +1,7 @@
 """What tests replace while they call a program, e.g. by `patch`: it is replaced there as well.
 
-So are the environment, and what shows warnings and log records, if a test asks for these.
+So are the environment, and what shows warnings and log records, if a test asks for these; and the
+program draws the random numbers of generators that a test seeds.
 """
 
 import ast
@@ -8,10 +9,13 @@ import contextlib
 import importlib
 import os
 import pkgutil
+import random
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from types import ModuleType
 from typing import Any
 
 from .names import MODULES, PROGRAM_MODULES, imports_of, path_of
@@ -121,3 +125,51 @@ def _owner(path: str) -> Any:
 
 def _value(owner: Any, name: str) -> Any:
     return getattr(owner, "__dict__", {}).get(name, _MISSING)
+
+
+# Generators of random numbers
+
+
+class Generators:
+    """The generators of the process of the tests.
+
+    The program gets their states. It sends none: it could choose what a test draws next.
+    """
+
+    def __init__(self) -> None:
+        #: The states that the program has, until the test seeds a generator again.
+        self._sent: dict[str, Any] = {}
+        self._watched: dict[str, ModuleType] = {}
+
+    def watch(self, packages: AbstractSet[str]) -> None:
+        """Notice when a test seeds a generator, before it imports the function from a package."""
+        for name in {"random", "numpy.random"} - self._watched.keys():
+            if name.partition(".")[0] in packages:
+                with contextlib.suppress(ImportError):  # which the test gets as well
+                    module = self._watched[name] = importlib.import_module(name)
+                    vars(module)["seed"] = self._noticed(name, vars(module)["seed"])
+
+    def changed(self) -> dict[str, Any]:
+        """Return the states that have changed since the last call, as values of JSON."""
+        changed = {}
+        for name, module in self._watched.items():
+            kind, numbers, *rest = module.getstate() if module is random else module.get_state()
+            state = [kind, [*map(int, numbers)], *rest]
+            if state != self._sent.get(name):
+                self._sent[name] = changed[name] = state
+        return changed
+
+    def _noticed(self, name: str, seed: Callable[..., None]) -> Callable[..., None]:
+        def noticed(*args: Any, **kwargs: Any) -> None:
+            self._sent.pop(name, None)
+            seed(*args, **kwargs)
+
+        return noticed
+
+
+def set_states(states: Mapping[str, Any]) -> None:
+    """Set the generators of the program's process to such states."""
+    for name, (kind, numbers, *rest) in states.items():
+        module = importlib.import_module(name)
+        set_state = random.setstate if module is random else module.set_state
+        set_state((kind, tuple(numbers), *rest))

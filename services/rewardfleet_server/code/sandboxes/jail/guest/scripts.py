@@ -60,17 +60,12 @@ def unsupported(error: UnsupportedTest) -> dict[str, Any]:
 
 
 class TestScript:
-    """A script of tests.
-
-    Args:
-        namespace: Its variables.
-        entry_point: An expression for what `check` is called with; "" if that is not known.
-    """
+    """A script of tests."""
 
     def __init__(self, namespace: dict[str, Any], entry_point: str = "") -> None:
         self.checks = 0  #: how many checks were evaluated and held
         self._namespace = namespace
-        self._entry_point = entry_point
+        self._entry_point = entry_point  #: an expression for what `check` is called with, or ""
         self._called: set[str] = set()
         self._failures: list[BaseException] = []
 
@@ -81,12 +76,7 @@ class TestScript:
         self._namespace.update({_OWN.format(name): each for name, each in functions.items()})
 
     def run(self, tree: ast.Module, filename: str = "test.py") -> None:
-        """Run a script and its tests.
-
-        Raises:
-            BaseException: What a check or the script raised.
-            UnsupportedTest: A test cannot be called.
-        """
+        """Run a script and its tests. Raise what a check or the script does, or UnsupportedTest."""
         self.prepare()
         names, kinds, own = set[str](), set[type](), {*_defined(tree)}
         for node in ast.walk(tree):
@@ -114,7 +104,6 @@ class TestScript:
             raise self._failures[0]
 
     def value_of(self, source: str) -> Any:
-        """Return the value of an expression."""
         self.prepare()
         tree = _Objects().visit(ast.parse(source, "test.py", "eval"))
         return eval(compile(tree, "test.py", "eval"), self._namespace)
@@ -210,8 +199,8 @@ class TestScript:
         kind.setUpClass()
         for test in tests:
             method = getattr(test, test._testMethodName)
-            is_skipped = getattr(method, "__unittest_skip__", False)
-            if not is_skipped and not getattr(method, "__unittest_expecting_failure__", False):
+            marks = ("__unittest_skip__", "__unittest_expecting_failure__")
+            if not any(getattr(method, name, False) for name in marks):
                 with _skipping():
                     test.debug()
         kind.tearDownClass()
@@ -280,12 +269,9 @@ def _hook(owner: Any, *names: str) -> None:
 
 def _required(function: Any) -> list[str]:
     """Return the parameters of a function that have no default."""
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [
-        each.name
-        for each in inspect.signature(function).parameters.values()
-        if each.default is each.empty and each.kind in {*positional, inspect.Parameter.KEYWORD_ONLY}
-    ]
+    variable = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in variable]
 
 
 def _is_left_out(mark: Any) -> bool:
@@ -326,10 +312,8 @@ def _run_any_awaitable() -> None:
     """Let `asyncio.run` accept a coroutine that is in another process."""
     asyncio: Any = importlib.import_module("asyncio")
     run = asyncio.run
-
-    asyncio.run = lambda main, **options: run(
-        main if inspect.iscoroutine(main) else completion(main), **options
-    )
+    # `completion` makes a coroutine of one as well.
+    asyncio.run = lambda main, **options: run(completion(main), **options)
 
 
 def _disarm_runners() -> None:
@@ -343,17 +327,12 @@ def _disarm_runners() -> None:
         if name == "unittest":  # a runner would only report what fails in it
             module.TestCase.subTest = lambda *_, **__: contextlib.nullcontext()
             module.TestCase.assertIs = _assert_is
-            module.TestCase.assertIsNot = _assert_is_not
+            module.TestCase.assertIsNot = functools.partialmethod(_assert_is, held=False)
 
 
-def _assert_is(case: Any, first: Any, second: Any, msg: Any = None) -> None:
-    if not is_same(first, second):
-        case.fail(msg or f"{first!r} is not {second!r}")
-
-
-def _assert_is_not(case: Any, first: Any, second: Any, msg: Any = None) -> None:
-    if is_same(first, second):
-        case.fail(msg or f"unexpectedly identical: {first!r}")
+def _assert_is(case: Any, first: Any, second: Any, msg: Any = None, *, held: bool = True) -> None:
+    if is_same(first, second) is not held:
+        case.fail(msg or f"{first!r} is {'not ' if held else ''}{second!r}")
 
 
 # Instrumentation
@@ -365,8 +344,6 @@ def compiled(
     """Compile a script, which is changed in place.
 
     Args:
-        tree: The script.
-        filename: The name of its file, for tracebacks.
         counts: Whether it counts its checks.
         asks: Whether it asks for the identity or the class of objects.
     """
@@ -417,9 +394,7 @@ def _placed(node: ast.expr, place: ast.expr) -> ast.expr:
 class _Instrument(ast.NodeTransformer):
     """Inserts calls that count the checks of a script.
 
-    Args:
-        own: The functions that the script defines; see `functions_of`. Calls of them do not count
-            as checks: what they assert does.
+    Calls of its own functions do not count as checks: what they assert does.
     """
 
     def __init__(self, own: Mapping[str, bool]) -> None:
@@ -447,21 +422,21 @@ class _Instrument(ast.NodeTransformer):
         return node
 
     def visit_With(self, node: Any) -> Any:
-        expects = any(_is_expecting(each.context_expr) for each in node.items)
-        for item in node.items:
-            if _is_expecting(item.context_expr):
+        called = [_called_name(each.context_expr) for each in node.items]
+        for item, name in zip(node.items, called, strict=True):
+            if name in _EXPECTING:
                 self.generic_visit(item.context_expr)
             else:
                 self.visit(item)
         lines = self._lines(node.body)
         node.body = self.block(node.body)
-        if lines and any(_called_name(each.context_expr) == "suppress" for each in node.items):
+        if lines and "suppress" in called:
             failed = ast.Name("AssertionError", ast.Load())
             note = _statement(node, "caught", lines, False)
             handler = ast.ExceptHandler(failed, None, [note, ast.Raise()])
             node.body = [ast.Try(node.body, [handler], [], [])]
             ast.fix_missing_locations(node)
-        return [node, _statement(node, "count")] if expects else node
+        return node if _EXPECTING.isdisjoint(called) else [node, _statement(node, "count")]
 
     visit_AsyncWith = visit_With  # noqa: N815 - as `ast` calls it; below as well
 
@@ -517,7 +492,6 @@ class _Instrument(ast.NodeTransformer):
         return tuple(found)
 
     def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        """Return instrumented statements."""
         block: list[ast.stmt] = []
         for each in statements:
             found = self.visit(each)
@@ -537,10 +511,6 @@ def _called_name(node: ast.AST) -> str:
         case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name)):
             return name
     return ""
-
-
-def _is_expecting(node: ast.expr) -> bool:
-    return _called_name(node) in _EXPECTING
 
 
 def _fails(node: ast.stmt) -> bool:
@@ -564,12 +534,7 @@ def functions_of(tree: ast.AST) -> dict[str, bool]:
 
 
 def has_check(statements: Iterable[ast.stmt], own: Mapping[str, bool]) -> bool:
-    """Return whether statements can find a program wrong.
-
-    Args:
-        statements: Statements of a script.
-        own: The functions that the script defines; see `functions_of`.
-    """
+    """Return whether statements of a script, with its `functions_of`, can find a program wrong."""
     nodes = itertools.chain.from_iterable(map(ast.walk, statements))
     return any(_is_check(node, own) for node in nodes)
 

@@ -17,7 +17,6 @@ import importlib
 import json
 import os
 import random
-import resource
 import select
 import signal
 import socket
@@ -37,6 +36,7 @@ from .confinement import (
     end_with_parent,
     libc,
     limit_all_runs,
+    mapped_bytes,
     restrict_files,
 )
 from .descriptors import KILLED, ORDER, Order, open_streams
@@ -91,7 +91,8 @@ def main() -> NoReturn:  # noqa: PLR0915 - the order matters
     reader, writer = (keep_open(end.detach()) for end in socket.socketpair())
     os.closerange(3, MAX_DESCRIPTORS)
     limit_all_runs()
-    own, of_run, asking = (Filter.of(bytes.fromhex(each)) for each in config["filters"])
+    filters = map(bytes.fromhex, config["filters"])
+    own, of_run, asking = (Filter(len(each) // 8, each) for each in filters)
     # Without Landlock, the answers could be evaded, and the memory of the tests could be read.
     asks = bool(landlock and asking.count)
     limits = (config["processes"], base_bytes, os.getpid())
@@ -150,12 +151,6 @@ def preload(names: list[str]) -> list[tuple[str, str]]:
         except BaseException as error:  # whatever a module raises
             missing.append((name, f"{type(error).__name__}: {error}"[:300]))
     return missing
-
-
-def mapped_bytes() -> int:
-    """Return the size of all mappings of this process."""
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[0]) * resource.getpagesize()
 
 
 def copy_page_tables() -> None:
@@ -227,42 +222,31 @@ def packages() -> list[str]:
 
 
 def receive(channel: socket.socket) -> dict[str, Any]:
-    """Wait for a message."""
     message = channel.recv(MAX_MESSAGE)
     if not message:
         os._exit(0)  # the service has ended
-    content: dict[str, Any] = json.loads(message)
-    return content
+    return dict(json.loads(message))
 
 
 def send(channel: socket.socket, content: dict[str, Any]) -> None:
-    """Send a message."""
     channel.send(json.dumps(content).encode())
 
 
 class Supervisor:
-    """Supervises one run at a time.
-
-    Args:
-        channel: Leads to the service.
-        runs: Descriptor from which the runs that the zygote started are read.
-        config: What the service sent: it has the folders that programs may write to (`writable`),
-            and paths in these that are not removed (`kept`).
-        zygote_pid: The process id of the zygote.
-    """
+    """Supervises one run at a time."""
 
     def __init__(self, channel: socket.socket, runs: int, config: Any, zygote_pid: int) -> None:
-        self.channel = channel
-        self.machine: Machine | None = None  #: answers programs that open files
-        self.runs = runs
+        self.channel = channel  #: leads to the service
+        self.runs = runs  #: descriptor from which the runs that the zygote started are read
         self.zygote_pid = zygote_pid
+        self.machine: Machine | None = None  #: answers programs that open files
         self.stopped = -1  #: the number of the last run that the service stopped
         self.must_pause = False  #: whether the program must be paused until a core is granted
         self.poll = select.poll()
         self.poll.register(channel, select.POLLIN)
         self.poll.register(runs, select.POLLIN)
         self.writable: list[str] = config["writable"]
-        self.kept: list[str] = config["kept"]
+        self.kept: list[str] = config["kept"]  #: paths in these folders that are not removed
         # Imported after the zygote has started: what it needs would make every fork slower.
         self.remove_tree = importlib.import_module("shutil").rmtree
         self.cores = len(os.sched_getaffinity(0))

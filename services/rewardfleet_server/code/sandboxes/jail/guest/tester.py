@@ -22,15 +22,7 @@ from .answers import Report, plain
 from .boundary import Gone, TestSide
 from .confinement import Confine, limit
 from .descriptors import ORDER, TESTS_MEMORY, Order, Script, read_script
-from .names import (
-    ALIASES,
-    PROGRAM_MODULES,
-    STANDARD_NAMES,
-    Names,
-    imported_packages,
-    seeds,
-    standard,
-)
+from .names import PROGRAM_MODULES, STANDARD_NAMES, Names, imported_packages, seeds, standard
 from .program import close_all_but, show
 from .proxies import look_there
 from .replacements import replaced_in
@@ -96,22 +88,18 @@ class Namespace(dict[str, Any]):
             return default
 
 
-class ProgramModule(types.ModuleType):
-    """The program, as tests import it."""
+def program_module(namespace: Namespace) -> types.ModuleType:
+    """Return the program, as tests import it."""
 
-    def __init__(self, namespace: Namespace) -> None:
-        super().__init__("program")
-        self.__dict__["_namespace"] = namespace
-
-    def __dir__(self) -> list[str]:
-        return list(self.__dict__["_namespace"])
-
-    def __getattr__(self, name: str) -> Any:
-        namespace = self.__dict__["_namespace"]
+    def look_up(name: str) -> Any:
         try:
             return namespace[name]
         except KeyError:
             raise AttributeError(f"module 'program' has no attribute {name!r}") from None
+
+    module = types.ModuleType("program")
+    vars(module).update(__getattr__=look_up, __dir__=lambda: list(namespace))
+    return module
 
 
 def run_tests(confine: Confine, message: bytes, descriptors: Sequence[int]) -> NoReturn:
@@ -123,7 +111,7 @@ def run_tests(confine: Confine, message: bytes, descriptors: Sequence[int]) -> N
         os.dup2(file, number)
     close_all_but(link, report)
     # Not the state of the program's process, which is a copy of the same one.
-    text = script.setup + "".join(map(_source, script.checks))
+    text = script.setup + "".join(check["source"] for check in script.checks)
     random.seed(text)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(random.getrandbits(32))
@@ -137,12 +125,8 @@ def run_tests(confine: Confine, message: bytes, descriptors: Sequence[int]) -> N
 
 
 class Tester:
-    """Evaluates the tests of a run."""
-
     def __init__(self, script: Script, side: TestSide, report: Report) -> None:
-        self.script = script
-        self.side = side
-        self.report = report
+        self.script, self.side, self.report = script, side, report
         self.namespace = Namespace(side)
         self.names: set[str] = set()  #: what the program defined
         self.setup = ast.parse(script.setup)
@@ -152,8 +136,7 @@ class Tester:
     def run(self) -> None:
         """Run the setup, wait for the program, and do the checks."""
         err = sys.stderr
-        module = ProgramModule(self.namespace)
-        sys.modules.update(dict.fromkeys(PROGRAM_MODULES, module))
+        sys.modules.update(dict.fromkeys(PROGRAM_MODULES, program_module(self.namespace)))
         sys.argv = ["program.py"]
         linecache.cache["setup.py"] = (lambda: self.script.setup,)
         counts = "assert" in self.script.setup
@@ -179,26 +162,24 @@ class Tester:
             err.flush()
 
     def answer(self, check: dict[str, Any], err: Any) -> dict[str, Any]:  # noqa: PLR0911 - one for each end
-        """Do one check; return whether it held and its number of checks, or a value, or an error.
-
-        A script is several checks.
-        """
-        source = _source(check)
+        """Do one check, e.g. a script of several; return whether it held, or a value or error."""
+        kind, source, entry_point = check["kind"], check["source"], check["entry_point"]
         linecache.cache["test.py"] = (lambda: source,)
-        is_alone = "alone" in check
+        is_alone = kind == "alone"
         self.namespace.is_alone = False
         try:
-            if "inside" in check:
-                checks = self.side.run_inside(check["inside"], check["entry_point"])
-                return {"held": True, "checks": checks}
+            if kind == "inside":
+                self.side.decided_by.add("the program's process")
+                checks = self.side.request({"inside": source, "entry_point": entry_point})
+                return {"held": True, "checks": int(checks)}
             tree = ast.parse(source)
-            names_program = self.take_names(source, tree, check["entry_point"])
+            names_program = self.take_names(source, tree, entry_point)
             if is_alone and not names_program:
                 return {"held": True}
             (_take_nothing if is_alone else self.share_imports)(tree)
             self.namespace.is_alone = is_alone
-            script = TestScript(self.namespace, check["entry_point"])
-            if "value" in check:
+            script = TestScript(self.namespace, entry_point)
+            if kind == "value":
                 return {"value": plain(script.value_of(source))}
             script.run(tree)
         except UnsupportedTest as error:
@@ -211,15 +192,14 @@ class Tester:
             show(error, err)
             return {"raised": "AssertionError" if error.code else "SystemExit"}
         except BaseException as error:
-            is_own = self.is_own(error, _UNCERTAIN if is_alone else _UNCERTAIN_LATER)
+            # Whether a line of the test fails by itself, and not what the program did.
+            uncertain = _UNCERTAIN if is_alone else _UNCERTAIN_LATER
+            frames = traceback.walk_tb(error.__traceback__)
+            is_of_program = _OF_PROGRAM & {frame.f_code.co_filename for frame, _ in frames}
+            is_own = not (self.side.refused or is_of_program or isinstance(error, uncertain))
             show(error, err)
             return {"raised": type(error).__name__, "own": is_own and isinstance(error, Exception)}
         return {"held": True, "checks": script.checks}
-
-    def is_own(self, error: BaseException, uncertain: tuple[type[Exception], ...]) -> bool:
-        """Return whether a line of the test fails by itself, and not what the program did."""
-        files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
-        return not (self.side.refused or files & _OF_PROGRAM or isinstance(error, uncertain))
 
     def take_names(self, source: str, tree: ast.Module, entry_point: str) -> bool:
         """Determine where the names come from that a test does not define.
@@ -230,17 +210,17 @@ class Tester:
         by such a name.
         """
         names, root = Names(tree), _root(entry_point)
-        free = {name for name in names.used | self.setup_names.used if self.is_free(name)}
+        used = (names.used | self.setup_names.used) - self.namespace.keys()
+        free = {name for name in used if not hasattr(builtins, name)}
         modules = (names.modules | self.setup_names.modules) & free
         known: AbstractSet[str] = (free & STANDARD_NAMES.keys() | modules) - {root}
-        known -= names.called & ALIASES  # which cannot be called
+        known -= names.called_aliases
         tested: AbstractSet[str] = (free - known) | ({root} if root else set())
         if not tested and not known <= modules:
             tested, known = known - modules, modules
         packages = imported_packages(tree) | self.setup_packages
         is_named = tested or (names.used | packages) & _REFLECTING
-        given = set() if is_named else names.used & self.names
-        replaced = {name for name in given if self.is_given(name)}
+        replaced = set() if is_named else {*filter(self.is_given, names.used & self.names)}
         self.namespace.own_names = replaced | ({root} if root else set())
         self.namespace.standard_names = known
         classes = names.classes if names.has_objects else names.classes - {root}
@@ -270,22 +250,16 @@ class Tester:
             self.side.request({"imports": imports})
 
     def is_given(self, name: str) -> bool:
-        """Return whether a name is built in, or imported by the setup."""
-        if dict.__contains__(self.namespace, name):
-            return is_imported(dict.__getitem__(self.namespace, name))
-        return hasattr(builtins, name)
-
-    def is_free(self, name: str) -> bool:
-        """Return whether only the program can have a name."""
-        return not hasattr(builtins, name) and not dict.__contains__(self.namespace, name)
+        """Return whether a name is built in, or imported by the setup rather than defined."""
+        if not dict.__contains__(self.namespace, name):
+            return hasattr(builtins, name)
+        value = dict.__getitem__(self.namespace, name)
+        module = getattr(value, "__module__", None)
+        return isinstance(value, types.ModuleType) or module not in (None, "program")
 
 
 def _root(entry_point: str) -> str:
     return entry_point.partition(".")[0].removesuffix("()")
-
-
-def _source(check: dict[str, Any]) -> str:
-    return check.get("value") or check.get("assert") or check.get("alone") or ""
 
 
 def _take_nothing(tree: ast.Module) -> None:
@@ -299,9 +273,3 @@ def _take_nothing(tree: ast.Module) -> None:
                 node.args = ast.arguments([], [], ast.arg("_args"), [], [], ast.arg("_named"), [])
             case ast.Call(func=ast.Name(id="check")) if "check" in functions:
                 node.args, node.keywords = [], []
-
-
-def is_imported(value: Any) -> bool:
-    """Return whether a setup imported what a variable refers to, rather than define it."""
-    module = getattr(value, "__module__", None)
-    return isinstance(value, types.ModuleType) or (module is not None and module != "program")

@@ -38,13 +38,7 @@ Role = Callable[[Confine, bytes, Sequence[int]], NoReturn]
 
 
 def serve(orders: socket.socket, runs: int, confinement: Confinement, program: Program) -> NoReturn:
-    """Fork the processes of each run, and report them to the supervisor.
-
-    Args:
-        orders: Each message is an order, and descriptors for the processes.
-        runs: Where the runs are written, for the supervisor.
-        program: The process of a program, as prepared.
-    """
+    """Fork the processes of each order, and write what was started to `runs`."""
     end_with(confinement.supervisor)
     confine, role = confinement.apply, program.run
     while True:
