@@ -4,7 +4,7 @@ The slice is the first 40 programs at one level. `REWARDFLEET_PYTHON` names anot
 """
 
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,13 @@ _LIMITS = {"cpu_s": 60, "wall_s": 60, "memory_mb": 4000}
 
 
 def _parts(level: str) -> Iterator[Any]:
-    is_slice = level == LEVELS[0]
-    marks = [pytest.mark.slice] if is_slice else []
-    yield pytest.param((level, PROGRAMS[:_SLICE]), id=f"{level}, small", marks=marks)
-    yield pytest.param((level, PROGRAMS[_SLICE:]), id=f"{level}, large")
+    marks = [pytest.mark.slice] if level == LEVELS[0] else []
+    yield pytest.param(level, PROGRAMS[:_SLICE], id=f"{level}, small", marks=marks)
+    yield pytest.param(level, PROGRAMS[_SLICE:], id=f"{level}, large")
 
 
-@pytest.mark.parametrize("part", [part for level in LEVELS for part in _parts(level)])
-def test_programs_print_in_a_jail_what_they_print_at_home(
-    part: tuple[str, Sequence[Mapping[str, Any]]], tmp_path: Path
-):
-    level, programs = part
+@pytest.mark.parametrize(("level", "programs"), [p for level in LEVELS for p in _parts(level)])
+def test_programs_print_in_a_jail_what_they_print_at_home(level: str, programs, tmp_path: Path):
     packages = sorted({name for each in programs for name in each["packages"]})
     settings = read_settings(CodeSettings, {"packages": packages})
     python = jail_python(settings).path
@@ -58,5 +54,4 @@ def _outcome(service: Service, program: str, python: str, home: Path) -> dict[st
     )
     assert not done.returncode, done.stderr
     tests = stdio(("", done.stdout), checker="exact")
-    score: dict[str, Any] = service.score(program, tests, limits=_LIMITS)
-    return score
+    return service.score(program, tests, limits=_LIMITS)

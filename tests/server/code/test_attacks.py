@@ -45,12 +45,10 @@ def service(level_service: Service):
     """A service that must be unharmed after the test."""
     assert level_service.verdict("print(input())", stdio(("x", "x"))) == "accepted"
     yield level_service
-    score = level_service.score(
-        "import glob, os\nprint(input(), glob.glob('/tmp/*') + glob.glob('/dev/shm/*'))"
-        if level_service.level == "bubblewrap"
-        else "print(input(), [])",
-        stdio(("y", "y []"), ("z", "z []")),
-    )
+    is_writable = level_service.level == "bubblewrap"
+    found = "glob.glob('/tmp/*') + glob.glob('/dev/shm/*')" if is_writable else "[]"
+    program = f"import glob\nprint(input(), {found})"
+    score = level_service.score(program, stdio(("y", "y []"), ("z", "z []")))
     assert score["score"] == 1.0, score
     assert score["suspicions"] == []
     wait_until(lambda: not programs())
@@ -279,13 +277,10 @@ def test_forgeries_do_not_pass(service: Service, row, kind: str):
     assert score["verdicts"][0]["verdict"] != "skipped"
 
 
-def test_an_early_exit_is_reported_as_suspicious(service: Service):
+def test_an_early_exit_and_forged_lines_are_reported_as_suspicious(service: Service):
     score = service.score(FORGERIES["os._exit at import"]["program"], asserts("assert f(1) == 2"))
     assert score["verdicts"][0]["verdict"] == "exited_early"
     assert score["suspicions"] == ["test 1: exited, as if successful, before it had answered"]
-
-
-def test_forged_lines_are_reported_as_suspicious(service: Service):
     score = service.score(FORGERIES["written descriptors"]["program"], functional("f", ([1], 5)))
     assert "test 1: wrote to the report, where only the supervisor writes" in score["suspicions"]
 

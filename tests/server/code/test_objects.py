@@ -44,9 +44,7 @@ SECTIONS = dict(sections())
 def test_right_programs_are_accepted_and_wrong_ones_rejected(level_service: Service, parts):
     (entry_point,) = parts["entry point"] or [""]
     tests = asserts(*parts["test"], entry_point=entry_point.strip())
-    for program in parts["right"]:
-        score = level_service.score(program, tests)
-        assert score["score"] == 1, (program, score)
-    for program in parts["wrong"]:
-        score = level_service.score(program, tests)
-        assert score["score"] < 1, (program, score)
+    for kind in ("right", "wrong"):
+        for program in parts[kind]:
+            score = level_service.score(program, tests)
+            assert (score["score"] == 1) == (kind == "right"), (program, score)

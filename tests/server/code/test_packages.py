@@ -13,11 +13,7 @@ from pathlib import Path
 import pytest
 
 from rewardfleet_server.code.running import packages
-from rewardfleet_server.code.running.packages import (
-    environment_of,
-    jail_python,
-    warn_without_packages,
-)
+from rewardfleet_server.code.running.packages import environment_of, jail_python
 from rewardfleet_server.code.sandboxes.jail.isolation import find_python, jail_user
 from rewardfleet_server.code.settings import CodeSettings, environments_folders
 from rewardfleet_server.flags import read_settings
@@ -228,7 +224,7 @@ def test_the_default_packages_are_used_if_they_are_installed_and_missed_in_one_l
     monkeypatch.setattr(packages, "DEFAULT_PACKAGES", ("rf-sample",))
     settings = CodeSettings()
     python = jail_python(settings)
-    warn_without_packages(settings, python)
+    packages.warn_without_packages(settings, python)
     (line,) = caplog.messages
     assert line == "programs cannot import rf-sample; to install them: rewardfleet packages build"
     caplog.clear()
@@ -236,7 +232,7 @@ def test_the_default_packages_are_used_if_they_are_installed_and_missed_in_one_l
     environment = environment_of(settings)
     environment.build()
     used = jail_python(settings)
-    warn_without_packages(settings, used)
+    packages.warn_without_packages(settings, used)
     assert used.prefixes == (str(environment.folder), *python.prefixes)
     assert not caplog.messages
 

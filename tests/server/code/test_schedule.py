@@ -51,25 +51,23 @@ def busy_cores(count: int) -> Iterator[list[int]]:
 # Short submissions come first
 
 
-@pytest.mark.parametrize(
-    ("long", "count"),
-    [
-        (COMPUTES.format(10 * LONG_S) + "print({})", 5),
-        ("import time\ntime.sleep(2)\nprint({})", 5),
-    ],
-    ids=["computes", "sleeps"],
-)
-def test_a_short_program_does_not_wait_for_long_ones(long: str, count: int):
-    with served_code(workers=1) as service, ThreadPoolExecutor(count) as threads:
+LONG = {
+    "computes": COMPUTES.format(10 * LONG_S) + "print({})",
+    "sleeps": "import time\ntime.sleep(2)\nprint({})",
+}
+
+
+@pytest.mark.parametrize("long", LONG.values(), ids=LONG)
+def test_a_short_program_does_not_wait_for_long_ones(long: str):
+    with served_code(workers=1) as service, ThreadPoolExecutor(5) as threads:
         before = len(programs())
-        running = [
-            threads.submit(service.score, long.format(n), stdio(("", f"{n}"))) for n in range(count)
-        ]
+        tasks = [(long.format(n), stdio(("", f"{n}"))) for n in range(5)]
+        running = [threads.submit(service.score, *each) for each in tasks]
         wait_until(lambda: len(programs()) > before + 1)  # several have begun, so one is long
         assert service.verdict("print(1)", stdio(("", "1"))) == "accepted"
         assert not all(each.done() for each in running)
         scores = [each.result() for each in running]
-    assert [each["score"] for each in scores] == [1.0] * count
+    assert [each["score"] for each in scores] == [1.0] * 5
     assert max(each["timing_ms"]["queue"] for each in scores) > 500  # it has waited for others
 
 

@@ -17,22 +17,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.protocol]
 
 
 class Section(NamedTuple):
-    """Tests, and programs for them.
-
-    Attributes:
-        name: Of the section.
-        expects: `values`, so that no attack may pass, or `objects` of the program, whose classes
-            may decide, which must be reported.
-        request: The tests and other fields of a request.
-        right: A program that solves the task.
-        attacks: Programs that do not, by name.
-    """
+    """Tests, and programs for them."""
 
     name: str
+    #: `values`, so that no attack may pass, or `objects` of the program, whose classes may decide,
+    #: which must be reported.
     expects: str
-    request: dict[str, Any]
-    right: str
-    attacks: dict[str, str]
+    request: dict[str, Any]  #: the tests and other fields
+    right: str  #: a program that solves the task
+    attacks: dict[str, str]  #: programs that do not, by name
 
 
 def sections() -> Iterator[Section]:

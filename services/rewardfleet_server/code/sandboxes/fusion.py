@@ -3,10 +3,8 @@
 The server runs a guest: a few lines around the code of the jail (jail/guest), which run the program
 as in a jail, with the same limits on CPU, memory and output, the same checks and the same report.
 Output comes back as files, because SandboxFusion silently truncates its pipes, and stops reading
-them after a megabyte. Isolation is up to that server.
-
-The published client raises the same exception for an outage and for a rejected request, and retries
-on its own. Here each attempt is one call of it, and the two are distinguished by the message.
+them after a megabyte. Isolation is up to that server. The published client raises one exception for
+an outage and for a rejected request, which only its message distinguishes, and retries on its own.
 """
 
 import asyncio

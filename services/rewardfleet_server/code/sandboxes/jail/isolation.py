@@ -29,8 +29,8 @@ IsolationLevel = Literal["bubblewrap", "landlock", "none-unsafe"]
 FALLBACK_ORDER: tuple[IsolationLevel, ...] = ("bubblewrap", "landlock")
 
 _NOBODY = 65534
-#: MiB of each folder that a program may write to.
-_SCRATCH_MB = 64
+#: Bytes of each folder that a program may write to, in memory.
+SCRATCH_BYTES = 64 * 2**20
 #: Maximum number of processes and threads of a jail.
 _MAX_TASKS = 128
 _VERSION_TIMEOUT_S = 20.0
@@ -81,11 +81,6 @@ class IsolationSpec:
     python: str
     #: Paths of the interpreter in writable folders, which are not removed after a run.
     kept: tuple[str, ...] = ()
-
-    @property
-    def writable_bytes(self) -> int:
-        """The size of the folders that a program may write to, which are in memory."""
-        return len(self.writable) * _SCRATCH_MB * 2**20
 
 
 def jail_user() -> int | None:
@@ -173,9 +168,7 @@ def runs_at_all(spec: IsolationSpec) -> bool:
 def spawn(command: Sequence[str], channels: Sequence[int], errors: int) -> subprocess.Popen[bytes]:
     """Start a supervisor, which reads its source code from its standard input.
 
-    Args:
-        channels: Descriptors of the supervisor's and the zygote's ends of their channels.
-        errors: Descriptor of a file for its standard error.
+    Its channels are descriptors of its own and of the zygote's end, and `errors` of a file.
     """
     return subprocess.Popen(  # noqa: S603 - from `isolation_spec`
         [*command, *map(str, channels)],
@@ -208,7 +201,7 @@ def _bubblewrap_flags(prefixes: Sequence[str]) -> Iterator[str]:
         yield from ("--ro-bind-try", path, path)
     yield from ("--proc", "/proc", "--dev", "/dev")
     for path in _WRITABLE:
-        yield from ("--size", str(_SCRATCH_MB * 2**20), "--tmpfs", path)
+        yield from ("--size", str(SCRATCH_BYTES), "--tmpfs", path)
     # After the folders that would hide an interpreter in the host's /tmp.
     for path in prefixes:
         if not Path(path).is_relative_to("/usr"):

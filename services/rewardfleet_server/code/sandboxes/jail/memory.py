@@ -4,6 +4,7 @@ A job has memory from its beginning to its end: the most that its processes can 
 they never take more than there is, whatever they do, and the kernel need not end any of them.
 """
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,21 +135,19 @@ class Memory:
     def has(self, share: Share) -> bool:
         """Return whether there is memory for a job."""
         size = min(share.size, self.total)  # alone, it gets all
-        return size <= self._free and not (self._passes(share) and size > self._spare)
-
-    def _passes(self, share: Share) -> bool:
-        return self._first is not None and self._first is not share
+        is_next = self._first in (None, share)
+        return size <= self._free and (is_next or size <= self._spare)
 
     def take(self, share: Share) -> bool:
         """Give a job its memory if there is enough; those that wait longer ask first."""
         size = min(share.size, self.total)
         if self.has(share):
             self._free -= size
-            if self._passes(share):
+            if self._first in (None, share):
+                self._first = None
+            else:
                 share.passed = self._first
                 self._spare -= size
-            else:
-                self._first = None
             return True
         if self._first is None:
             self._first, self._spare = share, self.total - size
@@ -189,7 +188,5 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
     """Return the limits of this process's cgroups, and of those that they are in."""
     for folder in cgroups("memory", root):
         for name in _LIMIT_FILES:
-            try:
+            with contextlib.suppress(OSError, ValueError):  # there is none, or it is `max`
                 yield int((folder / name).read_text())
-            except (OSError, ValueError):  # there is none, or it is `max`
-                continue

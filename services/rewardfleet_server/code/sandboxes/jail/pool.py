@@ -33,7 +33,7 @@ from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.system.threads import run_in_thread
 
 from .guest.descriptors import LONG_S
-from .isolation import isolation_spec
+from .isolation import SCRATCH_BYTES, isolation_spec
 from .memory import Capacity, Memory, Share, run_bytes
 from .run_files import has_tests_apart
 from .seccomp import compiled_filters
@@ -119,11 +119,6 @@ class Schedule:
 
     If very many jobs wait, each would wait for others in any case. Then they begin in order, and
     none is paused for another one.
-
-    Args:
-        cores: How many jobs may use a core.
-        workers: The jails for programs. The first ones are used first.
-        start: Starts a jail that has no job.
     """
 
     def __init__(
@@ -132,13 +127,13 @@ class Schedule:
         memory: Memory,
         workers: Sequence[Worker],
         checkers: Sequence[Worker],
-        start: Callable[[Worker], asyncio.Future[None]],
+        threads: ThreadPoolExecutor,
     ) -> None:
-        self._start = start
-        self._cores = self._free_cores = cores
+        self._cores = self._free_cores = cores  #: how many jobs may use one
         self._memory = memory
         self._jails = len(workers)
         self._workers = [*workers, *checkers]
+        self._threads = threads
         self._recent: deque[frozenset[str]] = deque(maxlen=_RECENT)
         self._idle = {False: [*reversed(workers)], True: [*reversed(checkers)]}
         self._new: deque[CoreTurn] = deque()
@@ -159,8 +154,7 @@ class Schedule:
                 self.end(turn)
             else:
                 queue.remove(turn)
-                if turn.share.waits:
-                    self._memory.forget(turn.share)
+                self._memory.forget(turn.share)
                 self._assign()
             raise
 
@@ -256,18 +250,15 @@ class Schedule:
 
     def _take(self, turn: "CoreTurn", *, urgent: bool) -> None:
         self._free_cores -= 1
-        turn.has_core = True
-        turn.since = time.monotonic()
+        turn.has_core, turn.since = True, time.monotonic()
         if urgent and self._new:
             turn.keeps_core_until = turn.since + _QUANTUM_S
             asyncio.get_running_loop().call_later(_QUANTUM_S, self._assign)
 
     def _release(self, turn: "CoreTurn") -> None:
-        if not turn.has_core:
-            return
-        self._free_cores += 1
-        turn.since = time.monotonic()
-        turn.has_core = False
+        if turn.has_core:
+            self._free_cores += 1
+            turn.has_core, turn.since = False, time.monotonic()
 
     @property
     def _is_full(self) -> bool:
@@ -305,16 +296,14 @@ class Schedule:
         if not idle or idle[-1].has_started:
             return
         try:
-            starting = self._start(idle[-1])
+            starting = run_in_thread(self._threads, idle[-1].start)
         except RuntimeError:  # the service is shutting down
             return
         worker = idle.pop()
 
         def is_idle(started: asyncio.Future[None]) -> None:
-            if not started.cancelled() and started.exception() is None:
-                idle.append(worker)
-            else:  # the job that gets it says why
-                idle.insert(0, worker)
+            failed = started.cancelled() or started.exception()  # the job that gets it says why
+            idle.insert(0 if failed else len(idle), worker)
             self._assign()
 
         starting.add_done_callback(is_idle)
@@ -325,9 +314,6 @@ class CoreTurn:
 
     The thread of its worker calls `needs_core`, `take_long`, `lend` and `take`. All else but
     `cancel` is called on the event loop.
-
-    Args:
-        timing: The time for which a program that was paused waits is added to its `queue`.
     """
 
     _numbers = itertools.count()
@@ -346,7 +332,7 @@ class CoreTurn:
         self.since = time.monotonic()  #: since when it has a core, or has none (`time.monotonic`)
         self.granted = threading.Event()  #: set when it has a core again
         self._schedule = schedule
-        self._timing = timing
+        self._timing = timing  #: the time of pauses is added to its `queue`
         self._loop = asyncio.get_running_loop()
         self._cancelled = False
 
@@ -367,12 +353,8 @@ class CoreTurn:
 
     def begin(self, worker: Worker) -> None:
         self.is_stopped = self.is_lent = self._cancelled = False
+        self.worker = worker  #: the jail, once it has begun
         self.begins.set_result(worker)
-
-    @property
-    def worker(self) -> Worker:
-        """The jail, once it has begun."""
-        return self.begins.result()
 
     def stop(self) -> None:
         """Stop the job, so that it begins again later."""
@@ -427,12 +409,8 @@ class JailPool:
             raise
         self._is_closing = False
         self._memory = Memory(Capacity.here().of_programs)
-        self._writable = config.spec.writable_bytes
-
-        def start(worker: Worker) -> asyncio.Future[None]:
-            return run_in_thread(self._threads, worker.start)
-
-        self._schedule = Schedule(count, self._memory, programs, checkers, start)
+        self._writable = len(config.spec.writable) * SCRATCH_BYTES
+        self._schedule = Schedule(count, self._memory, programs, checkers, self._threads)
         handshake = self._workers[0].handshake
         self._importable = frozenset(() if config.preload else handshake["environment"])
         #: Whether the kernel counts how long programs wait for a core.

@@ -17,7 +17,7 @@ from rewardfleet_server.code.sandboxes import Job, ProgramRun, RunLimits, RunRes
 from rewardfleet_server.system.listener import has_input
 
 from . import guest
-from .guest.descriptors import KILLED
+from .guest.descriptors import KILLED, contents
 from .isolation import IsolationSpec, runs_at_all, spawn
 from .run_files import ProgramFiles, RunFiles
 from .seccomp import Filters
@@ -57,10 +57,7 @@ class JailDied(Exception):
 
 
 class Killed(JailDied):
-    """SIGKILL ended a process of a jail, e.g. because the machine has no memory left.
-
-    No program can send it, so none is to blame.
-    """
+    """SIGKILL ended a process of a jail. No program can send it, so none is to blame."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,6 @@ class Worker:
             self.restarts += 1
         channel, supervisor_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         zygote, zygote_end = socket.socketpair()
-        errors = os.memfd_create("errors")
         spec = self.config.spec
         config = {
             **vars(spec),
@@ -118,38 +114,35 @@ class Worker:
             "modules": sorted(self.modules),
             "filters": [each.hex() for each in astuple(self.config.seccomp)],
         }
-        try:
-            ends = supervisor_end.fileno(), zygote_end.fileno()
-            self._process = spawn(spec.command, ends, errors)
-            supervisor_end.close()
-            zygote_end.close()
-            assert self._process.stdin is not None  # noqa: S101 - a pipe was requested
-            with self._process.stdin as stdin:
-                stdin.write(_GUEST)
-            channel.settimeout(_START_TIMEOUT_S)
-            _send(channel, config)
-            environment = []
-            while "packages" in (message := _receive(channel, _MAX_NAMES)):
-                environment += message["packages"]
-            self.handshake = {**message, "environment": environment}
-            self._channel, self._zygote = channel, zygote  # from now on, others may send to it
-        except (OSError, subprocess.SubprocessError, JailDied) as error:
-            channel.close()
-            zygote.close()
-            self.close()
-            output = os.pread(errors, 10_000, 0).decode(errors="replace").strip()
-            reason = output.rpartition("\n")[2][-500:] or str(error)
-            # An OSError of the supervisor is of Landlock or seccomp, not of its interpreter.
-            if not reason.startswith("OSError") and runs_at_all(spec):
-                raise PythonUnusable(
-                    f"--python {spec.python}: programs cannot reach it, or what it needs, at "
-                    f"isolation {spec.level} ({reason})"
-                ) from error
-            raise JailUnavailable(f"{spec.level}: {reason}") from error
-        finally:
-            supervisor_end.close()
-            zygote_end.close()
-            os.close(errors)
+        with supervisor_end, zygote_end, os.fdopen(os.memfd_create("errors")) as errors:
+            try:
+                ends = supervisor_end.fileno(), zygote_end.fileno()
+                self._process = spawn(spec.command, ends, errors.fileno())
+                supervisor_end.close()
+                zygote_end.close()
+                assert self._process.stdin is not None  # noqa: S101 - a pipe was requested
+                with self._process.stdin as stdin:
+                    stdin.write(_GUEST)
+                channel.settimeout(_START_TIMEOUT_S)
+                _send(channel, config)
+                environment = []
+                while "packages" in (message := _receive(channel, _MAX_NAMES)):
+                    environment += message["packages"]
+                self.handshake = {**message, "environment": environment}
+                self._channel, self._zygote = channel, zygote  # from now on, others may send to it
+            except (OSError, subprocess.SubprocessError, JailDied) as error:
+                channel.close()
+                zygote.close()
+                self.close()
+                output = contents(errors.fileno(), 10_000).decode(errors="replace").strip()
+                reason = output.rpartition("\n")[2][-500:] or str(error)
+                # An OSError of the supervisor is of Landlock or seccomp, not of its interpreter.
+                if not reason.startswith("OSError") and runs_at_all(spec):
+                    raise PythonUnusable(
+                        f"--python {spec.python}: programs cannot reach it, or what it needs, at "
+                        f"isolation {spec.level} ({reason})"
+                    ) from error
+                raise JailUnavailable(f"{spec.level}: {reason}") from error
         if spec.level == "landlock" and not self.handshake["landlock"]:
             self.close()
             raise JailUnavailable("landlock: this kernel does not have it")
@@ -231,7 +224,7 @@ class Worker:
                     files = self._send_run(program, job, following)
                 if not on_result(result):
                     if following is not None:
-                        self._send_stop()
+                        self._send_order(stop=self._run_number)
                         try:
                             self._receive_report()
                         except JailDied:
@@ -292,21 +285,15 @@ class Worker:
     def stop(self) -> None:
         """End the current job soon. Can be called from any thread while there is a job."""
         self._stopped.set()
-        self._send_stop()
+        self._send_order(stop=self._run_number)
         if self._grant is not None:
             self._grant.cancel()
 
     def pause(self) -> None:
-        """Pause the program until its job has a core. Can be called from any thread.
+        """Pause the program, or the next one, until its job has a core, from any thread."""
+        self._send_order(pause=True)
 
-        Between two runs, that is the next program.
-        """
-        self._send_order({"pause": True})
-
-    def _send_stop(self) -> None:
-        self._send_order({"stop": self._run_number})
-
-    def _send_order(self, order: Mapping[str, Any]) -> None:
+    def _send_order(self, **order: int) -> None:
         channel = self._channel
         if channel is not None:
             with suppress(JailDied):  # it has ended already
@@ -337,7 +324,7 @@ class Worker:
         except OSError:
             self.close()
         if self._stopped.is_set():  # maybe before there was this number
-            self._send_stop()
+            self._send_order(stop=self._run_number)
         return files
 
     def _receive_report(self) -> Mapping[str, Any]:
@@ -378,10 +365,10 @@ class Worker:
             grant.lend()
         elif grant is not None and grant.needs_core:
             grant.take()
-        if not asleep and not self._stopped.is_set():
-            _send(channel, {"core": True})
         if self._stopped.is_set():
-            self._send_stop()
+            self._send_order(stop=self._run_number)
+        elif not asleep:
+            _send(channel, {"core": True})
 
 
 def _result(report: Mapping[str, Any], files: RunFiles) -> RunResult:

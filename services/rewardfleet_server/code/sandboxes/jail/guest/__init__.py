@@ -9,7 +9,7 @@ from pathlib import Path
 _FOLDER = Path(__file__).parent
 #: The modules of this package, each after those that it imports.
 _MODULES = """
-descriptors confinement machine names arrays frames builtin_types proxies answers exceptions scripts
+descriptors confinement machine names arrays builtin_types proxies answers exceptions scripts
 encoder replacements permissions boundary nodes program tester zygote processes supervisor
 """
 

@@ -38,7 +38,6 @@ from .builtin_types import (
     VALUES,
     base_of,
     import_numpy,
-    is_computed,
     is_known,
     known_type,
     nan_of,
@@ -48,16 +47,7 @@ from .builtin_types import (
 from .encoder import Encoder, Variable, has_own_name
 from .exceptions import Exceptions, fails_a_test
 from .permissions import is_accessible, is_own, is_usable
-from .proxies import (
-    ANONYMOUS,
-    OF_TESTS,
-    OPERATIONS,
-    PROXIES,
-    READERS,
-    CallableProxy,
-    is_proxy,
-    stops,
-)
+from .proxies import ANONYMOUS, OF_TESTS, OPERATIONS, PROXIES, READERS, CallableProxy, is_proxy
 from .replacements import Generators, Replacements, replaced, set_states
 from .scripts import TestScript
 
@@ -250,7 +240,7 @@ class Side(Exceptions):
             message["by_handle"] = [*self.constructs]
         message |= self.context(encoder)
         message["objects"] = encoder.objects()
-        may_stop = target == "next" if isinstance(target, str) else stops(target)
+        may_stop = target == "next" if isinstance(target, str) else target._p_stops()
         return self.request(message, may_stop=may_stop, given=[*args, *kwargs.values()])
 
     def refuse(self, reason: str) -> NoReturn:
@@ -411,10 +401,8 @@ class Side(Exceptions):
             value[...] = numbers.reshape(value.shape)
         else:
             attributes = {str(name): self.decode(item) for name, item in content[0]}
-            if self.is_trusted:  # a program does not replace methods of a class of the tests
-                kept = [name for name in attributes if not is_computed(type(value), name)]
-                attributes = {name: attributes[name] for name in kept}
-            set_attributes(value, attributes)
+            # A program does not replace methods of a class of the tests.
+            set_attributes(value, attributes, keeps_methods=self.is_trusted)
             if (base := base_of(type(value))) in {list, dict, set}:
                 self._fill(value, base.__name__, content[1])
 
@@ -461,10 +449,10 @@ class ProgramSide(Side):
 
     def exception_class(self, names: Sequence[Any], *proxy: Any) -> type[BaseException]:
         """Return a class of the program, if it has one with this name and these bases."""
-        own = self._namespace.get(names[0])
-        if isinstance(own, type) and issubclass(own, BaseException):
-            is_named = self.exception_names(own) == [*names]
-            return own if is_named else super().exception_class(names, *proxy)
+        own: Any = self._namespace.get(names[0])
+        is_exception = isinstance(own, type) and issubclass(own, BaseException)
+        if is_exception and self.exception_names(own) == [*names]:
+            return own  # type: ignore[no-any-return] # it is one
         return super().exception_class(names, *proxy)
 
     def serve(self) -> None:

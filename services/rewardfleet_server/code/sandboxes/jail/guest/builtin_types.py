@@ -17,8 +17,6 @@ from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any
 
-from .frames import FRAMES
-
 
 def _parts_of_time(value: Any) -> tuple[Any, ...] | None:
     zone, offset = value.tzinfo, value.utcoffset()
@@ -71,10 +69,7 @@ VALUES: dict[tuple[str, str], tuple[Callable[[Any], Iterable[Any] | None], Calla
     ("builtins", "mappingproxy"): (lambda value: [dict(value)], types.MappingProxyType),
     ("builtins", "dict_keys"): (lambda value: [dict.fromkeys(value)], lambda keys: keys.keys()),
     ("builtins", "dict_items"): (lambda value: [dict(value)], lambda items: items.items()),
-    ("builtins", "dict_values"): (
-        lambda value: [dict(enumerate(value))],
-        lambda values: values.values(),
-    ),
+    ("builtins", "dict_values"): (lambda v: [dict(enumerate(v))], lambda items: items.values()),
     ("builtins", "memoryview"): (lambda value: [bytes(value)], memoryview),
     ("collections", "ChainMap"): (
         lambda value: value.maps if {*map(type, value.maps)} == {dict} else None,
@@ -83,10 +78,7 @@ VALUES: dict[tuple[str, str], tuple[Callable[[Any], Iterable[Any] | None], Calla
     ("datetime", "datetime"): (_parts_of_time, partial(_time_of_parts, dt.datetime)),
     ("datetime", "time"): (_parts_of_time, partial(_time_of_parts, dt.time)),
     ("datetime", "timezone"): (lambda value: value.__getinitargs__(), dt.timezone),
-    ("zoneinfo", "ZoneInfo"): (
-        lambda value: [value.key],
-        partial(_constructed, "zoneinfo", "ZoneInfo"),
-    ),
+    ("zoneinfo", "ZoneInfo"): (lambda v: [v.key], partial(_constructed, "zoneinfo", "ZoneInfo")),
     ("statistics", "NormalDist"): (
         attrgetter("mean", "stdev"),
         partial(_constructed, "statistics", "NormalDist"),
@@ -110,7 +102,6 @@ VALUES: dict[tuple[str, str], tuple[Callable[[Any], Iterable[Any] | None], Calla
         for name in names.split()
     },
 }
-VALUES |= {("pandas", name): functions for name, functions in FRAMES.items()}
 
 
 def _named(*kinds: Any) -> dict[str, Any]:
@@ -188,12 +179,6 @@ def known_type(module: str, path: str) -> type:
     return found if isinstance(found, type) else object
 
 
-def is_computed(kind: type, name: str) -> bool:
-    """Return whether an attribute is a method or a property of a class."""
-    found = getattr(kind, name, None)
-    return callable(found) or isinstance(found, (property, cached_property))
-
-
 def is_known(module: str, path: str) -> bool:
     """Return whether the name of a module is the test's own, or its import has no effect."""
     return (
@@ -248,19 +233,21 @@ def attributes_of(value: Any) -> dict[str, Any]:
         [each] if isinstance(each := vars(kind).get("__slots__", ()), str) else each
         for kind in type(value).__mro__
     )
-    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    found.pop("__dict__", None)
-    found.pop("__weakref__", None)
+    own = {*slots} - {"__dict__", "__weakref__"}
+    found = {name: getattr(value, name) for name in sorted(own) if hasattr(value, name)}
     return {**found, **getattr(value, "__dict__", {})}
 
 
-def set_attributes(value: Any, attributes: dict[str, Any]) -> None:
+def set_attributes(value: Any, attributes: dict[str, Any], *, keeps_methods: bool) -> None:
+    """Replace the attributes of an object, or all but methods and properties of its class."""
     own = getattr(value, "__dict__", {})
     own.clear()
     for name, item in attributes.items():
-        if isinstance(getattr(type(value), name, None), types.MemberDescriptorType):
+        of_class = getattr(type(value), name, None)
+        is_computed = callable(of_class) or isinstance(of_class, (property, cached_property))
+        if isinstance(of_class, types.MemberDescriptorType):
             object.__setattr__(value, name, item)
-        else:
+        elif not (keeps_methods and is_computed):
             own[name] = item
 
 
@@ -284,3 +271,77 @@ def keeps_identity(kind: type) -> bool:
     own = itertools.takewhile(lambda each: each is not base, kind.__mro__)
     changed = {name for each in own for name in vars(each)} - _OF_ANY_SUBCLASS
     return any(name.startswith("__") or name in dir(base) for name in changed)
+
+
+# Data frames of pandas: columns and indexes are arrays, or lists of values. What a column of
+# another kind has, e.g. one of categories, stays in the other process.
+
+
+def _pandas() -> Any:
+    return importlib.import_module("pandas")  # which is there if one of its values crossed
+
+
+def _content(value: Any) -> tuple[Any, ...]:
+    """Return the items of a column or an index, and the names of their types.
+
+    They are no mutable objects, which might be filled after the value is constructed.
+    """
+    kind: Any = value.dtype
+    if type(kind).__module__.startswith("numpy") and kind.kind in "biufcmM":
+        return value.to_numpy().tobytes(), kind.str, str(kind)
+    return tuple(value), "", str(kind)
+
+
+def _items(content: Any, kind: str) -> Any:
+    return import_numpy().frombuffer(content, kind).copy() if kind else list(content)
+
+
+def _is_plain(value: Any) -> bool:
+    return not str(value.dtype).startswith(("category", "period", "interval", "Sparse"))
+
+
+def _series(items: Any, numbers: str, kind: str, name: Any, index: Any) -> Any:
+    return _pandas().Series(_items(items, numbers), index, kind, name)
+
+
+def _index(items: Any, numbers: str, kind: str, name: Any, *step: Any) -> Any:
+    index = _pandas().DatetimeIndex if step else _pandas().Index
+    return index(_items(items, numbers), *step, dtype=kind, name=name)
+
+
+def _parts_of_frame(value: Any) -> list[Any] | None:
+    columns = [value.iloc[:, number] for number in range(value.shape[1])]
+    if not all(map(_is_plain, columns)):
+        return None
+    return [tuple(map(_content, columns)), value.index, value.columns]
+
+
+def _frame(columns: tuple[tuple[Any, str, str], ...], index: Any, names: Any) -> Any:
+    content = {n: _series(*each, None, index) for n, each in enumerate(columns)}
+    frame = _pandas().DataFrame(content, index)
+    frame.columns = names
+    return frame
+
+
+_OF_PANDAS: dict[str, tuple[Callable[[Any], Iterable[Any] | None], Callable[..., Any]]] = {
+    "DataFrame": (_parts_of_frame, _frame),
+    "Series": (lambda v: [*_content(v), v.name, v.index] if _is_plain(v) else None, _series),
+    "Index": (lambda v: [*_content(v), v.name] if _is_plain(v) else None, _index),
+    "DatetimeIndex": (lambda v: [*_content(v), v.name, v.freqstr], _index),
+    "RangeIndex": (
+        attrgetter("start", "stop", "step", "name"),
+        lambda start, stop, step, name: _pandas().RangeIndex(start, stop, step, name=name),
+    ),
+    "MultiIndex": (
+        lambda value: [tuple(value), tuple(value.names)],
+        lambda items, names: _pandas().MultiIndex.from_tuples(items, names=names),
+    ),
+    "Timestamp": (
+        lambda value: [value.tz_localize(None).isoformat(), value.tz and str(value.tz)],
+        lambda text, zone: _pandas().Timestamp(text, tz=zone),
+    ),
+    "Timedelta": (lambda value: [value.isoformat()], lambda text: _pandas().Timedelta(text)),
+    "NaTType": (lambda _: [], lambda: _pandas().NaT),
+    "NAType": (lambda _: [], lambda: _pandas().NA),
+}
+VALUES |= {("pandas", name): functions for name, functions in _OF_PANDAS.items()}

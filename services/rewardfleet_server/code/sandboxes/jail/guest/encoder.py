@@ -1,7 +1,6 @@
 """Encoding of values that cross the boundary."""
 
 import enum
-import math
 import re
 import sys
 import types
@@ -134,10 +133,9 @@ class Encoder:
     def _variable(self, variable: Variable) -> Any:
         """Return where a variable was imported from under its own name, or its value."""
         value = variable.value
-        if isinstance(value, (*FUNCTIONS, types.ModuleType)):
-            found = import_path(value)
-            if found is not None:
-                return found if has_own_name(variable.name, *found[1:]) else self.remote(value)
+        is_importable = isinstance(value, (*FUNCTIONS, types.ModuleType))
+        if is_importable and (found := import_path(value)):
+            return found if has_own_name(variable.name, *found[1:]) else self.remote(value)
         return self.encode(value)
 
     def objects(self) -> dict[int, Any]:
@@ -216,13 +214,8 @@ def _is_json(items: list[Any]) -> bool:
     kinds = {*map(type, items)}
     if kinds == {str}:
         return "".join(items).isascii()
-    if not kinds or not kinds <= {int, float}:
-        return not kinds
-    try:
-        is_finite = all(map(math.isfinite, items))
-    except OverflowError:  # a large integer
-        return False
-    return is_finite and min(items) > -_MAX_PLAIN_INT and max(items) < _MAX_PLAIN_INT
+    # NaN is in no interval.
+    return kinds <= {int, float} and all(-_MAX_PLAIN_INT < n < _MAX_PLAIN_INT for n in items)
 
 
 def has_own_name(name: str, module: str, path: str) -> bool:

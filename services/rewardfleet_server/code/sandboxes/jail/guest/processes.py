@@ -106,11 +106,13 @@ class Run:
         if slept_s > asked_s + LONGEST_DELAY_S:
             self.leave_out(slept_s - asked_s)
 
-    def measure(self) -> None:
-        used = [each.cpu_s() for each in self.processes]
+    def measure(self) -> bool:
+        """Read the CPU time of the processes; return whether the run has become long by it."""
+        used, was_long = [each.cpu_s() for each in self.processes], self.is_long
         self._used_before, self._used = self._used, sum(used)
         self._most_used = max(used)
         self.is_long = self._used >= LONG_S
+        return self.is_long and not was_long
 
     def look(self) -> None:
         """Determine what was waited since the last look, and whether the program slept."""

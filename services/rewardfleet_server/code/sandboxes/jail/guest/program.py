@@ -29,7 +29,7 @@ from .boundary import ProgramSide
 from .confinement import MAX_DESCRIPTORS, Confine, libc, limit
 from .descriptors import ALL_SEALS, ORDER, Script, contents, read_script, write_all
 from .nodes import ListNode, TreeNode, call_all
-from .scripts import TestScript, UnsupportedTest, unsupported
+from .scripts import TestScript, UnsupportedTest
 
 #: The program may replace these.
 BUILTINS = dict(vars(builtins))
@@ -188,7 +188,7 @@ class Program:
                 return {"held": True, "checks": script.checks}
             return {"value": plain(value)}
         except UnsupportedTest as error:
-            return unsupported(error)
+            return {"raised": "UnsupportedTest", "message": str(error)[:300]}
         except BaseException as error:
             show(error, self.err)
             return {"raised": type(error).__name__}
@@ -239,9 +239,8 @@ def refusal(error: BaseException | None) -> str:
             if any("/multiprocessing/" in each.filename for each in frames):
                 return NO_PROCESSES  # before it makes one, it must make a lock or a socket
             is_call = error.strerror == os.strerror(error.errno or 0)
-            return str(
-                error.filename or (frames[-1].line if is_call and frames else error.strerror)
-            )
+            reason = frames[-1].line if is_call and frames else error.strerror
+            return str(error.filename or reason)
         error = error.__cause__ or error.__context__
     return ""
 

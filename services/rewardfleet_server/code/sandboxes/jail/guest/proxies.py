@@ -9,6 +9,7 @@ import itertools
 import math
 import operator
 import pickle
+import pkgutil
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator
 from os import urandom
@@ -135,6 +136,11 @@ class Proxy:
     def _p_as_own(self, value: Any) -> Any:
         return owned(value) if self._p_is_own else value
 
+    def _p_stops(self) -> bool:
+        """Return whether calling it may raise StopIteration: if it is a method of a generator."""
+        owner = self._p_owner
+        return owner is not None and owner._p_kind in _GENERATORS and self._p_name in _STOPPING
+
     def __instancecheck__(self, value: Any) -> bool:
         self._p_side.decided_by.add(self._p_kind)
         return bool(self._p_side.call("isinstance", value, self))
@@ -153,28 +159,28 @@ def unpickled(content: bytes) -> Any:
     return owned(READERS[-1].call("loads", content))
 
 
+def is_proxy(value: Any) -> bool:
+    """Return whether an object is on the other side, whatever its class pretends."""
+    return type(value) in PROXIES
+
+
+# What scripts ask of objects, also of those on the other side
+
+
 def is_same(first: Any, second: Any) -> bool:
-    """Return whether two objects are the same, also if they are on the other side."""
     if is_proxy(first) and is_proxy(second):
         return bool(first._p_handle == second._p_handle)
     is_value = type(first) in _ATOMS and type(first) is type(second)
     return first is second or (is_value and bool(first == second))
 
 
-def is_proxy(value: Any) -> bool:
-    """Return whether an object is on the other side, whatever its class pretends."""
-    return type(value) in PROXIES
-
-
 def kind_of(value: Any) -> Any:
-    """Return the class of an object, also if it is on the other side."""
     if is_proxy(value):
         return value._p_side.call("getattr", value, "__class__")
     return vars(type(value)).get("_p_kind_of", type(value))
 
 
 def is_of(function: Callable[..., bool], value: Any, kinds: Any) -> bool:
-    """Return what `isinstance` or `issubclass` does, also of an object on the other side."""
     if not is_proxy(value):
         return function(value, kinds)
     # A class of a library is asked about the object's own one, which no `__class__` hides.
@@ -187,12 +193,10 @@ def is_of(function: Callable[..., bool], value: Any, kinds: Any) -> bool:
 
 
 def id_of(value: Any) -> int:
-    """Return the identity of an object, also if it is on the other side."""
     return ~value._p_handle if is_proxy(value) else id(value)
 
 
 def has_attribute(value: Any, name: str) -> bool:
-    """Return whether an object has an attribute, also if it is on the other side."""
     if is_proxy(value) and name.startswith("__"):
         return bool(value._p_side.call("hasattr", value, name))
     return hasattr(value, name)
@@ -244,12 +248,6 @@ def _same_as_before(proxy: Proxy, question: tuple[Any, ...], answer: Any) -> Any
     return answer
 
 
-def stops(proxy: Proxy) -> bool:
-    """Return whether calling a proxy may raise StopIteration: if it is a method of a generator."""
-    owner = proxy._p_owner
-    return owner is not None and owner._p_kind in _GENERATORS and proxy._p_name in _STOPPING
-
-
 #: Operations on objects of the other side, named like special methods without underscores: those of
 #: the modules `operator` and `builtins`.
 _OPERATORS = """
@@ -266,12 +264,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in _OPERATORS.split()},
     **{name: getattr(builtins, name) for name in _FUNCTIONS_OF_OBJECTS.split()},
     **{name: getattr(math, name) for name in _FUNCTIONS_OF_NUMBERS.split()},
-    "of_library": lambda name, value, kind: issubclass(
-        type(value) if name == "isinstance" else value, kind
-    ),
-    "library": lambda module, name, *args, **named: getattr(importlib.import_module(module), name)(
-        *args, **named
-    ),
+    "of_library": lambda how, it, kind: issubclass(it if how == "issubclass" else type(it), kind),
+    "library": lambda path, *args, **named: pkgutil.resolve_name(path)(*args, **named),
     "await": lambda value: importlib.import_module("asyncio").run(completion(value)),
     "itself": lambda value: value,
     "copy": copy.copy,
@@ -508,7 +502,7 @@ def _looking(module: str, name: str, original: Callable[..., Any]) -> Callable[.
     def function(value: Any, /, *args: Any, **named: Any) -> Any:
         if not is_proxy(value):
             return original(value, *args, **named)
-        found = value._p_side.call("library", module, name, value, *args, **named)
+        found = value._p_side.call("library", f"{module}:{name}", value, *args, **named)
         if module == "inspect":  # which the program may have changed
             value._p_side.decided_by.add(value._p_kind)
         return value._p_as_own(found)

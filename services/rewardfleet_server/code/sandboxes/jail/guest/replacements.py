@@ -32,8 +32,7 @@ _LOGS = re.compile(r"\b(?:assertLogs|assertNoLogs|addHandler)\b")
 
 def replaced_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Yield what a test may replace: the paths of modules or classes, and names in these."""
-    aliases = {**{name: name for name in sys.stdlib_module_names}, **MODULES}
-    aliases |= dict(imports_of(ast.walk(tree)))
+    aliases = MODULES | {n: n for n in sys.stdlib_module_names} | dict(imports_of(ast.walk(tree)))
     for node in ast.walk(tree):
         match node:
             case ast.Call(

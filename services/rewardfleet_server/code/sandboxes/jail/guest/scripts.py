@@ -54,11 +54,6 @@ class UnsupportedTest(Exception):
     """A test cannot be called: what it needs is not supported."""
 
 
-def unsupported(error: UnsupportedTest) -> dict[str, Any]:
-    """Return the answer for a test that cannot be called."""
-    return {"raised": "UnsupportedTest", "message": str(error)[:300]}
-
-
 class TestScript:
     """A script of tests."""
 
@@ -161,9 +156,7 @@ class TestScript:
 
     def _call_tests(self, tree: ast.Module) -> None:
         own = {name: dict.get(self._namespace, name) for name in _defined(tree)}
-        for hook in ("setUpModule", "setup_module"):
-            if hook in own:
-                _hook(types.SimpleNamespace(**own), hook)
+        _hook(types.SimpleNamespace(**own), "setUpModule", "setup_module")
         for name, value in own.items():
             if isinstance(value, type):
                 self._call_class(name, value)
@@ -276,9 +269,8 @@ def _required(function: Any) -> list[str]:
 
 def _is_left_out(mark: Any) -> bool:
     """Return whether pytest does not run a test, or does not expect it to pass."""
-    if mark.name == "skipif":
-        return bool(mark.args and mark.args[0] is True)
-    return bool(mark.name in {"skip", "xfail"})
+    is_true = bool(mark.args) and mark.args[0] is True
+    return mark.name in {"skip", "xfail"} or (mark.name == "skipif" and is_true)
 
 
 def _parameters(marks: Iterable[Any]) -> Iterator[dict[str, Any]]:
@@ -318,16 +310,14 @@ def _run_any_awaitable() -> None:
 
 def _disarm_runners() -> None:
     """Let `unittest.main` and `pytest.main` do nothing: their tests are called anyway."""
-    for name in ("unittest", "pytest"):
-        try:
-            module: Any = importlib.import_module(name)
-        except ImportError:
-            continue
-        module.main = lambda *_, **__: 0
-        if name == "unittest":  # a runner would only report what fails in it
-            module.TestCase.subTest = lambda *_, **__: contextlib.nullcontext()
-            module.TestCase.assertIs = _assert_is
-            module.TestCase.assertIsNot = functools.partialmethod(_assert_is, held=False)
+    unittest: Any = importlib.import_module("unittest")
+    unittest.main = lambda *_, **__: 0
+    # A runner would only report what fails in it.
+    unittest.TestCase.subTest = lambda *_, **__: contextlib.nullcontext()
+    unittest.TestCase.assertIs = _assert_is
+    unittest.TestCase.assertIsNot = functools.partialmethod(_assert_is, held=False)
+    with contextlib.suppress(ImportError):
+        vars(importlib.import_module("pytest"))["main"] = unittest.main
 
 
 def _assert_is(case: Any, first: Any, second: Any, msg: Any = None, *, held: bool = True) -> None:

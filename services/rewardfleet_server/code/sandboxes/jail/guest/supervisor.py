@@ -136,10 +136,9 @@ def main() -> NoReturn:  # noqa: PLR0915 - the order matters
 
 def keep_open(number: int) -> socket.socket:
     """Return a socket under a descriptor that runs do not use."""
-    given = socket.socket(fileno=number)
-    kept = socket.socket(fileno=fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, MAX_DESCRIPTORS))
-    given.close()
-    return kept
+    with socket.socket(fileno=number) as given:
+        kept = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, MAX_DESCRIPTORS)
+        return socket.socket(fileno=kept)
 
 
 def preload(names: list[str]) -> list[tuple[str, str]]:
@@ -325,9 +324,7 @@ class Supervisor:
             if asked - reported > SILENCE_S:
                 send(self.channel, {"alive": True})
                 reported = asked
-            was_long = run.is_long
-            run.measure()
-            if run.is_long and not was_long:
+            if run.measure():
                 send(self.channel, {"long": True})
             stopped = self.look(run)
         self.poll.unregister(last)
@@ -353,11 +350,10 @@ class Supervisor:
 
     def end(self, processes: list[Process], *, stopped: bool = True) -> None:
         """Wait for processes. Those that have not ended are ended."""
+        # Without its tests, a program has nothing to do but to write what is in its buffers.
+        wait_s = 0.0 if stopped else LONGEST_FLUSH_S
         for process in reversed(processes):
-            poll = select.poll()
-            poll.register(process.descriptor, select.POLLIN)
-            # Without its tests, a program has nothing to do but to write what is in its buffers.
-            has_ended = bool(poll.poll(0 if stopped else LONGEST_FLUSH_S * 1000))
+            has_ended = bool(select.select([process.descriptor], [], [], wait_s)[0])
             process.was_idle = not stopped and not has_ended
             if not has_ended:
                 os.kill(process.pid, signal.SIGKILL)

@@ -26,7 +26,7 @@ from .names import PROGRAM_MODULES, STANDARD_NAMES, Names, imported_packages, se
 from .program import close_all_but, show
 from .proxies import look_there
 from .replacements import replaced_in
-from .scripts import TestScript, UnsupportedTest, compiled, unsupported
+from .scripts import TestScript, UnsupportedTest, compiled
 
 #: The descriptors of this process are the last ones.
 _DESCRIPTORS = 5
@@ -183,7 +183,7 @@ class Tester:
                 return {"value": plain(script.value_of(source))}
             script.run(tree)
         except UnsupportedTest as error:
-            return unsupported(error)
+            return {"raised": "UnsupportedTest", "message": str(error)[:300]}
         except Gone as gone:
             if not gone.args:
                 raise
