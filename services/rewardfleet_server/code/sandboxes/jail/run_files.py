@@ -56,7 +56,7 @@ class ProgramFiles(MemoryFiles):
     def __init__(self, program: str) -> None:
         super().__init__()
         self.prints_last = prints_last(program)
-        self.last_run = MemoryFiles()  #: of the last run, which are closed together with these
+        self.last_run: RunFiles | None = None  #: of the last run, which are closed with these
         try:
             #: Descriptor of the source code, which cannot be changed.
             self.source = self.add(program.encode(errors="surrogatepass"), sealable=True)
@@ -69,7 +69,8 @@ class ProgramFiles(MemoryFiles):
 
     def close(self) -> None:
         super().close()
-        self.last_run.close()
+        if self.last_run is not None:
+            self.last_run.close()
 
     def reset(self) -> None:
         """Prepare for another attempt of the first run, whose jail died."""
@@ -79,7 +80,7 @@ class ProgramFiles(MemoryFiles):
 
 
 class RunFiles(MemoryFiles):
-    """The files of one run. What it writes can be read once it has ended."""
+    """The files of one run. What it writes can be read once it has ended, until the next one."""
 
     def __init__(self, program: ProgramFiles, job: Job, run: ProgramRun) -> None:
         super().__init__()
@@ -89,7 +90,9 @@ class RunFiles(MemoryFiles):
         self._has_script = bool(run.setup or own_checks)
         self._prints_last = program.prints_last or prints_last(run.setup)
         self._links: tuple[socket.socket, ...] = ()
-        program.last_run = self  # so that these are closed if there are too many
+        if program.last_run is not None:
+            program.last_run.close()
+        program.last_run = self
         stdin = self.add(run.stdin)
         self._out, self._err, self._report = self.add(), self.add(), self.add()
         self._sent = [stdin, self._out, self._err, program.source, program.code, self._report]

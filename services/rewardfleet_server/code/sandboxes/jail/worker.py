@@ -209,11 +209,12 @@ class Worker:
 
     def _run_all(self, job: Job, on_result: Callable[[RunResult], bool]) -> bool:
         """Run a job. The next run is started before `on_result` sees the last one."""
-        with closing(ProgramFiles(job.program)) as program:
+        program = ProgramFiles(job.program)
+        try:
             files = self._send_run(program, job, job.runs[0])
             for run, following in zip(job.runs, [*job.runs[1:], None], strict=True):
                 report, files = self._report_on(files, program, job, run)
-                result = _result(report, files)
+                result = RunResult(**report["result"], **files.outputs())  # type: ignore[arg-type]
                 if report["unclean"]:
                     log.warning("a jail could not be cleaned after a run, and is replaced")
                     self.close()
@@ -230,7 +231,9 @@ class Worker:
                         except JailDied:
                             self.close()  # the next job gets a new jail
                     break
-        return True
+            return True
+        finally:
+            program.close()
 
     def _report_on(
         self, files: RunFiles, program: ProgramFiles, job: Job, run: ProgramRun
@@ -246,7 +249,6 @@ class Worker:
         self.kills += isinstance(first, Killed)
         why = "SIGKILL ended a program" if isinstance(first, Killed) else "the jail died with one"
         log.warning("%s, which is repeated in a new jail", why)
-        files.close()
         self.start()
         program.reset()
         files = self._send_run(program, job, run)
@@ -273,7 +275,7 @@ class Worker:
             except JailDied as error:
                 self.close()
                 raise JailUnavailable(f"{level}: a known-good program ended the jail") from error
-            result = _result(report, files)
+            result = RunResult(**report["result"], **files.outputs())  # type: ignore[arg-type]
         output = result.stdout.decode(errors="replace")
         if level == "none-unsafe":
             output = output.replace(_READS_FILES, "")
@@ -369,13 +371,6 @@ class Worker:
             self._send_order(stop=self._run_number)
         elif not asleep:
             _send(channel, {"core": True})
-
-
-def _result(report: Mapping[str, Any], files: RunFiles) -> RunResult:
-    """Return the result of a run that has ended, and close its files."""
-    outputs = files.outputs()
-    files.close()
-    return RunResult(**report["result"], **outputs)  # type: ignore[arg-type] # by their names
 
 
 def _send(channel: socket.socket, content: Mapping[str, Any]) -> None:
