@@ -58,11 +58,8 @@ def interpreters() -> Iterator[tuple[str, str]]:
     seen = set()
     for folder in dict.fromkeys(folders):
         for name in NAMES:
-            path = Path(folder, name)
-            if not path.is_file():
-                continue
             try:
-                version, executable, has_venv = json.loads(_ask(str(path)))
+                version, executable, has_venv = json.loads(_ask(f"{folder}/{name}"))
             except (OSError, subprocess.SubprocessError, ValueError):
                 continue
             short = tuple(map(int, version.split(".")[:2]))

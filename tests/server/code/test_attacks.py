@@ -218,7 +218,6 @@ for folder in folders:
 def test_the_size_of_a_folder_is_limited(service: Service, folder: str):
     """Many files, each below the limit of a file."""
     program = f"""
-import contextlib
 import os
 written = 0
 try:

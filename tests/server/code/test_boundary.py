@@ -38,8 +38,11 @@ OUTSIDE = {
 
 @pytest.mark.parametrize("row", sample(OUTSIDE))
 def test_a_correct_program_is_accepted_by_the_process_of_the_tests(service: Service, row):
-    tests = asserts(row["case"], setup=row.get("setup", ""), strict=True)
-    score = service.score(row["program"], tests)
+    check_decided_outside(service, row, row.get("setup", ""))
+
+
+def check_decided_outside(service: Service, row: dict[str, str], setup: str) -> None:
+    score = service.score(row["program"], asserts(row["case"], setup=setup, strict=True))
     (verdict,) = score["verdicts"]
     assert (verdict["verdict"], verdict["verdict_by"]) == ("accepted", "service"), verdict
     assert score["suspicions"] == []

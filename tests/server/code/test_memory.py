@@ -67,17 +67,21 @@ def test_a_program_and_its_tests_need_what_their_limits_permit():
     assert run_bytes(limits, tests_apart=True) == (3 * 1024 + 2 * 128) * MIB
 
 
+def slack_bytes(total: int, workers: int, limit_mb: int) -> int:
+    """Return what a container has besides the service and a program with tests per worker."""
+    limits = RunLimits(1, 1, limit_mb * MIB, Limits().output_kb * 1024)
+    program = run_bytes(limits, tests_apart=True, writable=128 * MIB)
+    return Capacity(total, "").of_programs - workers * program
+
+
 def test_the_container_of_the_stack_has_slack():
-    """Besides the service and a program with tests per worker."""
     compose = (Path(__file__).parents[3] / "docker-compose.yml").read_text()
     defaults = dict(re.findall(r"\$\{CODE_(\w+):-(\d+)g?\}", compose))
     workers, limit_mb, memory = (
         int(defaults[name]) for name in ("WORKERS", "PROGRAM_MEMORY_MB", "MEMORY")
     )
     files = int(re.search(r"/tmp:size=(\d+)m", compose)[1]) * MIB
-    limits = RunLimits(1, 1, limit_mb * MIB, Limits().output_kb * 1024)
-    program = run_bytes(limits, tests_apart=True, writable=128 * MIB)
-    assert Capacity(memory * GIB, "").of_programs - workers * program - files >= GIB
+    assert slack_bytes(memory * GIB, workers, limit_mb) - files >= GIB
 
 
 # Who waits
