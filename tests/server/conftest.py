@@ -101,3 +101,12 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_store, "_COMMAND_SECONDS", 60.0)
     for module in (redis_store, sqlite_store):
         monkeypatch.setattr(module, "BUSY_SECONDS", 60.0)
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def run_state(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return where processes can share run state: a file, or a server."""
+    if request.param == "sqlite":
+        return str(tmp_path / "runs.sqlite")
+    server: RedisServer = request.getfixturevalue("redis_server")
+    return server.url

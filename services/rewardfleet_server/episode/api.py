@@ -1,4 +1,4 @@
-"""The routes of the episode service.
+"""The routes and the scorer of the episode service.
 
 A batch flows in one direction: decode → validate → compute rewards → aggregate by group → encode.
 """
@@ -14,28 +14,11 @@ import msgspec
 import numpy as np
 import prometheus_client
 from prometheus_client import Gauge
+from pydantic import JsonValue
 
-from rewardfleet.episodes import (
-    Rewards,
-    RunningMeanStd,
-    TemperatureBin,
-    aggregate,
-    by_temperature,
-    check_episode,
-    compute_rewards,
-    validate_batch,
-)
-from rewardfleet.wire.episode import (
-    MAX_EPISODES,
-    EpisodeBatchRequest,
-    EpisodeBatchResponse,
-    EpisodeRequest,
-    EpisodeScore,
-    GroupMemberRequest,
-    GroupMemberResponse,
-    TemperaturesRequest,
-    TemperaturesResponse,
-)
+from rewardfleet import episodes
+from rewardfleet.episodes import Rewards, RunningMeanStd, TemperatureBin
+from rewardfleet.wire import episode as wire
 from rewardfleet.wire.score import Status, Timing, reward_of
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route
@@ -43,19 +26,18 @@ from rewardfleet_server.observe.score_log import BatchHeader
 from rewardfleet_server.observe.telemetry import RequestContext
 from rewardfleet_server.observe.tracing import stage
 from rewardfleet_server.run_state import RunState
-from rewardfleet_server.scorer import ScoredBatch
+from rewardfleet_server.scorer import ScoredBatch, ScoringPlan
+from rewardfleet_server.system.anonymous_file import AnonymousFile
 from rewardfleet_server.system.threads import run_in_thread
 
 from . import encode
 from .decode import DecodedBatch, decode_batch, logged_items
-from .group_collector import add_member
-from .running_stats import count_rewards
-from .temperature_schedule import sample_temperatures
+from .runs import add_member, count_rewards, sample_temperatures
 
 T = TypeVar("T")
 
 #: Limits on the JSON fields and values of a batch: enough for actions of 100 x 7 in each episode.
-_MAX_BATCH_FIELDS, _MAX_BATCH_VALUES = 40 * MAX_EPISODES, 1_000 * MAX_EPISODES
+_MAX_BATCH_FIELDS, _MAX_BATCH_VALUES = 40 * wire.MAX_EPISODES, 1_000 * wire.MAX_EPISODES
 #: Limit on the JSON fields of any other body.
 _MAX_FIELDS = 1_000
 
@@ -69,13 +51,14 @@ class TemperatureMetrics:
         self.episodes = prometheus_client.Counter(
             "rewardfleet_episodes", "Episodes scored.", label, registry=None
         )
+        last = "in the last batch with this temperature."
         self._gauges = {
-            name: Gauge(f"rewardfleet_episode_{name}", documentation, label, registry=None)
-            for name, documentation in (
-                ("success_rate", "Success rate in the last batch with this temperature."),
-                ("steps", "Mean steps in the last batch with this temperature."),
-                ("reward_mean", "Mean reward in the last batch with this temperature."),
-                ("reward_variance", "Reward variance in the last batch with this temperature."),
+            name: Gauge(f"rewardfleet_episode_{name}", f"{figure} {last}", label, registry=None)
+            for name, figure in (
+                ("success_rate", "Success rate"),
+                ("steps", "Mean steps"),
+                ("reward_mean", "Mean reward"),
+                ("reward_variance", "Reward variance"),
             )
         }
 
@@ -92,11 +75,36 @@ class TemperatureMetrics:
                 gauge.labels(each.temperature).set(getattr(each, name))
 
 
+class EpisodeScorer:
+    """Scores single episodes, without groups. Nothing is cached: computing is cheaper."""
+
+    async def plan(
+        self,
+        request: wire.EpisodeRequest,
+        upload: AnonymousFile | None = None,  # noqa: ARG002 - this service accepts none
+    ) -> ScoringPlan[wire.EpisodeScore]:
+        async def compute(_: float | None) -> wire.EpisodeScore:
+            timing = Timing()
+            with stage(timing, "backend"):
+                result = episodes.score_episodes([request])
+            if error := result.batch.reasons.get(0):
+                raise error
+            (encoded,) = encode.results(result, None)
+            # Filters apply to groups: a single episode with a score is always kept.
+            more = {"keep": encoded.score is not None, "drop_reason": None, "timing_ms": timing}
+            return wire.EpisodeScore.model_validate(msgspec.to_builtins(encoded) | more)
+
+        return ScoringPlan(encode.BACKEND, compute)
+
+    def provenance(self, backend: str) -> dict[str, JsonValue]:  # noqa: ARG002 - there is one
+        return dict(encode.PROVENANCE)
+
+
 @dataclass(frozen=True)
 class EpisodeApi:
     """The routes besides `POST /score`."""
 
-    _engine: Engine[EpisodeRequest, EpisodeScore]
+    _engine: Engine[wire.EpisodeRequest, wire.EpisodeScore]
     _store: RunState
     _metrics: TemperatureMetrics
     #: Computes batches; a single thread: the computation holds the GIL.
@@ -108,8 +116,8 @@ class EpisodeApi:
             Route(
                 "/score/batch",
                 "Score a rollout batch with its groups",
-                EpisodeBatchRequest,
-                EpisodeBatchResponse,
+                wire.EpisodeBatchRequest,
+                wire.EpisodeBatchResponse,
                 self._score_batch,
                 decode_batch,
                 max_fields=_MAX_BATCH_FIELDS,
@@ -119,16 +127,16 @@ class EpisodeApi:
             Route(
                 "/groups/members",
                 "Add one episode to its group; repeat until the group is released",
-                GroupMemberRequest,
-                GroupMemberResponse,
+                wire.GroupMemberRequest,
+                wire.GroupMemberResponse,
                 self._add_member,
                 max_fields=_MAX_FIELDS,
             ),
             Route(
                 "/temperatures",
                 "Return the temperature of each sample of a prompt",
-                TemperaturesRequest,
-                TemperaturesResponse,
+                wire.TemperaturesRequest,
+                wire.TemperaturesResponse,
                 self._temperatures,
                 scores=False,
                 max_fields=_MAX_FIELDS,
@@ -152,8 +160,8 @@ class EpisodeApi:
 
         def encoded(rewards: Rewards, running: RunningMeanStd | None = None) -> ScoredBatch:
             with stage(timing, "backend"):
-                result = aggregate(rewards, options, running)
-            bins = by_temperature(rewards)
+                result = episodes.aggregate(rewards, options, running)
+            bins = episodes.by_temperature(rewards)
             self._metrics.observe(bins)
             timing.total = round(context.elapsed_ms, 3)
             content = encode.encode_batch(result, bins, running, context.request_id, timing)
@@ -164,8 +172,8 @@ class EpisodeApi:
 
         def compute() -> Rewards:
             with stage(timing, "backend"):
-                valid = validate_batch(batch.items, options, batch.invalid)
-                return compute_rewards(valid, options)
+                valid = episodes.validate_batch(batch.items, options, batch.invalid)
+                return episodes.compute_rewards(valid, options)
 
         if options.normalize != "running":
             return await self._in_thread(batch, lambda: encoded(compute()))
@@ -176,14 +184,14 @@ class EpisodeApi:
     async def _in_thread(self, batch: DecodedBatch, work: Callable[[], T]) -> T:
         return work() if batch.is_small else await run_in_thread(self._thread, work)
 
-    async def _add_member(self, request: GroupMemberRequest, context: RequestContext) -> bytes:
+    async def _add_member(self, request: wire.GroupMemberRequest, context: RequestContext) -> bytes:
         async def add(timing: Timing) -> ScoredBatch:
             with stage(timing, "backend"):
-                check_episode(request.item, request.options)
+                episodes.check_episode(request.item, request.options)
                 response, released = await add_member(self._store, request, context.request_id)
             logged: list[Any] = []  # kept together: the scores depend on each other
             if released is not None:
-                self._metrics.observe(by_temperature(released.rewards))
+                self._metrics.observe(episodes.by_temperature(released.rewards))
                 logged = [*zip(released.items, released.results, strict=True)]
             results = [response["result"]] if response["released"] else []
             scored = [each for each in results if each["score"] is not None]
@@ -201,7 +209,7 @@ class EpisodeApi:
         return scored.content
 
     async def _temperatures(
-        self, request: TemperaturesRequest, context: RequestContext
-    ) -> TemperaturesResponse:
+        self, request: wire.TemperaturesRequest, context: RequestContext
+    ) -> wire.TemperaturesResponse:
         async with self._engine.permit(context):
             return await sample_temperatures(self._store, request)

@@ -3,23 +3,19 @@
 from rewardfleet.wire.episode import EpisodeRequest, EpisodeScore
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Service, run_route
-from rewardfleet_server.run_state import RunState, describe_run_state, open_run_state
+from rewardfleet_server.run_state import describe_run_state, open_run_state
 
-from .api import EpisodeApi, TemperatureMetrics
-from .scorer import EpisodeScorer
+from .api import EpisodeApi, EpisodeScorer, TemperatureMetrics
 from .settings import EpisodeSettings
 
 
-def create_app(settings: EpisodeSettings, store: RunState | None = None) -> RewardApp:
+def create_app(settings: EpisodeSettings) -> RewardApp:
     """Put the episode service together.
-
-    Args:
-        store: The state of training runs. None: open the one that the settings name.
 
     Raises:
         ValueError: The run-state store cannot be opened; the message names the flag.
     """
-    state = store or open_run_state(settings)
+    state = open_run_state(settings)
     metrics = TemperatureMetrics()
 
     service = Service(

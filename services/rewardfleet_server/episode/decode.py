@@ -107,10 +107,7 @@ def _decode_leniently(body: bytes) -> DecodedBatch:
             items.append(Item(uid[:200] if isinstance(uid, str) else ""))
             reason = f"item {index} (uid {items[index].uid[:60]!r}): {error.detail}"
             invalid[index] = InvalidRequest(reason)
-    header = EpisodeBatchHeader.model_construct(
-        **{name: getattr(batch, name) for name in EpisodeBatchHeader.model_fields}
-    )
-    return DecodedBatch(header, items, invalid)
+    return DecodedBatch(batch, items, invalid)
 
 
 def _as_item(request: EpisodeRequest) -> Item:

@@ -12,12 +12,11 @@ from rewardfleet.wire.optional_imports import require
 from rewardfleet.wire.urls import redact
 from rewardfleet_server.settings import is_url
 
-from .groups import Group, GroupKey, add_to_group
+from .groups import Group, GroupKey
 from .settings import RunStateSettings
 from .sqlite import SqliteStore
 from .state import RunState
-from .store import Damaged, Scope, Shape, Store
-from .values import Call
+from .store import Call, Damaged, Scope, Shape
 
 __all__ = [
     "Call",
@@ -27,7 +26,6 @@ __all__ = [
     "RunState",
     "Scope",
     "Shape",
-    "add_to_group",
     "describe_run_state",
     "open_run_state",
 ]
@@ -40,30 +38,25 @@ def open_run_state(settings: RunStateSettings) -> RunState:
         ValueError: The file is damaged, of an earlier version or cannot be opened, the URL is
             wrong, or the `redis` package is missing. The message names the flag.
     """
-    place = settings.run_state or ":memory:"
-    return RunState(_open_redis(place) if is_url(place) else _open_file(Path(place)))
+    if not is_url(settings.run_state):
+        path = Path(settings.run_state or ":memory:")
+        if not path.parent.is_dir():
+            raise ValueError(f"--run-state {path}: no such directory: {path.parent}")
+        try:
+            return RunState(SqliteStore(path))
+        except Unavailable as error:
+            raise ValueError(f"--run-state {path}: {error.detail}") from error
+    from .redis import RedisStore  # noqa: PLC0415 - only services that share a store need it
+
+    url = str(settings.run_state)
+    source = f"--run-state {redact(url)}"
+    require("redis", source, "redis")
+    try:
+        return RunState(RedisStore(url))
+    except ValueError:  # whose message may contain a part of the password
+        raise ValueError(f"{source}: give a URL such as redis://127.0.0.1:6379/0") from None
 
 
 def describe_run_state(settings: RunStateSettings) -> str:
     """Return where the state is stored, for the overview at startup."""
     return "Redis" if is_url(settings.run_state) else settings.run_state or ":memory:"
-
-
-def _open_redis(url: str) -> Store:
-    from .redis import RedisStore  # noqa: PLC0415 - only services that share a store need it
-
-    source = f"--run-state {redact(url)}"
-    require("redis", source, "redis")
-    try:
-        return RedisStore(url)
-    except ValueError:  # whose message may contain a part of the password
-        raise ValueError(f"{source}: give a URL such as redis://127.0.0.1:6379/0") from None
-
-
-def _open_file(path: Path) -> Store:
-    if not path.parent.is_dir():
-        raise ValueError(f"--run-state {path}: no such directory: {path.parent}")
-    try:
-        return SqliteStore(path)
-    except Unavailable as error:
-        raise ValueError(f"--run-state {path}: {error.detail}") from error

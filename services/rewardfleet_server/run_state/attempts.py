@@ -4,7 +4,7 @@ The state of a feature before each of its stored steps is stored with the step. 
 this step and later ones, in whatever order they arrive.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,20 +13,19 @@ from pydantic import TypeAdapter
 from rewardfleet.wire.errors import Conflict, RewardFleetError
 
 from .groups import GROUPS, drop_steps
-from .steps import Ranges, StepLog, load_steps
-from .store import Scope, Transaction
+from .store import Call, Scope, Transaction
 from .values import (
+    RUNS,
     WHOLE,
-    Call,
-    Transition,
+    Ranges,
+    StepLog,
     applied,
     digest,
     dump,
     load,
+    load_steps,
     other_content,
-    run_key,
-    step_key,
-    steps_field,
+    scopes_with_steps,
 )
 
 #: The values of items that count once, by name.
@@ -40,7 +39,7 @@ _NO_ATTEMPT = b"-"
 _UNKNOWN = b"1"
 
 
-def enter_attempt(tx: Transaction, run: str, call: Call) -> int | None:
+def enter_attempt(tx: Transaction, scope: Scope, call: Call) -> int | None:
     """Make the attempt of a call that of its run; return the step from which that discards all.
 
     Returns:
@@ -49,23 +48,24 @@ def enter_attempt(tx: Transaction, run: str, call: Call) -> int | None:
     Raises:
         Conflict: The attempt has ended, or the state before the step is not stored any more.
     """
-    mine, text = digest(call.attempt or ""), tx.get(run_key(run), WHOLE)
+    mine, text = digest(call.attempt or ""), tx.get(scope.key, WHOLE)
     if text is None or text.endswith(mine):
         return None
     known = text.split()
     if mine in known:
         given = "none" if call.attempt is None else repr(call.attempt[:60])
         raise Conflict(
-            f"attempt: {given} of run {run[:100]!r} has ended, as another one began; all processes "
-            "of a trainer send the same, and one that starts again another (REWARDFLEET_ATTEMPT)"
+            f"attempt: {given} of run {scope.run[:100]!r} has ended, as another one began; all "
+            "processes of a trainer send the same, and one that starts again another "
+            "(REWARDFLEET_ATTEMPT)"
         )
     if call.step is None:
         return None
     if text == _NO_ATTEMPT:
-        tx.put(run_key(run), WHOLE, mine)
+        tx.put(scope.key, WHOLE, mine)
         return None
-    _discard(tx, run, call.step, call.sets)
-    tx.put(run_key(run), WHOLE, b" ".join([*known[1 - _MAX_ATTEMPTS :], mine]))
+    _discard(tx, scope.run, call.step, call.sets)
+    tx.put(scope.key, WHOLE, b" ".join([*known[1 - _MAX_ATTEMPTS :], mine]))
     return call.step
 
 
@@ -77,15 +77,12 @@ def first_attempt(call: Call | None) -> bytes:
 def count_items(
     tx: Transaction, scope: Scope, step: int, uid: str, items: Mapping[str, Any]
 ) -> Sequence[Any]:
-    """Count items of a step once, by name; return the values of those that are new.
-
-    Args:
-        uid: Names what they are counted with.
+    """Count items of a step once, with a uid; return the values of those that are new.
 
     Raises:
         Conflict: One was counted with another value.
     """
-    key, counted = step_key(scope, step), {}
+    key, counted = scope.step_key(step), {}
     for field, text in tx.fields(key).items():
         if field.startswith("="):
             counted.update(load(scope, text, _ITEMS))
@@ -97,23 +94,19 @@ def count_items(
 
 
 def note_before(tx: Transaction, scope: Scope, step: int, later: Sequence[int]) -> None:
-    """Store the state before a step, which is new.
-
-    Args:
-        later: The stored steps above it.
-    """
+    """Store the state before a step, which is new, given the stored steps above it."""
     if later:
-        before = tx.get(step_key(scope, min(later)), WHOLE)
+        before = tx.get(scope.step_key(min(later)), WHOLE)
     else:
-        before = _wrapped(scope, tx.get(run_key(scope.run), scope.name))
-    tx.put(step_key(scope, step), WHOLE, before)
+        before = _wrapped(scope, tx.get(scope.key, scope.name))
+    tx.put(scope.step_key(step), WHOLE, before)
 
 
 def apply_to_later(
-    tx: Transaction, scope: Scope, later: Sequence[int], transition: Transition
+    tx: Transaction, scope: Scope, later: Sequence[int], transition: Callable[[Any], Any]
 ) -> None:
     """Apply a transition of a step to the states before later ones, too."""
-    keys = [step_key(scope, each) for each in later]
+    keys = [scope.step_key(each) for each in later]
     tx.expect(*((key, WHOLE) for key in keys))
     for key in keys:
         before = tx.get(key, WHOLE)
@@ -129,26 +122,39 @@ def apply_to_later(
 
 def _discard(tx: Transaction, run: str, step: int, sets: str | None) -> None:
     """Return a run to what it was before a step."""
-    fields = tx.fields(run_key(run))
-    for field, text in fields.items():
-        scope = Scope(run, field.removesuffix(steps_field("")))
-        if field == scope.name:
-            continue
-        log = load_steps(scope, text)
+    fields = tx.fields(Scope(run, "").key)
+    for scope in scopes_with_steps(run, fields):
+        log = load_steps(scope, fields[scope.steps_field])
         later = [each for each in log.stored if each >= step]
         has_state = scope.name in fields and scope.name not in {GROUPS, sets}
         if step < log.first or any(last >= step for _, last in log.deleted):
             if has_state:
                 raise _too_old(run, step)
         elif later and has_state:
-            before = tx.get(step_key(scope, min(later)), WHOLE)
+            before = tx.get(scope.step_key(min(later)), WHOLE)
             if before is None or before == _UNKNOWN:
                 raise _too_old(run, step)
-            tx.put(run_key(run), scope.name, _restored(tx, scope, before))
+            tx.put(scope.key, scope.name, _restored(tx, scope, before))
         drop_steps(tx, scope, later)
         deleted: Ranges = [(a, min(b, step - 1)) for a, b in log.deleted if a < step]
         kept = StepLog([each for each in log.stored if each < step], deleted, log.first)
-        tx.put(run_key(run), field, msgspec.json.encode(kept))
+        tx.put(scope.key, scope.steps_field, msgspec.json.encode(kept))
+
+
+def forget_steps(tx: Transaction, scope: Scope, first: int = 0) -> None:
+    """Delete the outcomes of a scope, and its steps; its state has those before the first one."""
+    drop_steps(tx, scope, load_steps(scope, tx.get(scope.key, scope.steps_field)).stored)
+    log = msgspec.json.encode(StepLog([], [], first)) if first else None
+    tx.put(scope.key, scope.steps_field, log)
+
+
+def delete_run(tx: Transaction, run: str) -> None:
+    """Delete all that is stored of a run."""
+    key = Scope(run, "").key
+    for scope in scopes_with_steps(run, tx.fields(key)):
+        forget_steps(tx, scope)
+    tx.drop(key)
+    tx.put(RUNS, run, None)
 
 
 def _too_old(run: str, step: int) -> Conflict:
@@ -167,6 +173,6 @@ def _restored(tx: Transaction, scope: Scope, before: bytes) -> bytes | None:
     """Return the state that `_wrapped` has wrapped, with what no step changes as it is now."""
     kept, state = load(scope, before)
     if kept and state is not None:
-        now = load(scope, tx.get(run_key(scope.run), scope.name) or b"{}")
+        now = load(scope, tx.get(scope.key, scope.name) or b"{}")
         state |= {name: now[name] for name in kept if name in now}
     return None if state is None else dump(state)

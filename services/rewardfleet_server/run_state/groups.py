@@ -1,6 +1,6 @@
 """Groups: members are added one by one, and a group is released once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -9,20 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, Json, JsonValue,
 from rewardfleet.wire.errors import InvalidRequest, Overloaded
 from rewardfleet.wire.score import Step
 
-from .steps import enter_step
-from .store import Damaged, Scope, Transaction, seconds_between
-from .values import (
-    WHOLE,
-    Call,
-    digest,
-    dump,
-    load,
-    run_key,
-    same,
-    split,
-    step_key,
-    steps_field,
-)
+from .store import Call, Damaged, Scope, Transaction
+from .values import WHOLE, digest, dump, enter_step, load, same, split
 
 if TYPE_CHECKING:  # it imports this module
     from .state import RunState
@@ -53,8 +41,6 @@ _MAX_PASSED = 10.0
 _MAX_WAIT = 3600.0
 #: How many seconds of waiting are not stored, so that most calls write nothing.
 _NOT_STORED = 2.0
-#: Larger groups take milliseconds, in a thread.
-_FEW = 64
 
 
 class GroupKey(NamedTuple):
@@ -74,11 +60,6 @@ class GroupKey(NamedTuple):
         """The key of its members."""
         return msgspec.json.encode([self.run, GROUPS, self.step, self.name]).decode()
 
-    @property
-    def place(self) -> tuple[int, str]:
-        """Its name among the open groups of a run."""
-        return self.step, self.name
-
 
 class Group(BaseModel):
     """A group."""
@@ -95,12 +76,12 @@ class Group(BaseModel):
     missing: Annotated[int, Field(ge=0)] | None = None
     stats: JsonValue = None  #: statistics of the released group
 
-    def wait(self, now: float) -> bool:
+    def wait(self, tx: Transaction) -> bool:
         """Subtract the seconds since the group was seen; return whether to store that."""
         seen = self.seen[1] if isinstance(self.seen, tuple) else self.seen
-        passed, is_later = seconds_between(seen, now, _MAX_PASSED), now >= seen
-        self.left_s, self.seen = self.left_s - passed, now
-        return passed > _NOT_STORED or not is_later
+        passed = tx.seconds_since(seen, _MAX_PASSED)
+        self.left_s, self.seen = self.left_s - passed, tx.now
+        return passed > _NOT_STORED or tx.now < seen
 
 
 _GROUP = TypeAdapter(Group)
@@ -159,7 +140,7 @@ async def add_to_group(
                     "was released without it"
                 )
             return group, load(key.scope, known), None
-        is_changed = group.wait(tx.now) or known is None
+        is_changed = group.wait(tx) or known is None
         if known is None:
             if (group.size, group.options) != (new.size, new.options):
                 raise InvalidRequest(
@@ -175,8 +156,7 @@ async def add_to_group(
         return group, None, None
 
     expected = [(members, WHOLE), (members, field)]
-    call, is_slow = Call(attempt, key.step), new.size > _FEW
-    return await state.change(key.scope, expected, work, call, is_slow=is_slow)
+    return await state.change(key.scope, expected, work, Call(attempt, key.step))
 
 
 def _release(
@@ -187,7 +167,7 @@ def _release(
     Raises:
         Unavailable: Some members are missing, e.g. because the server evicted them.
     """
-    tx.expect((key.members, None), (run_key(key.run), GROUPS))
+    tx.expect((key.members, None), (key.scope.key, GROUPS))
     members = sorted(each for each in tx.fields(key.members).items() if each[0] != WHOLE)
     if len(members) != group.arrived:
         raise Damaged(key.scope)
@@ -198,77 +178,68 @@ def _release(
     _store(tx, key, group)
     for (field, _), stamp, result in zip(members, sent, results, strict=True):
         tx.put(key.members, field, stamp + dump(result))
-    still_open = _open_groups(tx, key.scope)
-    still_open.pop(key.place, None)
-    _store_open(tx, key.scope, still_open)
+    _store_open(tx, key.scope, _open_groups(tx, key.scope), closed=[key])
     uids = (field[1:] for field, _ in members)
     return dict(zip(uids, results, strict=True)), released
-
-
-def _open_groups(tx: Transaction, scope: Scope) -> dict[tuple[int, str], float]:
-    """Return when the open groups of a run are due, by their places."""
-    text = tx.get(run_key(scope.run), GROUPS)
-    listed = [] if text is None else load(scope, text, _OPEN)
-    if isinstance(listed, dict):
-        return {place: due for place, (_, due) in listed.items()}
-    return {(step, name): due for step, name, due in listed}
 
 
 def drop_steps(tx: Transaction, scope: Scope, steps: list[int]) -> None:
     """Delete the outcomes of some steps. Those of groups are groups."""
     if scope.name == GROUPS and steps:
-        tx.expect(*((step_key(scope, step), None) for step in steps))
-        still_open = _open_groups(tx, scope)
-        for step in steps:
-            for field in tx.fields(step_key(scope, step)).keys() - {WHOLE}:
-                key = GroupKey(scope.run, step, field[1:])
-                still_open.pop(key.place, None)
-                tx.drop(key.members)
-        _store_open(tx, scope, still_open)
+        tx.expect(*((scope.step_key(step), None) for step in steps))
+        keys = [
+            GroupKey(scope.run, step, field[1:])
+            for step in steps
+            for field in tx.fields(scope.step_key(step)).keys() - {WHOLE}
+        ]
+        for key in keys:
+            tx.drop(key.members)
+        _store_open(tx, scope, _open_groups(tx, scope), closed=keys)
     for step in steps:
-        tx.drop(step_key(scope, step))
+        tx.drop(scope.step_key(step))
 
 
 def _opened(tx: Transaction, key: GroupKey, new: Group) -> Group:
     """Open a group."""
-    scope, run, step = key.scope, run_key(key.run), step_key(key.scope, key.step)
+    scope, run, step = key.scope, key.scope.key, key.scope.step_key(key.step)
     listed = f":{key.name}"
-    tx.expect((run, steps_field(GROUPS)), (run, GROUPS), (step, WHOLE), (step, listed))
+    tx.expect((run, scope.steps_field), (run, GROUPS), (step, WHOLE), (step, listed))
     if tx.get(step, listed) is not None:
         raise Damaged(scope)
     _, old = enter_step(tx, scope, key.step, KEEP_GROUP_STEPS)
     drop_steps(tx, scope, old)
     still_open = _open_groups(tx, scope)
+    abandoned: list[GroupKey] = []
     if len(still_open) >= MAX_OPEN:
-        still_open = _abandon(tx, scope, still_open)
-    if len(still_open) >= MAX_OPEN:
-        raise Overloaded(f"this run has {len(still_open)} open groups already", retry_after=1)
-    _store_open(tx, scope, {**still_open, key.place: tx.now + new.left_s})
+        # Due later than any group: the machine was started again since.
+        earliest, latest = tx.now - ABANDONED_SECONDS, tx.now + _MAX_WAIT
+        abandoned = [each for each, due in still_open.items() if not earliest <= due <= latest]
+    for each in abandoned:
+        tx.drop(each.members)
+        _store(tx, each, _ABANDONED)
+    if (count := len(still_open) - len(abandoned)) >= MAX_OPEN:
+        raise Overloaded(f"this run has {count} open groups already", retry_after=1)
+    _store_open(tx, scope, still_open | {key: tx.now + new.left_s}, closed=abandoned)
     tx.put(step, listed, b"1")
     return new.model_copy(update={"seen": tx.now})
-
-
-def _abandon(
-    tx: Transaction, scope: Scope, still_open: dict[tuple[int, str], float]
-) -> dict[tuple[int, str], float]:
-    """End the groups that were due long ago; return the others."""
-    kept = {
-        place: due
-        for place, due in still_open.items()
-        # Due later than any group: the machine was started again since.
-        if -ABANDONED_SECONDS <= due - tx.now <= _MAX_WAIT
-    }
-    for place in still_open.keys() - kept:
-        key = GroupKey(scope.run, *place)
-        tx.drop(key.members)
-        _store(tx, key, _ABANDONED)
-    return kept
 
 
 def _store(tx: Transaction, key: GroupKey, group: Group) -> None:
     tx.put(key.members, WHOLE, dump(group, _GROUP))
 
 
-def _store_open(tx: Transaction, scope: Scope, still_open: dict[tuple[int, str], float]) -> None:
-    listed = [(*place, due) for place, due in still_open.items()]
-    tx.put(run_key(scope.run), GROUPS, dump(listed, _OPEN))
+def _open_groups(tx: Transaction, scope: Scope) -> dict[GroupKey, float]:
+    """Return when the open groups of a run are due."""
+    text = tx.get(scope.key, GROUPS)
+    listed = [] if text is None else load(scope, text, _OPEN)
+    if isinstance(listed, dict):
+        listed = [(*place, due) for place, (_, due) in listed.items()]
+    return {GroupKey(scope.run, step, name): due for step, name, due in listed}
+
+
+def _store_open(
+    tx: Transaction, scope: Scope, still_open: Mapping[GroupKey, float], closed: list[GroupKey]
+) -> None:
+    rest = still_open.keys() - closed
+    listed = [(key.step, key.name, due) for key, due in still_open.items() if key in rest]
+    tx.put(scope.key, GROUPS, dump(listed, _OPEN))

@@ -26,8 +26,6 @@ _TABLE = """CREATE TABLE entries (
     value BLOB NOT NULL,
     PRIMARY KEY (key, field)
 ) WITHOUT ROWID"""
-#: What `_description` returns of a new file.
-_NEW: tuple[int, int, list[str]] = (0, 0, [])
 
 #: Primary codes of errors that may pass: another process, the disk, permissions.
 _PASSING = {
@@ -87,8 +85,6 @@ class SqliteStore:
         scope: Scope,  # noqa: ARG002 - all transactions take turns
         expected: Sequence[Entry],  # noqa: ARG002 - no read is a round trip
         work: Work[T],
-        *,
-        is_slow: bool = False,  # noqa: ARG002 - the file has a thread
     ) -> T:
         def transaction(db: sqlite3.Connection) -> T:
             try:
@@ -166,10 +162,11 @@ def _open(db: sqlite3.Connection) -> None:
         _DamagedFile: Something is wrong.
         sqlite3.DatabaseError: The file cannot be read.
     """
-    if _description(db) == _NEW:
+    new: tuple[int, int, list[str]] = (0, 0, [])
+    if _description(db) == new:
         with db:
             db.execute("BEGIN IMMEDIATE")
-            if _description(db) == _NEW:  # otherwise another process has just created it
+            if _description(db) == new:  # otherwise another process has just created it
                 db.execute(_TABLE)
                 db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version = {_VERSION}")

@@ -1,12 +1,13 @@
 """What a store of run state is: keys with fields of bytes, changed in transactions.
 
-The two stores know nothing of runs, steps and groups: those are written once, on top.
+The two stores know nothing of steps and groups: those are written once, on top.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
+import msgspec
 from pydantic import TypeAdapter
 
 from rewardfleet.wire.errors import Unavailable
@@ -40,6 +41,29 @@ class Scope(NamedTuple):
     name: str  #: the feature, e.g. `running_stats`
     shape: Shape = Shape()
 
+    @property
+    def key(self) -> str:
+        """The key of the run."""
+        return msgspec.json.encode([self.run]).decode()
+
+    @property
+    def steps_field(self) -> str:
+        """The field of the run with the steps of the feature."""
+        return f"{self.name} steps"
+
+    def step_key(self, step: int) -> str:
+        """Return the key of the outcomes of a step."""
+        return msgspec.json.encode([self.run, self.name, step]).decode()
+
+
+class Call(NamedTuple):
+    """The call of a trainer that a transaction serves."""
+
+    attempt: str | None = None
+    step: int | None = None  #: None if it belongs to none
+    #: The feature whose state it sets, which needs no earlier state.
+    sets: str | None = None
+
 
 class Damaged(Unavailable):
     """The error for stored values that no transaction has written."""
@@ -60,15 +84,6 @@ def machine_seconds() -> float:
     return time.clock_gettime(_CLOCK)
 
 
-def seconds_between(earlier: float, now: float, at_most: float) -> float:
-    """Return the seconds between two times of a store's clock, 0 to `at_most`.
-
-    It may have jumped: that of a server is a wall clock, and that of a file begins with the start
-    of the machine.
-    """
-    return min(max(now - earlier, 0.0), at_most)
-
-
 class Transaction:
     """What a transaction has read, and what it writes. All writes are stored, or none.
 
@@ -80,7 +95,7 @@ class Transaction:
     def __init__(self, look_up: Callable[[Sequence[Entry]], Sequence[Found]], now: float) -> None:
         self._look_up = look_up
         self.now = now
-        self.found: dict[Entry, Found] = {}  #: what was looked up
+        self._found: dict[Entry, Found] = {}
         #: Keys of which all fields are deleted before others are written.
         self.dropped: set[str] = set()
         #: The new values of fields, by key; None deletes a field.
@@ -91,9 +106,17 @@ class Transaction:
         """Whether anything is written."""
         return bool(self.written or self.dropped)
 
+    def seconds_since(self, earlier: float, at_most: float) -> float:
+        """Return the seconds since a time of the store's clock, 0 to `at_most`.
+
+        It may have jumped: that of a server is a wall clock, and that of a file begins with the
+        start of the machine.
+        """
+        return min(max(self.now - earlier, 0.0), at_most)
+
     def expect(self, *entries: Entry) -> None:
         """Read entries together, as each may take a round trip otherwise."""
-        self.found.update(zip(entries, self._look_up(entries), strict=True))
+        self._found.update(zip(entries, self._look_up(entries), strict=True))
 
     def get(self, key: str, field: str) -> bytes | None:
         """Return the value of a field, or None."""
@@ -117,9 +140,9 @@ class Transaction:
         self.dropped.add(key)
 
     def _get(self, entry: Entry) -> Found:
-        if entry not in self.found:
-            (self.found[entry],) = self._look_up([entry])
-        return self.found[entry]
+        if entry not in self._found:
+            (self._found[entry],) = self._look_up([entry])
+        return self._found[entry]
 
 
 #: Reads and writes. It is called again if another process changed what it read in the meantime: it
@@ -134,16 +157,12 @@ class Store(Protocol):
     def failure(self) -> str | None:
         """Why the store can never be used again, or None."""
 
-    async def transact(
-        self, scope: Scope, expected: Sequence[Entry], work: Work[T], *, is_slow: bool = False
-    ) -> T:
-        """Read and write as if nothing else happened at the same time.
+    async def transact(self, scope: Scope, expected: Sequence[Entry], work: Work[T]) -> T:
+        """Read and write as if nothing else changed the run at the same time, in a thread.
 
         Args:
-            expected: What `work` is going to read. Other entries take a round trip each. The first
-                one is what matters most: what a process last saw of it is tried first.
+            expected: What `work` is going to read. Other entries take a round trip each.
             work: A function without side effects. Nothing is written if it raises.
-            is_slow: Whether `work` takes milliseconds, so that it must leave the event loop.
 
         Raises:
             Unavailable: The store cannot be used now, or what it stores is damaged. Nothing is

@@ -1,23 +1,15 @@
 """The routes of the tools service for budgets."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from prometheus_client import Gauge
 from pydantic import BaseModel, JsonValue
 
 from rewardfleet.tool_use.completion import answer_of
-from rewardfleet.wire.tools import (
-    Budget,
-    BudgetRequest,
-    BudgetUpdate,
-    BudgetUpdateRequest,
-    ToolsRequest,
-    ToolsScore,
-    fields_of_truth,
-)
+from rewardfleet.wire import tools as wire
+from rewardfleet.wire.tools import fields_of_truth
 from rewardfleet.wire.validation import validate
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route, run_of
@@ -52,12 +44,12 @@ class BudgetMetrics:
         """The metrics to register."""
         return tuple(self._gauges.values())
 
-    def observe(self, budget: Budget | BudgetUpdate) -> None:
+    def observe(self, budget: wire.Budget | wire.BudgetUpdate) -> None:
         """Set the metrics of a run; of the runs beyond 32, the oldest is left out.
 
         The first answer of an update that was sent again is older than what the metrics have.
         """
-        if isinstance(budget, Budget):
+        if isinstance(budget, wire.Budget):
             progress = (-1 if budget.step is None else budget.step, True)
         else:
             progress = (budget.step, budget.closed)
@@ -77,68 +69,38 @@ class BudgetMetrics:
                 gauge.remove_by_labels({"run": oldest})
 
 
-@dataclass(frozen=True)
-class ToolsApi:
-    """The routes of budgets."""
+def budget_routes(
+    engine: Engine[Any, Any], budgets: Budgets, metrics: BudgetMetrics
+) -> Iterator[Route[Any]]:
+    """Yield the routes of budgets."""
 
-    _engine: Engine[ToolsRequest, ToolsScore]
-    _budgets: Budgets
-    _metrics: BudgetMetrics
+    def route(
+        method: str,
+        description: str,
+        call: Callable[[str, Any], Awaitable[wire.Budget | wire.BudgetUpdate]],
+        request: type[BaseModel] | None,
+        response: type[BaseModel] = wire.Budget,
+    ) -> Route[Any]:
+        async def handle(body: Any, context: RequestContext) -> BaseModel:
+            run = run_of(context)
+            async with engine.permit(context):
+                answer = await call(run, body)
+            if method != "GET":
+                metrics.observe(answer)
+            return answer
 
-    def routes(self) -> Sequence[Route[Any]]:
-        """Return the routes."""
-        return (
-            Route(
-                "/budgets/{run}",
-                "Create the budget of a run, change its options, or resume it from a checkpoint",
-                BudgetRequest,
-                Budget,
-                self._put_budget,
-                method="PUT",
-                scores=False,
-            ),
-            Route(
-                "/budgets/{run}",
-                "Return the budget of a run, with a checkpoint",
-                None,
-                Budget,
-                self._get_budget,
-                method="GET",
-                scores=False,
-            ),
-            Route(
-                "/budgets/{run}/update",
-                "Count the costs of a step, or of a part of it, once",
-                BudgetUpdateRequest,
-                BudgetUpdate,
-                self._update_budget,
-                scores=False,
-            ),
-        )
+        path = "/budgets/{run}/update" if method == "POST" else "/budgets/{run}"
+        return Route(path, description, request, response, handle, method=method, scores=False)
 
-    async def _put_budget(self, request: BudgetRequest, context: RequestContext) -> BaseModel:
-        run = run_of(context)
-        async with self._engine.permit(context):
-            budget = await self._budgets.put(run, request)
-        self._metrics.observe(budget)
-        return budget
-
-    async def _get_budget(self, _: None, context: RequestContext) -> BaseModel:
-        run = run_of(context)
-        async with self._engine.permit(context):
-            return await self._budgets.get(run)
-
-    async def _update_budget(
-        self, request: BudgetUpdateRequest, context: RequestContext
-    ) -> BaseModel:
-        run = run_of(context)
-        async with self._engine.permit(context):
-            update = await self._budgets.update(run, request)
-        self._metrics.observe(update)
-        return update
+    put = "Create the budget of a run, change its options, or resume it from a checkpoint"
+    yield route("PUT", put, budgets.put, wire.BudgetRequest)
+    get = "Return the budget of a run, with a checkpoint"
+    yield route("GET", get, lambda run, _: budgets.get(run), None)
+    update = "Count the costs of a step, or of a part of it, once"
+    yield route("POST", update, budgets.update, wire.BudgetUpdateRequest, wire.BudgetUpdate)
 
 
-def request_of(response: Any, ground_truth: JsonValue) -> ToolsRequest:
+def request_of(response: Any, ground_truth: JsonValue) -> wire.ToolsRequest:
     """Return the item that a response and its ground truth stand for.
 
     Args:
@@ -151,4 +113,4 @@ def request_of(response: Any, ground_truth: JsonValue) -> ToolsRequest:
     """
     fields = fields_of_truth(ground_truth)
     response = answer_of(response, fields.get("ground_truth"))
-    return validate(ToolsRequest, {**fields, "response": response}, prefix="ground_truth: ")
+    return validate(wire.ToolsRequest, {**fields, "response": response}, prefix="ground_truth: ")

@@ -1,13 +1,13 @@
 """Assembly of the tools service."""
 
-from rewardfleet.tool_use.families import read_families
+from rewardfleet.tool_use.usage import read_families
 from rewardfleet.wire.tools import ToolsRequest, ToolsScore
 from rewardfleet_server.http.app import RewardApp
 from rewardfleet_server.http.routes import Service, run_route
 from rewardfleet_server.http.trainers import TrainerApi
 from rewardfleet_server.run_state import RunState, describe_run_state, open_run_state
 
-from .api import BudgetMetrics, ToolsApi, request_of
+from .api import BudgetMetrics, budget_routes, request_of
 from .budgets import Budgets
 from .scorer import ToolsScorer
 from .settings import ToolsSettings
@@ -39,7 +39,7 @@ def create_app(settings: ToolsSettings, store: RunState | None = None) -> Reward
         bulk=scorer,
         max_batch_fields=_MAX_BATCH_FIELDS,
         routes=lambda engine: [
-            *ToolsApi(engine, budgets, metrics).routes(),
+            *budget_routes(engine, budgets, metrics),
             run_route(engine, state),
             *TrainerApi(engine, ToolsRequest, request_of).routes(),
         ],

@@ -11,21 +11,11 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, model_validator
 
 from rewardfleet.tool_use import update, warning_of
+from rewardfleet.wire import tools as wire
 from rewardfleet.wire.errors import InvalidRequest, NotFound
 from rewardfleet.wire.score import Step
-from rewardfleet.wire.tools import (
-    MAX_SUM,
-    Budget,
-    BudgetCheckpoint,
-    BudgetOptions,
-    BudgetRequest,
-    BudgetUpdate,
-    BudgetUpdateRequest,
-    MultiplierCheckpoint,
-    StepSum,
-)
 from rewardfleet_server.run_state import Call, RunState, Scope, Shape
-from rewardfleet_server.run_state.steps import Ranges, contains, including
+from rewardfleet_server.run_state.values import Ranges, contains, including
 
 #: Names the price of a step; names of parts are in lists.
 _PRICE = "price"
@@ -39,10 +29,10 @@ class _BudgetState(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    options: BudgetOptions  #: as they were sent
-    checkpoint: BudgetCheckpoint  #: the closed steps
+    options: wire.BudgetOptions  #: as they were sent
+    checkpoint: wire.BudgetCheckpoint  #: the closed steps
     open_step: Step | None = None  #: the step of which parts have arrived, or None
-    parts: StepSum = Field(default_factory=StepSum)
+    parts: wire.StepSum = Field(default_factory=wire.StepSum)
     closed: Ranges = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -55,11 +45,11 @@ class _BudgetState(BaseModel):
         sums = [*window.model_dump().values(), *self.parts.model_dump().values()]
         own = multiplier.model_dump(exclude={"past_costs"}).values()
         numbers = [*own, *multiplier.past_costs, *sums]
-        if any(abs(number) > MAX_SUM**2 for number in numbers):
+        if any(abs(number) > wire.MAX_SUM**2 for number in numbers):
             raise ValueError("a sum is too large")
         return self
 
-    def count(self, request: BudgetUpdateRequest) -> bool:
+    def count(self, request: wire.BudgetUpdateRequest) -> bool:
         """Count a request that was not counted before; return whether its step is closed."""
         last, opened = self.checkpoint.step, self.open_step
         newest = last if opened is None else opened
@@ -80,7 +70,7 @@ class _BudgetState(BaseModel):
             return True
         return False
 
-    def _add(self, request: BudgetUpdateRequest) -> None:
+    def _add(self, request: wire.BudgetUpdateRequest) -> None:
         count = request.count or len(request.costs or ())
         self.parts.parts += 1
         self.parts.count += count
@@ -99,11 +89,11 @@ class _BudgetState(BaseModel):
         window.steps += 1
         for name in ("parts", "count", "cost", "task_count", "task"):
             setattr(window, name, getattr(window, name) + getattr(parts, name))
-        self.checkpoint.step, self.open_step, self.parts = self.open_step, None, StepSum()
+        self.checkpoint.step, self.open_step, self.parts = self.open_step, None, wire.StepSum()
         if window.steps < self.options.every:
             return
         mean_cost = window.cost / window.count
-        self.checkpoint = BudgetCheckpoint(
+        self.checkpoint = wire.BudgetCheckpoint(
             multiplier=update(self.options, self.checkpoint.multiplier, mean_cost),
             step=self.checkpoint.step,
             updates=self.checkpoint.updates + 1,
@@ -121,13 +111,13 @@ class _BudgetState(BaseModel):
             "warning": warning_of(self.options, self.checkpoint),
         }
 
-    def answer(self, run: str, step: int, *, closed: bool) -> BudgetUpdate:
-        return BudgetUpdate.model_validate(
+    def answer(self, run: str, step: int, *, closed: bool) -> wire.BudgetUpdate:
+        return wire.BudgetUpdate.model_validate(
             {"run": run, "step": step, "closed": closed, **self._means()}
         )
 
-    def budget(self, run: str) -> Budget:
-        return Budget.model_validate(
+    def budget(self, run: str) -> wire.Budget:
+        return wire.Budget.model_validate(
             {
                 "run": run,
                 "step": self.checkpoint.step,
@@ -150,7 +140,7 @@ class Price(BaseModel):
 
 
 #: What is stored of each run.
-_SHAPE = Shape(TypeAdapter(_BudgetState), TypeAdapter(BudgetUpdate | Price), kept=("options",))
+_SHAPE = Shape(TypeAdapter(_BudgetState), TypeAdapter(wire.BudgetUpdate | Price), kept=("options",))
 
 
 class Budgets:
@@ -174,33 +164,26 @@ class Budgets:
         scope = _scope(run)
         if step is None:
             return transition(await self._store.read(scope, Call(attempt)))[1]
-        price: Price = await self._store.apply_once(
-            scope, step, _PRICE, transition, attempt=attempt, is_slow=False
-        )
-        return price
+        return await self._store.apply_once(scope, step, _PRICE, transition, attempt=attempt)
 
-    async def get(self, run: str) -> Budget:
+    async def get(self, run: str) -> wire.Budget:
         """Return the budget of a run."""
         return _existing(await self._store.read(_scope(run)), run).budget(run)
 
-    async def put(self, run: str, request: BudgetRequest) -> Budget:
+    async def put(self, run: str, request: wire.BudgetRequest) -> wire.Budget:
         """Create a budget, change its options, or resume from a checkpoint."""
 
-        def transition(stored: _BudgetState | None) -> tuple[_BudgetState, Budget]:
+        def transition(stored: _BudgetState | None) -> tuple[_BudgetState, wire.Budget]:
             state = _BudgetState.model_validate(dict(_changed(stored, request)))
             return state, state.budget(run)
 
         restored = request.checkpoint
         step = None if restored is None else (-1 if restored.step is None else restored.step) + 1
-        budget: Budget = await self._store.update(
-            _scope(run),
-            transition,
-            call=Call(request.attempt, step, sets="budget"),
-            forget_outcomes=restored is not None,
+        return await self._store.update(
+            _scope(run), transition, attempt=request.attempt, restored_step=step
         )
-        return budget
 
-    async def update(self, run: str, request: BudgetUpdateRequest) -> BudgetUpdate:
+    async def update(self, run: str, request: wire.BudgetUpdateRequest) -> wire.BudgetUpdate:
         """Count the costs of a part of a step, once.
 
         A request that is sent again gets the answer it got the first time.
@@ -210,12 +193,12 @@ class Budgets:
             InvalidRequest: The step is closed.
         """
 
-        def transition(stored: _BudgetState | None) -> tuple[_BudgetState, BudgetUpdate]:
+        def transition(stored: _BudgetState | None) -> tuple[_BudgetState, wire.BudgetUpdate]:
             state = _existing(stored, run)
             is_closed = state.count(request)
             return state, state.answer(run, request.step, closed=is_closed)
 
-        update: BudgetUpdate = await self._store.apply_once(
+        return await self._store.apply_once(
             _scope(run),
             request.step,
             json.dumps([request.part]),
@@ -223,7 +206,6 @@ class Budgets:
             content=request.model_dump(mode="json", exclude={"attempt"}),
             attempt=request.attempt,
         )
-        return update
 
 
 def _scope(run: str) -> Scope:
@@ -236,16 +218,16 @@ def _existing(stored: _BudgetState | None, run: str) -> _BudgetState:
     return stored
 
 
-def _changed(stored: _BudgetState | None, request: BudgetRequest) -> _BudgetState:
+def _changed(stored: _BudgetState | None, request: wire.BudgetRequest) -> _BudgetState:
     """Return the state after `PUT`."""
-    options = BudgetOptions.model_validate(dict(request), from_attributes=True, extra="ignore")
+    options = wire.BudgetOptions.model_validate(dict(request), from_attributes=True, extra="ignore")
     if request.checkpoint is not None:
         closed = _closed_at(stored, request.checkpoint.step)
         return _BudgetState(options=options, checkpoint=request.checkpoint, closed=closed)
     if stored is None:
         first = request.initial_lambda
-        multiplier = MultiplierCheckpoint(multiplier=first, integral=first)
-        checkpoint = BudgetCheckpoint(multiplier=multiplier)
+        multiplier = wire.MultiplierCheckpoint(multiplier=first, integral=first)
+        checkpoint = wire.BudgetCheckpoint(multiplier=multiplier)
         return _BudgetState(options=options, checkpoint=checkpoint)
     stored.options = options
     return stored

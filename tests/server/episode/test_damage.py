@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -15,7 +16,6 @@ from rewardfleet_server.run_state import open_run_state
 from rewardfleet_server.testing import wait_until
 
 from ...conftest import table
-from ..conftest import RedisServer
 from ..processes import service_process
 from ..tools.conftest import served_tools
 from .conftest import served_episodes
@@ -23,7 +23,6 @@ from .test_redis import adapt, normalize
 from .test_service import add_member, four_items
 
 STRAY = 2**53
-RUN = 'rewardfleet:run-state:["r"]'
 
 #: Valid JSON, of a shape that no service writes.
 WRONG = table("wrong_json")
@@ -67,13 +66,8 @@ def test_stored_json_of_a_wrong_shape_is_the_documented_error(tmp_path: Path, en
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("store", ["sqlite", "redis"])
-def test_a_budget_of_a_wrong_shape_is_the_documented_error(
-    tmp_path: Path, store: str, redis_server: RedisServer
-):
+def test_a_budget_of_a_wrong_shape_is_the_documented_error(tmp_path: Path):
     file = tmp_path / "runs.sqlite"
-    fields = {"run_state": file if store == "sqlite" else redis_server.url}
 
     def calls(service: httpx.Client) -> list[httpx.Response]:
         item = {"response": "", "ground_truth": "<response>1</response>", "run": "r"}
@@ -84,45 +78,18 @@ def test_a_budget_of_a_wrong_shape_is_the_documented_error(
             service.post("/score", json=item),
         ]
 
-    with served_tools(**fields) as service:
+    with served_tools(run_state=file) as service:
         service.put("/budgets/r", json={})
         service.post("/budgets/r/update", json={"step": 1, "part": "a", "costs": [1]})
-        state = stored(file, redis_server)
+        with closing(sqlite3.connect(file)) as db:
+            query = "SELECT value FROM entries WHERE field = 'budget'"
+            state = json.loads(db.execute(query).fetchone()[0])
         changes = ({"open_step": -1}, {"parts": {}}, {"closed": [[2, 1]]}, {"more": 1})
         for wrong in (*WRONG, *(json.dumps(state | change) for change in changes)):
-            if store == "sqlite":
-                write(file, "field = 'budget'", wrong)
-            else:
-                redis_server.client.hset(RUN, "budget", wrong)
+            write(file, "field = 'budget'", wrong)
             for response in calls(service):
                 assert response.status_code == 503, (wrong, response.text)
                 assert "is damaged" in response.json()["detail"]
-
-
-def stored(file: Path, server: RedisServer) -> dict:
-    if not file.exists():
-        return json.loads(server.client.hget(RUN, "budget"))
-    with sqlite3.connect(file) as db:
-        (text,) = db.execute("SELECT value FROM entries WHERE field = 'budget'").fetchone()
-    db.close()
-    return json.loads(text)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("patient")
-def test_groups_of_a_wrong_shape_in_redis_are_the_documented_error(redis_server: RedisServer):
-    with served_episodes(run_state=redis_server.url) as service:
-        assert [each.status_code for each in use_everything(service)] == [200] * 10 + [422]
-        keys = [key for key in redis_server.client.scan_iter() if b"[" in key]
-        for new, wrong in enumerate(WRONG, 1):
-            for key in keys:
-                for field in redis_server.client.hkeys(key):
-                    redis_server.client.hset(key, field, wrong)
-            responses = use_everything(service, new)
-            assert {each.status_code for each in responses} <= {200, 422, 503}
-            problems = [each.json() for each in responses if each.status_code == 503]
-            assert problems
-            assert all("is damaged" in each["detail"] for each in problems)
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])

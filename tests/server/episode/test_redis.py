@@ -44,13 +44,10 @@ def failures(service: httpx.Client) -> list[httpx.Response]:
     return responses
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def replicas(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[httpx.Client]]:
+@pytest.fixture
+def replicas(run_state: str) -> Iterator[list[httpx.Client]]:
     """Two services that share a store."""
-    store = tmp_path / "runs.sqlite"
-    if request.param == "redis":
-        store = request.getfixturevalue("redis_server").url
-    fields = {"run_state": store, "replicas": 2}
+    fields = {"run_state": run_state, "replicas": 2}
     with served_episodes(**fields) as one, served_episodes(**fields) as other:
         yield [one, other]
 

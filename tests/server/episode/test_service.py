@@ -1,7 +1,6 @@
 """The episode service: batches with groups, the state of runs, temperatures, the client."""
 
 import asyncio
-import concurrent.futures
 import os
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from rewardfleet import RewardFleet, blocking, episode_request
 from rewardfleet.wire.episode import (
     EpisodeBatchResponse,
     GroupMemberResponse,
-    TemperaturesResponse,
 )
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.run_state import groups
@@ -50,23 +48,6 @@ def test_results_are_in_order_with_statistics_of_groups(service: httpx.Client):
     ]
     assert parsed.groups[0].mean == pytest.approx(np.mean(scores[:4]))
     assert parsed.groups[0].std == pytest.approx(np.std(scores[:4], ddof=1))
-
-
-@pytest.mark.parametrize(
-    ("form", "expected"),
-    [("reciprocal", 500 / 1012), ("linear", 0.1), ("exponential", np.exp(-3.072)),
-     ("group_best", 100 / 512)],
-)  # fmt: skip
-def test_a_success_beyond_the_step_limit_has_an_efficiency(
-    service: httpx.Client, form: str, expected: float
-):
-    """LIBERO's rollouts end at 512 steps; the original test-time RL divides by 500."""
-    items = four_items()
-    items[1]["steps"] = 512
-    response = post_batch(service, items, options={"efficiency": form})
-    scores = [each["score"] for each in response["results"]]
-    assert scores[1:] == pytest.approx([expected, 0, 0])
-    assert scores[0] > scores[1]
 
 
 def test_a_single_episode(service: httpx.Client):
@@ -267,16 +248,6 @@ def test_running_statistics_count_each_episode_of_a_run_once(tmp_path: Path):
         assert (late.status_code, "too old" in late.json()["detail"]) == (422, True)
 
 
-def test_temperatures_are_spread_evenly(service: httpx.Client):
-    def temperatures(**fields: object) -> list[float]:
-        response = service.post("/temperatures", json=fields).json()
-        return TemperaturesResponse.model_validate(response, extra="forbid").temperatures
-
-    assert temperatures(n=4) == [0.6, 0.7, 0.8, 0.9]
-    assert temperatures(n=1) == [0.6]
-    assert temperatures(n=3, base_temperature=1, temperature_range=0) == [1, 1, 1]
-
-
 @pytest.mark.slow
 def test_each_step_of_a_run_moves_its_temperatures_once(tmp_path: Path):
     file = tmp_path / "runs.sqlite"
@@ -334,47 +305,21 @@ def test_a_complete_group_is_released(tmp_path: Path):
 
 @pytest.mark.slow
 def test_an_incomplete_group_is_released_after_its_wait(service: httpx.Client):
-    fields = {"run": "short", "wait_s": 4}
-    assert not add_member(service, four_items()[0], **fields).json()["released"]
+    """The only member that has arrived of another one abstains."""
+    first, second = four_items()[:2]
+    alone = {"run": "lost", "wait_s": 4, "options": {"normalize": "group_std"}}
+    two = {"run": "short", "wait_s": 4}
+    for fields in (alone, two):
+        assert not add_member(service, first, **fields).json()["released"]
     with blocking.RewardFleet(episode=str(service.base_url)) as fleet:
-        item = episode_request(**four_items()[1])
-        score = fleet.episode.collect(item, run="short", step=1, group_size=3, wait_s=4)
-    assert score.score == pytest.approx(1 / 1.4)
-    response = add_member(service, four_items()[0], **fields).json()
+        scores = [
+            fleet.episode.collect(episode_request(**item), step=1, group_size=3, **fields)
+            for item, fields in ((first, alone), (second, two))
+        ]
+    assert (scores[0].score, scores[0].status, scores[0].keep) == (None, "abstained", False)
+    assert scores[1].score == pytest.approx(1 / 1.4)
+    response = add_member(service, first, **two).json()
     assert (response["released"], response["missing"]) == (True, 1)
-
-
-@pytest.mark.slow
-def test_the_only_member_that_arrived_of_a_group_abstains(service: httpx.Client):
-    fields = {"run": "lost", "wait_s": 4, "options": {"normalize": "group_std"}}
-    response = add_member(service, four_items()[0], **fields).json()
-    assert not response["released"]
-    with blocking.RewardFleet(episode=str(service.base_url)) as fleet:
-        score = fleet.episode.collect(
-            episode_request(**four_items()[0]),
-            run="lost",
-            step=1,
-            group_size=3,
-            wait_s=4,
-            options={"normalize": "group_std"},
-        )
-    assert (score.score, score.status, score.keep) == (None, "abstained", False)
-
-
-def test_a_group_never_exceeds_its_size(service: httpx.Client):
-    """Of members that arrive at the same time, the first are accepted; the others are late."""
-    for turn in range(5):
-        items = [{**four_items()[0], "uid": f"{turn}-{n}"} for n in range(8)]
-        with concurrent.futures.ThreadPoolExecutor(8) as callers:
-            futures = [
-                callers.submit(add_member, service, item, run=f"crowd {turn}", group_size=2)
-                for item in items
-            ]
-            responses = [future.result() for future in futures]
-        accepted = [each.json() for each in responses if each.status_code == 200]
-        assert {each.status_code for each in responses} <= {200, 422}
-        assert {each["group"]["size"] for each in accepted if each["released"]} == {2}
-        assert all(each["missing"] >= 0 for each in accepted) and len(accepted) == 2
 
 
 def test_names_of_groups_and_members_are_never_mixed_up(service: httpx.Client):

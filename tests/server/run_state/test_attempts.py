@@ -20,7 +20,6 @@ from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.up.replicas import Replica, watch
 
 from ...gateways import LOOPBACK, fleet_of
-from ..conftest import RedisServer
 from ..episode.conftest import served_episodes
 from ..tools.conftest import TRUTH, served_tools
 from .test_state import open_file
@@ -74,11 +73,8 @@ def replicas(make: Callable[..., Any], store: object) -> Iterator[list[Service]]
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("key", KEYS)
-@pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_a_repeat_has_the_same_content(key: str, kind: str, request, tmp_path: Path):
+def test_a_repeat_has_the_same_content(key: str, run_state: str):
     make, call = KEYS[key]
-    server: RedisServer = request.getfixturevalue("redis_server")
-    store = tmp_path / "runs.sqlite" if kind == "sqlite" else server.url
 
     def answer(service: Service, content: int, step: int, attempt: str | None = None) -> Any:
         place = {"run": RUN, "step": step, "attempt": attempt}
@@ -94,13 +90,13 @@ def test_a_repeat_has_the_same_content(key: str, kind: str, request, tmp_path: P
             each.pop("timing_ms", None), each.get("provenance", {}).pop("request_id", None)
         return body, response.headers.get(DISCARDED_HEADER)
 
-    with replicas(make, store) as (one, other):
+    with replicas(make, run_state) as (one, other):
         assert one.get("/readyz").json()["run_state"] == other.get("/readyz").json()["run_state"]
         first = [answer(one, 1, step) for step in range(3)]
         for service in (one, other):
             assert [answer(service, 1, step) for step in range(3)] == first
             assert [answer(service, 0, step) for step in range(3)] == ["conflict"] * 3
-    with replicas(make, store) as (one, other):  # after a restart
+    with replicas(make, run_state) as (one, other):  # after a restart
         assert [answer(other, 1, step) for step in range(3)] == first
         again = answer(one, 0, 1, "second")
         assert again[1] == "1", "it says what it has discarded"
@@ -214,7 +210,7 @@ def test_a_batch_of_several_steps_discards_from_the_first():
         assert (failed.status_code, failed.headers.get(DISCARDED_HEADER)) == (422, "3")
 
 
-def test_replicas_with_run_state_of_their_own_are_refused(request, tmp_path: Path):
+def test_replicas_with_run_state_of_their_own_are_refused(tmp_path: Path):
     items = [episode_request(each, group="g", success=each == "a") for each in "ab"]
 
     def use(**where: Any) -> None:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from rewardfleet_server.run_state import RunState
 from rewardfleet_server.tools.app import create_app
 from rewardfleet_server.tools.settings import ToolsSettings
 
@@ -15,8 +14,8 @@ from ...conftest import client_of
 
 
 @contextmanager
-def served_tools(store: RunState | None = None, **settings: object) -> Iterator[httpx.Client]:
-    with client_of(create_app(ToolsSettings(**settings), store)) as client:
+def served_tools(**settings: object) -> Iterator[httpx.Client]:
+    with client_of(create_app(ToolsSettings(**settings))) as client:
         yield client
 
 

@@ -7,10 +7,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import httpx
-import numpy as np
 import pytest
 
-from rewardfleet.tool_use import advantages
 from rewardfleet_server.testing import wait_until
 
 from ...conftest import table
@@ -58,13 +56,6 @@ def test_an_update_of_every_k_steps_uses_the_mean_of_all_their_answers(service: 
     ] * 2
     answer = update(service, "k", 2, costs=[0] * 3)
     assert answer["lambda"] == answer["mean_cost"] == pytest.approx(3 / 6)
-
-
-def test_a_repeated_update_gets_its_first_answer_and_counts_once(service: httpx.Client, run: str):
-    first = update(service, run, 5, costs=[1, 1])
-    update(service, run, 6, costs=[1])
-    assert update(service, run, 5, costs=[1, 1]) == first
-    assert service.get(f"/budgets/{run}").json()["checkpoint"]["updates"] == 2
 
 
 def test_parts_are_weighted_by_their_answers_and_closed_by_a_later_step(
@@ -250,17 +241,11 @@ def send_parts(urls: list[str], steps: int, workers: int) -> None:
             assert sum("'closed': True" in next(iter(each)) for each in by_part.values()) == 1
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def replicas(
-    request: pytest.FixtureRequest, tmp_path: Path, redis_server: RedisServer
-) -> Iterator[list[httpx.Client]]:
+@pytest.fixture
+def replicas(run_state: str) -> Iterator[list[httpx.Client]]:
     """Two services that share a store."""
-    store = (
-        {"run_state": redis_server.url}
-        if request.param == "redis"
-        else {"run_state": tmp_path / "runs.sqlite"}
-    )
-    with served_tools(**store, replicas=2) as one, served_tools(**store, replicas=2) as other:
+    fields = {"run_state": run_state, "replicas": 2}
+    with served_tools(**fields) as one, served_tools(**fields) as other:
         yield [one, other]
 
 
@@ -331,34 +316,3 @@ def test_without_redis_calls_with_a_run_fail_and_count_nothing(redis_server: Red
             redis_server.start()
         wait_until(lambda: service.get("/budgets/r").status_code == 200)
         assert update(service, "r", 1, costs=[0])["lambda"] == 1
-
-
-# Closed loop
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [{}, pytest.param({"controller": "pid"}, marks=pytest.mark.full)],
-    ids=["adaptive", "pid"],
-)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2))])
-def test_the_cost_settles_at_the_budget(service: httpx.Client, options: dict, seed: int):
-    """A policy with one logit per level of difficulty learns from group advantages."""
-    rng = np.random.default_rng(seed)
-    run = f"loop-{options}-{seed}"
-    service.put(f"/budgets/{run}", json={**options, "parts": 1})
-    levels = np.repeat(np.arange(8), 8)
-    succeeds = np.linspace(0.95, 0.05, 8)[levels]  # without a tool; with one, 0.9
-    logits, means = np.zeros(8), []
-    for step in range(1000):
-        probability = (1 / (1 + np.exp(-logits)))[levels]
-        cost = (rng.random(64) < probability).astype(float)
-        correct = rng.random(64) < np.where(cost > 0, 0.9, succeeds)
-        means.append(cost.mean())
-        price = update(service, run, step, costs=cost.tolist())["lambda"]
-        advantage = advantages(correct.astype(float), cost, levels, price)
-        gradient = np.bincount(levels, advantage * (cost - probability)) / 8
-        logits += 0.3 * (gradient - 0.02 * logits)
-    assert np.mean(means[:5]) > 0.4, "the budget is a constraint"
-    assert abs(np.mean(means[-100:]) - 0.3) < 0.02

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from rewardfleet import RewardFleet, tools_request
-from rewardfleet.tool_use.families import read_families
+from rewardfleet.tool_use.usage import read_families
 from rewardfleet.wire.errors import Conflict, InvalidRequest, NotFound
 from rewardfleet.wire.tools import ToolsRequest, ToolsScore
 from rewardfleet_server.scorer import ScoreFields
