@@ -26,7 +26,7 @@ import pytest
 from hypothesis import settings
 
 from rewardfleet.score_log import queue
-from rewardfleet_server.cache.audits import Audits
+from rewardfleet_server.cache.scores import Audits
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.settings import VideoSettings

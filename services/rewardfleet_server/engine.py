@@ -34,8 +34,7 @@ from rewardfleet.wire.score import Score, Status, Timing, abstained
 
 from .admission import Admission
 from .cache import Cache
-from .cache.audits import Audits
-from .cache.scores import CachedScores
+from .cache.scores import Audits, CachedScores
 from .cache.single_flight import SingleFlight
 from .observe.score_log import BatchHeader, ServiceLog
 from .observe.telemetry import RequestContext, Telemetry

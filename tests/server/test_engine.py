@@ -332,7 +332,7 @@ async def test_an_audit_neither_delays_a_cached_score_nor_makes_it_fail(telemetr
 async def test_audits_take_a_small_share_of_the_time(
     telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch, share: float, count: int
 ):
-    monkeypatch.setattr("rewardfleet_server.cache.audits._AUDIT_SHARE", share)
+    monkeypatch.setattr("rewardfleet_server.cache.scores._AUDIT_SHARE", share)
     scripted = engine(telemetry, audit_rate=1.0)
     await scripted.score_item(Item(behavior="scores", key="k"))
     for _ in range(2):

@@ -12,8 +12,7 @@ from rewardfleet.wire.urls import redact
 from rewardfleet_server.settings import CacheSettings, ServerSettings, is_url
 
 from .entry import EntryFormat, read_signing_key
-from .memory import MemoryCache
-from .stored import StoredCache
+from .memory import MemoryCache, StoredCache
 
 _MIB = 2**20
 #: MiB of a cache file in use, which is about a million verdicts; the oldest are evicted first.

@@ -54,8 +54,12 @@ class EntryFormat:
 
     def unpack(self, key: str, entry: object) -> tuple[bytes, float] | None:
         """Return an entry's value and its remaining seconds; None if it is invalid or expired."""
-        content = self._content(key, entry)
-        if content is None:
+        content = b""
+        if isinstance(entry, bytes) and entry[:1] == self._kind:
+            digest, content = entry[1 : 1 + _DIGEST_BYTES], entry[1 + _DIGEST_BYTES :]
+            if not hmac.compare_digest(digest, _digest(self._signing_key, key, content)):
+                content = b""
+        if len(content) <= _TIMES.size:
             self._on_damage()
             self._warning(
                 "an entry of the cache is damaged, or not signed with this service's key; its "
@@ -68,15 +72,6 @@ class EntryFormat:
         if not -ttl_s <= age_s < ttl_s:
             return None
         return content[_TIMES.size :], ttl_s - max(age_s, 0.0)
-
-    def _content(self, key: str, entry: object) -> bytes | None:
-        """Return the times and the value of an entry, None if it is invalid."""
-        if not isinstance(entry, bytes) or entry[:1] != self._kind:
-            return None
-        digest, content = entry[1 : 1 + _DIGEST_BYTES], entry[1 + _DIGEST_BYTES :]
-        if not hmac.compare_digest(digest, _digest(self._signing_key, key, content)):
-            return None
-        return content if len(content) > _TIMES.size else None
 
 
 def _digest(signing_key: bytes, key: str, content: bytes) -> bytes:

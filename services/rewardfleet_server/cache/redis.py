@@ -15,8 +15,7 @@ from rewardfleet_server.system.redis_server import reason_of, unreachable_reason
 from rewardfleet_server.system.threads import run_in_thread
 
 from .entry import EntryFormat
-from .memory import MemoryCache
-from .stored import StoredCache
+from .memory import MemoryCache, StoredCache
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +91,6 @@ class RedisCache(StoredCache):
         await self._execute(entries=[(key, entry, math.ceil(ttl_s * 1000))])
 
     async def aclose(self) -> None:
-        await self._memory.aclose()
         self._circuit_open_until = math.inf
         closing = run_in_thread(self._thread, self._redis.close)
         await asyncio.wait([closing], timeout=_WAIT_SECONDS)
@@ -124,21 +122,19 @@ class RedisCache(StoredCache):
 
     def _round_trip(self, trip: _RoundTrip) -> None:
         try:
-            trip.response = self._send(list(dict.fromkeys(trip.keys)), trip.entries)
+            trip.response = self._sent(trip)
         except Exception as error:  # noqa: BLE001 - whatever a server answers, a cache never fails
             # No request waits for the server in the next seconds.
             log.warning("the shared cache could not be used: %s", reason_of(error))
             self._circuit_open_until = time.monotonic() + _CIRCUIT_SECONDS
             trip.response = {}
 
-    def _send(
-        self, keys: Sequence[str], entries: Sequence[tuple[str, bytes | None, int]]
-    ) -> Mapping[str, bytes]:
-        """Look up keys, and store or delete entries; return what was found."""
+    def _sent(self, trip: _RoundTrip) -> Mapping[str, bytes]:
+        keys = list(dict.fromkeys(trip.keys))
         with self._redis.pipeline(transaction=False) as pipeline:
             if keys:  # values that are not strings are like missing ones
                 pipeline.mget([_PREFIX + key for key in keys])
-            for key, content, ttl_ms in entries:
+            for key, content, ttl_ms in trip.entries:
                 if content is None:
                     pipeline.delete(_PREFIX + key)
                 else:

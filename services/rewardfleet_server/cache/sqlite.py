@@ -11,8 +11,7 @@ from typing import TypeVar
 from rewardfleet_server.system.sqlite_file import Lost, SqliteFile
 
 from .entry import EntryFormat
-from .memory import MemoryCache
-from .stored import StoredCache
+from .memory import MemoryCache, StoredCache
 
 T = TypeVar("T")
 
@@ -132,6 +131,5 @@ class SqliteCache(StoredCache):
             log.error("the cache file is switched off: %s", second)  # noqa: TRY400 - the message has the reason
 
     async def aclose(self) -> None:
-        await self._memory.aclose()
         if self._file is not None:
             self._file.close()
