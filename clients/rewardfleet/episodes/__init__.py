@@ -11,7 +11,6 @@ efficiency([1, 1, 0], [100, 500, 20], 500)  # 0.8333, 0.5, 0
 """
 
 from .aggregate import BatchResult, aggregate, score_episodes
-from .batch import Batch
 from .clustering import dtw_distances, majority_vote, resample, resampled_distances, single_linkage
 from .groups import Grouping, all_equal, leave_one_out, most_diverse, most_efficient, normalize
 from .kinds import Rewards, compute_rewards
@@ -29,7 +28,6 @@ from .temperatures import (
 from .validation import check_episode, validate_batch
 
 __all__ = [
-    "Batch",
     "BatchResult",
     "Grouping",
     "Rewards",

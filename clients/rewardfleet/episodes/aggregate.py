@@ -140,7 +140,7 @@ def _in_equal_group(batch: Batch, statistics: GroupColumns, options: EpisodeOpti
     """Return whether a score is compared within a group whose rewards are all equal, [N]."""
     if options.normalize not in WITHIN_GROUP:
         return np.zeros(len(batch), bool)
-    is_equal: Bools = batch.grouping.broadcast(statistics.all_equal.astype(float)) > 0
+    is_equal: Bools = batch.grouping.broadcast(statistics.all_equal) > 0
     return is_equal & batch.is_normalizable
 
 
@@ -166,8 +166,8 @@ def _filter_rules(
     if drop_equal is None:
         drop_equal = not options.test_time_rl
     if drop_equal:
-        yield "alone", grouping.broadcast((grouping.sizes == 1).astype(float)) > 0
-        yield "all_equal", grouping.broadcast(statistics.all_equal.astype(float)) > 0
+        yield "alone", grouping.broadcast(grouping.sizes == 1) > 0
+        yield "all_equal", grouping.broadcast(statistics.all_equal) > 0
     if options.accuracy_bounds is not None:
         low, high = options.accuracy_bounds
         rate = grouping.broadcast(statistics.success_rate)

@@ -31,13 +31,9 @@ class Grouping:
     @classmethod
     def by_name(cls, names: Sequence[str | None]) -> tuple["Grouping", list[str]]:
         """Return the grouping by name, None for no group, and the names as they first appear."""
-        numbers: dict[str | None, int] = {}
-        codes = [numbers.setdefault(name, len(numbers)) for name in names]
-        named = [name for name in numbers if name is not None]
-        if len(named) < len(numbers):
-            none = numbers[None]
-            codes = [-1 if code == none else code - (code > none) for code in codes]
-        return cls(codes, len(named)), named
+        numbers: dict[str, int] = {}
+        codes = [-1 if name is None else numbers.setdefault(name, len(numbers)) for name in names]
+        return cls(codes, len(numbers)), list(numbers)
 
     def where(self, mask: Bools) -> "Grouping":
         """Return the same groups with only the members in `mask`, [N]."""
@@ -86,12 +82,13 @@ class Grouping:
         np.minimum.at(out, self.codes[self.has_group], values[self.has_group])
         return out
 
-    def broadcast(self, values: Floats) -> Floats:
+    def broadcast(self, values: ArrayLike) -> Floats:
         """Return the value of each episode's group: [G] → [N]; NaN without a group."""
+        numbers = np.asarray(values, float)
         if self._all_have_group:
-            return values[self.codes]
+            return numbers[self.codes]
         out = np.full(len(self.codes), np.nan)
-        out[self.has_group] = values[self.codes[self.has_group]]
+        out[self.has_group] = numbers[self.codes[self.has_group]]
         return out
 
     def by_size(self) -> list[Indices]:
@@ -153,12 +150,12 @@ def _counting(rewards: ArrayLike, grouping: Grouping, mask: ArrayLike) -> tuple[
         raise ValueError(f"rewards: [N] (got {values.shape} for {len(grouping.codes)} episodes)")
     masked = np.broadcast_to(np.asarray(mask, bool), values.shape)
     if not (grouping.has_group.all() and (grouping.sizes > 1).all()):
-        sizes = grouping.broadcast(grouping.sizes.astype(float))
+        sizes = grouping.broadcast(grouping.sizes)
         check((sizes > 1) | ~masked, "a group has two members or more", sizes)
     check(~np.isinf(values) | ~masked, "rewards: finite numbers, or NaN", values)
     scored = grouping.where(masked & ~np.isnan(values))
     if scored is not grouping:  # what is left of a group may be one member
-        scored = scored.where(scored.broadcast(scored.sizes.astype(float)) > 1)
+        scored = scored.where(scored.broadcast(scored.sizes) > 1)
     return values, scored
 
 

@@ -53,17 +53,17 @@ def smoothness(actions: Trajectories) -> Floats:
     Where actions are velocities or position deltas, as in LIBERO, their second difference is the
     jerk of the motion. Source: the acceleration and jerk terms of RLinf's smoothness.
     """
-    return reciprocal(actions.mean(2))
+    return 1 / (1 + actions.mean(2))
 
 
 def low_energy(actions: Trajectories) -> Floats:
     """Return 1/(1 + mean |a(t)|^2), in (0, 1]. Source: control cost of Gymnasium MuJoCo."""
-    return reciprocal(actions.mean(0))
+    return 1 / (1 + actions.mean(0))
 
 
 def short_path(path: Trajectories) -> Floats:
     """Return 1/(1 + sum |p(t+1) - p(t)|), in (0, 1]; path in meters."""
-    return reciprocal(path.total(1, root=True))
+    return 1 / (1 + path.total(1, root=True))
 
 
 def commanded_path(actions: Floats) -> Floats:
@@ -74,8 +74,3 @@ def commanded_path(actions: Floats) -> Floats:
     """
     deltas = actions[:, :3]
     return np.concatenate([np.zeros((1, deltas.shape[1])), np.cumsum(deltas, axis=0)])
-
-
-def reciprocal(cost: Floats) -> Floats:
-    """Return 1/(1 + cost), [N], in (0, 1] for a cost of 0 or more."""
-    return 1 / (1 + cost)

@@ -5,7 +5,7 @@ compared with its group has another member to be compared with.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,12 +91,12 @@ class _Draft:
         #: Groups with a member that is valid, and has no score.
         self.unscored_groups: set[str | None] = set()
 
-    def refuse(self, mask: Bools, reason: Callable[[Any], str]) -> None:
-        """Refuse the episodes in `mask` that are valid so far; `reason` takes the item."""
+    def refuse_all(self, mask: Bools, reason: str) -> None:
+        """Refuse the episodes in `mask` that are valid so far."""
         for index in np.flatnonzero(mask & self.ok).tolist():
-            self.refuse_one(index, reason(self.items[index]))
+            self.refuse(index, reason)
 
-    def refuse_one(self, index: int, reason: str) -> None:
+    def refuse(self, index: int, reason: str) -> None:
         name = str(self.items[index].uid)[:60]
         self.reasons[index] = InvalidRequest(f"item {index} (uid {name!r}): {reason}")
         self.ok[index] = False
@@ -115,7 +115,7 @@ def _check_uids(draft: _Draft) -> None:
     first: dict[str, int] = {}
     for index, uid in enumerate(uids):
         if draft.ok[index] and first.setdefault(uid, index) != index:
-            draft.refuse_one(index, f"the same uid as item {first[uid]}")
+            draft.refuse(index, f"the same uid as item {first[uid]}")
 
 
 def _check_required_fields(draft: _Draft, options: EpisodeOptions) -> None:
@@ -125,8 +125,7 @@ def _check_required_fields(draft: _Draft, options: EpisodeOptions) -> None:
             if not of_kind.any():
                 break
             given = np.logical_or.reduce([draft.columns.has(name) for name in field.split(" or ")])
-            reason = f"{cause} needs {field}"
-            draft.refuse(of_kind & ~given, lambda _, reason=reason: reason)  # type: ignore[misc] # bound now
+            draft.refuse_all(of_kind & ~given, f"{cause} needs {field}")
 
 
 def _requirements(kind: RewardKind, options: EpisodeOptions) -> Iterator[tuple[str, str]]:
@@ -155,21 +154,23 @@ def _requirements(kind: RewardKind, options: EpisodeOptions) -> Iterator[tuple[s
 
 def _check_numbers(draft: _Draft, options: EpisodeOptions) -> None:
     """Check the ranges of scalar fields; a missing one, NaN, is outside of none."""
-    number, refuse = draft.columns.number, draft.refuse
+    number = draft.columns.number
     steps, limit, success = number("steps"), number("max_steps"), number("success")
-    refuse(steps < 0, lambda item: f"steps: 0 or more (got {item.steps:g})")
-    refuse(limit <= 0, lambda item: f"max_steps: above 0 (got {item.max_steps:g})")
-    refuse(limit < 1 / MAX_MAGNITUDE, lambda item: f"max_steps: too small (got {item.max_steps:g})")
-    is_right = np.isnan(success) | (success == 0) | (success == 1)
-    refuse(~is_right, lambda item: f"success: 0 or 1 (got {item.success})")
-    is_negative = number("temperature") < 0
-    refuse(is_negative, lambda item: f"temperature: 0 or above (got {item.temperature:g})")
+    for name, is_wrong, range_ in (
+        ("steps", steps < 0, "0 or more"),
+        ("max_steps", limit <= 0, "above 0"),
+        ("max_steps", limit < 1 / MAX_MAGNITUDE, "too small"),
+        ("success", ~(np.isnan(success) | (success == 0) | (success == 1)), "0 or 1"),
+        ("temperature", number("temperature") < 0, "0 or above"),
+    ):
+        for index in np.flatnonzero(is_wrong & draft.ok).tolist():
+            value = float(getattr(draft.items[index], name))
+            draft.refuse(index, f"{name}: {range_} (got {value:g})")
     for name in ("steps", "max_steps", "episode_reward", "reward_model_score", "temperature"):
-        is_large = np.abs(number(name)) > MAX_MAGNITUDE
-        refuse(is_large, lambda _, name=name: f"{name}: {_NUMBER}")  # type: ignore[misc] # bound now
+        draft.refuse_all(np.abs(number(name)) > MAX_MAGNITUDE, f"{name}: {_NUMBER}")
     if options.normalize == "length":
         is_empty = (steps == 0) & ~draft.columns.is_kind("reward_model")
-        refuse(is_empty, lambda _: "steps: a length to divide by is above 0")
+        draft.refuse_all(is_empty, "steps: a length to divide by is above 0")
 
 
 def _check_lists(draft: _Draft) -> None:
@@ -178,7 +179,7 @@ def _check_lists(draft: _Draft) -> None:
     for index in np.flatnonzero(has_lists & draft.ok).tolist():
         reason = _invalid_list(draft.columns, index, draft.items[index])
         if reason is not None:
-            draft.refuse_one(index, reason)
+            draft.refuse(index, reason)
 
 
 def _invalid_list(columns: Columns, index: int, item: Any) -> str | None:
@@ -209,25 +210,20 @@ def _invalid_list(columns: Columns, index: int, item: Any) -> str | None:
 
 def _check_visual_success(draft: _Draft) -> None:
     """Check video scores. If the video has no score, the episode has its error or abstention."""
-    is_visual = draft.columns.is_kind("visual")
-    if not (is_visual & draft.ok).any():
-        return
-    for index in np.flatnonzero(is_visual & draft.ok).tolist():
-        value = draft.items[index].visual_success
+    for index in np.flatnonzero(draft.columns.is_kind("visual") & draft.ok).tolist():
+        item = draft.items[index]
+        value = item.visual_success
         if isinstance(value, dict):
             try:
                 value = Score.model_validate_json(json.dumps(value, default=float), strict=True)
             except (TypeError, ValueError):
-                draft.refuse_one(index, "visual_success: a number or a Score")
+                draft.refuse(index, "visual_success: a number or a Score")
                 continue
         if isinstance(value, Score) and value.score is None:
             problem = value.error
             draft.fail(index, RewardFleetError.from_problem(problem) if problem else None)
-    score = draft.columns.number("visual_success")
-    draft.refuse(
-        is_visual & ~((score >= 0) & (score <= 1)),
-        lambda item: f"visual_success: in [0, 1] (got {visual_score(item)})",
-    )
+        elif (score := visual_score(item)) is None or not 0 <= score <= 1:
+            draft.refuse(index, f"visual_success: in [0, 1] (got {score})")
 
 
 def _check_widths(draft: _Draft, options: EpisodeOptions) -> None:
@@ -242,7 +238,7 @@ def _check_widths(draft: _Draft, options: EpisodeOptions) -> None:
             continue
         width = draft.columns.trajectory(index, source).shape[1]
         if widths.setdefault(group, width) != width:
-            draft.refuse_one(index, f"{source}: width {width}, but {widths[group]} in its group")
+            draft.refuse(index, f"{source}: width {width}, but {widths[group]} in its group")
 
 
 def _grouped(
@@ -252,24 +248,22 @@ def _grouped(
     grouping, names = _by_name(draft)
     for compared in _comparisons(draft.columns, options):
         others = grouping.where(compared & draft.ok)
-        is_alone = others.broadcast(others.sizes.astype(float)) == 1
+        is_alone = others.broadcast(others.sizes) == 1
+        for index in np.flatnonzero(is_alone).tolist():
+            group = draft.items[index].group
+            if members_missing or group in draft.unscored_groups:
+                draft.fail(index, None)
+            else:
+                reason = f"no other member of group {group[:60]!r} to compare it with"
+                draft.refuse(index, reason)
         if is_alone.any():
-            for index in np.flatnonzero(is_alone).tolist():
-                if members_missing or draft.items[index].group in draft.unscored_groups:
-                    draft.fail(index, None)
-            draft.refuse(
-                is_alone,
-                lambda item: f"no other member of group {item.group[:60]!r} to compare it with",
-            )
             grouping, names = _by_name(draft)
     return grouping, names
 
 
 def _by_name(draft: _Draft) -> tuple[Grouping, list[str]]:
-    names = [item.group for item in draft.items]
-    for index in draft.reasons:
-        names[index] = None
-    return Grouping.by_name(names)
+    items = enumerate(draft.items)
+    return Grouping.by_name([None if n in draft.reasons else item.group for n, item in items])
 
 
 def _comparisons(columns: Columns, options: EpisodeOptions) -> Iterator[Bools]:

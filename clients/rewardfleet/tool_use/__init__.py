@@ -8,19 +8,15 @@ score_answer(response, ground_truth, ToolsOptions()).task
 """
 
 from .advantages import advantages
-from .answer import GroundTruth, ParsedAnswer, ToolCall, parse_answer, parse_ground_truth
+from .answer import GroundTruth, ToolCall, parse_answer, parse_ground_truth
 from .correctness import strict_correctness, strict_format
 from .lagrange import update, warning_of
-from .score import ToolUseReward, score_answer
-from .toolrl import think_length, toolrl_correctness, toolrl_format
-from .usage import Usage, cost_of, family_by_patterns, usage_of
+from .score import score_answer
+from .usage import cost_of, family_by_patterns, usage_of
 
 __all__ = [
     "GroundTruth",
-    "ParsedAnswer",
     "ToolCall",
-    "ToolUseReward",
-    "Usage",
     "advantages",
     "cost_of",
     "family_by_patterns",
@@ -29,9 +25,6 @@ __all__ = [
     "score_answer",
     "strict_correctness",
     "strict_format",
-    "think_length",
-    "toolrl_correctness",
-    "toolrl_format",
     "update",
     "usage_of",
     "warning_of",

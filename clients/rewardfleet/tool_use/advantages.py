@@ -95,11 +95,11 @@ def advantages(
         raise ValueError(f"correct: booleans (got {is_correct.dtype})")
     grouping = grouping.where(scored)
     correct_ones = grouping.where(is_correct & scored)
-    number = correct_ones.broadcast(correct_ones.sizes.astype(float))  # NaN for wrong answers
+    number = correct_ones.broadcast(correct_ones.sizes)  # NaN for wrong answers
     compared = number > 1
     z_cost = normalize(costs, correct_ones.where(compared), by_std=True, mask=compared)
     shift = multiplier / (1 + multiplier) * np.where(compared, z_cost, 0.0)
-    is_mixed = grouping.broadcast((correct_ones.sizes < grouping.sizes).astype(float)) > 0
+    is_mixed = grouping.broadcast(correct_ones.sizes < grouping.sizes) > 0
     limit = np.where(is_mixed, _MAX_COST_SHARE * np.maximum(z_task, 0.0), np.inf)
     return z_task - np.clip(shift, -limit, limit)
 

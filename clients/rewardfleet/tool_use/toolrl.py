@@ -25,7 +25,7 @@ _FORMS = {
 }
 
 
-def toolrl_format(text: str, truth: GroundTruth, options: ToolsOptions, step: int) -> float:
+def format_reward(text: str, truth: GroundTruth, options: ToolsOptions, step: int) -> float:
     """Return the reward of the format: the highest value if the tags are those expected.
 
     The range is [0, 1]; with `schedule_reward` it narrows from [-2, 2] to [-1, 1] over 150 steps,
@@ -48,7 +48,7 @@ def format_range(options: ToolsOptions, step: int) -> tuple[float, float]:
     return low, high
 
 
-def toolrl_correctness(text: str, truth: GroundTruth, options: ToolsOptions, step: int) -> float:
+def correctness(text: str, truth: GroundTruth, options: ToolsOptions, step: int) -> float:
     """Return the reward of the tool calls, in [-3, 3]; 0 if the ground truth has none.
 
     `correct_max1` makes the range [-1, 1], `max1_step30_max3` divides it by 3 before step 30, and
@@ -84,8 +84,8 @@ def _calls(text: str) -> list[Any]:
     return [json.loads(line) for line in content.split("\n")]
 
 
-def toolrl_calls(text: str) -> list[ToolCall]:
-    """Return the calls that `toolrl_correctness` compares, also those within `<think>`."""
+def calls_of(text: str) -> list[ToolCall]:
+    """Return the calls that `correctness` compares, also those within `<think>`."""
     try:
         return [call_of(each) for each in _calls(text)]
     except (ValueError, IndexError, RecursionError):
@@ -145,7 +145,7 @@ def _match(wanted: list[Any], given: list[Any], options: ToolsOptions) -> float:
     return shared / (len(wanted) + len(given) - shared)
 
 
-def toolrl_think(text: str) -> str:
+def think_of(text: str) -> str:
     """Return the text whose length is rewarded: after the last `<think>`."""
     if "<think>" not in text or "</think>" not in text:
         return ""

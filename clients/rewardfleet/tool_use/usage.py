@@ -1,12 +1,17 @@
 """Which tools an answer used, by family, and what that costs."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import translate
 from functools import lru_cache
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from rewardfleet.wire.tools import Family, ToolDescription, ToolsOptions
+from pydantic import TypeAdapter, ValidationError
+
+from rewardfleet.wire.tools import Family, ToolDescription, ToolName, ToolsOptions
+from rewardfleet.wire.validation import format_validation_error
 
 from .answer import ToolCall, by_name
 
@@ -23,6 +28,7 @@ _DEFAULT: _Patterns = (
 _MAX_CHARACTERS = 2_000
 #: A tool that is called by a name longer than this is reported by the beginning of it.
 _MAX_NAME = 200
+_LABELS = TypeAdapter(dict[ToolName, Family])
 
 
 class Usage(NamedTuple):
@@ -42,8 +48,8 @@ def usage_of(
     calls: Sequence[ToolCall],
     options: ToolsOptions,
     labels: Mapping[str, Family],
-    tools: Iterable[ToolDescription] = (),
-    default_labels: Mapping[str, Family] | None = None,
+    tools: Iterable[ToolDescription],
+    default_labels: Mapping[str, Family],
 ) -> Usage:
     """Return the use of tools of an answer.
 
@@ -59,7 +65,7 @@ def usage_of(
         family = (
             labels.get(name)
             or options.families.get(name)
-            or (default_labels or {}).get(name)
+            or default_labels.get(name)
             or family_by_patterns(name, descriptions.get(name, ""), options)
         )
         shown = reported_name(name)
@@ -118,3 +124,27 @@ def cost_of(usage: Usage, options: ToolsOptions) -> float:
         weight: float = getattr(weights, family)
         cost += weight * sum(tools.values()) if options.cost == "calls" else weight
     return cost
+
+
+def read_families(path: Path) -> Mapping[str, Family]:
+    """Return the families of tools in the JSON file of `--tool-families`.
+
+    Raises:
+        ValueError: It cannot be read, or has another form.
+    """
+    try:
+        labels = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_unique)
+        return _LABELS.validate_python(labels)
+    except ValidationError as error:
+        raise ValueError(f"--tool-families {path}: {format_validation_error(error)}") from None
+    except (OSError, ValueError) as error:
+        hint = "give a JSON object of tools and their families"
+        raise ValueError(f"--tool-families {path}: {hint}: {error}") from None
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    labels: dict[str, Any] = {}
+    for tool, family in pairs:
+        if labels.setdefault(tool, family) != family:
+            raise ValueError(f"{tool} is in two families: {labels[tool]} and {family}")
+    return labels

@@ -16,7 +16,7 @@ import openai
 
 from rewardfleet.tls import tls_context
 from rewardfleet.tool_use import family_by_patterns
-from rewardfleet.tool_use.families import read_families
+from rewardfleet.tool_use.usage import read_families
 from rewardfleet.wire.tools import Family, ToolsOptions
 from rewardfleet.wire.validation import validate
 from rewardfleet_router.routes import Route
