@@ -298,11 +298,11 @@ def test_a_schedule_converges_to_its_target():
     schedule = ep.TemperatureSchedule(0.2, 0.1)
     for _ in range(60):
         rate = min(max(1.2 - schedule.base, 0), 1)
-        schedule = schedule.after(ep.success_signal(rate, 0.5))
+        schedule = schedule.after(rate - 0.5)
     assert rate == pytest.approx(0.5, abs=0.02)
     for _ in range(200):
         diversity = schedule.width / 2
-        schedule = schedule.after(ep.diversity_signal(diversity, 0.2))
+        schedule = schedule.after(1 - diversity / 0.2)
     assert diversity == pytest.approx(0.2, abs=0.02)
 
 

@@ -18,10 +18,8 @@ from rewardfleet.episodes import (
     aggregate,
     by_temperature,
     compute_rewards,
-    diversity_signal,
     spread_temperatures,
     success,
-    success_signal,
     validate_batch,
 )
 from rewardfleet.episodes.clustering import cluster_batch
@@ -240,10 +238,10 @@ class RobRewardManager:
         if not valid.any():
             return
         if self._target_success is not None:
-            signal = success_signal(float(labels[valid].mean()), float(self._target_success))
+            signal = float(labels[valid].mean()) - float(self._target_success)
         elif self._target_diversity is not None and result.clusters is not None:
             diversity = float(np.nanmean(result.clusters.diversity))
-            signal = diversity_signal(diversity, float(self._target_diversity))
+            signal = max(1 - diversity / float(self._target_diversity), -1.0)
         else:
             return
         self._signals.append((signal, int(valid.sum())))
@@ -267,7 +265,7 @@ class RobRewardManager:
             metrics["reward/clusters"] = float(result.clusters.counts.mean())
             metrics["reward/majority_ratio"] = float(np.nanmean(result.clusters.majority_ratio))
             metrics["reward/diversity"] = float(np.nanmean(result.clusters.diversity))
-        if result.batch.columns.has("group").any():  # in training
+        if result.batch.has("group").any():  # in training
             metrics["reward/kept"] = float(keep.mean())
             if self._options.vote:
                 metrics["reward/label_accuracy"] = float(is_right.mean())

@@ -17,14 +17,7 @@ from .kinds import Rewards, compute_rewards
 from .motion import Trajectories, commanded_path, low_energy, short_path, smoothness
 from .rewards import by_length, discounted, efficiency, hybrid, shaping, success, visual
 from .running import RunningMeanStd
-from .temperatures import (
-    TemperatureBin,
-    TemperatureSchedule,
-    by_temperature,
-    diversity_signal,
-    spread_temperatures,
-    success_signal,
-)
+from .temperatures import TemperatureBin, TemperatureSchedule, by_temperature, spread_temperatures
 from .validation import check_episode, validate_batch
 
 __all__ = [
@@ -43,7 +36,6 @@ __all__ = [
     "commanded_path",
     "compute_rewards",
     "discounted",
-    "diversity_signal",
     "dtw_distances",
     "efficiency",
     "hybrid",
@@ -62,7 +54,6 @@ __all__ = [
     "smoothness",
     "spread_temperatures",
     "success",
-    "success_signal",
     "validate_batch",
     "visual",
 ]

@@ -89,7 +89,7 @@ def aggregate(
         size=batch.grouping.sizes,
         mean=batch.grouping.mean(values),
         std=batch.grouping.std(values),
-        success_rate=batch.grouping.mean(np.where(batch.ok, batch.columns.number("success"), 0.0)),
+        success_rate=batch.grouping.mean(np.where(batch.ok, batch.number("success"), 0.0)),
         all_equal=groups.all_equal(values, batch.grouping, options.filter.tolerance),
     )
     scores = np.where(batch.ok, _normalized(batch, values, options, running), np.nan)
@@ -123,7 +123,7 @@ def _normalized(
     mask = batch.is_normalizable
     if options.normalize == "length":
         scores = np.full(len(values), np.nan)
-        scores[mask] = by_length(values[mask], batch.columns.number("steps")[mask])
+        scores[mask] = by_length(values[mask], batch.number("steps")[mask])
     elif options.normalize == "running":
         if running is None:
             raise ValueError("normalize: running needs the mean and variance of the run")
@@ -133,7 +133,7 @@ def _normalized(
     else:
         by_std = options.normalize == "group_std"
         scores = groups.normalize(values, batch.grouping, by_std=by_std, mask=mask)
-    return np.where(batch.columns.is_kind("reward_model"), values, scores)
+    return np.where(batch.is_kind("reward_model"), values, scores)
 
 
 def _in_equal_group(batch: Batch, statistics: GroupColumns, options: EpisodeOptions) -> Bools:
@@ -173,7 +173,7 @@ def _filter_rules(
         rate = grouping.broadcast(statistics.success_rate)
         yield "accuracy", (rate < low) | (rate > high)
     if options.select == "efficient":
-        fraction, succeeded = batch.columns.step_fraction, batch.columns.number("success") > 0
+        fraction, succeeded = batch.step_fraction, batch.number("success") > 0
         selected = groups.most_efficient(fraction, succeeded, grouping, options.select_count)
         yield "not_selected", ~selected
     elif options.select == "diverse" and clusters is not None:

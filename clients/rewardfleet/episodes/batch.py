@@ -1,10 +1,9 @@
-"""The columns of a batch: access to its fields, without any rules.
+"""The episodes of a batch: access to their fields, without any rules.
 
 In shapes, N is the number of episodes.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, get_args
@@ -12,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 
 from rewardfleet.wire.episode import RewardKind
-from rewardfleet.wire.errors import RewardFleetError
+from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import Score
 
 from .arrays import Bools, Floats
@@ -25,21 +24,57 @@ NUMBERS = ("success", "steps", "max_steps", "episode_reward", "reward_model_scor
 _KIND_CODES = {kind: code for code, kind in enumerate(get_args(RewardKind))}
 
 
-class Columns:
-    """The fields of N episodes as arrays, each made when it is first used.
+class Batch:
+    """The episodes of a batch: their fields as arrays, each made when it is first used.
+
+    `validate_batch` says which are valid. Nothing changes after that.
 
     Args:
-        items: Objects with the attributes of `EpisodeRequest`; their lists may be arrays.
+        items: N objects with the attributes of `EpisodeRequest`; their lists may be arrays.
+        invalid: By index: why an item is already known to be invalid.
     """
 
-    def __init__(self, items: Sequence[Any]) -> None:
+    grouping: Grouping  #: groups of the valid episodes
+    group_names: list[str]  #: [G]
+
+    def __init__(self, items: Sequence[Any], invalid: Mapping[int, RewardFleetError]) -> None:
         self.items = items
+        self.ok: Bools = np.ones(len(items), bool)  #: [N], whether an episode is valid
+        #: By index: why an episode has no score; None if the judge of its video abstained, it is
+        #: masked, or no other of its group has a score to compare it with.
+        self.reasons: dict[int, RewardFleetError | None] = dict(invalid)
+        self.ok[list(self.reasons)] = False
+        #: Groups with a member that is valid, and has no score.
+        self.unscored_groups: set[str | None] = set()
         self._kinds = np.array([_KIND_CODES[item.kind] for item in items], np.int8)
         self._numbers: dict[str, Floats] = {}
         self._arrays: dict[tuple[str, int], Floats] = {}
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def refuse_all(self, mask: Bools, reason: str) -> None:
+        """Refuse the episodes in `mask`, [N], that are valid so far."""
+        for index in np.flatnonzero(mask & self.ok).tolist():
+            self.refuse(index, reason)
+
+    def refuse(self, index: int, reason: str) -> None:
+        """Refuse an episode."""
+        name = str(self.items[index].uid)[:60]
+        self.reasons[index] = InvalidRequest(f"item {index} (uid {name!r}): {reason}")
+        self.ok[index] = False
+
+    def leave_out(self, index: int, error: RewardFleetError | None) -> None:
+        """Leave out an episode that is valid, and has no score."""
+        self.reasons[index] = error
+        self.ok[index] = False
+        self.unscored_groups.add(self.items[index].group)
+
+    def group(self) -> None:
+        """Group the valid episodes."""
+        items = enumerate(self.items)
+        names = [None if index in self.reasons else item.group for index, item in items]
+        self.grouping, self.group_names = Grouping.by_name(names)
 
     @property
     def kinds(self) -> list[RewardKind]:
@@ -94,26 +129,10 @@ class Columns:
         with np.errstate(divide="ignore", invalid="ignore"):
             return self.number("steps") / self.number("max_steps")
 
-
-@dataclass(frozen=True)
-class Batch:
-    """A validated batch, which nothing changes any more."""
-
-    columns: Columns  #: the fields of all episodes, invalid ones included
-    ok: Bools  #: [N], whether an episode is valid
-    #: By index: why an episode has no score; None if the judge of its video abstained, it is
-    #: masked, or no other of its group has a score to compare it with.
-    reasons: Mapping[int, RewardFleetError | None]
-    grouping: Grouping  #: groups of the valid episodes
-    group_names: list[str]  #: [G]
-
-    def __len__(self) -> int:
-        return len(self.columns)
-
     @cached_property
     def is_normalizable(self) -> Bools:
         """Valid episodes except those of the kind `reward_model`, which are not normalized, [N]."""
-        return self.ok & ~self.columns.is_kind("reward_model")
+        return self.ok & ~self.is_kind("reward_model")
 
 
 def visual_score(item: Any) -> float | None:

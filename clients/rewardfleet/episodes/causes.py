@@ -31,8 +31,8 @@ def causes_of(
     batch = rewards.batch
     found: _Causes = np.full(len(batch), None)
     has_low_reward = batch.ok & (rewards.values < 1)
-    for kind in batch.columns.kinds:
-        mask = has_low_reward & batch.columns.is_kind(kind)
+    for kind in batch.kinds:
+        mask = has_low_reward & batch.is_kind(kind)
         if mask.any():
             found[mask] = _of_kind(kind, rewards, options)[mask]
     found[batch.ok & in_equal_group & (scores == 0)] = EpisodeCause.NO_VARIANCE
@@ -43,7 +43,7 @@ def causes_of(
 
 
 def _of_abstention(batch: Batch, index: int) -> EpisodeCause:
-    item = batch.columns.items[index]
+    item = batch.items[index]
     if item.masked:
         return EpisodeCause.MASKED
     if item.kind == "visual" and visual_score(item) is None:
@@ -63,19 +63,19 @@ def _of_kind(kind: RewardKind, rewards: Rewards, options: EpisodeOptions) -> _Ca
     failed = _failed(kind, rewards, options)
     if failed.any():
         causes[failed] = EpisodeCause.FAILED
-        is_truncated = rewards.batch.columns.step_fraction >= 1
+        is_truncated = rewards.batch.step_fraction >= 1
         causes[failed & is_truncated] = EpisodeCause.TRUNCATED
     return causes
 
 
 def _failed(kind: RewardKind, rewards: Rewards, options: EpisodeOptions) -> Bools:
     """Return whether an episode has not succeeded, where its reward depends on that, [N]."""
-    columns, success = rewards.batch.columns, _figure(rewards, "success")
+    batch, success = rewards.batch, _figure(rewards, "success")
     if kind == "objectives" and options.combine == "gated":
-        success = columns.number("success")
+        success = batch.number("success")
     elif kind in {"shaped", "discounted"}:
-        has_reward = columns.has("episode_reward") | columns.has("step_rewards")
-        success = np.where(has_reward, np.nan, columns.number("success"))
+        has_reward = batch.has("episode_reward") | batch.has("step_rewards")
+        success = np.where(has_reward, np.nan, batch.number("success"))
     failed: Bools = success == 0
     return failed
 

@@ -90,7 +90,7 @@ def _check_cost(batch: Batch, clusters: ClusterOptions) -> None:
     if clusters.distance == "dtw":
         lengths = np.zeros(len(batch))
         for index in np.flatnonzero(grouping.has_group).tolist():
-            lengths[index] = len(batch.columns.trajectory(index, clusters.over))
+            lengths[index] = len(batch.trajectory(index, clusters.over))
         longest = -grouping.minimum(-lengths)
         band = np.maximum(2 * _DTW_WINDOW * longest, 4)
         cells = grouping.sizes * (grouping.sizes - 1) / 2 * longest * np.minimum(band, longest)
@@ -101,8 +101,7 @@ def _check_cost(batch: Batch, clusters: ClusterOptions) -> None:
 def _distances(batch: Batch, members: Indices, clusters: ClusterOptions) -> Floats:
     """Return the distances within groups of one size: [G, S] → [G, S, S]."""
     trajectories = [
-        [batch.columns.trajectory(index, clusters.over) for index in group]
-        for group in members.tolist()
+        [batch.trajectory(index, clusters.over) for index in group] for group in members.tolist()
     ]
     if clusters.distance == "dtw":
         return np.stack([dtw_distances(group) for group in trajectories])

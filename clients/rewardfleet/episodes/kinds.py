@@ -41,8 +41,8 @@ def compute_rewards(batch: Batch, options: EpisodeOptions) -> Rewards:
     components: dict[str, Floats] = {}
     details: dict[str, Floats] = {}
     step_rewards: dict[int, Floats] = {}
-    for kind in batch.columns.kinds:
-        mask = batch.columns.is_kind(kind) & batch.ok
+    for kind in batch.kinds:
+        mask = batch.is_kind(kind) & batch.ok
         if not mask.any():
             continue
         episodes = KindEpisodes(batch, mask)
@@ -70,21 +70,20 @@ class KindEpisodes:
 
     def number(self, name: str) -> Floats:
         """Return a scalar field, [M]."""
-        return self.batch.columns.number(name)[self.mask]
+        return self.batch.number(name)[self.mask]
 
     def arrays(self, name: str) -> list[Floats]:
         """Return a list field of each, M arrays."""
-        return [self.batch.columns.array(index, name) for index in self.indices]
+        return [self.batch.array(index, name) for index in self.indices]
 
     def total_rewards(self) -> Floats:
         """Return the given episode reward, else the sum of the step rewards, [M].
 
         NaN where neither is given. Source: verl-agent, `TrajectoryCollector`.
         """
-        totals, columns = self.number("episode_reward"), self.batch.columns
-        has_steps = columns.has("step_rewards")[self.mask]
+        totals, has_steps = self.number("episode_reward"), self.batch.has("step_rewards")[self.mask]
         for i in np.flatnonzero(np.isnan(totals) & has_steps).tolist():
-            totals[i] = columns.array(self.indices[i], "step_rewards").sum()
+            totals[i] = self.batch.array(self.indices[i], "step_rewards").sum()
         return totals
 
     def terminal_rewards(self) -> Floats:
@@ -150,13 +149,13 @@ def _objectives(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
 
 
 def _shaped(episodes: KindEpisodes, _: EpisodeOptions) -> KindRewards:
-    columns, terminal = episodes.batch.columns, episodes.terminal_rewards()
+    batch, terminal = episodes.batch, episodes.terminal_rewards()
     step_rewards = []
     for total, index in zip(terminal, episodes.indices, strict=True):
-        shaped = rewards.shaping(columns.array(index, "progress"))
+        shaped = rewards.shaping(batch.array(index, "progress"))
         unshaped = np.zeros(len(shaped))
-        if columns.items[index].step_rewards is not None:
-            unshaped = columns.array(index, "step_rewards")
+        if batch.items[index].step_rewards is not None:
+            unshaped = batch.array(index, "step_rewards")
         shaped += unshaped
         shaped[-1] += total - unshaped.sum()  # the rest of the episode reward
         step_rewards.append(shaped)
@@ -172,8 +171,8 @@ def _discounted(episodes: KindEpisodes, options: EpisodeOptions) -> KindRewards:
 def _efficiency_values(episodes: KindEpisodes, options: EpisodeOptions) -> Floats:
     best = np.full(len(episodes.indices), np.nan)
     if options.efficiency == "group_best":
-        batch, fraction = episodes.batch, episodes.batch.columns.step_fraction
-        is_candidate = (batch.columns.number("success") > 0) & ~np.isnan(fraction)
+        batch, fraction = episodes.batch, episodes.batch.step_fraction
+        is_candidate = (batch.number("success") > 0) & ~np.isnan(fraction)
         least = batch.grouping.minimum(np.where(is_candidate, fraction, np.inf))
         best = batch.grouping.broadcast(least)[episodes.mask]
     succeeded, steps, limit = (episodes.number(name) for name in ("success", "steps", "max_steps"))
@@ -186,8 +185,7 @@ def _motion_values(
     """Return a function that applies a formula to the `actions` or the `path` of each episode."""
 
     def compute(episodes: KindEpisodes, _: EpisodeOptions) -> Floats:
-        columns = episodes.batch.columns
-        trajectories = [columns.trajectory(index, source) for index in episodes.indices]
+        trajectories = [episodes.batch.trajectory(i, source) for i in episodes.indices]
         widths = np.array([each.shape[1] for each in trajectories])
         values = np.zeros(len(trajectories))
         for width in np.unique(widths):  # tasks may differ in the width of their actions

@@ -51,34 +51,12 @@ class TemperatureSchedule:
         The factors of opposite signals cancel. A width of 0 stays 0: diversity is not requested.
 
         Args:
-            signal: Clipped to [-1, 1]; above 0 for more exploration, below for less.
+            signal: Clipped to [-1, 1]; above 0 for more exploration, below for less. For instance
+                success rate - target, or 1 - diversity/target.
         """
         factor = math.exp(_RATE * min(max(signal, -1.0), 1.0))
         width = min(max(self.width * factor, _MIN_RANGE), _MAX_RANGE) if self.width else 0.0
         return TemperatureSchedule(min(max(self.base * factor, _MIN_BASE), _MAX_BASE), width)
-
-
-def success_signal(rate: float, target: float) -> float:
-    """Return rate - target, in [-1, 1]: more exploration while the task is easier than intended.
-
-    Args:
-        rate: Success rate of the step, in [0, 1].
-        target: Intended success rate, in [0, 1].
-    """
-    return rate - target
-
-
-def diversity_signal(diversity: float, target: float) -> float:
-    """Return 1 - diversity/target, in [-1, 1]: more exploration while trajectories are similar.
-
-    Args:
-        diversity: Mean distance between two trajectories of a group, 0 or more.
-        target: Intended diversity, above 0, in the same unit.
-
-    Raises:
-        ZeroDivisionError: The target is 0.
-    """
-    return max(1 - diversity / target, -1.0)
 
 
 @dataclass(frozen=True)
@@ -98,8 +76,8 @@ def by_temperature(rewards: Rewards) -> list[TemperatureBin]:
 
     Episodes without a `temperature` are left out.
     """
-    batch, columns = rewards.batch, rewards.batch.columns
-    rounded = np.round(np.clip(columns.number("temperature") * 10, 0, _LAST_BIN))  # 6 for 0.58
+    batch = rewards.batch
+    rounded = np.round(np.clip(batch.number("temperature") * 10, 0, _LAST_BIN))  # 6 for 0.58
     tenths = np.where(batch.ok, rounded, np.nan)
     bins = []
     for tenth in np.unique(tenths[~np.isnan(tenths)]).tolist():
@@ -109,8 +87,8 @@ def by_temperature(rewards: Rewards) -> list[TemperatureBin]:
             TemperatureBin(
                 temperature=f"{tenth / 10:.1f}",
                 episodes=int(in_bin.sum()),
-                success_rate=float(columns.number("success")[in_bin].mean()),
-                steps=float(columns.number("steps")[in_bin].mean()),
+                success_rate=float(batch.number("success")[in_bin].mean()),
+                steps=float(batch.number("steps")[in_bin].mean()),
                 reward_mean=float(values.mean()),
                 reward_variance=float(values.var()),
             )

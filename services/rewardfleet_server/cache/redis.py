@@ -47,8 +47,6 @@ class RedisCache(StoredCache):
 
     Args:
         url: `redis://host:port/number`, or `rediss://` for TLS; it may contain a password.
-        memory: See `StoredCache`.
-        entry_format: Likewise.
 
     Raises:
         ImportError: The `redis` package is not installed.

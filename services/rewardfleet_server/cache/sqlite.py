@@ -49,8 +49,6 @@ class SqliteCache(StoredCache):
     Args:
         path: The database file; its folder must exist.
         max_bytes: Limit on the bytes of the file that are in use.
-        memory: See `StoredCache`.
-        entry_format: Likewise.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def encode_batch(
 
 def results(result: BatchResult, request_id: str | None) -> list[Result]:
     """Return one result per item, in order."""
-    items, ok = result.batch.columns.items, Status.OK
+    items, ok = result.batch.items, Status.OK
     encoded = [
         Result(item.uid, score, ok, keep, BACKEND, cause, components, details)
         for item, score, components, details, keep, cause in zip(

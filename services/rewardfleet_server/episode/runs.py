@@ -115,7 +115,7 @@ async def count_rewards(
     assert header.run is not None  # noqa: S101 - the model ensures both
     assert header.step is not None  # noqa: S101
     batch = rewards.batch
-    names = [digest(str(item.uid)).decode() for item in batch.columns.items]
+    names = [digest(str(item.uid)).decode() for item in batch.items]
     columns = zip(names, rewards.values.tolist(), batch.is_normalizable.tolist(), strict=True)
     counted = {name: reward for name, reward, counts in columns if counts}
 
@@ -174,7 +174,7 @@ async def sample_temperatures(
 
 def _signal(adaptation: wire.TemperatureAdaptation) -> float:
     if adaptation.success_rate is not None:
-        return episodes.success_signal(adaptation.success_rate, adaptation.target_success_rate)
+        return adaptation.success_rate - adaptation.target_success_rate
     assert adaptation.diversity is not None  # noqa: S101 - the model ensures both
     assert adaptation.target_diversity is not None  # noqa: S101
-    return episodes.diversity_signal(adaptation.diversity, adaptation.target_diversity)
+    return 1 - adaptation.diversity / adaptation.target_diversity

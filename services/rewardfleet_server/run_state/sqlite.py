@@ -27,19 +27,6 @@ _TABLE = """CREATE TABLE entries (
     PRIMARY KEY (key, field)
 ) WITHOUT ROWID"""
 
-#: Primary codes of errors that may pass: another process, the disk, permissions.
-_PASSING = {
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_NOMEM,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_INTERRUPT,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_PROTOCOL,
-}
-
 #: What is left where a file was deleted in use.
 _LOST = b"The run-state file that was here was deleted while a service used it.\n"
 
@@ -100,7 +87,9 @@ class SqliteStore:
         try:
             return await self._file.call(transaction)
         except sqlite3.Error as error:
-            if _code(error) not in _PASSING:
+            # Others may pass: another process, the disk, permissions. A missing table does not.
+            is_passing = isinstance(error, sqlite3.OperationalError)
+            if not is_passing or _code(error) == sqlite3.SQLITE_ERROR:
                 raise Unavailable(self._fail(error)) from error
             detail = f"run state cannot be used now: {error}"
             raise Unavailable(detail, retry_after=1) from error
