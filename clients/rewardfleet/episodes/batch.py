@@ -83,11 +83,7 @@ class Batch:
         return [kind for kind, code in _KIND_CODES.items() if code in present]
 
     def is_kind(self, kind: str) -> Bools:
-        """Return whether an episode is of a kind, [N].
-
-        Raises:
-            KeyError: The kind is none of `RewardKind`.
-        """
+        """Return whether an episode is of a kind of `RewardKind`, [N]."""
         same: Bools = self._kinds == _KIND_CODES[kind]
         return same
 

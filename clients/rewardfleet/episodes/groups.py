@@ -23,8 +23,6 @@ class Grouping:
         self.count = count
         self.has_group = self.codes >= 0  #: [N]
         self._all_have_group = bool(self.has_group.all())
-        is_sorted = self._all_have_group and bool((self.codes[1:] >= self.codes[:-1]).all())
-        self._order = None if is_sorted else np.argsort(self.codes, kind="stable")
         #: [G], members of each group.
         self.sizes = np.bincount(self._members(self.codes), minlength=count)
 
@@ -93,8 +91,7 @@ class Grouping:
 
     def by_size(self) -> list[Indices]:
         """Return, for each group size, the members of all groups of that size: [groups, S]."""
-        order = np.arange(len(self.codes)) if self._order is None else self._order
-        order = order[len(order) - int(self.sizes.sum()) :]
+        order = np.argsort(self.codes, kind="stable")[len(self.codes) - int(self.sizes.sum()) :]
         starts = np.cumsum(self.sizes) - self.sizes
         return [
             order[starts[self.sizes == size][:, None] + np.arange(size)]

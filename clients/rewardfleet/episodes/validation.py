@@ -69,8 +69,7 @@ def check_episode(item: Any, options: EpisodeOptions) -> None:
     alone = {"normalize": "none"} if options.normalize in WITHIN_GROUP else {}
     if options.combine == "normalized":
         alone["combine"] = "sum"
-    batch = validate_batch([item], options.model_copy(update=alone) if alone else options)
-    reason = batch.reasons.get(0)
+    reason = validate_batch([item], options.model_copy(update=alone)).reasons.get(0)
     has_its_own = isinstance(item.visual_success, Score)  # the failure of its video is its result
     if isinstance(reason, InvalidRequest) and not has_its_own:
         raise reason

@@ -39,10 +39,6 @@ class Usage(NamedTuple):
     #: How many calls of each tool, by family and name.
     by_family: dict[Family, dict[str, int]]
 
-    def used(self, family: Family) -> bool:
-        """Return whether a tool of a family was called."""
-        return family in self.by_family
-
 
 def usage_of(
     calls: Sequence[ToolCall],
@@ -98,14 +94,10 @@ def family_by_patterns(name: str, description: str, options: ToolsOptions) -> Fa
 def _matched(text: str, patterns: _Patterns | None) -> Family | None:
     """Return the first family of which a pattern matches a text that is not empty."""
     for family, globs in _DEFAULT if patterns is None else patterns:
-        if text and globs and _compiled(globs).match(text):
+        pattern = "|".join(map(translate, globs))
+        if text and globs and re.match(pattern, text, re.IGNORECASE):
             return family
     return None
-
-
-@lru_cache(maxsize=256)
-def _compiled(globs: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(translate, globs)), re.IGNORECASE)
 
 
 def cost_of(usage: Usage, options: ToolsOptions) -> float:

@@ -191,8 +191,9 @@ class EpisodeApi:
                 response, released = await add_member(self._store, request, context.request_id)
             logged: list[Any] = []  # kept together: the scores depend on each other
             if released is not None:
-                self._metrics.observe(episodes.by_temperature(released.rewards))
-                logged = [*zip(released.items, released.results, strict=True)]
+                rewards, scores = released
+                self._metrics.observe(episodes.by_temperature(rewards))
+                logged = [*zip(rewards.batch.items, scores, strict=True)]
             results = [response["result"]] if response["released"] else []
             scored = [each for each in results if each["score"] is not None]
             return ScoredBatch(

@@ -7,7 +7,7 @@ hold no permits while their group is incomplete, and groups cannot block each ot
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
@@ -36,12 +36,8 @@ _STATISTICS, _TEMPERATURES = (
 )
 
 
-class Released(NamedTuple):
-    """A group that was just released: its members in the same order everywhere."""
-
-    rewards: Rewards
-    items: list[wire.EpisodeRequest]
-    results: list[dict[str, Any]]  #: an `EpisodeScore` of each, as plain values
+#: The members of a group that was just released, and an `EpisodeScore` of each as plain values.
+Released = tuple[Rewards, list[dict[str, Any]]]
 
 
 async def add_member(
@@ -67,7 +63,7 @@ async def add_member(
         result = episodes.aggregate(rewards, options)
         results = msgspec.to_builtins(encode.results(result, request_id))
         stats = next(iter(encode.group_stats(result)), None)
-        return results, stats, Released(rewards, items, results)
+        return results, stats, (rewards, results)
 
     group, result, released = await add_to_group(
         state,

@@ -162,15 +162,11 @@ async def add_to_group(
 def _release(
     tx: Transaction, key: GroupKey, group: Group, score: Score[T]
 ) -> tuple[dict[str, JsonValue], T]:
-    """Replace the members of an open group by their results; return those by uid.
-
-    Raises:
-        Unavailable: Some members are missing, e.g. because the server evicted them.
-    """
+    """Replace the members of an open group by their results; return those by uid."""
     tx.expect((key.members, None), (key.scope.key, GROUPS))
     members = sorted(each for each in tx.fields(key.members).items() if each[0] != WHOLE)
     if len(members) != group.arrived:
-        raise Damaged(key.scope)
+        raise Damaged(key.scope)  # e.g. because the server evicted some
     sent, values = zip(*(split(key.scope, text) for _, text in members), strict=True)
     results, group.stats, released = score(group, [load(key.scope, each) for each in values])
     group.missing = group.size - len(members)

@@ -170,14 +170,10 @@ class RedisStore:
             seen = changed
 
     async def _read(self, run: str, entries: Sequence[Entry]) -> "_Snapshot":
-        """Return what is stored in entries, at one moment.
-
-        Once more if the connection had been closed, e.g. by a restart, which closes all of the
-        pool.
-        """
+        """Return what is stored in entries, at one moment."""
         try:
             seen = await self._exchange(run, entries, b"?")
-        except self._connection_error:
+        except self._connection_error:  # e.g. of a restart, which closes all of the pool
             await self._redis.connection_pool.disconnect(inuse_connections=False)
             seen = await self._exchange(run, entries, b"?")
         assert seen is not None  # noqa: S101 - no run has this mark
@@ -245,11 +241,7 @@ class _Unread(Exception):
 
 
 def _attempt(batch: Sequence[_Call], seen: _Snapshot) -> tuple[Transaction, list[Any]]:
-    """Run transactions on what was read; return their writes, and the result or failure of each.
-
-    Raises:
-        _Unread: More must be read.
-    """
+    """Run transactions on what was read; return their writes, and the result or failure of each."""
 
     def look_up(entries: Sequence[Entry]) -> list[Found]:
         if missing := [entry for entry in entries if entry not in seen.found]:

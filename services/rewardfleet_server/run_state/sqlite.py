@@ -2,6 +2,7 @@
 
 import logging
 import sqlite3
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TypeVar
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.system.sqlite_file import Lost, SqliteFile
 
-from .store import BUSY_SECONDS, Entry, Found, Scope, Transaction, Work, machine_seconds
+from .store import BUSY_SECONDS, Entry, Found, Scope, Transaction, Work
 
 T = TypeVar("T")
 
@@ -27,6 +28,9 @@ _TABLE = """CREATE TABLE entries (
     PRIMARY KEY (key, field)
 ) WITHOUT ROWID"""
 
+#: Since the machine was started, suspension included; setting the time does not change it, and all
+#: processes of the machine share it.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS lacks the first
 #: What is left where a file was deleted in use.
 _LOST = b"The run-state file that was here was deleted while a service used it.\n"
 
@@ -115,7 +119,7 @@ def _code(error: sqlite3.Error) -> int:
 def _run(db: sqlite3.Connection, begin: str, work: Work[T]) -> T:
     with db:
         db.execute(begin)
-        tx = Transaction(lambda entries: _look_up(db, entries), machine_seconds())
+        tx = Transaction(lambda entries: _look_up(db, entries), time.clock_gettime(_CLOCK))
         result = work(tx)
         _write(db, tx)
     return result
@@ -145,12 +149,7 @@ def _write(db: sqlite3.Connection, tx: Transaction) -> None:
 
 
 def _open(db: sqlite3.Connection) -> None:
-    """Create the table in a file that is new; check the version, the table and all pages.
-
-    Raises:
-        _DamagedFile: Something is wrong.
-        sqlite3.DatabaseError: The file cannot be read.
-    """
+    """Create the table in a file that is new; check the version, the table and all pages."""
     new: tuple[int, int, list[str]] = (0, 0, [])
     if _description(db) == new:
         with db:
@@ -198,9 +197,6 @@ def _refuse_lost(path: Path) -> None:
 
     Its path has the marker that `_mark_lost` writes, or only its write-ahead log is left, which
     SQLite would discard to create an empty database.
-
-    Raises:
-        _DamagedFile: It is such a file.
     """
     if path.is_file():
         with path.open("rb") as file:

@@ -81,11 +81,7 @@ class RunState:
             await self.aclose()
 
     async def read(self, scope: Scope, call: Call | None = None) -> Any:
-        """Return the state of a scope, or None.
-
-        Raises:
-            Conflict: The attempt of the call has ended.
-        """
+        """Return the state of a scope, or None; see `change`."""
         entry = scope.key, scope.name
         text = await self.change(scope, [entry], lambda tx: tx.get(*entry), call)
         return None if text is None else load(scope, text, scope.shape.state)

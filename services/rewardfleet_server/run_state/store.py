@@ -3,7 +3,6 @@
 The two stores know nothing of steps and groups: those are written once, on top.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -73,15 +72,6 @@ class Damaged(Unavailable):
             f"the run state of run {scope.run[:100]!r} ({scope.name}) is damaged; restore the "
             "store from a backup, or continue under a new name of the run"
         )
-
-
-#: The clock also runs during suspension, and all processes of the machine share it.
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS lacks the first
-
-
-def machine_seconds() -> float:
-    """Return the seconds since the machine was started; setting the time does not change them."""
-    return time.clock_gettime(_CLOCK)
 
 
 class Transaction:

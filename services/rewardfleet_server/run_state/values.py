@@ -54,11 +54,7 @@ def dump(value: Any, adapter: TypeAdapter[Any] | None = None) -> bytes:
 
 
 def load(scope: Scope, text: bytes, adapter: TypeAdapter[Any] | None = None) -> Any:
-    """Return a stored value.
-
-    Raises:
-        Unavailable: It is not JSON, or has another shape.
-    """
+    """Return a stored value, unless it is damaged: not JSON, or of another shape."""
     try:
         if adapter is None:
             return msgspec.json.decode(text)
@@ -85,11 +81,7 @@ def digest(content: Any) -> bytes:
 
 
 def split(scope: Scope, stored: bytes) -> tuple[bytes, bytes]:
-    """Return the digest with which begins what is stored of a call, and the rest.
-
-    Raises:
-        Unavailable: There is no digest.
-    """
+    """Return the digest with which begins what is stored of a call, and the rest."""
     known = stored[: 2 * _DIGEST_BYTES]
     if len(known) < 2 * _DIGEST_BYTES or not known.isalnum():
         raise Damaged(scope)
@@ -105,7 +97,6 @@ def same(scope: Scope, stored: bytes, sent: bytes, what: str) -> bytes:
 
     Raises:
         Conflict: Another content was sent the first time.
-        Unavailable: There is no digest.
     """
     known, rest = split(scope, stored)
     if known != sent:
@@ -175,11 +166,7 @@ def scopes_with_steps(run: str, fields: Iterable[str]) -> list[Scope]:
 
 
 def load_steps(scope: Scope, text: bytes | None) -> StepLog:
-    """Return the stored steps of a scope.
-
-    Raises:
-        Unavailable: They are damaged.
-    """
+    """Return the stored steps of a scope, unless they are damaged."""
     if text is None:
         return StepLog([], [])
     try:
@@ -198,7 +185,6 @@ def enter_step(
 
     Raises:
         InvalidRequest: The step was deleted: applying it again would count it twice.
-        Unavailable: What is stored is damaged.
     """
     outcomes = scope.step_key(step)
     log = load_steps(scope, tx.get(scope.key, scope.steps_field))

@@ -40,15 +40,12 @@ class ToolsScorer:
         upload: AnonymousFile | None = None,  # noqa: ARG002 - this service accepts none
     ) -> ScoringPlan[ToolsScore]:
         async def compute(_: float | None) -> ToolsScore:
-            price = None
-            if request.run is not None:
-                price = await self._budgets.price(request.run, request.step, request.attempt)
-            timing = Timing()
+            score, timing = await self.prepare([request]), Timing()
             with stage(timing, "backend"):
                 if len(request.response or "") + len(request.ground_truth) <= _SHORT_ANSWER:
-                    fields = self.score(request, price)
+                    fields = score(request)
                 else:
-                    fields = await asyncio.to_thread(self.score, request, price)
+                    fields = await asyncio.to_thread(score, request)
             return ToolsScore.model_validate({**fields, "timing_ms": timing})
 
         return ScoringPlan(self.backend, compute)
@@ -116,8 +113,8 @@ class ToolsScorer:
             "details": details,
             "backend": self.backend,
             "used_any_tool": usage.calls > 0,
-            "used_search": usage.used("search"),
-            "used_calculate": usage.used("calculate"),
+            "used_search": "search" in usage.by_family,
+            "used_calculate": "calculate" in usage.by_family,
             "calls": usage.calls,
             "repeats": usage.repeats,
             "dialect": reward.answer.dialect,
