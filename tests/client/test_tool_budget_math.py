@@ -173,10 +173,6 @@ def test_a_missed_budget_is_reported(options, cost: float, updates: int, warning
     assert warning is None or warning in found
 
 
-def updates_until_below(limit: float, values: list[float]) -> int:
-    return next(index for index, value in enumerate(values) if value < limit)
-
-
 @pytest.mark.parametrize(
     "controller", [DUAL_ASCENT, PID, options_of(kp=5.0, kd=2.0, error_smoothing=0.9)]
 )
@@ -184,7 +180,7 @@ def test_a_long_violation_does_not_delay_the_fall_of_the_multiplier(controller: 
     """Without anti-windup the integral is at 85 instead of 10 after 1000 updates."""
     violation, within = [2.0] * 1000, [0.0] * 300
     fall = multipliers(controller, violation + within)[len(violation) :]
-    assert updates_until_below(9.9, fall) <= 15
+    assert min(fall[:16]) < 9.9
 
 
 def test_the_integral_does_not_grow_while_the_other_terms_saturate_the_multiplier():

@@ -181,17 +181,6 @@ async def test_no_flipped_bit_of_an_entry_in_a_file_changes_its_value(
     await cache.aclose()
 
 
-async def test_entries_that_have_changed_places_are_misses(tmp_path: Path):
-    cache = sqlite_cache(tmp_path)
-    for key in "ab":
-        await cache.put(key, key.encode())
-    with closing(sqlite3.connect(tmp_path / "cache.sqlite")) as db, db:
-        db.execute("UPDATE entries SET key = CASE key WHEN 'a' THEN 'b ' ELSE 'a' END")
-        db.execute("UPDATE entries SET key = 'b' WHERE key = 'b '")
-    assert [await cached_value(cache, key) for key in "ab"] == [None, None]
-    await cache.aclose()
-
-
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
 @pytest.mark.parametrize("is_replaced", [False, True])
 async def test_a_file_that_is_deleted_or_replaced_is_opened_again(

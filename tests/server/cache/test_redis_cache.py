@@ -126,20 +126,6 @@ def test_a_batch_is_looked_up_with_few_commands(serve_code: ServeCode, redis_ser
     assert redis_server.client.info("clients")["connected_clients"] == 2, "one besides the test's"
 
 
-def test_a_batch_of_videos_is_looked_up_with_few_commands(
-    serve: Serve, redis_server: RedisServer, frames_request: dict[str, object]
-):
-    client = serve(cache_mb=0, cache=redis_server.url)
-    items = [{**frames_request, "task_text": f"task {n}"} for n in range(100)]
-    items.append({"task_text": "no such file", "video_path": "none.mp4"})
-    redis_server.client.config_resetstat()
-    for cached in (False, True):
-        results = score_batch(client, items)
-        assert [each.get("cached") for each in results[:-1]] == [cached] * 100
-        assert results[-1]["status"] == "error"
-    assert calls(redis_server)["mget"] <= 2 * FEW
-
-
 async def test_a_busy_event_loop_loses_no_entry_and_no_hit(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ):

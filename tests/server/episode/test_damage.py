@@ -118,31 +118,26 @@ def test_a_stray_step_does_not_end_a_run(store: dict[str, object], stray: int):
             assert not add_member(service, four_items()[0], step=step).json()["released"]
         too_old = add_member(service, four_items()[0], step=stray)
         assert (too_old.status_code, too_old.json()["retryable"]) == (422, False)
+    options = {"controller": "dual_ascent", "eta": 1, "budget": 0, "parts": 1}
     with served_tools(**store) as service:
-        options = {"controller": "dual_ascent", "eta": 1, "budget": 0, "parts": 1}
+
+        def part(step: int, name: str = "a") -> httpx.Response:
+            body = {"step": step, "part": name, "costs": [1]}
+            return service.post("/budgets/a/update", json=body)
+
         service.put("/budgets/a", json=options)
-        for count, step in enumerate((1, stray, 2, 3, 4), 1):
-            body = {"step": step, "part": "a", "costs": [1]}
-            assert service.post("/budgets/a/update", json=body).json()["lambda"] == count
+        lambdas = [part(step).json()["lambda"] for step in (1, stray, 2, 3, 4)]
+        assert lambdas == [1, 2, 3, 4, 5]
         for step in (2, stray):  # repeated calls get their answers
-            response = service.post(
-                "/budgets/a/update", json={"step": step, "part": "a", "costs": [1]}
-            )
-            assert response.json()["closed"]
-            part = {"step": step, "part": "late", "costs": [1]}
-            assert service.post("/budgets/a/update", json=part).status_code == 422
-        budget = service.get("/budgets/a").json()
-        assert budget["lambda"] == 5
+            assert part(step).json()["closed"]
+            assert part(step, "late").status_code == 422
+        assert service.get("/budgets/a").json()["lambda"] == 5
         # A checkpoint whose last step is a stray one does not end the run either.
-        service.post("/budgets/a/update", json={"step": stray - 1, "part": "a", "costs": [1]})
+        part(stray - 1)
         checkpoint = service.get("/budgets/a").json()["checkpoint"]
         assert checkpoint["step"] == stray - 1
         service.put("/budgets/a", json={**options, "checkpoint": checkpoint})
-        for step, status in ((4, 422), (stray - 1, 422), (5, 200)):
-            response = service.post(
-                "/budgets/a/update", json={"step": step, "part": "a", "costs": [1]}
-            )
-            assert response.status_code == status, response.text
+        assert [part(step).status_code for step in (4, stray - 1, 5)] == [422, 422, 200]
 
 
 @pytest.mark.slow

@@ -45,28 +45,16 @@ def test_an_invalid_episode_does_not_fail_the_others(
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("path", "body", "message"),
     [
-        *table("invalid_batches"),
-        ({"items": [{"uid": str(n)} for n in range(5000)]}, "4096"),
+        *(("/score/batch", *row) for row in table("invalid_batches")),
+        ("/score/batch", {"items": [{"uid": str(n)} for n in range(5000)]}, "4096"),
+        *(("/temperatures", *row) for row in table("invalid_temperatures")),
     ],
-    ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else None,
+    ids=lambda value: json.dumps(value)[:60],
 )
-def test_an_invalid_batch_is_refused(service: httpx.Client, body: dict, message: str):
-    response = service.post("/score/batch", json=body)
-    assert (response.status_code, response.json()["kind"]) == (422, "invalid")
-    assert message in response.json()["detail"]
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    table("invalid_temperatures"),
-    ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict | list) else None,
-)
-def test_an_invalid_request_for_temperatures_is_refused(
-    service: httpx.Client, body: object, message: str
-):
-    response = service.post("/temperatures", json=body)
+def test_an_invalid_body_is_refused(service: httpx.Client, path: str, body: object, message: str):
+    response = service.post(path, json=body)
     assert (response.status_code, response.json()["kind"]) == (422, "invalid")
     assert message in response.json()["detail"]
 

@@ -29,33 +29,39 @@ def run(service: httpx.Client, request: pytest.FixtureRequest) -> str:
     return name
 
 
-def test_the_rule_of_dual_ascent(service: httpx.Client, run: str):
-    expected = 0.0
-    for step, costs in enumerate([[1, 1, 0, 0], [0, 0], [0, 0], [1.0], [2, 0, 0]]):
-        answer = update(service, run, step, costs=costs)
-        mean = sum(costs) / len(costs)
-        expected = max(0.0, expected + ETA * (mean - BUDGET))
-        assert answer["lambda"] == pytest.approx(expected)
-        assert answer["mean_cost"] == pytest.approx(mean)
-        assert answer["violation"] == pytest.approx(mean - BUDGET)
-        assert answer["closed"] is True
-    assert service.get(f"/budgets/{run}").json()["lambda"] == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("options", "updates"),
+    [
+        # By step and part: the costs, whether the step is closed then, and the multiplier.
+        ({"eta": 100, "max_lambda": 3, "parts": 1}, [(0, "a", [1], True, 3)]),
+        ({"eta": 1, "budget": 0, "every": 3, "parts": 1},  # the mean of all answers
+         [(0, "a", [1], True, 0), (1, "a", [1, 1], True, 0), (2, "a", [0, 0, 0], True, 0.5)]),
+        ({"eta": 1, "budget": 0, "parts": 3},
+         [(0, part, [1], part == "c", int(part == "c")) for part in "aabc"]),
+        ({"eta": 0.5, "budget": 0.25, "parts": 1},
+         [(0, "a", [1, 1, 0, 0], True, 0.125), (1, "a", [0, 0], True, 0), (2, "a", [0], True, 0),
+          (3, "a", [1.0], True, 0.375), (4, "a", [3, 0, 0], True, 0.75)]),
+    ],
+    ids=["limit", "every third step", "known parts", "dual ascent"],
+)  # fmt: skip
+def test_steps_are_closed_and_change_the_multiplier(service, options: dict, updates: list, request):
+    run = request.node.callspec.id
+    service.put(f"/budgets/{run}", json={**DUAL_ASCENT, **options})
+    for step, part, costs, closed, multiplier in updates:
+        answer = update(service, run, step, part=part, costs=costs)
+        assert (answer["closed"], answer["lambda"]) == (closed, pytest.approx(multiplier))
+        if closed and "every" not in options:
+            mean = sum(costs) / len(costs)
+            assert answer["mean_cost"] == pytest.approx(mean)
+            assert answer["violation"] == pytest.approx(mean - options.get("budget", 0.3))
+    assert service.get(f"/budgets/{run}").json()["lambda"] == pytest.approx(multiplier)
 
 
-def test_the_multiplier_has_a_limit(service: httpx.Client):
-    service.put("/budgets/limit", json={**DUAL_ASCENT, "eta": 100, "max_lambda": 3, "parts": 1})
-    assert update(service, "limit", 0, costs=[1])["lambda"] == 3
-    lower = service.put("/budgets/limit", json={**DUAL_ASCENT, "eta": 100, "max_lambda": 2}).json()
+def test_a_lower_limit_lowers_the_multiplier(service: httpx.Client):
+    service.put("/budgets/lower", json={**DUAL_ASCENT, "eta": 100, "parts": 1})
+    assert update(service, "lower", 0, costs=[1])["lambda"] == 70
+    lower = service.put("/budgets/lower", json={**DUAL_ASCENT, "eta": 100, "max_lambda": 2}).json()
     assert lower["lambda"] == 2
-
-
-def test_an_update_of_every_k_steps_uses_the_mean_of_all_their_answers(service: httpx.Client):
-    service.put("/budgets/k", json={**DUAL_ASCENT, "eta": 1, "budget": 0, "every": 3, "parts": 1})
-    assert [update(service, "k", step, costs=[1] * (step + 1))["lambda"] for step in (0, 1)] == [
-        0
-    ] * 2
-    answer = update(service, "k", 2, costs=[0] * 3)
-    assert answer["lambda"] == answer["mean_cost"] == pytest.approx(3 / 6)
 
 
 def test_parts_are_weighted_by_their_answers_and_closed_by_a_later_step(
@@ -69,14 +75,6 @@ def test_parts_are_weighted_by_their_answers_and_closed_by_a_later_step(
     answer = update(service, run, 1, part="a", costs=[1])
     assert answer["mean_cost"] == 0.75
     assert answer["lambda"] == pytest.approx(ETA * (0.75 - BUDGET))
-
-
-def test_a_known_number_of_parts_closes_the_step(service: httpx.Client):
-    service.put("/budgets/three", json={**DUAL_ASCENT, "eta": 1, "budget": 0, "parts": 3})
-    closed = [update(service, "three", 0, part=part, costs=[1])["closed"] for part in "aab"]
-    assert closed == [False, False, False]
-    last = update(service, "three", 0, part="c", costs=[1])
-    assert (last["closed"], last["lambda"]) == (True, 1)
 
 
 def test_fewer_parts_than_have_arrived_close_the_step_with_the_next_one(service: httpx.Client):

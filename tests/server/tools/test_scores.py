@@ -168,19 +168,23 @@ def test_nan_fails_its_item_only(service: httpx.Client):
     assert "cost_weights.search" in second["error"]["detail"]
 
 
-@pytest.mark.parametrize(("body", "reason"), table("not_batches"))
-def test_what_is_not_a_batch_is_refused(service: httpx.Client, body: object, reason: str):
-    response = service.post("/score/batch", json=body)
+PATTERNS = {"family_patterns": {"search": [f"*{n}*" for n in range(101)]}}
+MANY_PATTERNS = {"response": TRUTH, "ground_truth": TRUTH, "options": PATTERNS}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "reason"),
+    [
+        *(("/score/batch", *row) for row in table("not_batches")),
+        ("/score", MANY_PATTERNS, "at most 100 items"),
+    ],
+)
+def test_what_is_not_a_request_is_refused(
+    service: httpx.Client, path: str, body: object, reason: str
+):
+    response = service.post(path, json=body)
     assert response.status_code == 422
     assert reason in response.json()["detail"]
-
-
-def test_the_number_of_patterns_has_a_limit(service: httpx.Client):
-    options = {"family_patterns": {"search": [f"*{n}*" for n in range(101)]}}
-    body = {"response": TRUTH, "ground_truth": TRUTH, "options": options}
-    answered = service.post("/score", json=body)
-    assert answered.status_code == 422
-    assert "at most 100 items" in answered.json()["detail"]
 
 
 def test_the_score_of_a_run_pays_for_tools(service: httpx.Client):
