@@ -34,27 +34,17 @@ DAY = 86_400
 SKEWS = [60 * DAY, 120, -120, -1_700_000_000]
 
 
-class Clock:
-    """The wall clock of one replica.
-
-    Args:
-        file: Has the seconds by which it is ahead.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.set_ahead(0)
-
-    def set_ahead(self, seconds: float) -> None:
-        new = self.file.with_suffix(".new")
-        new.write_text(str(seconds))
-        new.replace(self.file)
+def set_ahead(clock: Path, seconds: float) -> Path:
+    """Set by how many seconds the wall clock of a replica is ahead."""
+    new = clock.with_suffix(".new")
+    new.write_text(str(seconds))
+    return new.replace(clock)
 
 
 @contextmanager
-def replica(clock: Clock, *flags: str) -> Iterator[httpx.Client]:
+def replica(clock: Path, *flags: str) -> Iterator[httpx.Client]:
     """Start the episode service with a clock of its own."""
-    prefix = (sys.executable, "-c", SHIFTED, str(clock.file))
+    prefix = (sys.executable, "-c", SHIFTED, str(clock))
     with (
         service_process("episode", *flags, prefix=prefix) as (_, url),
         httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
@@ -84,14 +74,14 @@ def test_replicas_with_wrong_clocks_delete_nothing_and_groups_wait_as_long_as_th
     run_state: str, tmp_path: Path
 ):
     """The clock of one is wrong when it starts, that of the other jumps while it runs."""
-    right_clock, clock = Clock(tmp_path / "right"), Clock(tmp_path / "wrong")
+    right_clock, clock = set_ahead(tmp_path / "right", 0), tmp_path / "wrong"
     store = "--run-state", run_state
     with replica(right_clock, *store) as right:
         step(right, "a")
         second = step(right, "a", 2)  # which depends on the first
         add(right, "of all", "a", 600)
         for ahead_s in SKEWS:
-            clock.set_ahead(ahead_s)
+            set_ahead(clock, ahead_s)
             # It looks for old runs with its first change.
             with replica(clock, *store) as wrong:
                 step(wrong, f"b {ahead_s}")
@@ -104,7 +94,7 @@ def test_replicas_with_wrong_clocks_delete_nothing_and_groups_wait_as_long_as_th
                     short = f"{group} short"
                     add(opener, short, "a", 0.2)
                     wait_until(lambda: add(other, short, "a", 0.2)["released"])  # noqa: B023
-            right_clock.set_ahead(ahead_s)
+            set_ahead(right_clock, ahead_s)
             step(right, f"new {ahead_s}")
             assert step(right, "a", 2) == second
             assert not add(right, "of all", "a", 600)["released"]
