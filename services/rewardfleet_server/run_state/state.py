@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -38,8 +37,6 @@ _EARLIER = (
 )
 _SECONDS = TypeAdapter(FiniteFloat)
 _CLOCK = TypeAdapter(tuple[FiniteFloat, FiniteFloat])
-#: Limit on the runs that this process remembers to have changed.
-_MAX_TOUCHED = 10_000
 
 
 class RunState:
@@ -53,7 +50,6 @@ class RunState:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.id: str | None = None  #: of the store, the same in all processes that share it
-        self._touched: dict[str, float] = {}
         self._prune_at = 0.0
         self._pruning: asyncio.Task[None] | None = None
         # registry=None: each service has its own registry, not the global one.
@@ -196,36 +192,29 @@ class RunState:
     ) -> T:
         """Run a transaction on behalf of a run; see `Store.transact`.
 
-        At times, note that the run is changed now, and delete what is too old.
+        If it writes, note that the run is changed now; at times, delete what is too old.
 
         Raises:
             Conflict: The attempt of the call has ended; see `attempts.enter_attempt`.
         """
-        now, run, whole = time.monotonic(), scope.run, (scope.key, WHOLE)
-        is_due = self._touched.get(run, -math.inf) <= now - _INTERVAL_SECONDS
 
-        def noting(tx: Transaction) -> tuple[T, bool, int | None]:
+        def noting(tx: Transaction) -> tuple[T, int | None]:
             discarded = None if call is None else attempts.enter_attempt(tx, scope, call)
             result = work(tx)
-            is_noted = tx.has_writes and (is_due or tx.get(*whole) is None)
-            if is_noted:
+            if tx.has_writes:
                 _note(tx, scope, attempts.first_attempt(call))
-            return result, is_noted, discarded
+            return result, discarded
 
-        expected = [*expected, whole, *(((CLOCK, WHOLE), (RUNS, run)) if is_due else ())]
+        expected = [*expected, (scope.key, WHOLE), (RUNS, scope.run), (CLOCK, WHOLE)]
         with self.failures.count_exceptions(Unavailable):
             if self.id is None:
                 await self.identify()
-            result, is_noted, discarded = await self._store.transact(scope, expected, noting)
+            result, discarded = await self._store.transact(scope, expected, noting)
         if discarded is not None:
-            log.warning("run %r began again: steps from %d on were discarded", run, discarded)
+            log.warning("run %r began again: steps from %d on were discarded", scope.run, discarded)
             if request := REQUEST.get(None):
                 request.discarded_from = discarded
-        if is_noted:
-            if len(self._touched) >= _MAX_TOUCHED:
-                self._touched.clear()
-            self._touched[run] = now
-        if now >= self._prune_at:
+        if (now := time.monotonic()) >= self._prune_at:
             self._prune_at = now + _INTERVAL_SECONDS
             self._pruning = asyncio.create_task(self._prune())
         return result
@@ -276,12 +265,15 @@ class RunState:
 
 
 def _note(tx: Transaction, scope: Scope, attempt: bytes) -> None:
-    """Store that a run is changed now, and its first attempt."""
-    known = tx.get(scope.key, WHOLE)
-    if (known is None) != (tx.get(RUNS, scope.run) is None):
+    """Store that a run is changed now, to the hour, and its first attempt."""
+    known, changed_at = tx.get(scope.key, WHOLE), tx.get(RUNS, scope.run)
+    if (known is None) != (changed_at is None):
         raise Damaged(scope)  # e.g. because the server evicted a part of the run
-    tx.put(scope.key, WHOLE, known or attempt)
-    tx.put(RUNS, scope.run, dump(_seconds(tx, scope)))
+    if known is None:
+        tx.put(scope.key, WHOLE, attempt)
+    now = _seconds(tx, scope)
+    if changed_at is None or load(scope, changed_at, _SECONDS) <= now - _INTERVAL_SECONDS:
+        tx.put(RUNS, scope.run, dump(now))
 
 
 def _seconds(tx: Transaction, scope: Scope) -> float:
