@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 
 from rewardfleet.tool_use.advantages import Method, advantages
 from rewardfleet.tool_use.lagrange import update, warning_of
-from rewardfleet.wire.tools import (
-    BudgetCheckpoint,
-    BudgetOptions,
-    MultiplierCheckpoint,
-    PidGains,
-)
+from rewardfleet.wire.tools import BudgetCheckpoint, BudgetOptions, MultiplierCheckpoint, PidGains
 
 DATA = Path(__file__).parents[1] / "data"
 ORACLE = json.loads((DATA / "pid_lagrangian.json").read_text())

@@ -229,10 +229,7 @@ def test_families_by_label_mapping_file_and_patterns_in_this_order():
 def test_patterns_of_a_request_replace_the_built_in_ones():
     options = ToolsOptions(family_patterns={"search": ("CALC*", "?")})
     usage = score_answer(MIXED, TRUTH, options).usage
-    assert usage.by_family == {
-        "other": {"web_search": 1},
-        "search": {"calculator": 2, "x": 1},
-    }
+    assert usage.by_family == {"other": {"web_search": 1}, "search": {"calculator": 2, "x": 1}}
 
 
 @pytest.mark.parametrize(("cost", "weights", "expected"), ANSWERS["costs"])

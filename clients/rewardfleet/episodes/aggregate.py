@@ -149,11 +149,10 @@ def _filter(
 ) -> tuple[Bools, dict[int, DropReason]]:
     """Return which episodes to keep, [N], and by index the first rule that drops an episode."""
     keep, reasons = batch.ok.copy(), {}
-    if not options.final_attempt:  # else nothing can be resampled
-        for reason, dropped in _filter_rules(batch, statistics, clusters, options):
-            indices = np.flatnonzero(dropped & batch.grouping.has_group & keep).tolist()
-            keep[indices] = False
-            reasons.update(dict.fromkeys(indices, reason))
+    for reason, dropped in _filter_rules(batch, statistics, clusters, options):
+        indices = np.flatnonzero(dropped & batch.grouping.has_group & keep).tolist()
+        keep[indices] = False
+        reasons.update(dict.fromkeys(indices, reason))
     return keep, reasons
 
 
@@ -162,10 +161,9 @@ def _filter_rules(
 ) -> Iterator[tuple[DropReason, Bools]]:
     """Yield each rule with the episodes that it drops, [N], in order of precedence."""
     grouping = batch.grouping
-    drop_equal = options.drop_all_equal
-    if drop_equal is None:
-        drop_equal = not options.test_time_rl
-    if drop_equal:
+    if options.final_attempt:  # nothing can be resampled
+        return
+    if not options.test_time_rl if options.drop_all_equal is None else options.drop_all_equal:
         yield "alone", grouping.broadcast(grouping.sizes == 1) > 0
         yield "all_equal", grouping.broadcast(statistics.all_equal) > 0
     if options.accuracy_bounds is not None:

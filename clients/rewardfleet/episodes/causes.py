@@ -54,7 +54,7 @@ def _of_abstention(batch: Batch, index: int) -> EpisodeCause:
 def _of_kind(kind: RewardKind, rewards: Rewards, options: EpisodeOptions) -> _Causes:
     """Return the causes of rewards of a kind that are below 1; meaningless for others, [N]."""
     causes: _Causes = np.empty(len(rewards.batch), object)
-    causes[:] = _LOWERED_BY[kind]
+    causes[:] = _LOWERED_BY.get(kind, EpisodeCause.LOW_REWARD)
     if kind in {"visual", "discounted"}:  # which lower the reward of the environment
         causes[_figure(rewards, "episode") < 1] = EpisodeCause.LOW_REWARD
     if kind == "visual":
@@ -86,15 +86,11 @@ def _figure(rewards: Rewards, name: str) -> Floats:
     return np.where(np.isnan(details), rewards.components.get(name, missing), details)
 
 
-#: What lowers a reward of each kind, unless `_of_kind` finds more.
-_LOWERED_BY: dict[RewardKind, EpisodeCause] = {
+#: What lowers a reward of a kind, unless `_of_kind` finds more; others are just low.
+_LOWERED_BY: dict[str, EpisodeCause] = {
     "success": EpisodeCause.FAILED,
-    "return": EpisodeCause.LOW_REWARD,
-    "reward_model": EpisodeCause.LOW_REWARD,
     "efficiency": EpisodeCause.STEPS_TAKEN,
-    "hybrid": EpisodeCause.LOW_REWARD,
     "visual": EpisodeCause.NOT_FINISHED,
     "objectives": EpisodeCause.LOW_OBJECTIVES,
-    "shaped": EpisodeCause.LOW_REWARD,
     "discounted": EpisodeCause.STEPS_TAKEN,
 }

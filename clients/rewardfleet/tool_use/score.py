@@ -9,14 +9,7 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.tools import Family, ToolDescription, ToolsOptions
 
 from . import toolrl
-from .answer import (
-    MALFORMED,
-    GroundTruth,
-    ParsedAnswer,
-    ToolCall,
-    parse_answer,
-    parse_ground_truth,
-)
+from .answer import MALFORMED, GroundTruth, ParsedAnswer, ToolCall, parse_answer, parse_ground_truth
 from .correctness import MAX_CORRECTNESS, strict_correctness, strict_format
 from .usage import Usage, cost_of, usage_of
 

@@ -176,17 +176,11 @@ def test_a_value_of_another_type_is_a_miss_and_is_replaced(
     (other,) = stored_keys(redis_server)
     score(client, number=2)
     (key,) = set(stored_keys(redis_server)) - {other}
-    redis = redis_server.client
-    for store in (
-        lambda: redis.lpush(key, "x"),
-        lambda: redis.hset(key, "x", "y"),
-        lambda: redis.sadd(key, "x"),
-        lambda: redis.zadd(key, {"x": 1}),
-        lambda: redis.xadd(key, {"x": "y"}),
-    ):
-        redis.delete(key)
-        store()
-        both = [item(1), item(2)]
+    both = [item(1), item(2)]
+    for command in ("LPUSH x", "HSET x y", "SADD x", "ZADD 1 x", "XADD * x y"):
+        name, *arguments = command.split()
+        redis_server.client.delete(key)
+        redis_server.client.execute_command(name, key, *arguments)
         assert [each["cached"] for each in score_batch(client, both)] == [True, False]
         assert [each["cached"] for each in score_batch(client, both)] == [True, True]
     assert "could not be used" not in caplog.text
@@ -208,12 +202,7 @@ def test_a_score_that_cannot_be_one_of_the_item_is_computed_again(
 
 DAMAGED = [b"", b"c", b"s" * 100, b"c" * 100, b"{}", b"null", b"\xff" * 200]
 #: Values with a valid checksum.
-WRONG_VALUES = [
-    b"",
-    b"[" * 100_000,
-    b'{"score": "\\ud800"}',
-    b'{"score": 1e999, "status": "ok"}',
-]
+WRONG_VALUES = [b"", b"[" * 100_000, b'{"score": "\\ud800"}', b'{"score": 1e999, "status": "ok"}']
 
 
 def test_damaged_entries_are_computed_again(serve_code: ServeCode, redis_server: RedisServer):

@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 
 from rewardfleet import RewardFleet, blocking, episode_request
-from rewardfleet.wire.episode import (
-    EpisodeBatchResponse,
-    GroupMemberResponse,
-)
+from rewardfleet.wire.episode import EpisodeBatchResponse, GroupMemberResponse
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.run_state import groups
 

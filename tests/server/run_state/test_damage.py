@@ -23,15 +23,7 @@ from rewardfleet_server.run_state.values import contains, including
 
 from ...conftest import table
 from ..conftest import RedisServer
-from .test_state import (
-    SCOPE,
-    OpenStore,
-    add_one,
-    open_file,
-    open_store,
-    outcome,
-    settings,
-)
+from .test_state import SCOPE, OpenStore, add_one, open_file, open_store, outcome, settings
 
 __all__ = ["open_store", "settings"]  # fixtures
 

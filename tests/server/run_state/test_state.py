@@ -206,9 +206,7 @@ async def test_keys_of_a_run_do_not_expire_and_old_outcomes_are_deleted(
     assert {redis_server.client.ttl(key) for key in redis_server.client.scan_iter()} == {-1}
 
 
-async def test_a_caller_that_waits_no_longer_does_not_end_those_of_others(
-    redis_store: RunState,
-):
+async def test_a_caller_that_waits_no_longer_does_not_end_those_of_others(redis_store: RunState):
     """Calls of one run that arrive while another one is executed are committed together."""
     for cancelled in (0, 3):
         scope = Scope(f"run {cancelled}", "count")
