@@ -99,6 +99,8 @@ def aggregate(
         reward = np.where(batch.ok, values, np.nan)
         components, details = {"normalized": scores}, {**components, **details, "reward": reward}
     keep, drop_reasons = _filter(batch, statistics, clusters, options.filter)
+    is_equal = batch.grouping.broadcast(statistics.all_equal) > 0
+    is_compared = batch.is_normalizable & (options.normalize in WITHIN_GROUP)
     return BatchResult(
         batch=batch,
         scores=scores,
@@ -108,7 +110,7 @@ def aggregate(
         step_rewards=rewards.step_rewards if options.normalize == "none" else {},
         keep=keep,
         drop_reasons=drop_reasons,
-        causes=causes_of(rewards, scores, _in_equal_group(batch, statistics, options), options),
+        causes=causes_of(rewards, scores, is_compared & is_equal, options),
         groups=statistics,
         clusters=clusters,
     )
@@ -134,14 +136,6 @@ def _normalized(
         by_std = options.normalize == "group_std"
         scores = groups.normalize(values, batch.grouping, by_std=by_std, mask=mask)
     return np.where(batch.is_kind("reward_model"), values, scores)
-
-
-def _in_equal_group(batch: Batch, statistics: GroupColumns, options: EpisodeOptions) -> Bools:
-    """Return whether a score is compared within a group whose rewards are all equal, [N]."""
-    if options.normalize not in WITHIN_GROUP:
-        return np.zeros(len(batch), bool)
-    is_equal: Bools = batch.grouping.broadcast(statistics.all_equal) > 0
-    return is_equal & batch.is_normalizable
 
 
 def _filter(

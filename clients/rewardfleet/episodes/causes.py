@@ -10,7 +10,7 @@ from rewardfleet.wire.episode import EpisodeOptions, RewardKind
 from rewardfleet.wire.errors import ErrorKind
 
 from .arrays import Bools, Floats
-from .batch import Batch, visual_score
+from .batch import visual_score
 from .kinds import Rewards
 
 #: Causes, [N].
@@ -38,17 +38,15 @@ def causes_of(
     found[batch.ok & in_equal_group & (scores == 0)] = EpisodeCause.NO_VARIANCE
     causes: list[EpisodeCause | ErrorKind | None] = found.tolist()
     for index, error in batch.reasons.items():
-        causes[index] = _of_abstention(batch, index) if error is None else error.kind
+        item = batch.items[index]
+        if error is not None:
+            causes[index] = error.kind
+        elif item.masked:
+            causes[index] = EpisodeCause.MASKED
+        else:
+            is_visual = item.kind == "visual" and visual_score(item) is None
+            causes[index] = EpisodeCause.VIDEO_ABSTAINED if is_visual else EpisodeCause.ALONE
     return causes
-
-
-def _of_abstention(batch: Batch, index: int) -> EpisodeCause:
-    item = batch.items[index]
-    if item.masked:
-        return EpisodeCause.MASKED
-    if item.kind == "visual" and visual_score(item) is None:
-        return EpisodeCause.VIDEO_ABSTAINED
-    return EpisodeCause.ALONE
 
 
 def _of_kind(kind: RewardKind, rewards: Rewards, options: EpisodeOptions) -> _Causes:

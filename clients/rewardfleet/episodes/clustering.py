@@ -3,7 +3,7 @@
 In shapes, G is the number of groups, S of members of one group, and A the width of a trajectory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,7 +60,12 @@ def cluster_batch(batch: Batch, clusters: ClusterOptions, options: EpisodeOption
         majority_ratio=np.full(group_count, np.nan),
         diversity=np.full(group_count, np.nan),
     )
-    for members in _chunks(batch):
+    chunks = (
+        each[first : first + max(_CHUNK // each.shape[1], 1)]
+        for each in batch.grouping.by_size()
+        for first in range(0, len(each), max(_CHUNK // each.shape[1], 1))
+    )
+    for members in chunks:  # [groups, S], of one size
         size, group = members.shape[1], batch.grouping.codes[members[:, 0]]
         distances = _distances(batch, members, clusters)
         labels = single_linkage(distances, clusters.threshold)
@@ -71,14 +76,6 @@ def cluster_batch(batch: Batch, clusters: ClusterOptions, options: EpisodeOption
         if options.filter.select == "diverse":
             result.is_diverse[members] = most_diverse(distances, options.filter.select_count)
     return result
-
-
-def _chunks(batch: Batch) -> Iterator[Indices]:
-    """Yield the members of all groups in parts, [groups, S], each of groups of one size."""
-    for members in batch.grouping.by_size():
-        step = max(_CHUNK // members.shape[1], 1)
-        for first in range(0, len(members), step):
-            yield members[first : first + step]
 
 
 def _check_cost(batch: Batch, clusters: ClusterOptions) -> None:

@@ -14,7 +14,6 @@ from rewardfleet.wire.episode import MAX_MAGNITUDE, REQUIRED_FIELDS, EpisodeOpti
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import Score
 
-from .arrays import Bools
 from .batch import Batch, visual_score
 from .kinds import OBJECTIVES, PATH
 
@@ -211,7 +210,12 @@ def _check_widths(batch: Batch, options: EpisodeOptions) -> None:
 def _leave_out_alone(batch: Batch, options: EpisodeOptions, members_missing: bool) -> None:
     """Leave out an episode that has no other of its group to be compared with."""
     batch.group()
-    for compared in _comparisons(batch, options):
+    comparisons = []
+    if options.combine == "normalized":  # first: an episode it refuses leaves the next set
+        comparisons.append(batch.is_kind("objectives"))
+    if options.normalize in WITHIN_GROUP:
+        comparisons.append(~batch.is_kind("reward_model"))
+    for compared in comparisons:
         others = batch.grouping.where(compared & batch.ok)
         is_alone = others.broadcast(others.sizes) == 1
         for index in np.flatnonzero(is_alone).tolist():
@@ -223,11 +227,3 @@ def _leave_out_alone(batch: Batch, options: EpisodeOptions, members_missing: boo
                 batch.refuse(index, reason)
         if is_alone.any():
             batch.group()
-
-
-def _comparisons(batch: Batch, options: EpisodeOptions) -> Iterator[Bools]:
-    """Yield each set of episodes that are compared within their groups, [N]."""
-    if options.combine == "normalized":  # first: an episode it refuses leaves the next set
-        yield batch.is_kind("objectives")
-    if options.normalize in WITHIN_GROUP:
-        yield ~batch.is_kind("reward_model")

@@ -45,12 +45,9 @@ class RedisCache(StoredCache):
     If the server is down or slow, requests bypass it. One connection is used, on a thread: what is
     looked up or stored in one turn of the event loop, or during a round trip, is sent together.
 
-    Args:
-        url: `redis://host:port/number`, or `rediss://` for TLS; it may contain a password.
-
     Raises:
         ImportError: The `redis` package is not installed.
-        ValueError: It is not such a URL.
+        ValueError: The URL is none of Redis. The message may contain a part of the password.
     """
 
     _MAX_TTL_SECONDS = 7 * 24 * 3600.0  # entries expire even where the server has room

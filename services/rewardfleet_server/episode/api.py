@@ -61,11 +61,7 @@ class TemperatureMetrics:
                 ("reward_variance", "Reward variance"),
             )
         }
-
-    @property
-    def collectors(self) -> tuple[Any, ...]:
-        """The metrics to register."""
-        return (self.episodes, *self._gauges.values())
+        self.collectors = (self.episodes, *self._gauges.values())  #: the metrics to register
 
     def observe(self, bins: Sequence[TemperatureBin]) -> None:
         """Add the episodes of each temperature to its counter, and set its gauges."""

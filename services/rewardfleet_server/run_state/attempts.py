@@ -4,7 +4,7 @@ The state of a feature before each of its stored steps is stored with the step. 
 this step and later ones, in whatever order they arrive.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,19 +14,7 @@ from rewardfleet.wire.errors import Conflict, RewardFleetError
 
 from .groups import GROUPS, drop_steps
 from .store import Call, Scope, Transaction
-from .values import (
-    RUNS,
-    WHOLE,
-    Ranges,
-    StepLog,
-    applied,
-    digest,
-    dump,
-    load,
-    load_steps,
-    other_content,
-    scopes_with_steps,
-)
+from .values import RUNS, WHOLE, StepLog, applied, digest, dump, load, load_steps, other_content
 
 #: The values of items that count once, by name.
 _ITEMS = TypeAdapter(dict[str, Any])
@@ -34,7 +22,7 @@ _ITEMS = TypeAdapter(dict[str, Any])
 #: The number of attempts that are remembered.
 _MAX_ATTEMPTS = 1000
 #: In place of the attempts of a run that no step has.
-_NO_ATTEMPT = b"-"
+NO_ATTEMPT = b"-"
 #: In place of a state before a step that is not known.
 _UNKNOWN = b"1"
 
@@ -61,17 +49,12 @@ def enter_attempt(tx: Transaction, scope: Scope, call: Call) -> int | None:
         )
     if call.step is None:
         return None
-    if text == _NO_ATTEMPT:
+    if text == NO_ATTEMPT:
         tx.put(scope.key, WHOLE, mine)
         return None
     _discard(tx, scope.run, call.step, call.sets)
     tx.put(scope.key, WHOLE, b" ".join([*known[1 - _MAX_ATTEMPTS :], mine]))
     return call.step
-
-
-def first_attempt(call: Call | None) -> bytes:
-    """Return what is stored as the attempts of a run that a call begins."""
-    return _NO_ATTEMPT if call is None or call.step is None else digest(call.attempt or "")
 
 
 def count_items(
@@ -120,10 +103,16 @@ def apply_to_later(
         tx.put(key, WHOLE, before)
 
 
+def _with_steps(run: str, fields: Iterable[str]) -> list[Scope]:
+    """Return the scopes whose steps are among the fields of a run."""
+    suffix = Scope(run, "").steps_field
+    return [Scope(run, each.removesuffix(suffix)) for each in fields if each.endswith(suffix)]
+
+
 def _discard(tx: Transaction, run: str, step: int, sets: str | None) -> None:
     """Return a run to what it was before a step."""
     fields = tx.fields(Scope(run, "").key)
-    for scope in scopes_with_steps(run, fields):
+    for scope in _with_steps(run, fields):
         log = load_steps(scope, fields[scope.steps_field])
         later = [each for each in log.stored if each >= step]
         has_state = scope.name in fields and scope.name not in {GROUPS, sets}
@@ -136,7 +125,7 @@ def _discard(tx: Transaction, run: str, step: int, sets: str | None) -> None:
                 raise _too_old(run, step)
             tx.put(scope.key, scope.name, _restored(tx, scope, before))
         drop_steps(tx, scope, later)
-        deleted: Ranges = [(a, min(b, step - 1)) for a, b in log.deleted if a < step]
+        deleted = [(a, min(b, step - 1)) for a, b in log.deleted if a < step]
         kept = StepLog([each for each in log.stored if each < step], deleted, log.first)
         tx.put(scope.key, scope.steps_field, msgspec.json.encode(kept))
 
@@ -151,7 +140,7 @@ def forget_steps(tx: Transaction, scope: Scope, first: int = 0) -> None:
 def delete_run(tx: Transaction, run: str) -> None:
     """Delete all that is stored of a run."""
     key = Scope(run, "").key
-    for scope in scopes_with_steps(run, tx.fields(key)):
+    for scope in _with_steps(run, tx.fields(key)):
         forget_steps(tx, scope)
     tx.drop(key)
     tx.put(RUNS, run, None)

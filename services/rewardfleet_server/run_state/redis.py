@@ -71,11 +71,8 @@ end
 class RedisStore:
     """A store in a Redis server. Keys do not expire: the server must not evict them.
 
-    Args:
-        url: `redis://host:port/number`, or `rediss://` for TLS; it may contain a password.
-
     Raises:
-        ValueError: It is not such a URL. The message may contain a part of the password.
+        ValueError: The URL is none of Redis. The message may contain a part of the password.
     """
 
     def __init__(self, url: str) -> None:

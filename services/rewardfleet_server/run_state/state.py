@@ -202,7 +202,7 @@ class RunState:
             discarded = None if call is None else attempts.enter_attempt(tx, scope, call)
             result = work(tx)
             if tx.has_writes:
-                _note(tx, scope, attempts.first_attempt(call))
+                _note(tx, scope, call)
             return result, discarded
 
         expected = [*expected, (scope.key, WHOLE), (RUNS, scope.run), (CLOCK, WHOLE)]
@@ -264,13 +264,14 @@ class RunState:
             log.warning("old run state could not be deleted: %s", error.detail)
 
 
-def _note(tx: Transaction, scope: Scope, attempt: bytes) -> None:
+def _note(tx: Transaction, scope: Scope, call: Call | None) -> None:
     """Store that a run is changed now, to the hour, and its first attempt."""
     known, changed_at = tx.get(scope.key, WHOLE), tx.get(RUNS, scope.run)
     if (known is None) != (changed_at is None):
         raise Damaged(scope)  # e.g. because the server evicted a part of the run
     if known is None:
-        tx.put(scope.key, WHOLE, attempt)
+        begun = None if call is None or call.step is None else digest(call.attempt or "")
+        tx.put(scope.key, WHOLE, begun or attempts.NO_ATTEMPT)
     now = _seconds(tx, scope)
     if changed_at is None or load(scope, changed_at, _SECONDS) <= now - _INTERVAL_SECONDS:
         tx.put(RUNS, scope.run, dump(now))

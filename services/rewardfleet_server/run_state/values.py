@@ -19,7 +19,7 @@ step and does not make the others too old.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Annotated, Any, TypeVar
 
@@ -157,12 +157,6 @@ class StepLog(msgspec.Struct, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         _RANGES.validate_python(self.deleted)
-
-
-def scopes_with_steps(run: str, fields: Iterable[str]) -> list[Scope]:
-    """Return those whose steps are among the fields of a run."""
-    suffix = Scope(run, "").steps_field
-    return [Scope(run, each.removesuffix(suffix)) for each in fields if each.endswith(suffix)]
 
 
 def load_steps(scope: Scope, text: bytes | None) -> StepLog:

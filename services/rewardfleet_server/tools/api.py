@@ -38,11 +38,7 @@ class BudgetMetrics:
         }
         # With the newest step, and whether it is closed.
         self._runs: OrderedDict[str, tuple[int, bool]] = OrderedDict()
-
-    @property
-    def collectors(self) -> tuple[Gauge, ...]:
-        """The metrics to register."""
-        return tuple(self._gauges.values())
+        self.collectors = tuple(self._gauges.values())  #: the metrics to register
 
     def observe(self, budget: wire.Budget | wire.BudgetUpdate) -> None:
         """Set the metrics of a run; of the runs beyond 32, the oldest is left out.

@@ -42,9 +42,9 @@ class _BudgetState(BaseModel):
         window, multiplier = self.checkpoint.window, self.checkpoint.multiplier
         multiplier.multiplier = min(multiplier.multiplier, self.options.max_lambda)
         multiplier.integral = min(multiplier.integral, self.options.max_lambda)
-        sums = [*window.model_dump().values(), *self.parts.model_dump().values()]
-        own = multiplier.model_dump(exclude={"past_costs"}).values()
-        numbers = [*own, *multiplier.past_costs, *sums]
+        numbers = [*multiplier.past_costs]
+        for each in (window, self.parts, multiplier):
+            numbers += each.model_dump(exclude={"past_costs"}).values()
         if any(abs(number) > wire.MAX_SUM**2 for number in numbers):
             raise ValueError("a sum is too large")
         return self
@@ -62,24 +62,20 @@ class _BudgetState(BaseModel):
         if opened is not None and request.step != opened:
             self._close()
         self.open_step = request.step
-        self._add(request)
+        count = request.count or len(request.costs or ())
+        costs = [(request.mean_cost or 0.0) * count] if request.costs is None else request.costs
+        self.parts.parts += 1
+        self.parts.count += count
+        self.parts.cost += sum(costs)
+        if request.mean_task_reward is not None:
+            self.parts.task_count += count
+            self.parts.task += request.mean_task_reward * count
         parts = self.options.parts
         # More than that have arrived if `PUT` reduced their number.
         if parts is not None and self.parts.parts >= parts:
             self._close()
             return True
         return False
-
-    def _add(self, request: wire.BudgetUpdateRequest) -> None:
-        count = request.count or len(request.costs or ())
-        self.parts.parts += 1
-        self.parts.count += count
-        self.parts.cost += (
-            sum(request.costs) if request.costs is not None else (request.mean_cost or 0.0) * count
-        )
-        if request.mean_task_reward is not None:
-            self.parts.task_count += count
-            self.parts.task += request.mean_task_reward * count
 
     def _close(self) -> None:
         """Close the open step, and update the multiplier if it is the last of `every` steps."""
