@@ -15,15 +15,10 @@ EPSILON = 1e-6
 
 
 def check(valid: ArrayLike, requirement: str, values: ArrayLike) -> None:
-    """Raise an error that names the first invalid entry.
+    """Raise a ValueError that names the first entry of `values`, [N], that is not `valid`, [N].
 
     Args:
-        valid: [N].
         requirement: What holds for a valid entry; begins the message.
-        values: [N], shown in the message.
-
-    Raises:
-        ValueError: An entry is invalid.
     """
     is_valid = np.asarray(valid, bool)
     if not is_valid.all():

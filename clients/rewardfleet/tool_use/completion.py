@@ -29,11 +29,9 @@ def answer_of(completion: Any, ground_truth: Any) -> str | None:
 
 
 def _without_added(value: Any, kept: Collection[Any], tool: str = "") -> Any:
-    """Return messages without nulls in the objects that are arguments of calls.
+    """Return messages without nulls in the objects that are arguments of calls to a tool.
 
-    Args:
-        kept: Tools, and names of their arguments, that are null in the right calls.
-        tool: Of the call whose arguments they are.
+    Those are kept of tools, and names of their arguments, that are null in the right calls.
     """
     if isinstance(value, Mapping):
         own = str(value.get("name") or "")  # which a policy wrote: it may be anything

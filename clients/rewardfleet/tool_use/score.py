@@ -104,14 +104,7 @@ def _cause_of(
     full_length: bool,
     is_strict: bool,
 ) -> ToolsCause | None:
-    """Return why a reward is not the highest; None if it is.
-
-    Args:
-        right_format: Whether the reward of the format is the highest.
-        right_calls: Whether the correctness is the highest.
-        full_length: Whether the reward of the length is, or there is none.
-        is_strict: Whether the correctness is that of `strict`.
-    """
+    """Return why a reward is not the highest; None if its format, calls and length are."""
     if right_format and right_calls:
         return None if full_length else ToolsCause.SHORT_THINKING
     if answer.fault or MALFORMED in answer.calls:

@@ -44,11 +44,7 @@ class EntryFormat:
         self._warning = LogThrottle(log)
 
     def pack(self, key: str, value: bytes, ttl_s: float) -> bytes:
-        """Return the entry of a value.
-
-        Args:
-            ttl_s: Its time to live in seconds; infinity for no limit.
-        """
+        """Return the entry of a value, which lives for seconds; infinity for no limit."""
         content = _TIMES.pack(time.time(), ttl_s) + value
         return self._kind + _digest(self._signing_key, key, content) + content
 

@@ -44,12 +44,7 @@ class CachedScores(Generic[ScoreT]):
         self._key_prefix = f"{telemetry.service}:{version}:"
 
     async def get(self, backend: str, policy: CachePolicy[ScoreT]) -> ScoreT | None:
-        """Return the stored score of an item, adapted to it; None if there is none.
-
-        Args:
-            backend: What would score the item.
-            policy: Its keys.
-        """
+        """Return the stored score of an item, adapted to it; None if its backend has none."""
         keys = [self._key_prefix + key for key in policy.lookup_keys]
         values = await self._cache.get_many(keys)
         score = None

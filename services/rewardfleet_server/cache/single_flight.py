@@ -77,11 +77,7 @@ class Memo(Generic[T]):
     bytes: int = field(default=0, init=False)  #: of the keys and values that are kept
 
     async def get(self, key: str, compute: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Return the value of a key, which is computed unless it is kept.
-
-        Raises:
-            Exception: Whatever the computation raises, to each who waits for it.
-        """
+        """Return the value of a key, which is computed unless it is kept; see `SingleFlight.do`."""
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key][0]

@@ -4,6 +4,8 @@ For trainers that call per sample, `POST /groups/members` collects groups member
 sends its episode again until the group is released: when all members have arrived, or when `wait_s`
 has passed since the first one; that request scores it. No request waits for another, so requests
 hold no permits while their group is incomplete, and groups cannot block each other.
+
+For errors see `RunState.apply_once` and `add_to_group`.
 """
 
 from collections.abc import Sequence
@@ -47,9 +49,6 @@ async def add_member(
 
     Returns:
         A `GroupMemberResponse` as plain values, and the group if this request has released it.
-
-    Raises:
-        RewardFleetError: See `add_to_group`.
     """
     key = GroupKey(request.run, request.step, str(request.item.group))
 
@@ -104,9 +103,6 @@ async def count_rewards(
     Each episode of a run is counted once, by (run, step, uid). A batch that is sent again gets the
     statistics it got the first time. Of a batch that overlaps others of its step, only the new
     episodes are counted.
-
-    Raises:
-        RewardFleetError: See `RunState.apply_once`.
     """
     assert header.run is not None  # noqa: S101 - the model ensures both
     assert header.step is not None  # noqa: S101
@@ -139,9 +135,6 @@ async def sample_temperatures(
     """Return the temperatures of n samples, adapted to the step's outcome if it is given.
 
     The store has the schedule of each run, which each step moves once.
-
-    Raises:
-        RewardFleetError: See `RunState.apply_once`.
     """
     schedule = initial = TemperatureSchedule(request.base_temperature, request.temperature_range)
     if (adaptation := request.adapt) is not None:

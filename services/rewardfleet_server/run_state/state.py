@@ -148,7 +148,7 @@ class RunState:
         attempt: str | None = None,
         restored_step: int | None = None,
     ) -> T:
-        """Apply a transition that belongs to no step, e.g. restore a checkpoint.
+        """Apply a transition of no step, e.g. restore a checkpoint; return its outcome.
 
         Repeating the call applies it again: after `Unavailable`, whose cause may be a lost
         response, only transitions that set the state may be repeated.
@@ -159,9 +159,6 @@ class RunState:
             restored_step: The step before which the state was what the transition sets. The
                 outcomes of the scope are deleted in the same transaction: steps that were applied
                 can be applied again. What the state was before earlier steps is not known.
-
-        Returns:
-            The outcome, which is not stored.
 
         Raises:
             ValueError: The new state is not JSON, e.g. contains NaN.
