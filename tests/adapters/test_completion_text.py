@@ -1,5 +1,9 @@
-"""Every adapter reads a completion in the same forms, without the special tokens at its end."""
+"""Every adapter reads a completion in the same forms, without the special tokens at its end.
 
+`tests/third_party` runs the trainers with them.
+"""
+
+import asyncio
 import contextlib
 import json
 import math
@@ -12,7 +16,7 @@ from rewardfleet.adapters import areal, ms_swift, nemo_rl, ray_data, rllm, trl, 
 from rewardfleet.adapters._rows import MissingReward
 from rewardfleet.adapters.ctrl import CritiqueReward
 
-from .conftest import ECHO, SUM, TESTS, UNREACHABLE
+from .conftest import ECHO, SUM, TESTS, UNREACHABLE, install_modules
 
 END = "<|im_end|>\n"
 PARTS = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": SUM}]
@@ -42,7 +46,9 @@ ROW = {"tests": TESTS, "ground_truth": TESTS}
 
 
 async def by_areal(url: str, completion: object, row: dict = ROW, **options: object) -> float:
-    return await areal.reward_function("code", url, **options)("Add.", completion, [], [], **row)
+    reward = areal.reward_function("code", url, **options)
+    assert asyncio.iscoroutinefunction(reward), "else AReaL runs it in a pool, and gives 0 at 15 s"
+    return await reward("Add.", completion, [], [], **row)
 
 
 async def by_ctrl(url: str, completion: object) -> float:
@@ -138,3 +144,17 @@ async def test_a_failure_is_raised_or_a_number_and_never_nan(score, lost_url: st
     assert await score(lost_url, SUM, timeout_s=0.3, on_failure=-1.0) == -1.0
     with pytest.raises(ValueError, match="NaN would (count|spread)"):
         await score(lost_url, SUM, on_failure=math.nan)
+
+
+async def test_areal_logs_what_became_of_a_sample(code_url: str, lost_url: str, monkeypatch):
+    logged: list[dict[str, float]] = []
+    scopes = {"rollout": SimpleNamespace(scalar=lambda **values: logged.append(values))}
+    context = SimpleNamespace(stat_scope=lambda: "rollout")
+    modules = {"areal": {"workflow_context": context}}
+    modules["areal.utils.stats_tracker"] = {"get": scopes.__getitem__}
+    install_modules(monkeypatch, modules)
+    await by_areal(code_url, SUM)
+    await by_areal(lost_url, SUM, timeout_s=0.3, on_failure=-1.0)
+    assert [each["reward/failed"] for each in logged] == [0.0, 1.0]
+    assert [each["reward/abstained"] for each in logged] == [0.0, 0.0]
+    assert all("reward/cached" in each for each in logged)

@@ -4,21 +4,16 @@ import asyncio
 import json
 import math
 import pickle
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
 from rewardfleet import DeadlineExceeded, InvalidRequest, RewardFleet, Unavailable
-from rewardfleet.adapters.ctrl import (
-    CritiqueReward,
-    RevisionQuery,
-    build_revision_messages,
-)
+from rewardfleet.adapters.ctrl import CritiqueReward, RevisionQuery, build_revision_messages
 from rewardfleet_server.testing import wait_until
 
 from ..conftest import DATA, table
-from .conftest import ECHO, SUM, TESTS, requests_to
+from .conftest import ECHO, SUM, TESTS, install_modules, requests_to
 from .standin import CharTokenizer, batch_of
 
 pytestmark = pytest.mark.slow
@@ -40,35 +35,27 @@ def reward_fn(
     return CritiqueReward(fleet, ROWS if rows is None else rows, CharTokenizer(), rules=rules)
 
 
-def test_responses_are_decoded_without_padding_and_special_tokens():
-    batch = batch_of(["a/0", "a/1", "2"], ["Überall ok", "", "x"], pad=4)
-    ids, critiques, lengths = reward_fn("http://127.0.0.1:1").parse_response(batch)
-    assert ids == ["a/0", "a/1", "2"]
-    assert critiques == ["Überall ok", "", "x"]
-    assert lengths == [11, 0, 2], "with the token that ends the text"
-
-
-def test_the_mask_determines_which_tokens_are_valid():
-    """Masked tokens within a response are left out; the length extends to the last valid one."""
-    batch = batch_of(["2"], ["abcd"], pad=1)
-    batch.batch["attention_mask"][0, 3 + 1] = 0
+def test_responses_are_decoded_without_padding_special_and_masked_tokens():
+    """The length extends to the last valid token, which ends the text."""
+    ids, texts = ["a/0", "a/1", "2", "3"], ["Überall ok", "", "x", "abcd"]
+    batch = batch_of(ids, texts, pad=4)
+    batch.batch["attention_mask"][3, 3 + 1] = 0
     parsed = reward_fn("http://127.0.0.1:1").parse_response(batch)
-    assert parsed == (["2"], ["acd"], [5])
+    assert parsed == (ids, ["Überall ok", "", "x", "acd"], [11, 0, 2, 5])
 
 
 def test_queries_are_in_the_order_of_the_ids_and_may_repeat():
     fn = reward_fn("http://127.0.0.1:1")
     queries, samples = fn.parse_query(["2", "a/0", "2"])
-    assert queries == [
-        RevisionQuery("Add.", ECHO),
-        RevisionQuery("Add the numbers.", ECHO),
-        RevisionQuery("Add.", ECHO),
-    ]
+    add = RevisionQuery("Add.", ECHO)
+    assert queries == [add, RevisionQuery("Add the numbers.", ECHO), add]
     assert samples == [ROWS[2], ROWS[0], ROWS[2]]
     with pytest.raises(KeyError, match="a/9"):
         fn.parse_query(["a/9"])
     with pytest.raises(ValueError, match="two have the id '2'"):
         reward_fn("http://127.0.0.1:1", [*ROWS, {**ROWS[0], "id": "2"}])
+    with pytest.raises(ValueError, match="rules: give one of service, original; not 'seed'"):
+        reward_fn("http://127.0.0.1:1", rules="seed")
 
 
 @pytest.mark.parametrize(("code", "critique", "answer", "review"), PROMPTS["service"])
@@ -76,9 +63,8 @@ def test_a_revision_prompt_has_three_turns_that_a_strict_template_accepts(
     code, critique, answer, review
 ):
     messages = build_revision_messages("Print x. ", code, critique)
-    prompt = CharTokenizer().apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True
-    )
+    options = {"tokenize": False, "add_generation_prompt": True}
+    prompt = CharTokenizer().apply_chat_template(messages, **options)
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert messages[0]["content"].startswith("Print x.\n")
     assert messages[1]["content"] == answer
@@ -89,14 +75,12 @@ def test_a_revision_prompt_has_three_turns_that_a_strict_template_accepts(
     assert fn.build_revision_messages(RevisionQuery("Print x. ", code), critique) == messages
 
 
-class Prompts:
-    """Stands in for `ctrl.gen.prompt`, which is the only source of CTRL's wording."""
-
-    def get_prompter(self, kind: str) -> SimpleNamespace:
-        return SimpleNamespace(
-            get_gen_prompt=lambda problem: f"{kind}: solve {problem}",
-            get_revised_prompt_mt=lambda critique: f"{kind}: {critique} Again.",
-        )
+def prompter(kind: str) -> SimpleNamespace:
+    """Stand in for `ctrl.gen.prompt`, which is the only source of CTRL's wording."""
+    return SimpleNamespace(
+        get_gen_prompt=lambda problem: f"{kind}: solve {problem}",
+        get_revised_prompt_mt=lambda critique: f"{kind}: {critique} Again.",
+    )
 
 
 @pytest.mark.parametrize(("code", "answer"), PROMPTS["original"])
@@ -104,9 +88,7 @@ def test_a_row_of_ctrl_gets_ctrls_own_prompt(monkeypatch, code, answer):
     row = {**ROWS[0], "solution": code, "prompter_type": "mbppplus"}
     fn = reward_fn("http://127.0.0.1:1", [row])
     [query], _ = fn.parse_query(["a/0"])
-    for name in ("ctrl", "ctrl.gen"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, "ctrl.gen.prompt", Prompts())
+    install_modules(monkeypatch, {"ctrl.gen.prompt": {"get_prompter": prompter}})
     assert fn.build_revision_messages(query, "<think>No.</think> Bad.") == [
         {"role": "user", "content": "mbppplus: solve Add the numbers."},
         {"role": "assistant", "content": answer},
@@ -140,26 +122,15 @@ async def test_verdicts_and_programs_are_found_by_either_rule(code_url, case):
         assert fn.metrics["reward/failed"] == 0
 
 
-def test_other_rules_are_refused():
-    with pytest.raises(ValueError, match="rules: service or original, not 'seed'"):
-        reward_fn("http://127.0.0.1:1", rules="seed")
-
-
-INVALID_SAMPLES = [
-    ({"tests": {"kind": "stdio", "cases": []}}, "tests"),
-    ({"tests": "{'kind': 'stdio'}"}, "tests"),
-    ({"tests": None}, "tests"),
-    ({"tests": TESTS, "mode": "most"}, "mode"),
-]
-
-
-@pytest.mark.parametrize(("sample", "named"), INVALID_SAMPLES)
 @pytest.mark.parametrize("on_failure", ["raise", math.nan])
-async def test_an_invalid_sample_always_raises(code_url: str, sample, named, on_failure):
+async def test_an_invalid_sample_always_raises(code_url: str, on_failure):
     """The row is the caller's. `on_failure` is for failures of the fleet."""
     fn = reward_fn(code_url, on_failure=on_failure)
-    with pytest.raises(InvalidRequest, match=named):
-        await fn.get_reward_all([CRITIQUE] * 3, [SUM] * 3, [ROWS[0], sample, ROWS[1]])
+    no_cases = {"kind": "stdio", "cases": []}
+    samples = [{"tests": tests} for tests in (no_cases, "{'kind': 'stdio'}", None)]
+    for sample in [*samples, {"tests": TESTS, "mode": "most"}]:
+        with pytest.raises(InvalidRequest, match="mode" if "mode" in sample else "tests"):
+            await fn.get_reward_all([CRITIQUE] * 3, [SUM] * 3, [ROWS[0], sample, ROWS[1]])
 
 
 async def test_the_first_failure_is_raised_without_waiting_for_the_rest(code_url: str):
@@ -192,7 +163,7 @@ def test_a_reward_function_can_be_pickled_and_serves_one_event_loop_after_anothe
         return await fn.get_reward_all([CRITIQUE], [SUM], ROWS[:1])
 
     assert [asyncio.run(rewards()) for _ in range(2)] == [[1.0], [1.0]]
-    fn._loop.close(fn._fleet.aclose())
+    fn._scorer.loop.close(fn._scorer.fleet.aclose())
 
 
 def test_programs_run_while_the_trainer_computes_log_probabilities(code_url: str):

@@ -107,17 +107,14 @@ def test_the_config_names_the_reward_manager():
         reward_manager_of(SimpleNamespace(reward_model={"reward_manager": "naive"}))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"normalization_type": "std"}, "group_std, leave_one_out, running, not 'std'"),
-        ({"kind": "video"}, "return, visual, hybrid, not 'video'"),
+def test_unknown_settings_are_refused_at_once():
+    for arguments, message in (
+        ({"normalization_type": "std"}, "group_std, leave_one_out, running; not 'std'"),
+        ({"kind": "video"}, "return, visual, hybrid; not 'video'"),
         ({"normalize_by_length": True, "normalization_type": "running"}, "is 'running'"),
-    ],
-)
-def test_unknown_settings_are_refused_at_once(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        EpisodeRewardManager(None, 0, **arguments)
+    ):
+        with pytest.raises(ValueError, match=message):
+            EpisodeRewardManager(None, 0, **arguments)
 
 
 def steps_of(rewards: list[float], rows: list[int], group: list[str], **others: list):
@@ -168,37 +165,22 @@ def test_running_statistics_go_on_over_batches():
 
 @pytest.mark.parametrize("normalization", ["group_mean", "group_std", "leave_one_out"])
 def test_a_missing_reward_does_not_count_in_its_group(normalization, caplog):
+    """Nor in the trainer's mean over episodes without its deviation, as DrMAS has it."""
     manager = EpisodeRewardManager(None, 0, normalization_type=normalization)
-    group = ["a"] * 4
-    answer = manager(steps_of([1, 0, NAN, 1], [2, 1, 2, 1], group), return_dict=True)
-    valid = manager(steps_of([1, 0, 1], [2, 1, 1], group[:3]))
+    group, counts = ["a"] * 4, [2, 1, 2, 1]
+    valid = as_list(manager(steps_of([1, 0, 1], [2, 1, 1], group[:3]))[:, 2])
+    answer = manager(steps_of([1, 0, NAN, 1], counts, group), return_dict=True)
     rewards = as_list(answer["reward_tensor"][:, 2])
-    assert rewards[:3] + rewards[5:] == as_list(valid[:, 2])
+    assert rewards[:3] + rewards[5:] == valid
     assert rewards[3:5] == [0, 0]
+    assert np.mean([rewards[at] for at in (0, 2, 3, 5)]) == pytest.approx(0, abs=1e-6)
     assert answer["reward_extra_info"]["reward_valid"] == [True] * 3 + [False] * 2 + [True]
     assert "2 of 6 rows have no reward" in caplog.text
-    manager(steps_of([1, 0, NAN, 1], [2, 1, 2, 1], group))
     quartiles = {"p0": 0, "p25": 0.75, "p50": 1, "p75": 1, "p100": 1}
     named = {f"reward/{name}": value for name, value in quartiles.items()}
     assert manager.metrics == pytest.approx({"reward/failed": 1 / 3, **named})
     with pytest.raises(ValueError, match="row 3 is nan; drop it with filter_group_data"):
-        EpisodeRewardManager(None, 0)(steps_of([1, 0, NAN, 1], [2, 1, 2, 1], group))
-
-
-@pytest.mark.parametrize("normalization", ["group_mean", "group_std", "leave_one_out"])
-def test_the_trainers_own_mean_over_episodes_changes_nothing(normalization):
-    """As in `compute_grpo_outcome_advantage` of DrMAS without its standard deviation."""
-
-    def advantages(rewards: list[float], rows: list[int]) -> np.ndarray:
-        data = steps_of(rewards, rows, ["a"] * len(rows))
-        manager = EpisodeRewardManager(None, 0, normalization_type=normalization)
-        scores = np.asarray(manager(data)).sum(axis=1)
-        starts = np.cumsum([0, *rows[:-1]])
-        return scores - scores[starts].mean()
-
-    all_rows = advantages([1, 0, NAN, 1, NAN], [2, 1, 2, 1, 3])
-    assert all_rows[[0, 1, 2, 5]] == pytest.approx(advantages([1, 0, 1], [2, 1, 1]), abs=1e-6)
-    assert all_rows[[3, 4, 6, 7, 8]] == pytest.approx([0] * 5, abs=1e-6)
+        EpisodeRewardManager(None, 0)(steps_of([1, 0, NAN, 1], counts, group))
 
 
 def test_a_visual_reward_is_the_return_times_the_score_of_the_video():
@@ -234,11 +216,9 @@ def filtered(rewards: list[float], groups: str, *, last_try: bool = False, **set
     count = len(rewards)
     config = SimpleNamespace(algorithm=SimpleNamespace(filter_groups=settings))
     names = np.array([f"t{index}" for index in range(count)], dtype=object)
+    pairs = zip(groups, names, strict=True)
     kept = filter_group_data(
-        batch_list=[
-            [{"uid": group, "traj_uid": name}] * 2
-            for group, name in zip(groups, names, strict=True)
-        ],
+        batch_list=[[{"uid": group, "traj_uid": name}] * 2 for group, name in pairs],
         episode_rewards=np.array(rewards, np.float32),
         episode_lengths=np.arange(count, dtype=np.float32),
         success={"success_rate": np.arange(count), "of_one_task": np.zeros(1)},
@@ -249,11 +229,8 @@ def filtered(rewards: list[float], groups: str, *, last_try: bool = False, **set
     )
     batch_list, _, lengths, success, traj_uid, calls = kept
     indices = lengths.astype(int).tolist()
-    assert (
-        [each[0]["traj_uid"] for each in batch_list]
-        == traj_uid.tolist()
-        == [f"t{i}" for i in indices]
-    )
+    kept_names = [each[0]["traj_uid"] for each in batch_list]
+    assert kept_names == traj_uid.tolist() == [f"t{i}" for i in indices]
     assert success["success_rate"].tolist() == calls.tolist() == indices
     other_length = {"of_one_task"} if last_try else set()
     assert set(success) == {"success_rate", *other_length}, "upstream drops it before the last try"
@@ -271,9 +248,8 @@ def test_groups_with_equal_rewards_are_dropped():
     assert filtered([1, 1, 0, 1], "aabb", last_try=True) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("last_try", [False, True])
-def test_a_missing_reward_neither_counts_nor_stays(last_try):
-    assert filtered([1, NAN, 0, 1, NAN, 1, NAN, NAN], "aaabbbcc", last_try=last_try) == (
-        [0, 2, 3, 5] if last_try else [0, 2]
-    )
-    assert filtered([1, NAN, 0, 1], "aabb", last_try=last_try) == [2, 3], "one left has no other"
+def test_a_missing_reward_neither_counts_nor_stays():
+    for last_try, expected in ((False, [0, 2]), (True, [0, 2, 3, 5])):
+        rewards = [1, NAN, 0, 1, NAN, 1, NAN, NAN]
+        assert filtered(rewards, "aaabbbcc", last_try=last_try) == expected
+        assert filtered([1, NAN, 0, 1], "aabb", last_try=last_try) == [2, 3], "none is left alone"

@@ -21,16 +21,11 @@ INFO = {"ground_truth": json.dumps(TESTS)}
 
 def conversation(response: str, *earlier: str) -> list[dict[str, str]]:
     """Return a message log, in which the environment has answered earlier responses."""
-    turns = [
-        message
-        for text in earlier
-        for message in (
-            {"role": "assistant", "content": text},
-            {"role": "environment", "content": "Try again."},
-        )
-    ]
-    user = {"role": "user", "content": "Add."}
-    return [user, *turns, {"role": "assistant", "content": response}]
+    turns = [("user", "Add.")]
+    for text in earlier:
+        turns += [("assistant", text), ("environment", "Try again.")]
+    turns.append(("assistant", response))
+    return [{"role": role, "content": text} for role, text in turns]
 
 
 async def test_the_last_response_of_each_conversation_is_scored(code_url: str):
@@ -81,9 +76,7 @@ def test_without_nemo_rl_the_error_says_where_it_is():
 
 @pytest.mark.filterwarnings("ignore")  # of Ray and what it imports
 def test_the_actor_class_can_be_sent_to_a_worker():
-    pytest.importorskip("ray")
-    from ray import cloudpickle  # noqa: PLC0415 - after `importorskip`
-
+    cloudpickle = pytest.importorskip("ray.cloudpickle")
     actor = nemo_rl.Environment
     assert nemo_rl.Environment is actor and hasattr(actor, "options")
     sent = pickle.loads(cloudpickle.dumps(actor.__ray_metadata__.modified_class))

@@ -1,8 +1,8 @@
 """The `reward_func` for OpenRLHF, called as the single-turn executor of OpenRLHF 0.11.2 does."""
 
-import asyncio
 import importlib.util
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,11 +10,12 @@ import pytest
 from rewardfleet import InvalidRequest
 from rewardfleet.wire.causes import CodeCause
 
+from ..programs import RIGHT as SUM
 from .conftest import ECHO, TESTS, UNREACHABLE, requests_to
 
 torch = pytest.importorskip("torch")
 
-SUM = "print(sum(map(int, input().split())))"
+LABEL = json.dumps(TESTS)
 PROMPT = "<|im_start|>user\nAdd numbers, as in\n```python\nprint(1 + 2)\n```\n<|im_end|>\n"
 
 FILE = """
@@ -39,20 +40,16 @@ def load(tmp_path: Path):
     return load
 
 
-def rewards(function, *responses: str, label: object = None, end: str = "<|im_end|>"):
+def rewards(function, *responses: str, label: object = LABEL, end: str = "<|im_end|>"):
     """Make one call per sample, in threads; return the rewards as OpenRLHF reads them."""
-    label = json.dumps(TESTS) if label is None else label
 
-    async def score(response: str):
-        query = f"{PROMPT}{response}{end}"
-        info = await asyncio.to_thread(function, [query], [PROMPT], [label])
-        assert torch.equal(torch.tensor([info["rewards"]]), torch.tensor([info["scores"]]))
-        return torch.tensor([info["rewards"]]).tolist()[0]
+    def score(response: str) -> float:
+        info = function([f"{PROMPT}{response}{end}"], [PROMPT], [label])
+        assert torch.equal(info["rewards"], info["scores"])
+        return info["rewards"].item()
 
-    async def gathered():
-        return await asyncio.gather(*(score(response) for response in responses))
-
-    return asyncio.run(gathered())
+    with ThreadPoolExecutor(40) as threads:
+        return [*threads.map(score, responses)]
 
 
 def test_what_follows_the_prompt_is_the_program(load, code_url: str):
@@ -72,7 +69,7 @@ def test_concurrent_calls_share_requests(load, code_url: str, monkeypatch):
 
 def test_it_reports_to_the_log_of_the_trainer(load, code_url: str, lost_url: str):
     """OpenRLHF logs the first element of each tensor in `extra_logs`."""
-    sample = ([f"{PROMPT}{ECHO}"], [PROMPT], [json.dumps(TESTS)])
+    sample = ([f"{PROMPT}{ECHO}"], [PROMPT], [LABEL])
     logs = load(code_url)(*sample)["extra_logs"]
     causes = {f"reward/cause/{each}" for each in CodeCause}
     assert set(logs) == {"reward/failed", "reward/abstained", "reward/cached"} | causes
@@ -93,4 +90,4 @@ def test_a_failure_is_raised_and_shown_because_openrlhf_hides_it(
     assert "no reward: " in caplog.messages[-1]
     assert rewards(load(lost_url, timeout_s=0.3, on_failure=-1.0), SUM) == [-1.0]
     with pytest.raises(InvalidRequest, match="does not begin with its prompt"):
-        load(code_url)(["something else"], [PROMPT], [json.dumps(TESTS)])
+        load(code_url)(["something else"], [PROMPT], [LABEL])

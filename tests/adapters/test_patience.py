@@ -8,7 +8,6 @@ import pytest
 
 from rewardfleet import InvalidRequest, RewardFleetError
 from rewardfleet.adapters._rows import RowReward
-from rewardfleet.adapters.patience import Patience
 from rewardfleet.wire.errors import Unavailable
 
 from ..client.conftest import Received, Reply, healthy, refusal, replica  # noqa: F401 - fixture
@@ -57,11 +56,11 @@ async def test_samples_end_a_run_as_well(replica):  # noqa: F811
     ("seconds", "over"), [([9, 18], []), ([9, 9, 9, 9, 18, 27], [27]), ([9, 12, 15, 30], [30])]
 )
 def test_it_takes_the_time_of_three_calls(seconds: list[float], over: list[float], monkeypatch):
-    patience = Patience(timeout_s=9)
+    scorer = RowReward("code", "http://127.0.0.1:9", timeout_s=9)
     ended = []
     for now in seconds:
-        monkeypatch.setattr("rewardfleet.adapters.patience.time.monotonic", lambda now=now: now)
-        ended += [now] if patience.is_over({"error"}, is_batch=False) else []
+        monkeypatch.setattr("rewardfleet.adapters._rows.time.monotonic", lambda now=now: now)
+        ended += [now] if scorer.is_patience_over({"error"}, is_batch=False) else []
     assert ended == over
 
 

@@ -4,11 +4,10 @@ The stand-ins below have the fields of its types; `tests/third_party/test_rllm.p
 engines with the types themselves.
 """
 
+import dataclasses
 import json
 import sys
-from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -20,33 +19,16 @@ from .conftest import ECHO, SUM, TESTS, install_modules
 TASK = SimpleNamespace(id="0", instruction="Add.", metadata={"tests": json.dumps(TESTS)})
 
 
-@dataclass
-class Signal:
-    name: str
-    value: float
-    metadata: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class EvalOutput:
-    reward: float
-    is_correct: bool
-    signals: list[Signal] = field(default_factory=list)
-    metadata: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
-class RewardOutput:
-    reward: float
-    metadata: dict[str, Any] = field(default_factory=dict)
-    is_correct: bool | None = None
-
-
 @pytest.fixture
 def rllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = ("metadata", dict, dataclasses.field(default_factory=dict))
+    fields = ["reward", "is_correct", "signals", metadata]
+    output = dataclasses.make_dataclass("EvalOutput", fields)
+    signal = dataclasses.make_dataclass("Signal", ["name", "value"])
+    reward = dataclasses.make_dataclass("RewardOutput", ["reward", "metadata", "is_correct"])
     modules = {
-        "rllm.eval.types": {"EvalOutput": EvalOutput, "Signal": Signal},
-        "rllm.rewards.reward_types": {"RewardOutput": RewardOutput},
+        "rllm.eval.types": {"EvalOutput": output, "Signal": signal},
+        "rllm.rewards.reward_types": {"RewardOutput": reward},
     }
     install_modules(monkeypatch, modules)
 
@@ -78,8 +60,7 @@ def test_the_answer_is_found_where_rllm_looks_for_it(rllm, code_url: str):
         episode("no", SUM, ""),  # the last turn called a tool
     ]
     assert [reward.evaluate(TASK, each).reward for each in found] == [1.0] * 3
-    nothing = SimpleNamespace(artifacts={}, trajectories=[])
-    for each in (nothing, episode()):
+    for each in (SimpleNamespace(artifacts={}, trajectories=[]), episode()):
         with pytest.raises(Abstained, match="no_answer"):
             reward.evaluate(TASK, each)
 

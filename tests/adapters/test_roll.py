@@ -138,7 +138,7 @@ async def test_a_worker_returns_the_tensors_of_a_reward_worker(code_url: str, tm
     assert output.batch["token_level_rewards"].shape == data.batch["responses"].shape
     assert not output.batch["token_level_rewards"].any()
     assert output.meta_info["metrics"]["reward/failed"] == 0.0
-    await worker.scorer._fleet.aclose()
+    await worker.scorer.fleet.aclose()
     (segment,) = (tmp_path / "log").glob("*.jsonl")
     steps = [json.loads(line)["step"] for line in segment.read_text().splitlines()]
     assert steps == [3] * 4

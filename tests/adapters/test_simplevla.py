@@ -49,9 +49,7 @@ def config(*, max_steps: float | str | None = 8, **fields: object) -> Config:
 
 def rollouts(tokens: list | None = None, **fields: list):
     """Return two prompts of four samples each, whose actions have two tokens."""
-    if tokens is None:
-        tokens = [31872] * 8
-    responses = np.stack([np.full((2, STEPS), token) for token in tokens])
+    responses = np.stack([np.full((2, STEPS), token) for token in tokens or [31872] * 8])
     tensors = {
         "responses": responses,
         "complete": fields.pop("complete", [True, True, False, False, True, False, True, True]),
@@ -76,12 +74,6 @@ def test_steps_beyond_the_limit_are_counted():
     assert first[0] == pytest.approx([1 / 1.5, 0.5, 0, 0, 1 / 3, 0, 0.5, 1 / 1.5])
     assert first[1]["reward/over_limit_total"] == 4
     assert manager.over_limit == 8
-
-
-def test_a_step_beyond_the_tokens_is_placed_at_the_last_one():
-    data = rollouts(finish_step=[2, 4, 8, 8, 8, 8, 4, 9])
-    rewards, _ = RobRewardManager(0, config())(data)
-    assert np.flatnonzero(as_list(rewards["gt_scores"])[7]).tolist() == [15]
 
 
 def test_the_limit_is_500_unless_it_is_given():
@@ -131,27 +123,24 @@ def test_the_accuracy_can_be_the_score(uid):
 
 def test_a_rollout_is_scored_once_and_the_call_places_what_verify_found():
     manager = RobRewardManager(0, config(test_time_rl=True, max_steps=4))
-    data = rollouts()
+    data = rollouts(finish_step=[2, 4, 8, 8, 8, 8, 4, 9])
     found = manager.verify(data)[0]
     rewards, metrics = manager(data)
     assert as_list(rewards["gt_scores"].sum(-1)) == pytest.approx(found)
-    assert manager.over_limit == 4
+    assert manager.over_limit == 5
+    assert np.flatnonzero(as_list(rewards["gt_scores"])[7]).tolist() == [15], "the last token"
     assert set(metrics) == {"verifier", "reward_all"}, "as upstream: `all` was reported by verify"
 
 
 def test_temperatures_have_their_own_metrics_and_nothing_is_nan():
     manager = RobRewardManager(0, config(test_time_rl=True))
     metrics = manager.verify(rollouts())[1]
-    success = {
-        name: metrics[f"reward/temperature_{name}/success"] for name in ("0.6", "0.7", "0.8", "0.9")
-    }
-    assert success == {"0.6": 1, "0.7": 0.5, "0.8": 0.5, "0.9": 0.5}
+    names = (f"reward/temperature_0.{each}/success" for each in (6, 7, 8, 9))
+    assert [metrics[name] for name in names] == [1, 0.5, 0.5, 0.5]
     assert metrics["reward/temperature_0.6/steps"] == 5
     assert metrics["reward/temperature_0.6/mean"] == pytest.approx((0.8 + 0.5) / 2)
     assert all(math.isfinite(value) for value in metrics.values())
-    assert not any(
-        "temperature" in name for name in RobRewardManager(0, config()).verify(rollouts())[1]
-    )
+    assert "temperature" not in str(RobRewardManager(0, config()).verify(rollouts())[1])
 
 
 @pytest.mark.parametrize(
@@ -186,9 +175,8 @@ def test_the_settings_of_test_time_rl_are_forwarded():
     forward_test_time_rl(Config(), meta_info)
     assert meta_info == {}
     forward_test_time_rl(Config(test_time_rl=True, base_temperature=1.0), meta_info)
-    assert meta_info == {
-        "enable_test_time_rl": True, "base_temperature": 1.0, "temperature_range": 0.3
-    }  # fmt: skip
+    temperatures = {"base_temperature": 1.0, "temperature_range": 0.3}
+    assert meta_info == {"enable_test_time_rl": True, **temperatures}
 
 
 def test_each_sample_gets_its_own_temperature():
@@ -322,33 +310,25 @@ def test_in_validation_the_score_is_that_without_groups():
     assert metrics == pytest.approx({"all": 0.625, **counts, **quartiles})
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_an_invalid_configuration_is_refused_and_is_no_reward_of_zero():
+    for given, message in (
         ({"kind": "visual"}, "episode_reward: kind: .*'objectives'"),
         ({"weigths": {}}, "weigths"),
         ({"vote": True}, "vote: needs episode_reward.clusters"),
         ({"accuracy": "efficiency"}, "accuracy: .*'score'"),
-    ],
-)
-def test_an_invalid_configuration_is_refused_at_once(given, message):
-    with pytest.raises(InvalidRequest, match=message):
-        RobRewardManager(0, config(episode_reward=given))
-
-
-def test_a_missing_field_raises_instead_of_a_reward_of_zero():
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            RobRewardManager(0, config(episode_reward=given))
     given = {"kind": "objectives", "weights": {"progress": 1}}
+    manager = RobRewardManager(0, config(episode_reward=given))
     with pytest.raises(InvalidRequest, match="progress"):
-        RobRewardManager(0, config(episode_reward=given)).verify(rollouts())
+        manager.verify(rollouts())
 
 
 def test_a_config_of_omegaconf_is_accepted():
     omegaconf = pytest.importorskip("omegaconf")
-    given = {
-        "kind": "objectives",
-        "weights": {"efficiency": 1},
-        "filter": {"accuracy_bounds": [0.1, 0.9]},
-    }
+    given = {"kind": "objectives", "weights": {"efficiency": 1}}
+    given["filter"] = {"accuracy_bounds": [0.1, 0.9]}
     plain = config(test_time_rl=True, target_success_rate=0.5, episode_reward=given)
     manager = RobRewardManager(0, omegaconf.OmegaConf.create(json.loads(json.dumps(plain))))
     assert manager.verify(rollouts())[0][:2] == pytest.approx([0.8, 1 / 1.5])
@@ -367,10 +347,9 @@ UPSTREAM_KEYS = {
 
 def overrides_of_the_example(checkout: Path, **variables: str) -> list[str]:
     """Run the example in a checkout whose `python` prints its arguments."""
-    (checkout / "examples").mkdir()
-    (checkout / "examples" / "overwrite_vla_ckpt_utils.sh").write_text(
-        'test "$1" = "$SFT_MODEL_PATH"'
-    )
+    script = checkout / "examples" / "overwrite_vla_ckpt_utils.sh"
+    script.parent.mkdir()
+    script.write_text('test "$1" = "$SFT_MODEL_PATH"')
     python = checkout / "bin" / "python"
     python.parent.mkdir()
     python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")

@@ -1,6 +1,5 @@
 """Reward functions for TRL 1.16: called as its `GRPOTrainer` does, and in it where installed."""
 
-import asyncio
 import inspect
 import json
 import math
@@ -11,7 +10,7 @@ from importlib import metadata
 import numpy as np
 import pytest
 
-from rewardfleet import InvalidRequest, RewardFleet, SampleTables
+from rewardfleet import InvalidRequest, SampleTables
 from rewardfleet.adapters.trl import reward_function
 from rewardfleet.wire.causes import CodeCause
 from rewardfleet_server.testing import FakeJudge
@@ -19,7 +18,7 @@ from rewardfleet_server.tools.app import create_app as create_tools_app
 from rewardfleet_server.tools.settings import ToolsSettings
 
 from ..conftest import client_of
-from ..third_party.trainers import random_trainer
+from ..third_party.trainers import close_fleet_of, random_trainer
 from ..viewers.wandb_file import history_of, rows_of
 from .conftest import ECHO, SUM, TESTS, UNREACHABLE
 
@@ -41,28 +40,16 @@ async def call(function, completions: list, **columns: object) -> list[float]:
     return await rewards if inspect.iscoroutinefunction(function) else rewards
 
 
-def fleet_of(function) -> RewardFleet:
-    return getattr(function, "_function", function).keywords["scorer"]._fleet
-
-
 @pytest.fixture(params=[True, False], ids=["async", "sync"])
 def reward(request: pytest.FixtureRequest, code_url: str):
     return reward_function("code", code_url, is_async=request.param)
 
 
-async def test_completions_are_scored_by_the_tests_of_their_rows(reward):
-    chat = [{"role": "assistant", "content": SUM}]
-    tests = [TESTS, json.dumps(TESTS), TESTS]
-    assert await call(reward, [SUM, ECHO, chat], tests=tests) == [1.0, 0.5, 1.0]
-
-
-@pytest.mark.parametrize("encode", [dict, json.dumps])
-async def test_fields_beside_the_tests_of_a_row_are_fields_of_the_request(encode, code_url: str):
-    truth = {"tests": {**TESTS, "cases": [*TESTS["cases"], {"stdin": "1 2", "stdout": "4"}]}}
+async def test_fields_beside_the_tests_of_a_row_are_fields_of_the_request(code_url: str):
+    strict = {"tests": TESTS, "mode": "all_pass"}
+    rows = [{"tests": TESTS}, strict, json.dumps({"tests": TESTS}), json.dumps(strict)]
     reward = reward_function("code", code_url)
-    given = [encode(truth), encode({**truth, "mode": "all_pass"})]
-    rates = await call(reward, [SUM, SUM], tests=given)
-    assert 0 < rates[0] < 1 and rates[1] == 0
+    assert await call(reward, [ECHO] * 4, tests=rows) == [0.5, 0.0] * 2
 
 
 async def test_a_missing_reward_is_raised_unless_it_is_to_be_nan(lost_url: str):
@@ -131,15 +118,16 @@ async def test_metrics_of_a_batch_are_logged_and_have_the_same_names(
     assert logged["reward/p100"] == 1.0 and not any(map(math.isnan, logged.values()))
 
 
-async def test_what_the_caller_wrote_can_be_invalid(reward):
-    with pytest.raises(
-        InvalidRequest, match=r"no column 'tests'; it has: .*completion_ids, .*test"
+async def test_completions_are_scored_by_the_tests_of_their_rows(reward):
+    tests = [TESTS, json.dumps(TESTS)]
+    assert await call(reward, [SUM, ECHO], tests=tests) == [1.0, 0.5]
+    for columns, message in (
+        ({"test": [TESTS]}, "no column 'tests'; it has: .*completion_ids, .*test"),
+        ({"tests": [{"kind": "stdio", "cases": [{}]}]}, "stdout"),
+        ({"tests": [TESTS] * 2}, "2 values for 1 completions"),
     ):
-        await call(reward, [SUM], test=[TESTS])
-    with pytest.raises(InvalidRequest, match="stdout"):
-        await call(reward, [SUM], tests=[{"kind": "stdio", "cases": [{}]}])
-    with pytest.raises(InvalidRequest, match="2 values for 1 completions"):
-        await call(reward, [SUM], tests=[TESTS] * 2)
+        with pytest.raises(InvalidRequest, match=message):
+            await call(reward, [SUM], **columns)
 
 
 async def test_a_function_has_a_name_and_can_be_pickled(reward):
@@ -147,9 +135,9 @@ async def test_a_function_has_a_name_and_can_be_pickled(reward):
     again = pickle.loads(pickle.dumps(reward))
     assert again.__name__ == "code_reward"
     assert await call(again, [ECHO], tests=[TESTS]) == [0.5]
-    if hasattr(again, "_loop"):
-        again._loop.close(fleet_of(again).aclose())
-    await fleet_of(again).aclose()
+    scorer = getattr(again, "_scorer", None) or again.keywords["scorer"]
+    scorer.loop.close(scorer.fleet.aclose())
+    await scorer.fleet.aclose()
 
 
 async def test_clips_are_scored_whatever_the_completion_says(serve):
@@ -191,10 +179,7 @@ def test_grpo_trains_with_it_and_logs_it(is_async: bool, code_url: str, tmp_path
     options = {"max_steps": 2, "per_device_train_batch_size": 4, "num_generations": 4}
     trainer = random_trainer(tmp_path, reward, rows, report_to="wandb", **options)
     trainer.train()
-    if is_async:
-        asyncio.run_coroutine_threadsafe(fleet_of(reward).aclose(), trainer.async_loop).result()
-    else:
-        reward._loop.close(fleet_of(reward).aclose())
+    close_fleet_of(reward, trainer)
     logged = [each for each in trainer.state.log_history if "rewards/code_reward/mean" in each]
     assert len(logged) == 2
     assert [each["reward/failed"] for each in logged] == [0.0, 0.0]
@@ -204,11 +189,7 @@ def test_grpo_trains_with_it_and_logs_it(is_async: bool, code_url: str, tmp_path
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     history = history_of(file)
     assert [each["train/reward"] for each in history if "train/reward" in each] == [0.0, 0.0]
-    tables_of = [
-        rows_of(file, each["rewardfleet/code"]) for each in history if "rewardfleet/code" in each
-    ]
-    assert {(row["step"], row["score"]) for rows in tables_of for row in rows} == {
-        (0, 0.0),
-        (1, 0.0),
-    }
+    logged = [each["rewardfleet/code"] for each in history if "rewardfleet/code" in each]
+    shown = {(row["step"], row["score"]) for each in logged for row in rows_of(file, each)}
+    assert shown == {(0, 0.0), (1, 0.0)}
     assert not any(tables.dropped.values())

@@ -51,9 +51,8 @@ async def test_tests_may_be_in_the_info_or_in_a_column(code_url: str):
     reward = reward_function("code", code_url, column="tests")
     assert await by_rubric(reward, ECHO, info={"tests": TESTS}) == [0.5]
     assert await by_rubric(reward, ECHO, tests=TESTS) == [0.5]
-    with pytest.raises(
-        MissingReward, match="InvalidRequest: 'tests' is missing; there are: answer, "
-    ):
+    message = "InvalidRequest: 'tests' is missing; there are: answer, "
+    with pytest.raises(MissingReward, match=message):
         await by_rubric(reward, ECHO)
 
 

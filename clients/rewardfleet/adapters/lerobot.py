@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from rewardfleet.arrays import to_array
-from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.wire.errors import InvalidRequest
 
 from ._rows import RowReward, module_of_trainer
@@ -79,7 +78,6 @@ def _model_class() -> type:
                 binary_reward=config.binary_reward,
                 success_threshold=config.success_threshold,
             )
-            self._loop = EventLoopThread(self._scorer.aclose)
 
         def compute_reward(self, batch: Mapping[str, Any]) -> Any:
             """Return the reward of each clip in a batch, a tensor [B] of float32.
@@ -93,8 +91,8 @@ def _model_class() -> type:
             tasks = _tasks(batch.get(config.task_key), config.default_task, len(clips))
             columns = {name: [getattr(config, name)] * len(tasks) for name in _OPTIONS}
             columns |= {"clip": [*map(as_uint8, clips)], "task": tasks}
-            rewards = self._loop.run(self._scorer.rewards([None] * len(tasks), columns))
-            return torch.tensor(rewards, dtype=torch.float32)
+            work = self._scorer.rewards([None] * len(tasks), columns)
+            return torch.tensor(self._scorer.loop.run(work), dtype=torch.float32)
 
     RewardFleetRewardModel.__qualname__ = "RewardFleetRewardModel"
     return RewardFleetRewardModel
@@ -131,15 +129,13 @@ def as_uint8(frames: Any) -> Any:
 
 
 def _tasks(given: Any, default: str | None, count: int) -> list[str]:
-    tasks = default if given is None else given
-    if tasks is None:
+    given = default if given is None else given
+    if given is None:
         raise InvalidRequest("the batch has no task; set `task_key` or `default_task`")
-    each = [tasks] if isinstance(tasks, str) else list(tasks)
-    if len(each) == 1:
-        each *= count
-    if len(each) != count:
-        raise InvalidRequest(f"{len(each)} tasks for {count} clips")
-    return each
+    tasks = [given] if isinstance(given, str) else [*given]
+    if len(tasks) not in {1, count}:
+        raise InvalidRequest(f"{len(tasks)} tasks for {count} clips")
+    return tasks * count if len(tasks) == 1 else tasks
 
 
 def make_rewardfleet_pre_post_processors(

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rewardfleet.event_loop_thread import EventLoopThread
-
 from ._rows import RowReward
 
 
@@ -25,7 +23,6 @@ class _Orm:
 
     def __init__(self, args: Any = None, **_: Any) -> None:
         self.args = args
-        self._loop = EventLoopThread()
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float]:
-        return self._loop.run(self.scorer.rewards(completions, columns))
+        return self.scorer.loop.run(self.scorer.rewards(completions, columns))

@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.text.prompt import response_of
 from rewardfleet.wire.errors import InvalidRequest
 
@@ -28,7 +27,6 @@ def reward_function(
             `on_failure` drops the group and draws another one.
     """
     scorer = RowReward(service, url, **options)
-    loop = EventLoopThread(scorer.aclose)
 
     async def reward(query: str, prompt: str, label: Any) -> tuple[float, dict[str, float]]:
         response = response_of(query, prompt)
@@ -37,8 +35,8 @@ def reward_function(
         value, score = await scorer.score(response, {scorer.truth: label})
         return value, marks_of(score, service)
 
-    async def rewards(samples: Iterable[tuple[str, str, Any]]) -> list[Any]:
-        return await asyncio.gather(*(reward(*each) for each in samples))
+    async def rewards(*columns: Sequence[Any]) -> list[tuple[float, dict[str, float]]]:
+        return await asyncio.gather(*(reward(*each) for each in zip(*columns, strict=True)))
 
     def reward_func(
         queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]
@@ -46,13 +44,13 @@ def reward_function(
         import torch  # noqa: PLC0415 - the trainer has it
 
         try:
-            scored = loop.run(rewards(zip(queries, prompts, labels, strict=True)))
+            scored = scorer.loop.run(rewards(queries, prompts, labels))
         except Exception as error:  # OpenRLHF logs it below the level that it shows
             log.error("no reward: %s", error)  # noqa: TRY400 - it is raised
             raise
         values = torch.tensor([value for value, _ in scored])
-        names = scored[0][1] if scored else ()
-        logs = {name: torch.tensor([marks[name] for _, marks in scored]) for name in names}
+        marks = [each for _, each in scored]
+        logs = {name: torch.tensor([each[name] for each in marks]) for name in (marks or [{}])[0]}
         return {"rewards": values, "scores": values, "extra_logs": logs}
 
     return reward_func

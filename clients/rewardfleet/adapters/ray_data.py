@@ -15,7 +15,7 @@ from rewardfleet.bulk.rows import Row, table_rows
 from rewardfleet.bulk.run import Run
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.rows import SampleRow, requests_of, scores_of
+from rewardfleet.rows import requests_of, scores_of
 from rewardfleet.service import OnFailure
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
@@ -31,8 +31,6 @@ _WHOLE = 'dataset.groupby("group").map_groups gives whole groups, map_batches cu
 
 class Scorer:
     """A class for `map_batches`, which adds columns with rewards and errors to batches.
-
-    Each actor has its own connections and sends one request per batch of rows.
 
     Args:
         service, url, options: See `rewardfleet.adapters`.
@@ -54,7 +52,6 @@ class Scorer:
         **options: Any,
     ) -> None:
         self._scorer = RowReward(service, url, on_failure=on_failure, **options)
-        self._loop = EventLoopThread(self._scorer.aclose)
         self._texts = [] if SERVICES[service].scores == "clip" else [text]
         self._reward = reward
 
@@ -76,11 +73,15 @@ class Scorer:
         requests: dict[int, Any] = {}
         scores: dict[int, Any] = {}
         for index, row in enumerate(rows):
+            text = row[self._texts[0]] if self._texts else None
+            sample = (text, row[self._scorer.truth], row)
             try:
-                requests[index] = self._request_of(row, found[index].error)
+                if found[index].error:
+                    raise InvalidRequest(found[index].error)  # noqa: TRY301 - as of any other row
+                [requests[index]] = requests_of(self._scorer.service, [sample])
             except InvalidRequest as error:  # an invalid row does not end the job
                 scores[index] = failed(error, client.score_type)
-        answers = self._loop.run(scores_of(client, [*requests.values()]))
+        answers = self._scorer.loop.run(scores_of(client, [*requests.values()]))
         scores |= zip(requests, answers, strict=True)
         rewards = np.empty(len(found))
         errors = np.full(len(found), None, dtype=object)
@@ -98,13 +99,6 @@ class Scorer:
             batch = batch.append_column(name, [pyarrow().array(each)])
         return batch
 
-    def _request_of(self, row: SampleRow, problem: str) -> Any:
-        if problem:
-            raise InvalidRequest(problem)
-        completion = row[self._texts[0]] if self._texts else None
-        sample = (completion, row[self._scorer.truth], row)
-        return requests_of(self._scorer.service, [sample])[0]
-
 
 class Records:
     """A class for `map_batches` that returns what `rewardfleet score` writes, as Arrow tables.
@@ -114,8 +108,7 @@ class Records:
     as `uid`.
 
     Args:
-        service: The service that scores: "video", "code", "tools", "answers" or "episode".
-        url: Of the service; several are its replicas.
+        service, url, options: See `rewardfleet.adapters`; also "episode".
         columns: The columns to read, as in the command: `completion_column`, `tests_column`,
             `clip_column`, `task_column`, `id_column`.
         task: The task of clips without one.
@@ -124,7 +117,6 @@ class Records:
         group_size: For "episode", which needs it, as `map_batches` may cut a group: how many
             episodes each group has. "map_groups": a batch is one whole group, which only
             `dataset.groupby("group").map_groups` ensures.
-        options: Options of `RewardFleet`.
 
     Raises:
         ValueError: There is no `group_size`, or the service has no groups.
@@ -145,10 +137,9 @@ class Records:
         if (group_size is None) == (SERVICES[service].scores == "episode"):
             raise ValueError(f"group_size: give it for episodes, and only for them; {_WHOLE}")
         self._group_size = group_size
-        of_command = Columns(**(columns or {}))
-        self._builder = RequestBuilder(service, of_command, task, by_path, fields or {})
-        urls: Any = {service: url}
-        fleet = RewardFleet(**urls, **options)
+        named = Columns(**(columns or {}))
+        self._builder = RequestBuilder(service, named, task, by_path, fields or {})
+        fleet = RewardFleet(**{service: url, **options})
         self._run = Run(fleet, self._builder)
         self._loop = EventLoopThread(fleet.aclose)
 
@@ -164,12 +155,7 @@ class Records:
         named = self._builder.columns.completion_column
         texts = COMPLETION_COLUMNS if named is None else (named,)
         items = [*self._builder.items(_rows_of(batch, self._builder.service, texts))]
-        self._check_groups(Counter(each.group for each in items if each.group is not None))
-        scored = self._loop.run(self._run.score_chunk(items))
-        columns = {name: each for name, each in ITEM_COLUMNS.items() if name not in _OF_FILES}
-        return arrow_table(records_of(scored, self._builder), columns)
-
-    def _check_groups(self, sizes: Counter[str]) -> None:
+        sizes = Counter(each.group for each in items if each.group is not None)
         wanted = self._group_size
         is_whole = len(sizes) < 2 if wanted == "map_groups" else {*sizes.values()} <= {wanted}
         if not is_whole:
@@ -177,22 +163,21 @@ class Records:
             raise ValueError(
                 f"a batch has {size} of the group {name[:60]}, group_size is {wanted}: {_WHOLE}"
             )
+        scored = self._loop.run(self._run.score_chunk(items))
+        columns = {name: each for name, each in ITEM_COLUMNS.items() if name not in _OF_FILES}
+        return arrow_table(records_of(scored, self._builder), columns)
 
 
 def _rows_of(batch: Any, service: str, texts: Collection[str]) -> list[Row]:
-    """Return the rows of a batch.
+    """Return the rows of a batch; `texts` has what a policy wrote, which may be messages.
 
     In arrays and DataFrames, JSON within objects is text, so that a program would get a text for an
     object: rows of the code service with such objects get an error.
-
-    Args:
-        texts: The columns with what a policy wrote, which may be messages.
     """
     if _is_table(batch):
         return [*table_rows(Path(), batch.schema, batch.to_batches())]
-    is_exact = SERVICES[service].truth != "tests" or all(
-        type(batch[name]) is list for name in batch
-    )
+    has_lists = all(type(batch[name]) is list for name in batch)
+    is_exact = has_lists or SERVICES[service].truth != "tests"
     rows = []
     for values in zip(*(batch[name] for name in batch), strict=True):
         fields = dict(zip(batch, map(_plain, values), strict=True))

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.rows import SampleRow
 from rewardfleet.wire.policy_text import text_of
 
@@ -12,10 +11,8 @@ from ._rows import RowReward, marks_of, module_of_trainer
 _INSTALL = "pip install 'rllm @ git+https://github.com/rllm-org/rllm'"
 
 
-def evaluator(
-    service: str, url: str | Sequence[str], *, correct_from: float = 1.0, **options: Any
-) -> "RewardFleetEvaluator":
-    """Return an evaluator for `AgentTrainer` and `rllm eval`, and for a workflow's reward function.
+class RewardFleetEvaluator:
+    """An `Evaluator` for `AgentTrainer` and `rllm eval`, and a workflow's `RewardFunction`.
 
     Args:
         service, url, options: See `rewardfleet.adapters`; a row is the task's metadata. NaN as
@@ -24,16 +21,12 @@ def evaluator(
             `rllm.workflow.raise_on_error` is false.
         correct_from: The least reward of an answer that counts as correct.
     """
-    return RewardFleetEvaluator(RowReward(service, url, trainer="rLLM", **options), correct_from)
 
-
-class RewardFleetEvaluator:
-    """An `Evaluator` and a `RewardFunction` of rLLM; `evaluator` creates it."""
-
-    def __init__(self, scorer: RowReward, correct_from: float) -> None:
-        self._scorer = scorer
+    def __init__(
+        self, service: str, url: str | Sequence[str], *, correct_from: float = 1.0, **options: Any
+    ) -> None:
+        self._scorer = RowReward(service, url, trainer="rLLM", **options)
         self._correct_from = correct_from
-        self._loop = EventLoopThread(scorer.aclose)
 
     def evaluate(self, task: Any, episode: Any) -> Any:
         """Return rLLM's `EvalOutput` of an episode, with its signals, e.g. `reward/pass_rate`.
@@ -46,8 +39,8 @@ class RewardFleetEvaluator:
             RewardFleetError: There is no reward, and `on_failure` is "raise".
         """
         types = module_of_trainer("rllm.eval.types", _INSTALL)
-        row = getattr(task, "metadata", task)  # a task, or only its metadata
-        reward, signals = self._score(_answer(episode), row)
+        # A task, or only its metadata.
+        reward, signals = self._score(_answer(episode), getattr(task, "metadata", task))
         return types.EvalOutput(
             reward=reward,
             is_correct=reward >= self._correct_from,
@@ -67,9 +60,13 @@ class RewardFleetEvaluator:
 
     def _score(self, answer: Any, row: SampleRow) -> tuple[float, dict[str, float]]:
         """Return the reward of an answer and what rLLM logs, with the numbers of the score."""
-        reward, score = self._loop.run(self._scorer.score(answer, row))
+        reward, score = self._scorer.loop.run(self._scorer.score(answer, row))
         named = {f"reward/{name}": float(each) for name, each in score.numbers.items()}
         return reward, marks_of(score) | named
+
+
+#: As a function that returns one.
+evaluator = RewardFleetEvaluator
 
 
 def _answer(episode: Any) -> Any:

@@ -64,7 +64,7 @@ def _worker() -> type:
             metrics: dict[str, float] = {}
             columns = dict(data.non_tensor_batch.items())  # ROLL's cannot be iterated over
             step = data.meta_info.get("global_step")
-            rewards = await self.scorer.rewards(texts, columns, metrics.__setitem__, step)
+            rewards = await self.scorer.rewards(texts, columns, metrics, step)
             # Not in half precision: equal rewards would differ from their mean.
             values = torch.tensor(rewards, dtype=torch.float32)
             return protocol.DataProto.from_dict(

@@ -49,26 +49,17 @@ class _EpisodeReward(EpisodeOptions):
 class RobRewardManager:
     """A reward manager that puts each rollout's reward at its last action token.
 
-    The reward is success, 0 or 1; with test-time RL it is the efficiency. `episode_reward` in the
-    config replaces it by another kind of `rewardfleet.episodes`.
-
     Args:
         num_examine: Accepted as upstream; nothing is printed.
-        config: `actor_rollout_ref.model.action_token_len` and `verifier.reward_coef` as upstream.
-            `test_time_rl` (False). The step limit is `non_tensor_batch["max_steps"]` of a row, else
-            `actor_rollout_ref.model.max_steps` (500). `base_temperature` (0.6) and
-            `temperature_range` (0.3), which `target_success_rate` or `target_diversity` adapt.
-            `episode_reward`: the fields of `EpisodeOptions`; `kind`: success, efficiency or
-            objectives; `accuracy`: success, or score as in the original integration; and `vote`
-            (False): the largest cluster of a group counts as its successes.
+        config: `actor_rollout_ref.model.action_token_len` and `verifier.reward_coef` as upstream,
+            and the settings in docs/trainers/simplevla-rl.md.
 
     Raises:
         InvalidRequest: `episode_reward` is not valid.
     """
 
     def __init__(self, num_examine: int, config: Any) -> None:
-        self.num_examine = num_examine
-        self.config = config
+        self.num_examine, self.config = num_examine, config
         self.test_time_rl_mode = bool(config.get("test_time_rl", False))
         self.schedule = _schedule(config)  #: the temperatures of the next rollouts
         self.over_limit = 0  #: the rollouts so far that took more steps than their limit
@@ -79,8 +70,8 @@ class RobRewardManager:
         self._kind = self._options.kind or self._default_kind
         self._target_success = config.get("target_success_rate")
         self._target_diversity = config.get("target_diversity")
-        has_target, vote = self._target_diversity is not None, self._options.vote
-        if self._options.clusters is None and (vote or has_target):
+        vote = self._options.vote
+        if self._options.clusters is None and (vote or self._target_diversity is not None):
             name = "vote" if vote else "target_diversity"
             raise InvalidRequest(f"{name}: needs episode_reward.clusters, e.g. {{over: actions}}")
         self._signals: list[tuple[float, int]] = []
@@ -90,12 +81,11 @@ class RobRewardManager:
         """Return scores, and the metrics of reward, format and both, as upstream.
 
         `batch["acc"]` is success, 0 or 1, on whose mean upstream filters; with `vote`, the vote.
-        With `accuracy: score`, it is the score, and so is the metric `all`, the mean. A rollout
-        whose environment failed has the mean of its group, so that it does not change it.
+        With `accuracy: score`, it is the score, and so is the metric `all`, the mean.
         `batch["episode_reward"]` is the score, and `batch["keep"]` whether to train on a rollout.
-        A rollout without steps has the score 0 and is not kept: its environment failed. The groups
-        are the rows with the same `uid`. In validation there are none: the score is then success
-        or efficiency.
+        One without steps, whose environment failed, has the score 0, is not kept, and its `acc` is
+        the mean of its group. The groups are the rows with the same `uid`. In validation there are
+        none: the score is then success or efficiency.
 
         Raises:
             InvalidRequest: `episode_reward` cannot be computed for these rollouts.
@@ -105,22 +95,17 @@ class RobRewardManager:
         accuracy_is_score = self._options.accuracy == "score"
         completes = success(to_array(data.batch["complete"]))
         labels, rewards, result = self._score(data, completes)
-        scores = np.where(np.isnan(result.scores), 0.0, result.scores)
-        rated = scores if accuracy_is_score else labels
-        accuracies, uids = rated, _column(data, "uid")
+        scores = np.nan_to_num(result.scores)
+        accuracies, uids = scores if accuracy_is_score else labels, data.non_tensor_batch.get("uid")
         if uids is not None:  # else there are no groups: validation
             grouping, _ = Grouping.by_name([str(uid) for uid in uids])
-            means = grouping.broadcast(grouping.where(result.batch.ok).mean(rated))
-            accuracies = np.where(result.batch.ok, rated, means)
+            means = grouping.broadcast(grouping.where(result.batch.ok).mean(accuracies))
+            accuracies = np.where(result.batch.ok, accuracies, means)
         kept = result.batch.grouping.where(result.keep)
         keep = result.keep & (kept.broadcast(kept.sizes.astype(float)) != 1)  # none alone
         device = data.batch["responses"].device
-        columns = {
-            "acc": accuracies,
-            "format_correctness": np.ones_like(labels),
-            "episode_reward": scores,
-        }
-        for name, values in columns.items():
+        columns = {"acc": accuracies, "format_correctness": np.ones_like(labels)}
+        for name, values in {**columns, "episode_reward": scores}.items():
             data.batch[name] = torch.as_tensor(values, dtype=torch.float32, device=device)
         data.batch["keep"] = torch.as_tensor(keep, dtype=torch.bool, device=device)
         of_log = data.batch["acc"] if accuracy_is_score else completes
@@ -132,9 +117,9 @@ class RobRewardManager:
         """Return `{"gt_scores", "all"}`, each [B, T] float32, and metrics, as upstream.
 
         The reward is at token `finish_step x action_token_len - 1` of the flattened responses, at
-        most the last one. A rollout without steps has no such token: upstream writes at -1, here
-        its row is 0. Rollouts that `verify` has scored are not scored again, as upstream. The
-        temperatures are adapted to all rollouts that it has scored since the last call.
+        most the last one. The row of a rollout without steps is 0; upstream writes at -1. Rollouts
+        that `verify` has scored are not scored again, as upstream. The temperatures are adapted to
+        all rollouts that it has scored since the last call.
 
         Raises:
             ValueError: As upstream, the batch has `rm_scores`.
@@ -150,12 +135,10 @@ class RobRewardManager:
         flat = responses.reshape((responses.shape[0], -1))
         rewards = torch.zeros_like(flat, dtype=torch.float32)
         action_tokens = self.config.actor_rollout_ref.model.action_token_len
-        ends = np.minimum(
-            to_array(data.batch["finish_step"]) * action_tokens, flat.shape[1]
-        ).astype(int)
-        for row, score in enumerate(to_array(data.batch["episode_reward"]).tolist()):
-            if ends[row]:
-                rewards[row, int(ends[row]) - 1] = score
+        ends = to_array(data.batch["finish_step"]).astype(int) * action_tokens
+        scores = to_array(data.batch["episode_reward"])
+        for row in np.flatnonzero(ends).tolist():
+            rewards[row, min(int(ends[row]), flat.shape[1]) - 1] = float(scores[row])
         coefficient = self.config.verifier.reward_coef
         tensors = {"gt_scores": rewards, "all": coefficient * rewards}
         if coefficient != 0:
@@ -169,7 +152,7 @@ class RobRewardManager:
 
     def _score(self, data: Any, completes: Any) -> tuple[Any, Rewards, BatchResult]:
         """Return the labels that count as success, [B], the rewards, and the scored batch."""
-        uids = _column(data, "uid")
+        uids = data.non_tensor_batch.get("uid")
         kind, options = self._kind, self._options
         if uids is None:  # validation
             kind, options = self._default_kind, _EpisodeReward()
@@ -195,42 +178,33 @@ class RobRewardManager:
         return labels, rewards, result
 
     def _fields(self, data: Any, kind: str, options: EpisodeOptions) -> dict[str, list[Any]]:
+        model = self.config.actor_rollout_ref.model
         steps = to_array(data.batch["finish_step"]).astype(float)
-        fields = {name: list(column) for name in ("path", "progress")
-                  if (column := _column(data, name)) is not None}  # fmt: skip
+        columns = data.non_tensor_batch
+        fields = {name: [*columns[name]] for name in ("path", "progress") if name in columns}
         if kind != "success" or options.filter.select == "efficient":
-            limits = self._max_steps(data, len(steps))
-            self.over_limit += int((steps > limits).sum())
-            fields["max_steps"] = limits.tolist()
-        if options.clusters is not None or (
-            kind == "objectives" and _MOTION & set(options.weights)
-        ):
-            width = int(self.config.actor_rollout_ref.model.action_token_len)
-            actions = normalized_actions(to_array(data.batch["responses"]), width)
-            fields["actions"] = [
-                each[: int(count)] if count else None
-                for each, count in zip(actions, steps.tolist(), strict=True)
-            ]
+            limit = model.get("max_steps")
+            of_all = [_MAX_STEPS if limit is None else limit] * len(steps)
+            fields["max_steps"] = [*map(float, columns.get("max_steps", of_all))]
+            self.over_limit += int((steps > fields["max_steps"]).sum())
+        has_motion = kind == "objectives" and _MOTION & set(options.weights)
+        if has_motion or options.clusters is not None:
+            responses = to_array(data.batch["responses"])
+            actions = normalized_actions(responses, int(model.action_token_len))
+            taken = zip(actions, steps.astype(int).tolist(), strict=True)
+            fields["actions"] = [each[:count] if count else None for each, count in taken]
         fields["steps"] = steps.tolist()
         fields["masked"] = (steps == 0).tolist()
         return fields
 
-    def _max_steps(self, data: Any, count: int) -> Any:
-        per_row = _column(data, "max_steps")
-        if per_row is not None:
-            return np.asarray(per_row, float)
-        limit = self.config.actor_rollout_ref.model.get("max_steps")
-        return np.full(count, _MAX_STEPS if limit is None else float(limit))
-
     def _temperatures(self, groups: Sequence[str]) -> list[float | None]:
         """Return the temperature of each rollout: the i-th of a prompt has the i-th temperature."""
-        sizes, seen = Counter(groups), Counter[str]()
-        temperatures: list[float | None] = []
-        for group in groups:
-            spread = spread_temperatures(sizes[group], self.schedule.base, self.schedule.width)
-            temperatures.append(float(spread[seen[group]]) if sizes[group] > 1 else None)
-            seen[group] += 1
-        return temperatures
+        base, width = self.schedule.base, self.schedule.width
+        unused = {
+            group: iter(spread_temperatures(size, base, width).tolist() if size > 1 else [None])
+            for group, size in Counter(groups).items()
+        }
+        return [next(unused[group]) for group in groups]
 
     def _note_signal(self, labels: Any, result: BatchResult) -> None:
         """Note the outcome of the valid rollouts of a batch, for the temperatures."""
@@ -256,11 +230,10 @@ class RobRewardManager:
         metrics["reward/failed"] = float((~result.batch.ok).mean())
         metrics |= quartiles_of(result.scores[result.batch.ok].tolist())
         for each in by_temperature(rewards):
+            figures = {"success": each.success_rate, "steps": each.steps}
+            figures |= {"mean": each.reward_mean, "variance": each.reward_variance}
             prefix = f"reward/temperature_{each.temperature}"
-            metrics[f"{prefix}/success"] = each.success_rate
-            metrics[f"{prefix}/steps"] = each.steps
-            metrics[f"{prefix}/mean"] = each.reward_mean
-            metrics[f"{prefix}/variance"] = each.reward_variance
+            metrics |= {f"{prefix}/{name}": value for name, value in figures.items()}
         if result.clusters is not None and result.batch.ok.any():
             metrics["reward/clusters"] = float(result.clusters.counts.mean())
             metrics["reward/majority_ratio"] = float(np.nanmean(result.clusters.majority_ratio))
@@ -280,7 +253,6 @@ def normalized_actions(responses: Any, width: int) -> Any:
 
     Args:
         responses: Tokens, [B, ...]; flattened, each action has `width` of them.
-        width: `action_token_len`.
     """
     tokens = np.asarray(responses).reshape(len(responses), -1, width)
     bins = np.clip(_VOCABULARY - tokens - 1, 0, _BINS - 1)
@@ -288,17 +260,13 @@ def normalized_actions(responses: Any, width: int) -> Any:
 
 
 def keep_selected(data: Any, multiple_of: int = 1) -> Any:
-    """Return the rows of a DataProto that `verify` keeps: those to train on.
+    """Return the rows of a DataProto that `verify` has scored and keeps: those to train on.
 
-    Call it before reference log-probabilities and advantages are computed, so that a rollout that
-    is not kept does not count in its group.
-
-    The trainer needs as many rows for each GPU. Other rows fill up to the next multiple: each is
-    then alone in its group with a reward of 0, so its advantage is 0. If none is kept, all rows of
-    the result are such rows.
+    Call it before reference log-probabilities and advantages are computed. The trainer needs as
+    many rows for each GPU, so others fill up to the next multiple: each is alone in its group with
+    a reward of 0, and its advantage is 0.
 
     Args:
-        data: A batch that `verify` has scored.
         multiple_of: The number of GPUs, or of rows per optimizer step.
     """
     import torch  # noqa: PLC0415 - the trainer's package
@@ -307,24 +275,16 @@ def keep_selected(data: Any, multiple_of: int = 1) -> Any:
     if keep.all():
         return data
     missing = -int(keep.sum()) % multiple_of if keep.any() else multiple_of
-    fill = np.flatnonzero(~keep)[:missing]
     rows = keep.copy()
-    rows[fill] = True
+    rows[np.flatnonzero(~keep)[:missing]] = True
     selected = data.slice(torch.as_tensor(rows))
-    added = ~keep[rows]
-    # Without steps, the trainer would divide the loss of the row by 0.
-    steps = to_array(selected.batch["finish_step"])
-    columns = {
-        "episode_reward": np.where(added, 0, to_array(selected.batch["episode_reward"])),
-        "finish_step": np.where(added, np.maximum(steps, 1), steps),
-    }
-    for name, values in columns.items():
-        old = selected.batch[name]
-        selected.batch[name] = torch.as_tensor(values, dtype=old.dtype, device=old.device)
-    if added.any():
-        uids = np.array([str(uid) for uid in selected.non_tensor_batch["uid"]], dtype=object)
-        uids[added] = [f"{uids[row]}, not kept {row}" for row in np.flatnonzero(added)]
-        selected.non_tensor_batch["uid"] = uids
+    rewards, steps = selected.batch["episode_reward"], selected.batch["finish_step"]
+    uids = np.array([*map(str, selected.non_tensor_batch["uid"])], dtype=object)
+    for row in np.flatnonzero(~keep[rows]).tolist():
+        rewards[row] = 0
+        steps[row] = max(int(steps[row]), 1)  # else the trainer would divide its loss by 0
+        uids[row] = f"{uids[row]}, not kept {row}"
+    selected.non_tensor_batch["uid"] = uids
     return selected
 
 
@@ -340,26 +300,23 @@ def forward_test_time_rl(
     """
     if config.get("test_time_rl", False):
         schedule = _schedule(config) if reward_fn is None else reward_fn.schedule
-        meta_info["enable_test_time_rl"] = True
-        meta_info["base_temperature"] = schedule.base
-        meta_info["temperature_range"] = schedule.width
+        temperatures = {"base_temperature": schedule.base, "temperature_range": schedule.width}
+        meta_info.update(enable_test_time_rl=True, **temperatures)
 
 
 def sample_temperatures(meta_info: MutableMapping[str, Any], batch_size: int) -> list[float] | None:
     """Return the temperature of each row, [batch_size]; None if test-time RL is disabled.
 
-    The n_samples rows of a prompt are adjacent, as SimpleVLA-RL repeats them. (The original TTRL
-    integration uses `temperatures[0]` for all rows, so that no sample's temperature differs.)
+    The n_samples rows of a prompt are adjacent, as SimpleVLA-RL repeats them.
 
     Args:
         meta_info: As `forward_test_time_rl` filled it, with `n_samples`, 1 or more.
 
     Raises:
         ValueError: `batch_size` is not a multiple of `n_samples`.
-        KeyError: `forward_test_time_rl` was not called with this `meta_info`.
     """
     n_samples = int(meta_info.get("n_samples", 1))
-    if not meta_info.get("enable_test_time_rl", False) or n_samples < 2:
+    if not meta_info.get("enable_test_time_rl") or n_samples < 2:
         return None
     if batch_size % n_samples:
         raise ValueError(f"{batch_size} rows are not a multiple of n_samples ({n_samples})")
@@ -393,7 +350,3 @@ def _items(kind: str, fields: Mapping[str, Sequence[Any]]) -> list[EpisodeReques
         )
         for row, values in enumerate(zip(*fields.values(), strict=True))
     ]
-
-
-def _column(data: Any, name: str) -> Any:
-    return getattr(data, "non_tensor_batch", {}).get(name)

@@ -6,21 +6,18 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.services import SERVICES
 
 from ._rows import NAN_WOULD, QUARTILES, RowReward, is_before
 
-#: A function that TRL awaits, or calls: one reward per completion, NaN where there is none.
-RewardFunction = Callable[..., Awaitable[list[float]]] | Callable[..., list[float]]
-
 
 def reward_function(
     service: str, url: str | Sequence[str], *, is_async: bool = True, **options: Any
-) -> RewardFunction:
+) -> Callable[..., Any]:
     """Return a reward function, which TRL logs as `code_reward`, `tools_reward` or `video_reward`.
 
-    It can be pickled, as `AsyncGRPOTrainer` requires.
+    TRL awaits or calls it: one reward per completion, NaN where there is none. It can be pickled,
+    as `AsyncGRPOTrainer` requires.
 
     Args:
         service, url, options: See `rewardfleet.adapters`. `on_failure` is by default NaN where the
@@ -31,9 +28,8 @@ def reward_function(
         is_async: Whether the function is a coroutine function. If False, it blocks, for trainers
             that do not await: `OnlineDPOTrainer`, `SDPOTrainer`, `A2POTrainer`, forks, old ones.
     """
-    scorer = RowReward(service, url, **options)
-    function = functools.partial(_FUNCTIONS[service], scorer=scorer)
-    reward: Any = _CoroutineFunction(function) if is_async else _BlockingFunction(function, scorer)
+    kind = _CoroutineFunction if is_async else _BlockingFunction
+    reward: Any = kind(_FUNCTIONS[service], scorer=RowReward(service, url, **options))
     reward.__name__ = _FUNCTIONS[service].__name__  # old versions read it, a partial has none
     return reward  # type: ignore[no-any-return] # a callable
 
@@ -45,7 +41,7 @@ def _function(service: str) -> Callable[..., Awaitable[list[float]]]:
         # In old versions, a process that logs other names than the others waits for them forever,
         # or gets their values.
         metrics = dict.fromkeys(QUARTILES, math.nan) if is_before("trl", 1, 16) else {}
-        rewards = await scorer.rewards(completions, columns, metrics.__setitem__, trainer=trainer)
+        rewards = await scorer.rewards(completions, columns, metrics, trainer=trainer)
         for name, value in metrics.items() if "log_metric" in columns else ():
             columns["log_metric"](name, value)
         return rewards
@@ -67,9 +63,10 @@ def _caller() -> str:
         is_of_trl = frame.f_globals.get("__name__", "").startswith("trl.")
         if is_of_trl and (owner := frame.f_locals.get("self")) is not None:
             name = f"{type(owner).__module__.partition('.')[0].upper()} {type(owner).__name__}"
-            if NAN_WOULD.get(name) == "" and is_before("trl", 1, 6):
+            leaves_out = NAN_WOULD.get(name) == ""
+            if leaves_out and is_before("trl", 1, 6):
                 return "TRL before 1.6"
-            if NAN_WOULD.get(name) == "" and len(owner.reward_func_names) > 1:
+            if leaves_out and len(owner.reward_func_names) > 1:
                 return "TRL with several reward functions"
             return name
         frame = frame.f_back
@@ -87,11 +84,11 @@ class _CoroutineFunction(functools.partial[Any]):
 
 
 class _BlockingFunction:
-    """A coroutine function as one that blocks. Unlike a closure, it can be pickled."""
+    """A coroutine function as one that blocks: no partial function, which TRL would await."""
 
     def __init__(self, function: Callable[..., Any], scorer: RowReward) -> None:
-        self._function = function
-        self._loop = EventLoopThread(scorer.aclose)
+        self._function, self._scorer = function, scorer
 
-    def __call__(self, *args: Any, **given: Any) -> list[float]:
-        return self._loop.run(self._function(*args, trainer=_caller(), **given))
+    def __call__(self, *args: Any, **columns: Any) -> list[float]:
+        work = self._function(*args, scorer=self._scorer, trainer=_caller(), **columns)
+        return self._scorer.loop.run(work)

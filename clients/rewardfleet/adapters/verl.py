@@ -12,7 +12,6 @@ from typing import Any
 from rewardfleet.adapters._rows import MissingReward, RowReward, is_before, marks_of
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.rows import SampleRow
-from rewardfleet.service import OnFailure
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.policy_text import text_of
 from rewardfleet.wire.score import Score
@@ -23,7 +22,7 @@ _NO_VALUE = math.nan if is_before("verl", 0, 9) else None
 _FROM_VERL = {"reward_router_address", "reward_model_tokenizer", "reward_model"}
 
 #: What scores in this process, by service, URL and options; calls share its connections.
-_scorers: dict[tuple[Any, ...], RowReward] = {}
+_scorers: dict[str, RowReward] = {}
 _loop = EventLoopThread()
 
 
@@ -35,36 +34,28 @@ async def compute_score_async(
     *,
     url: str | Sequence[str],
     service: str = "code",
-    on_failure: OnFailure = "raise",
     **options: Any,
 ) -> dict[str, Any]:
     """Score one sample: a program, a critique, an answer, or a clip.
 
     Args:
         data_source: Ignored.
-        solution_str: The response: a text with a program; or, if `extra_info` has `revision`, the
-            critique from which that program was revised. The video service ignores it.
-        ground_truth: For code, the tests, or their JSON as text (a parquet file keeps text as it
-            is, but changes nested columns); for tools, the ground truth; for
-            answers, the reference; for video, the task.
-        extra_info: Further fields of the request, read where they are not None. For code
-            `revision`, `critique`, `original_program`, `original_passed`, `mode` and `limits`; for
-            video `clip` (see `rewardfleet.video_request`), `fps`, `nframes`, `backend`, ….
-        url, service, options: See `rewardfleet.adapters`.
-        on_failure: As in `RewardFleet`. The trainer of `trainer.use_v1=true` (verl 0.9) leaves out
-            a sample for which an error is raised; others end the run. In verl's own estimators NaN
-            spreads over its group; with those of `rewardfleet.adapters.verl_advantages` it does not
-            count. With a number, `reward/failed` or `reward/abstained` marks the samples that have
-            it.
+        solution_str: The response; or, if `extra_info` has `revision`, the critique from which that
+            program was revised. The video service ignores it.
+        ground_truth: The tests (better as JSON text, as a parquet file changes nested columns), the
+            ground truth, or the reference; for video, the task.
+        extra_info: Further fields of the request, read where they are not None: for video `clip`.
+        url, service, options: See `rewardfleet.adapters`. The trainer of `trainer.use_v1=true`
+            (verl 0.9) leaves out a sample for which an error is raised; others end the run. NaN as
+            `on_failure` spreads over its group in verl's own estimators; with those of
+            `rewardfleet.adapters.verl_advantages` it does not count. With a number,
+            `reward/failed` or `reward/abstained` marks the samples that have it.
 
     Returns:
-        `score`; `reward/failed`, 1.0 where the service failed, else 0.0; `reward/abstained`, 1.0
-        where the judge answered without a verdict; `reward/cached`, 1.0 for a score from the cache;
-        `reward/cause/NAME` for each cause of the service, 1.0 for that of the sample; and for code
-        `reward/pass_rate`, `reward/critique_valid` and `reward/details/judgment_correct`, for tools
-        the addends `reward/format`, `reward/correctness`, `reward/length` and `reward/tool_cost`,
-        and `reward/details/cost`, which is not multiplied by lambda. These are None where there is
-        none, which verl's validation leaves out; NaN before verl 0.9.
+        `score`; `reward/failed`, `reward/abstained`, `reward/cached`, and `reward/cause/NAME` for
+        each cause of the service, each 1.0 or 0.0; and what the service reports besides, e.g.
+        `reward/pass_rate`: None where there is none, which verl's validation leaves out; NaN before
+        verl 0.9.
 
     Raises:
         RewardFleetError: There is no score, and `on_failure` is "raise".
@@ -72,9 +63,13 @@ async def compute_score_async(
         TypeError: An option is unknown.
     """
     try:
-        scorer = _scorer(service, url, on_failure, options)
-        sample = _sample(scorer, solution_str, ground_truth, extra_info)
-        return _result(service, *await scorer.score(*sample, _step_of(extra_info)))
+        scorer = _scorer(service, url, options)
+        text, row = _sample(scorer, solution_str, ground_truth, extra_info)
+        # verl's agent loop adds the version of the weights that wrote the sample: how many steps
+        # there were before the first one that can train on it.
+        version = row.get("max_global_steps")
+        step = version + 1 if isinstance(version, int) else None
+        return _result(service, *await scorer.score(text, row, step))
     except Exception as error:
         limited = sys.modules.get("verl.experimental.reward_loop.reward_manager.limited")
         if limited and limited.RateLimitedRewardManager._class_initialized:  # noqa: SLF001
@@ -96,17 +91,16 @@ def compute_scores(
     *,
     url: str | Sequence[str],
     service: str = "code",
-    on_failure: OnFailure = "raise",
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Score a batch in one request, for the reward manager `batch`.
 
     The arguments are lists of those of `compute_score_async`, and so is the result.
     """
-    scorer = _scorer(service, url, on_failure, options)
+    scorer = _scorer(service, url, options)
     infos = extra_infos if extra_infos is not None else [None] * len(solution_strs)
-    given = zip(solution_strs, ground_truths, infos, strict=True)
-    samples = [_sample(scorer, *each) for each in given]
+    columns = zip(solution_strs, ground_truths, infos, strict=True)
+    samples = [_sample(scorer, *each) for each in columns]
     scores = _loop.run(scorer.scores([text for text, _ in samples], [row for _, row in samples]))
     return [_result(service, scorer.client.policy.reward(score), score) for score in scores]
 
@@ -126,21 +120,18 @@ def compute_score_prime(*sample: Any, **given: Any) -> float:
     return float(score["score"])
 
 
-def _scorer(
-    service: str, url: str | Sequence[str], on_failure: OnFailure, options: dict[str, Any]
-) -> RowReward:
-    urls = url if isinstance(url, str) else tuple(url)
-    given = {name: options[name] for name in options.keys() - _FROM_VERL}
-    key = (service, urls, repr(on_failure), *sorted(given.items()))
+def _scorer(service: str, url: str | Sequence[str], options: dict[str, Any]) -> RowReward:
+    urls = [url] if isinstance(url, str) else [*url]
+    given = {name: options[name] for name in sorted(options.keys() - _FROM_VERL)}
+    key = repr((service, urls, given))  # by its name, NaN equals itself
     if key not in _scorers:  # setdefault is atomic, so all threads use the same one
-        _scorers.setdefault(key, RowReward(service, urls, on_failure=on_failure, **given))
+        _scorers.setdefault(key, RowReward(service, urls, **given))
     return _scorers[key]
 
 
 def _sample(
     scorer: RowReward, solution: str, truth: Any, extra: SampleRow | None
 ) -> tuple[str | None, SampleRow]:
-    """Return what the policy wrote, and its row, for a sample of verl."""
     declared = SERVICES[scorer.service]
     row = extra or {}
     if declared.scores == "clip":
@@ -153,26 +144,11 @@ def _sample(
     return solution, row
 
 
-def _step_of(extra: SampleRow | None) -> int | None:
-    """Return the first step that can train on a sample; None if verl does not say it.
-
-    Its agent loop adds the version of the weights that wrote the sample: how many steps there were.
-    """
-    version = (extra or {}).get("max_global_steps")
-    return version + 1 if isinstance(version, int) else None
-
-
 class _SampleResult(dict[str, Any]):
     """What verl gets for a sample: `score`, and values to log."""
 
     def __missing__(self, key: object) -> float:
-        """Refuse to be read as a list, as the reward manager `prime` does.
-
-        Raises:
-            MissingReward: It would have turned a `KeyError` into scores of 0 for the whole batch.
-            KeyError: Another key is missing.
-        """
-        if key == 0:
+        if key == 0:  # with a `KeyError`, `prime` would give 0 to the whole batch
             raise MissingReward("the reward manager `prime` needs `name: compute_score_prime`")
         raise KeyError(key)
 

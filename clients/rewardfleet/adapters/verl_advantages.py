@@ -1,8 +1,8 @@
 """verl: GRPO and RLOO advantages in which a sample without a reward does not count.
 
 verl's own estimators take a NaN reward into the mean of its group, and give the only sample of a
-group its plain reward as the advantage. This module registers `rewardfleet_grpo` and
-`rewardfleet_rloo`.
+group its plain reward as the advantage. If verl is imported already, importing this module
+registers `rewardfleet_grpo` and `rewardfleet_rloo`.
 """
 
 import functools
@@ -67,16 +67,7 @@ def _advantages(
     return advantages, advantages
 
 
-def register() -> None:
-    """Register both with verl. Importing this module does so if verl is imported already.
-
-    Raises:
-        ImportError: verl is not installed.
-    """
+if "verl" in sys.modules:
     algorithms = module_of_trainer("verl.trainer.ppo.core_algos", "pip install verl")
     for name, function in (("rewardfleet_grpo", grpo), ("rewardfleet_rloo", rloo)):
         algorithms.register_adv_est(name)(function)
-
-
-if "verl" in sys.modules:
-    register()

@@ -8,7 +8,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from rewardfleet.episodes.batch import visual_score
 from rewardfleet.wire.episode import FilterOptions, Normalization
 from rewardfleet.wire.truth import given, plain
 
-from ._rows import quartiles_of
+from ._rows import check_choice, quartiles_of
 
 log = logging.getLogger(__name__)
 
@@ -63,19 +63,14 @@ class EpisodeRewardManager:
         normalization_type: Normalization = "none",
         kind: RewardForm = "return",
     ) -> None:
-        self.tokenizer = tokenizer
-        self.num_examine = num_examine
-        if normalization_type not in get_args(Normalization):
-            known = ", ".join(get_args(Normalization))
-            raise ValueError(f"normalization_type: {known}, not {normalization_type!r}")
-        if kind not in get_args(RewardForm):
-            raise ValueError(f"kind: {', '.join(get_args(RewardForm))}, not {kind!r}")
+        self.tokenizer, self.num_examine = tokenizer, num_examine
+        check_choice("normalization_type", normalization_type, Normalization)
+        check_choice("kind", kind, RewardForm)
         if normalize_by_length and normalization_type not in {"none", "length"}:
             raise ValueError(f"normalize_by_length: normalization_type is {normalization_type!r}")
         self.normalization_type = "length" if normalize_by_length else normalization_type
         self.kind = kind
-        #: What a trainer logs of the last batch: `reward/failed`, the share of rows without a
-        #: reward, and `reward/p0` to `reward/p100`, the quartiles of the others.
+        #: What a trainer logs of the last batch: `reward/failed`, and the quartiles of the others.
         self.metrics: dict[str, float] = {}
         self._running = RunningMeanStd()
 
@@ -83,21 +78,19 @@ class EpisodeRewardManager:
         """Return the rewards of a `DataProto`: [B, T] float32 on the device of its responses.
 
         It reads `responses` [B, T], `prompts` [B, P] and `attention_mask` [B, P + T] of
-        `data.batch`. Of `data.non_tensor_batch` it reads, each [B]:
+        `data.batch`; if that has `rm_scores`, these are returned unchanged. Of
+        `data.non_tensor_batch` it reads, each [B]:
 
-        - `episode_rewards`;
+        - `episode_rewards`; NaN is a missing reward. Normalized within its group, it does not count
+          there, and becomes 0: no advantage;
         - to normalize, `episode_lengths`, or `uid` (of the group) and `traj_uid` (of the episode);
         - for `visual`, `visual_success`: a number in [0, 1], or a response of the video service;
         - for `hybrid`, `step_rewards` and `step_token_ends`: lists of rewards, and of the tokens of
           the response at which they are placed. Without these lists, each row is one step, as in
           verl-agent, and its reward in `rewards` is placed at its last valid token.
 
-        If `data.batch` has `rm_scores`, these are returned unchanged.
-
-        A row without a valid response token has no position for a reward and stays all zeros. The
-        log reports it; with `return_dict`, `reward_extra_info["reward_placed"]` is False for it.
-        NaN is a missing reward. Normalized within its group, it does not count there, and becomes
-        0: no advantage. `reward_extra_info["reward_valid"]` is then False.
+        With `return_dict`, `reward_extra_info` has, for each row, `reward_valid`, and
+        `reward_placed`: a row without a valid response token has no position, and stays all zeros.
 
         Raises:
             ValueError: A length to divide by is not above 0; a reward is not finite, or missing
@@ -108,8 +101,7 @@ class EpisodeRewardManager:
             return {"reward_tensor": scores} if return_dict else scores
         import torch  # noqa: PLC0415 - the trainer's package
 
-        responses = data.batch["responses"]
-        rewards = torch.zeros_like(responses, dtype=torch.float32)
+        rewards = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
         last = _last_valid(data)
         episode_rewards, valid = self._episode_rewards(data, last)
         if (last < 0).any():
@@ -120,10 +112,8 @@ class EpisodeRewardManager:
             if self.kind == "hybrid" and valid[row]:
                 for token, reward in _step_rewards(data.non_tensor_batch, row, int(last[row])):
                     rewards[row, token] += reward
-        if return_dict:
-            extra = {"reward_placed": (last >= 0).tolist(), "reward_valid": valid.tolist()}
-            return {"reward_tensor": rewards, "reward_extra_info": extra}
-        return rewards
+        extra = {"reward_placed": (last >= 0).tolist(), "reward_valid": valid.tolist()}
+        return {"reward_tensor": rewards, "reward_extra_info": extra} if return_dict else rewards
 
     def _episode_rewards(self, data: Any, last: Any) -> tuple[Any, Any]:
         """Return the normalized rewards, [B], and which of them are valid, [B]."""
@@ -134,8 +124,8 @@ class EpisodeRewardManager:
         if self.kind == "visual":
             items = (SimpleNamespace(visual_success=each) for each in fields["visual_success"])
             scores = np.array([visual_score(each) for each in items], float)
-            given = ~np.isnan(scores)  # a video without a score has no reward
-            rewards = np.where(given, visual(rewards, np.where(given, scores, 0.0)), np.nan)
+            products = visual(rewards, np.nan_to_num(scores))
+            rewards = np.where(np.isnan(scores), np.nan, products)  # without a score, no reward
         valid = ~np.isnan(rewards)
         refused = np.isinf(rewards) | ~(valid | (self.normalization_type in _WITHIN_GROUP))
         if refused.any():
@@ -145,11 +135,10 @@ class EpisodeRewardManager:
                 f"set normalization_type to {', '.join(_WITHIN_GROUP)}"
             )
         if not valid.all():
-            log.warning(
-                "%d of %d rows have no reward, and no advantage", (~valid).sum(), len(valid)
-            )
-        self.metrics = {"reward/failed": float((~valid).mean())}
-        self.metrics |= quartiles_of(rewards[valid].tolist())
+            counts = (~valid).sum(), len(valid)
+            log.warning("%d of %d rows have no reward, and no advantage", *counts)
+        quartiles = quartiles_of(rewards[valid].tolist())
+        self.metrics = {"reward/failed": float((~valid).mean()), **quartiles}
         return self._normalized(rewards, fields, last), valid
 
     def _normalized(self, rewards: Any, fields: Any, last: Any) -> Any:
@@ -171,11 +160,9 @@ class EpisodeRewardManager:
 
 
 def reward_manager_of(config: Any) -> Callable[..., EpisodeRewardManager]:
-    """Return the reward manager that `reward_model` names, with its settings.
+    """Return the reward manager that `config.reward_model.reward_manager` (episode) names.
 
-    Args:
-        config: `reward_model.reward_manager` (episode), `reward_model.normalization_type` (none)
-            and `reward_model.kind` (return).
+    Its `normalization_type` (none) and `kind` (return) are in `config.reward_model` as well.
 
     Raises:
         NotImplementedError: It names another reward manager, which the trainer has itself.
@@ -210,8 +197,8 @@ def filter_group_data(  # noqa: PLR0917 - the trainer's signature
     Args:
         batch_list: [N], the steps of each episode; each step has the `uid` of its group.
         episode_rewards, episode_lengths, traj_uid, tool_callings: [N].
-        success: By name, [N]. Rates per task, which have another length, are left out, but kept
-            on the last try, as upstream does.
+        success: By name, [N]. Rates per task, which have another length, are kept on the last try
+            only, as upstream does.
         last_try: Keep groups with equal rewards: there is no further round of sampling.
 
     Returns:
@@ -225,31 +212,20 @@ def filter_group_data(  # noqa: PLR0917 - the trainer's signature
         tolerance = config.algorithm.filter_groups.get("tolerance", FilterOptions().tolerance)
         dropped |= all_equal(rewards, grouping, tolerance)
     keep = np.flatnonzero(scored.broadcast(dropped.astype(float)) == 0)
-    kept = {
-        name: values[keep] if len(values) == len(rewards) else values
-        for name, values in success.items()
-        if last_try or len(values) == len(rewards)
-    }
-    return (
-        [batch_list[index] for index in keep.tolist()],
-        episode_rewards[keep],
-        episode_lengths[keep],
-        kept,
-        traj_uid[keep],
-        tool_callings[keep],
-    )
+    kept = {name: each[keep] for name, each in success.items() if len(each) == len(rewards)}
+    rates = {name: each for name, each in success.items() if last_try and name not in kept}
+    steps = [batch_list[index] for index in keep.tolist()]
+    columns = (episode_rewards, episode_lengths, traj_uid, tool_callings)
+    returns, lengths, names, calls = (each[keep] for each in columns)
+    return steps, returns, lengths, kept | rates, names, calls
 
 
 def _step_rewards(fields: Any, row: int, last: int) -> list[tuple[int, float]]:
-    """Return the tokens and rewards of the steps of a row.
-
-    Raises:
-        ValueError: The tokens are not one per step, or not those of the response.
-    """
+    """Return the tokens and rewards of the steps of a row."""
     if "step_rewards" not in fields:
         return [(last, float(np.asarray(fields["rewards"][row], float)))]
     rewards = np.atleast_1d(np.asarray(fields["step_rewards"][row], float))
-    ends = fields["step_token_ends"][row] if "step_token_ends" in fields else [last]
+    ends = fields["step_token_ends"][row] if "step_token_ends" in fields else last
     tokens = np.atleast_1d(np.asarray(ends, int))
     if len(tokens) != len(rewards) or (tokens < 0).any() or (tokens > last).any():
         raise ValueError(

@@ -51,12 +51,9 @@ _Fallback = Annotated[float, Field(allow_inf_nan=True), AfterValidator(_not_infi
 
 
 class RewardModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, allow_inf_nan=False):
-    """How episodes are scored, and how scores become rewards.
+    """How episodes are scored, and how scores become rewards: see `docs/trainers/libero.md`.
 
-    Names and defaults are those of the original RLinf integration, down to `task_suite_name`;
-    the rest is new.
-
-    `docs/trainers/libero.md` describes each key.
+    Names and defaults are those of the original RLinf integration, down to `task_suite_name`.
     """
 
     enable: bool = False
@@ -98,16 +95,6 @@ class RewardModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, all
             return cls.model_validate(_fields_of(config))
         except ValidationError as error:
             raise ValueError(format_validation_error(error, cls)) from None
-
-    def reward(self, score: float) -> float:
-        """Return the reward of an episode's score in [0, 1]."""
-        value = float(score >= self.success_threshold) if self.binary_reward else score
-        return self.reward_coef * value
-
-    @property
-    def fallback_reward(self) -> float:
-        """The reward of an episode without a score."""
-        return self.reward_coef * self.fallback_score
 
 
 def _fields_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,18 +3,15 @@
 import logging
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rewardfleet.adapters._rows import metrics_of
-from rewardfleet.adapters.patience import Patience
-from rewardfleet.client import RewardFleet
-from rewardfleet.event_loop_thread import EventLoopThread
+from rewardfleet.adapters._rows import RowReward, check_choice, metrics_of
 from rewardfleet.wire.errors import (
     CALLER_ERRORS,
     Abstained,
@@ -76,13 +73,12 @@ def episode_metrics(arrived: Sequence[EpisodeReward]) -> dict[str, float]:
     The shares `reward/failed`, `reward/abstained` and `reward/cached`, and the quartiles of the
     scores, `reward/p0` to `reward/p100`. Discarded episodes do not count.
     """
-    judged = [each for each in arrived if each.status != "discarded"]
-    return metrics_of(
-        [
-            each.answer or VideoScore.model_construct(score=None, status=Status(each.status))
-            for each in judged
-        ]
-    )
+    scores = [
+        each.answer or VideoScore.model_construct(score=None, status=Status(each.status))
+        for each in arrived
+        if each.status != "discarded"
+    ]
+    return metrics_of(scores)
 
 
 class MissingRewardError(RewardFleetError):
@@ -93,35 +89,11 @@ class MissingRewardError(RewardFleetError):
         self.reward = reward  #: the episode
 
 
-@dataclass
-class _EnvironmentState:
-    """The current episode of one environment."""
-
-    task: Any  #: as it was given
-    recorder: EpisodeRecorder | None  #: the episode's frames; None from its end to the next reset
-    episode: int = 0  #: its index
-
-    def end(self) -> EpisodeRecorder:
-        """End the episode, and return its frames.
-
-        Raises:
-            ValueError: It cannot be scored.
-        """
-        recorder, self.recorder = self.recorder, None
-        if recorder is None:
-            self.episode += 1
-            raise ValueError("finished, but not reset since its last episode ended")
-        return recorder
-
-
 class LiberoRewards:
     """Records the frames of a vector of environments, and scores episodes when they end.
 
     `docs/trainers/libero.md` has examples: `record` each step, `finish` where episodes end, `reset`
-    where environments are reset, and `collect` what has arrived.
-
-    At most `4 x nframes + 1` frames per environment are in memory, whatever the length of an
-    episode. The methods are for one thread. Scores arrive in another, while the simulator works.
+    where environments are reset, and `collect` what has arrived. The methods are for one thread.
 
     Args:
         config: See `RewardModelConfig.of`.
@@ -150,37 +122,33 @@ class LiberoRewards:
             )
         if isinstance(tasks, str) or not len(tasks):
             raise ValueError(f"tasks: give one text per environment, not {tasks!r}")
-        if orientation not in get_args(Orientation):
-            accepted = ", ".join(get_args(Orientation))
-            raise ValueError(f"orientation: give one of {accepted}; not {orientation!r}")
+        check_choice("orientation", orientation, Orientation)
         if not 0 < frame_rate <= 1000:
             raise ValueError(f"frame_rate: give Hz above 0, at most 1000; not {frame_rate}")
         if max_pending is not None and max_pending < 1:
             raise ValueError(f"max_pending: give 1 or more, not {max_pending}")
-        self._orientation = orientation
-        self._frame_rate = frame_rate
+        self._orientation, self._frame_rate = orientation, frame_rate
         self._max_pending = max_pending or max(2 * len(tasks), _LEAST_PENDING)
-        self._environments = [
-            _EnvironmentState(task, EpisodeRecorder(self.config.nframes)) for task in tasks
-        ]
-        self._fleet = RewardFleet(
-            video=self.config.endpoint, timeout_s=self.config.timeout, api_key=self.config.api_key
-        )
-        self._loop = EventLoopThread(self._fleet.aclose)
+        # Of each environment; a recorder is None from the end of its episode to the next reset.
+        self._tasks: list[Any] = list(tasks)
+        self._recorders: list[EpisodeRecorder | None] = [self._recorder() for _ in tasks]
+        self._episodes = np.zeros(len(tasks), np.int64)
+        options = self.config.model_dump(include={"api_key", "binary_reward", "success_threshold"})
+        options |= {"timeout_s": self.config.timeout, "coalesce_s": 0.0}  # no clip waits for others
+        self._scorer = RowReward("video", self.config.endpoint, **options)
         self._closed = False
-        self._patience = Patience(self.config.timeout)
         self._pending: dict[Future[VideoScore], EpisodeReward] = {}
         self._arrived: list[EpisodeReward] = []
 
     @property
     def episode(self) -> NDArray[np.int64]:
         """The index of the current or last episode of each environment, [N]."""
-        return np.array([each.episode for each in self._environments])
+        return self._episodes.copy()
 
     @property
     def recording(self) -> NDArray[np.bool_]:
         """Whether each environment is in an episode, [N]: not between `finish` and `reset`."""
-        return np.array([each.recorder is not None for each in self._environments])
+        return np.array([each is not None for each in self._recorders])
 
     @property
     def pending(self) -> int:
@@ -205,17 +173,16 @@ class LiberoRewards:
         if tasks is not None and (isinstance(tasks, str) or len(tasks) != len(indices)):
             raise ValueError(f"tasks: give {len(indices)}, one per environment; not {tasks!r}")
         for position, index in enumerate(indices):
-            state = self._environments[index]
-            recorder = state.recorder
+            recorder = self._recorders[index]
             if recorder is not None and (recorder.count or recorder.problem):
                 problem = recorder.problem or f"reset after {recorder.count} frames, not finished"
                 self._arrived.append(_without_score(self._current(index), problem, "discarded"))
                 recorder = None
             if recorder is None:
-                state.episode += 1
-                state.recorder = EpisodeRecorder(self.config.nframes)
+                self._episodes[index] += 1
+                self._recorders[index] = self._recorder()
             if tasks is not None:
-                state.task = tasks[position]
+                self._tasks[index] = tasks[position]
 
     def record(self, frames: Any, environments: Environments = None) -> None:
         """Record one frame per environment. After `finish`, frames are ignored until `reset`.
@@ -224,7 +191,6 @@ class LiberoRewards:
 
         Args:
             frames: A list, an array or a torch tensor of images; see `upright_image`.
-            environments: The environments of the frames, in the same order.
 
         Raises:
             ValueError: There is another number of frames, or an index is out of range.
@@ -233,7 +199,7 @@ class LiberoRewards:
         if len(frames) != len(indices):
             raise ValueError(f"frames: give {len(indices)}, one per environment; not {len(frames)}")
         for index, frame in zip(indices, frames, strict=True):
-            recorder = self._environments[index].recorder
+            recorder = self._recorders[index]
             if recorder is None or recorder.problem is not None:
                 continue
             try:
@@ -251,8 +217,13 @@ class LiberoRewards:
             RuntimeError: This object is closed.
         """
         for index in self._indices(environments):
+            recorder, self._recorders[index] = self._recorders[index], None
+            if recorder is None:
+                self._episodes[index] += 1
+                recorder = self._recorder()
+                recorder.problem = "finished, but not reset since its last episode ended"
             try:
-                clip = self._environments[index].end().select(self._frame_rate)
+                clip = recorder.select(self._frame_rate)
             except ValueError as error:
                 self._arrived.append(_without_score(self._current(index), str(error)))
                 continue
@@ -261,10 +232,10 @@ class LiberoRewards:
             if len(self._pending) >= self._max_pending:
                 self._receive(None, until=FIRST_COMPLETED)
             episode = self._current(index)
-            self._pending[self._loop.start(self._score(episode, *clip))] = episode
+            self._pending[self._scorer.loop.start(self._score(episode, *clip))] = episode
 
     def collect(self, timeout: float | None = 0.0) -> list[EpisodeReward]:
-        """Return the episodes whose rewards arrived. Each is returned once.
+        """Return the episodes whose rewards arrived, each once.
 
         If some have no score, one line of the log sums them up: a warning; an error if the service
         refused a request as invalid or too large, which the caller must correct.
@@ -275,11 +246,12 @@ class LiberoRewards:
 
         Raises:
             MissingRewardError: A finished episode has no score, and `fail_on_request_error` is set,
-                or the URL is wrong, or `Patience` is over. The next call returns the others.
+                or the URL is wrong, or the service stays away. The next call returns the others.
         """
         self._receive(timeout)
         missing = [each for each in self._arrived if each.status in {"abstained", "error"}]
-        is_over = self._patience.is_over({each.status for each in self._arrived}, is_batch=False)
+        statuses = {each.status for each in self._arrived}
+        is_over = self._scorer.is_patience_over(statuses, is_batch=False)
         if not (self.config.fail_on_request_error or is_over):
             missing = [each for each in missing if each.error and each.error.blames_url]
         if missing:
@@ -292,7 +264,7 @@ class LiberoRewards:
     def close(self) -> None:
         """Cancel what is pending, which becomes an error, and end the thread."""
         self._closed = True
-        self._loop.close(self._fleet.aclose())
+        self._scorer.loop.close(self._scorer.fleet.aclose())
 
     def __enter__(self) -> Self:
         return self
@@ -300,18 +272,19 @@ class LiberoRewards:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _recorder(self) -> EpisodeRecorder:
+        return EpisodeRecorder(self.config.nframes)
+
     def _current(self, index: int) -> EpisodeReward:
         """Return the current episode of an environment, as it is without a score."""
-        state = self._environments[index]
-        task = state.task if isinstance(state.task, str) else ""
-        return EpisodeReward(index, state.episode, task, self.config.fallback_reward, "error")
+        task = self._tasks[index] if isinstance(self._tasks[index], str) else ""
+        reward = self.config.reward_coef * self.config.fallback_score
+        return EpisodeReward(index, int(self._episodes[index]), task, reward, "error")
 
     def _indices(self, environments: Environments) -> list[int]:
         """Return different indices in range, from indices or a mask."""
-        count = len(self._environments)
-        if environments is None:
-            return list(range(count))
-        given = np.atleast_1d(np.asarray(environments))
+        count = len(self._tasks)
+        given = np.arange(count) if environments is None else np.atleast_1d(environments)
         if given.dtype == bool and given.shape == (count,):
             given = np.flatnonzero(given)
         indices: list[int] = given.tolist()
@@ -328,7 +301,9 @@ class LiberoRewards:
     ) -> VideoScore:
         """Send one episode. While it waits for its score, only encoded frames are in memory."""
         options = self.config.model_dump(include=_SENT)
-        scoring = self._fleet.video.score(episode.task, frames, fps=fps, **options)
+        scoring: Awaitable[VideoScore] = self._scorer.client.score(
+            episode.task, frames, fps=fps, **options
+        )
         del frames
         return await scoring
 
@@ -343,7 +318,7 @@ class LiberoRewards:
             return _without_score(episode, InternalError(f"{type(error).__name__}: {error}"))
         if answer.score is None:
             return replace(_without_score(episode, abstained(answer)), answer=answer)
-        reward = self.config.reward(answer.score)
+        reward = self.config.reward_coef * self._scorer.client.policy.reward(answer)
         return replace(episode, reward=reward, status="ok", score=answer.score, answer=answer)
 
     def _receive(self, timeout: float | None = 0.0, until: str = ALL_COMPLETED) -> None:

@@ -25,8 +25,8 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
 
     The simulator's rewards are dropped. A step has the reward 0.0, or, if it ends an episode, NaN
     until `collect` returns the reward, as `step` does not wait. With `blocking`, `step` waits and
-    returns it. All autoreset modes of Gymnasium are supported. `info` gets `reward_episode`,
-    `reward_pending` and `reward_valid`, each [N]; `docs/trainers/libero.md` describes them.
+    returns it. `info` gets `reward_episode`, `reward_pending` and `reward_valid`, each [N];
+    `docs/trainers/libero.md` describes them.
 
     Args:
         env: The environments. Their `metadata` names the autoreset mode, as Gymnasium requires.
@@ -54,12 +54,9 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
         try:
             self._mode = AutoresetMode(mode)
         except ValueError:
-            accepted = ", ".join(each.value for each in AutoresetMode)
-            raise ValueError(
-                f'metadata["autoreset_mode"]: not an AutoresetMode ({accepted}): {mode!r}'
-            ) from None
-        self._tasks = tasks
-        self._frames = frames
+            kinds = f"an AutoresetMode ({', '.join(each.value for each in AutoresetMode)})"
+            raise ValueError(f'metadata["autoreset_mode"]: not {kinds}: {mode!r}') from None
+        self._tasks, self._frames = tasks, frames
         #: What records and scores; it has `pending`.
         self.rewards = LiberoRewards(config, [""] * env.num_envs, **options)
         #: Environments that Gymnasium resets in the next step.
@@ -128,11 +125,9 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
     def _begin(self, mask: Mask, observations: Any, info: dict[str, Any]) -> None:
         """Begin episodes with their first frames."""
         if mask.any():
-            tasks = self._current_tasks(observations, info)
-            if len(tasks) != self.num_envs:
-                raise ValueError(
-                    f"tasks: give {self.num_envs}, one per environment; not {len(tasks)}"
-                )
+            tasks, count = self._current_tasks(observations, info), self.num_envs
+            if len(tasks) != count:
+                raise ValueError(f"tasks: give {count}, one per environment; not {len(tasks)}")
             self.rewards.reset(mask, tasks=list(compress(tasks, mask)))
             self._record(mask, observations)
 
@@ -174,5 +169,5 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
 def _described(
     info: dict[str, Any], episodes: NDArray[np.int64], pending: Mask, valid: Mask
 ) -> dict[str, Any]:
-    added = {"reward_episode": episodes, "reward_pending": pending, "reward_valid": valid}
-    return {**info, **added}
+    own = {"reward_episode": episodes, "reward_pending": pending, "reward_valid": valid}
+    return {**info, **own}

@@ -1,4 +1,4 @@
-"""A critique's reward is the pass rate of the program revised from it.
+"""CTRL: a critique's reward is the pass rate of the program revised from it.
 
 `CritiqueReward` has the methods that CTRL's trainer calls on its `reward_fn`, and
 `RewardModelForCritic` also the arguments of CTRL's own class. Run in HKUNLP/critic-rl at 13dc710.
@@ -8,19 +8,18 @@ import asyncio
 import re
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rewardfleet.adapters._rows import metrics_of, module_of_trainer
-from rewardfleet.adapters.patience import Patience
 from rewardfleet.arrays import to_array
+from rewardfleet.bulk import rows as tables
 from rewardfleet.client import RewardFleet
-from rewardfleet.event_loop_thread import EventLoopThread
-from rewardfleet.rows import SampleRow, requests_of, scores_of
+from rewardfleet.rows import SampleRow
 from rewardfleet.wire.policy_text import text_of
+from rewardfleet.wire.truth import given
 
-from .rows import read_rows
+from ._rows import RowReward, check_choice, metrics_of, module_of_trainer
 
 _FORMAT = re.compile(r"<format>(.*)</format>", re.DOTALL)
 
@@ -29,6 +28,11 @@ _FORMAT = re.compile(r"<format>(.*)</format>", re.DOTALL)
 Rules = Literal["service", "original"]
 #: One of these texts is in a critique that CTRL rewards.
 _VERDICTS = ("Overall judgment: Correct", "Overall judgment: Incorrect")
+
+#: The values of `prompter_type`, which are also the names of the datasets of the tests.
+_DATASETS = ("code_contests", "mbppplus", "livecodebench")
+#: The columns that the code service reads in such rows; others may be large.
+_TEST_COLUMNS = ("selected_uts", "all_uts", "test", "labels", "content", "time_limit")
 
 
 class RevisionQuery(NamedTuple):
@@ -43,11 +47,9 @@ class CritiqueReward:
     """The `reward_fn` of CTRL's trainer: a critique's reward is the pass rate of its revision.
 
     Args:
-        fleet: A fleet with a code service; its `max_concurrency`, `timeout_s` and `on_failure`
-            apply.
-        rows: Each has `id`, `problem`, `solution` (the program that is criticized) and `tests`
-            (a mapping, or JSON as text: see `code_fields`). It may have `mode`, `limits`,
-            `original_program` and `original_passed`; see `CodeRequest`. A row with a
+        fleet: A fleet with a code service, whose options apply.
+        rows: Each has `id`, `problem`, `solution` (the program that is criticized) and `tests` (a
+            mapping, or JSON as text), and may have other fields of `CodeRequest`. A row with a
             `prompter_type` is one of CTRL, and gets CTRL's prompt.
         tokenizer: The tokenizer of the policy, which decodes critiques.
         num_examine: How many critiques of each batch are printed.
@@ -66,14 +68,9 @@ class CritiqueReward:
         num_examine: int = 0,
         rules: Rules = "service",
     ) -> None:
-        if rules not in get_args(Rules):
-            raise ValueError(f"rules: {' or '.join(get_args(Rules))}, not {rules!r}")
-        self._fleet = fleet
-        self._loop = EventLoopThread(fleet.aclose)
-        self._patience = Patience(fleet.code.timeout_s)
-        self._rules = rules
-        self._tokenizer = tokenizer
-        self._num_examine = num_examine
+        check_choice("rules", rules, Rules)
+        self._scorer = RowReward("code", fleet)
+        self._rules, self._tokenizer, self._num_examine = rules, tokenizer, num_examine
         #: What a trainer logs of the last batch: `reward/failed`, `reward/p50`, …
         self.metrics: dict[str, float] = {}
         self._rows: dict[str, SampleRow] = {}
@@ -117,8 +114,8 @@ class CritiqueReward:
     def build_revision_messages(self, query: RevisionQuery, critique: str) -> list[dict[str, str]]:
         """Return the chat that asks for a revision.
 
-        A row of CTRL gets CTRL's own prompt, from its module `ctrl.gen.prompt`. Another row gets
-        that of the function of this name.
+        A row of CTRL gets CTRL's own prompt, from its module `ctrl.gen.prompt`, another one that of
+        the function of this name.
 
         Raises:
             ImportError: The row is one of CTRL, and CTRL cannot be imported.
@@ -140,9 +137,8 @@ class CritiqueReward:
     ) -> Coroutine[Any, Any, list[float]]:
         """Start running the revisions; return a coroutine of their rewards, in the same order.
 
-        The work starts with the call, in its own thread, and not with the `await`. CTRL's trainer
-        creates a task, computes log-probabilities, and only then runs its event loop; work that
-        waited for that loop would not overlap with the computation.
+        The work starts with the call, in its own thread, and not with the `await`: CTRL's trainer
+        creates a task, computes log-probabilities, and only then runs its event loop.
 
         Args:
             critiques: [B].
@@ -151,12 +147,10 @@ class CritiqueReward:
 
         Raises:
             ValueError: The lists differ in length.
-            RewardFleetError: From the `await`, if the fleet's `on_failure` is "raise": the first
-                failure. Otherwise `on_failure` replaces a missing reward, with a warning in the
-                log.
+            RewardFleetError: From the `await`, if the fleet's `on_failure` is "raise".
         """
-        rows = list(zip(critiques, revisions, samples, strict=True))
-        rewards = self._loop.start(self._rewards(rows))
+        rows = [*zip(critiques, revisions, samples, strict=True)]
+        rewards = self._scorer.loop.start(self._rewards(rows))
 
         async def wait() -> list[float]:
             return await asyncio.wrap_future(rewards)
@@ -164,38 +158,31 @@ class CritiqueReward:
         return wait()
 
     async def _rewards(self, rows: Sequence[tuple[Any, Any, SampleRow]]) -> list[float]:
-        code = self._fleet.code
-        scores = await scores_of(code, requests_of("code", (self._sample(*row) for row in rows)))
+        samples = [self._sample(*each) for each in rows]
+        scores = await self._scorer.scores([text for text, _ in samples], [r for _, r in samples])
         self.metrics = metrics_of(scores)
-        self._patience.check(scores, is_batch=True)
-        return [code.policy.reward(score) for score in scores]
+        return [self._scorer.client.policy.reward(score) for score in scores]
 
-    def _sample(self, critique: Any, revision: Any, row: SampleRow) -> tuple[Any, Any, SampleRow]:
-        """Return what is scored, the tests, and the fields of the request."""
-        tests = row.get("tests")
+    def _sample(self, critique: Any, revision: Any, row: SampleRow) -> tuple[Any, SampleRow]:
+        """Return what is scored, and the fields of the request."""
         if text_of(critique) is None or text_of(revision) is None:
-            return None, tests, row
+            return None, row
         if self._rules == "service":
-            return revision, tests, {**row, "critique": critique}
+            return revision, {**row, "critique": critique}
         if not any(verdict in critique for verdict in _VERDICTS):
-            return "", tests, {**row, "critique": ""}  # nothing is run
+            return "", {**row, "critique": ""}  # nothing is run
         block = first_block(revision) if "```" in revision else revision.strip()
-        return f"```python\n{block}\n```", tests, row
+        return f"```python\n{block}\n```", row
 
 
 class RewardModelForCritic(CritiqueReward):
     """`CritiqueReward` with the arguments of CTRL's class of this name.
-
-    ```python
-    RewardModelForCritic = functools.partial(RewardModelForCritic, fleet=fleet)  # in run_rl.py
-    ```
 
     Args:
         file: The training file, or several; see `read_rows`.
         run_all_cases: The reward is the pass rate. If False, it is 1 or 0: all tests, or not. As in
             CTRL, it is 1 or 0 in any case where the tests are one program: those of LiveCodeBench,
             and those of MBPP+ that are a text.
-        rules: As in `CritiqueReward`.
 
     Raises:
         ValueError: A row is none of CTRL's, or two have the same id.
@@ -212,9 +199,8 @@ class RewardModelForCritic(CritiqueReward):
         rules: Rules = "service",
     ) -> None:
         mode = "pass_rate" if run_all_cases else "all_pass"
-        rows = (
-            {**row, "mode": "all_pass" if _is_one_program(row) else mode} for row in read_rows(file)
-        )
+        modes = {True: "all_pass", False: mode}
+        rows = ({**row, "mode": modes[_is_one_program(row)]} for row in read_rows(file))
         super().__init__(fleet, rows, tokenizer, num_examine=num_examine, rules=rules)
 
 
@@ -261,3 +247,40 @@ def first_block(text: str) -> str:
         rest = rest[6:]
     block, end, _ = rest.lstrip().partition("```")
     return block.rstrip() if end else block.removesuffix("\n")
+
+
+def read_rows(files: str | Path | Iterable[str | Path]) -> list[SampleRow]:
+    """Read training files of CTRL, as rows for `CritiqueReward`.
+
+    CTRL's `cleanup_rl.py` writes a row per program: `id`, `problem`, `solution`, `prompter_type`,
+    and the tests in `selected_uts`, which become the `tests` of the row. Rows with a column `tests`
+    keep it.
+
+    Args:
+        files: One or more, `.parquet` (needs pyarrow), `.jsonl` or another table of
+            `rewardfleet score`.
+
+    Raises:
+        ValueError: A row has neither `tests` nor a `prompter_type` of CTRL, a column is missing, or
+            a row cannot be read.
+    """
+    paths = [files] if isinstance(files, str | Path) else list(files)
+    rows = (each for path in paths for each in tables.read_rows(Path(path)))
+    return [_row(each.fields, each.place) for each in rows]
+
+
+def _row(record: Mapping[str, Any], place: str) -> dict[str, Any]:
+    row = given(record)
+    for name in ("id", "problem", "solution"):
+        if name not in row:
+            raise ValueError(f"{place}: `{name}` is missing")
+    if "tests" in row:
+        return row
+    kind = row.get("prompter_type")
+    if kind not in _DATASETS:
+        raise ValueError(f"{place}: has no `tests`, and prompter_type is {kind!r}, "
+                         f"not {', '.join(_DATASETS)}")  # fmt: skip
+    columns = given(row, _TEST_COLUMNS)
+    if kind == "livecodebench":  # whose tests CTRL moves to `selected_uts` when it writes the file
+        columns.setdefault("test", columns.pop("selected_uts", None))
+    return {**row, "tests": {"kind": "dataset", "dataset": kind, "row": columns}}
