@@ -19,8 +19,7 @@ import pytest
 
 from rewardfleet import RewardFleet, RewardFleetError
 from rewardfleet.adapters import verl_advantages
-from rewardfleet.adapters.ctrl import RewardModelForCritic
-from rewardfleet.adapters.ctrl.reward import first_block
+from rewardfleet.adapters.ctrl import RewardModelForCritic, first_block
 
 from ..programs import CASES, FENCED, HALF, RIGHT
 from .peers import TIMEOUT, Peer, recorded

@@ -145,6 +145,37 @@ def byte_tokenizer() -> Any:
     return ByT5Tokenizer(extra_ids=0, chat_template=template)
 
 
+def close_fleet_of(reward: Any, trainer: Any = None) -> None:
+    """Close what a reward function of TRL has opened, in the trainer's event loop if it awaits."""
+    if hasattr(reward, "keywords"):
+        closing = reward.keywords["scorer"].fleet.aclose()
+        asyncio.run_coroutine_threadsafe(closing, trainer.async_loop).result(30)
+    else:
+        reward._scorer.loop.close(reward._scorer.fleet.aclose())
+
+
+def rollouts_of(texts: list[str], truths: list[str], **columns: list[Any]) -> Any:
+    """Return a batch as verl's rollout workers do: prompts on the left, responses on the right."""
+    import numpy as np
+    import torch
+    from verl import DataProto
+
+    tokens = [byte_tokenizer()(text, add_special_tokens=False)["input_ids"] for text in texts]
+    width, prompts = max(map(len, tokens)), torch.full((len(texts), 4), 65)
+    padded = [[*each, *[0] * (width - len(each))] for each in tokens]
+    mask = torch.tensor([[1] * len(each) + [0] * (width - len(each)) for each in tokens]).long()
+    tensors = {"prompts": prompts, "responses": torch.tensor(padded).long(), "response_mask": mask}
+    tensors["attention_mask"] = torch.cat([torch.ones_like(prompts), mask], dim=1)
+    others = {
+        "data_source": ["code"] * len(texts),
+        "reward_model": [{"ground_truth": each} for each in truths],
+        "extra_info": [{"index": at} for at in range(len(texts))],
+        **columns,
+    }
+    arrays = {name: np.array(values, dtype=object) for name, values in others.items()}
+    return DataProto.from_dict(tensors=tensors, non_tensors=arrays)
+
+
 def random_trainer(
     folder: Path, reward: Any, rows: list[dict[str, Any]], kind: Any = None, **options: Any
 ) -> Any:

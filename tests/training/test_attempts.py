@@ -16,14 +16,11 @@ from rewardfleet.wire.errors import Conflict
 from ..server.tools.conftest import served_tools
 from . import rank
 from .rank import RUN, STEPS, TRUTH
-from .test_verl import local_ray
 
 torch = pytest.importorskip("torch")
 ray = pytest.importorskip("ray")
 pytest.importorskip("verl")
 pytest.importorskip("trl")
-
-__all__ = ["local_ray"]  # a fixture
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -32,13 +29,8 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mar
 def service() -> Iterator[httpx.Client]:
     with served_tools() as service:
         for run in (RUN, "verl"):
-            options = {
-                "controller": "dual_ascent",
-                "budget": 0,
-                "eta": 1,
-                "parts": 1,
-                "initial_lambda": 1,
-            }
+            options = {"controller": "dual_ascent", "budget": 0, "eta": 1, "parts": 1}
+            options["initial_lambda"] = 1
             assert service.put(f"/budgets/{run}", json=options).status_code == 200
         yield service
 
@@ -50,14 +42,8 @@ def test_ranks_of_trl_that_start_again_are_a_new_attempt(
     command += ["--standalone", rank.__file__, str(service.base_url), str(tmp_path)]
     environment = {name: each for name, each in os.environ.items() if name[:6] != "REWARD"}
     for is_killed in (True, False):
-        done = subprocess.run(
-            command,
-            env=environment | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=400,
-        )
+        given = {"env": environment | {"OMP_NUM_THREADS": "1"}, "timeout": 400}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **given)
         assert (done.returncode != 0) == is_killed, done.stderr[-4000:]
         assert (tmp_path / "died").exists()
     text = " ".join(each.getMessage() for each in caplog.records)

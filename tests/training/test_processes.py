@@ -14,14 +14,11 @@ from rewardfleet import blocking
 from rewardfleet.adapters import areal, ms_swift, openrlhf, ray_data, rllm, trl, verifiers
 
 from ..server.tools.conftest import served_tools
-from ..third_party.trainers import byte_tokenizer
-from .test_verl import local_ray
+from ..third_party.trainers import byte_tokenizer, close_fleet_of
 
 torch = pytest.importorskip("torch")
 ray = pytest.importorskip("ray")
 pytest.importorskip("trl")
-
-__all__ = ["local_ray"]  # a fixture
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -52,24 +49,21 @@ def test_workers_of_a_dataloader_score_and_log(url: str, tmp_path: Path, how: st
         assert [*loader] == [[1.0]] * 8
     del loader
     assert reward(**BATCH) == [1.0]
-    reward._loop.close(reward._function.keywords["scorer"].aclose())
+    close_fleet_of(reward)
     assert records_of(tmp_path / "log") == [2, 8, 8]
 
 
 def calls(url: str) -> dict[str, tuple]:
     """Return the functions of adapters by trainer, and what calls them for their reward."""
-    fleet = blocking.RewardFleet(tools=url)
     row = {"ground_truth": TRUTH}
+    by_trl = functools.partial(trl.reward_function, "tools", url)
     return {
-        "blocking": (fleet, lambda fleet: fleet.tools.score(ANSWER, TRUTH).score),
-        "trl": (
-            trl.reward_function("tools", url, is_async=False),
-            lambda reward: reward(**BATCH)[0],
+        "blocking": (
+            blocking.RewardFleet(tools=url),
+            lambda fleet: fleet.tools.score(ANSWER, TRUTH).score,
         ),
-        "trl, asynchronous": (
-            trl.reward_function("tools", url),
-            lambda reward: asyncio.run(reward(**BATCH))[0],
-        ),
+        "trl": (by_trl(is_async=False), lambda reward: reward(**BATCH)[0]),
+        "trl, asynchronous": (by_trl(), lambda reward: asyncio.run(reward(**BATCH))[0]),
         "areal": (
             areal.reward_function("tools", url),
             lambda reward: asyncio.run(reward("", ANSWER, [], [], **row)),
@@ -83,10 +77,7 @@ def calls(url: str) -> dict[str, tuple]:
             ray_data.Scorer("tools", url),
             lambda score: score({"response": [ANSWER], "ground_truth": [TRUTH]})["reward"][0],
         ),
-        "rllm": (
-            rllm.evaluator("tools", url),
-            lambda evaluator: evaluator._score(ANSWER, row)[0],
-        ),
+        "rllm": (rllm.evaluator("tools", url), lambda reward: reward._score(ANSWER, row)[0]),
         "verifiers": (
             verifiers.reward_function("tools", url, column="ground_truth"),
             lambda reward: asyncio.run(reward(completion=ANSWER, **row)),
@@ -121,10 +112,9 @@ def test_actors_of_ray_get_what_was_used_and_share_it_among_their_threads(url: s
     ]
     task = ray.remote(num_cpus=0.1)(lambda name: functions[name][1](functions[name][0]))
     assert ray.get([task.remote(name) for name in functions]) == [1.0] * len(functions)
+    twice = [*functions] * 2
     for actor in actors:
-        assert ray.get([actor.call.remote(name) for name in [*functions] * 2]) == [1.0] * 2 * len(
-            functions
-        )
+        assert ray.get([actor.call.remote(name) for name in twice]) == [1.0] * len(twice)
     fleet, _ = functions["blocking"]
     assert fleet.tools.score(ANSWER, TRUTH).score == 1.0
     fleet.close()
@@ -171,13 +161,12 @@ def test_the_rollout_worker_of_trl_scores_and_logs(
     options = {"is_async": is_async, "score_log": tmp_path / "log"}
     tokenizer = byte_tokenizer()
     tokenizer.response_schema = SCHEMA
+    row = {"prompt": [{"role": "user", "content": "?"}], "ground_truth": TRUTH}
     with ThreadingHTTPServer(("127.0.0.1", 0), Vllm) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         worker = async_rollout_worker.AsyncRolloutWorker(
             model_name="m",
-            dataset=Dataset.from_list(
-                [{"prompt": [{"role": "user", "content": "?"}], "ground_truth": TRUTH}]
-            ),
+            dataset=Dataset.from_list([row]),
             reward_funcs=[trl.reward_function("tools", url, **options)],
             processing_class=tokenizer,
             eos_token_ids=[tokenizer.eos_token_id],

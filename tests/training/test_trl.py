@@ -1,6 +1,5 @@
 """TRL's own trainer, with a policy that writes random bytes."""
 
-import asyncio
 import json
 import math
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from rewardfleet.adapters.trl import reward_function
 
-from ..third_party.trainers import random_trainer
+from ..third_party.trainers import close_fleet_of, random_trainer
 
 pytest.importorskip("torch")
 pytest.importorskip("trl")
@@ -36,8 +35,7 @@ def test_a_policy_that_writes_random_bytes_is_trained_for_30_steps(code_url: str
     options |= {"learning_rate": 1e-3, "report_to": []}
     trainer = random_trainer(tmp_path, code_reward, rows * STEPS, **options)
     trainer.train()
-    fleet = score.keywords["scorer"]._fleet
-    asyncio.run_coroutine_threadsafe(fleet.aclose(), trainer.async_loop).result(30)
+    close_fleet_of(score, trainer)
     steps = [each for each in trainer.state.log_history if "reward" in each]
     assert len(steps) == STEPS
     assert all(math.isfinite(value) for step in steps for value in step.values())

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from ..programs import TESTS
-from ..third_party.trainers import byte_tokenizer
+from ..third_party.trainers import rollouts_of
+from .conftest import reward_loop
 
 torch = pytest.importorskip("torch")
-ray = pytest.importorskip("ray")
 pytest.importorskip("verl")
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mark.timeout(900)]
@@ -27,41 +27,16 @@ RESPONSES = {
 }
 
 
-@pytest.fixture
-def local_ray():
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 @pytest.mark.slice
 @pytest.mark.usefixtures("local_ray")
 def test_an_empty_response_gets_its_reward_and_the_batch_too(code_url: str, tmp_path: Path):
-    from hydra import compose, initialize_config_module
-    from verl.experimental.reward_loop.reward_loop import (
-        RewardLoopManager,
-        migrate_legacy_reward_impl,
-    )
     from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
     from verl.trainer.ppo.reward import extract_reward
 
-    byte_tokenizer().save_pretrained(tmp_path / "tokenizer")
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose(
-            "ppo_trainer",
-            [
-                f"actor_rollout_ref.model.path={tmp_path / 'tokenizer'}",
-                "actor_rollout_ref.rollout.name=hf",
-                "reward.num_workers=2",
-                "reward.custom_reward_function.path=pkg://rewardfleet.adapters.verl",
-                "reward.custom_reward_function.name=compute_score_async",
-                f"+reward.custom_reward_function.reward_kwargs.url={code_url}",
-            ],
-        )
-    batch = rollouts()
-    manager = RewardLoopManager(migrate_legacy_reward_impl(config))
-    scored = batch.union(manager.compute_rm_score(batch))
-    rewards, reported = extract_reward(scored)
+    uids = ["first"] * 4 + ["second"] * 4
+    batch = rollouts_of([*RESPONSES], [json.dumps(TESTS)] * len(RESPONSES), uid=uids)
+    manager = reward_loop(tmp_path, 2, url=code_url)
+    rewards, reported = extract_reward(batch.union(manager.compute_rm_score(batch)))
     assert rewards.sum(-1).tolist() == list(RESPONSES.values())
     assert reported["reward/failed"].tolist() == [0.0] * len(RESPONSES)
     advantages, _ = compute_grpo_outcome_advantage(
@@ -70,27 +45,3 @@ def test_an_empty_response_gets_its_reward_and_the_batch_too(code_url: str, tmp_
     assert torch.isfinite(advantages).all()
     assert advantages[0].abs().sum() == 0, "an empty response has no token to train"
     assert (advantages.sum(-1)[1:4] > 0).tolist() == [True, True, False]
-
-
-def rollouts():
-    """Return a batch as verl's rollout workers do: prompts on the left, responses on the right."""
-    from verl import DataProto
-
-    prompts = torch.full((len(RESPONSES), 4), 65)
-    encoded = byte_tokenizer()(
-        list(RESPONSES), add_special_tokens=False, padding=True, return_tensors="pt"
-    )
-    return DataProto.from_dict(
-        tensors={
-            "prompts": prompts,
-            "responses": encoded.input_ids,
-            "response_mask": encoded.attention_mask,
-            "attention_mask": torch.cat([torch.ones_like(prompts), encoded.attention_mask], dim=1),
-        },
-        non_tensors={
-            "uid": ["first"] * 4 + ["second"] * 4,
-            "data_source": ["code"] * len(RESPONSES),
-            "reward_model": [{"ground_truth": json.dumps(TESTS)} for _ in RESPONSES],
-            "extra_info": [{} for _ in RESPONSES],
-        },
-    )
