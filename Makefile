@@ -222,7 +222,7 @@ $(ENGINES)/.installed: requirements-engines.txt pyproject.toml $(ROUTER)/pyproje
 	touch $@
 
 test-engines: install-engines  ## the judges with a model, on real engines with tiny checkpoints
-	$(ENGINES)/bin/python -m pytest -q $(if $(SLICE),-m "engines and slice" tests/engines,tests/engines tests/test_docs.py tests/adapters/test_ctrl.py::test_torch_tensors_keep_their_device_and_dtype)
+	$(ENGINES)/bin/python -m pytest -q $(if $(SLICE),-m "engines and slice" tests/engines,tests/engines tests/test_docs.py)
 
 bench-vlm: install-engines  ## vLLM behind the service, next to the original server's way and the bare engine
 	$(ENGINES)/bin/python tests/bench/vlm.py

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.judges import Judgment
@@ -80,17 +81,10 @@ class CountingEnv(gymnasium.Env):
     """Its episodes take `lengths` steps; the level of a frame is 10 x episode + step + 1."""
 
     def __init__(self, lengths: list[int], task: str = "count"):
-        self.observation_space = gymnasium.spaces.Dict(
-            {"pixels": gymnasium.spaces.Dict({"image": self._box()})}
-        )
-        self.action_space = gymnasium.spaces.Discrete(2)
-        self._lengths = lengths
-        self._task = task
-        self._episode = -1
-
-    @staticmethod
-    def _box():
-        return gymnasium.spaces.Box(0, 255, (SIZE, SIZE, 3), np.uint8)
+        image = spaces.Box(0, 255, (SIZE, SIZE, 3), np.uint8)
+        self.observation_space = spaces.Dict({"pixels": spaces.Dict({"image": image})})
+        self.action_space = spaces.Discrete(2)
+        self._lengths, self._task, self._episode = lengths, task, -1
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

@@ -12,20 +12,16 @@ TEXTS = ["So it is \\boxed{\\frac{2}{4}}.", "\\boxed{3}", "no idea"]
 TRUTHS = ["0.5", 0.5, "0.5"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def url() -> Iterator[str]:
     with served_answers() as client:
         yield str(client.base_url)
 
 
-async def test_trl(url: str):
-    reward = trl.reward_function("answers", url)
-    assert await reward(TEXTS, reference=TRUTHS) == [1.0, 0.0, 0.0]
+async def test_they_are_compared_with_references(url: str):
     chats = [[{"role": "assistant", "content": each}] for each in TEXTS]
+    reward = trl.reward_function("answers", url)
     assert await reward(chats, answer=TRUTHS, reference=TRUTHS) == [1.0, 0.0, 0.0]
-
-
-def test_verl(url: str):
     scores = verl.compute_scores([""] * 3, TEXTS, TRUTHS, url=url, service="answers")
     assert [each["reward/correct"] for each in scores] == [1.0, 0.0, 0.0]
     assert scores[1]["reward/cause/wrong_answer"] == 1.0

@@ -21,16 +21,11 @@ from .conftest import ECHO, SUM, TESTS, UNREACHABLE, install_modules
 END = "<|im_end|>\n"
 PARTS = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": SUM}]
 USER, TOOL = {"role": "user", "content": ECHO}, {"role": "tool", "content": ECHO}
-RIGHT = [
-    SUM,
-    f"{SUM}{END}",
-    [USER, {"role": "assistant", "content": SUM + END}, TOOL],
-    [USER, SimpleNamespace(role="assistant", content=PARTS)],
-    SimpleNamespace(content=SUM, text=ECHO),  # an output of a model
-    PARTS,
-    [{"type": "text", "text": SUM, "thinking": None}],  # of a table with other parts
-    {"code": SUM + END},
-]
+RIGHT = [SUM, f"{SUM}{END}", PARTS, {"code": SUM + END}]
+RIGHT += [[USER, {"role": "assistant", "content": SUM + END}, TOOL]]
+RIGHT += [[USER, SimpleNamespace(role="assistant", content=PARTS)]]
+RIGHT += [SimpleNamespace(content=SUM, text=ECHO)]  # an output of a model
+RIGHT += [[{"type": "text", "text": SUM, "thinking": None}]]  # of a table with other parts
 NOTHING = {"role": "assistant", "content": None}
 THOUGHT, CALL = {"reasoning_content": "Hm."}, {"tool_calls": [{"name": "f", "arguments": {}}]}
 EMPTY = ["", END, "\0", "\ud800", "Hm.", [NOTHING | {"content": ""}], NOTHING | CALL,

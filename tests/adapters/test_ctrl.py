@@ -88,6 +88,8 @@ def test_a_row_of_ctrl_gets_ctrls_own_prompt(monkeypatch, code, answer):
     row = {**ROWS[0], "solution": code, "prompter_type": "mbppplus"}
     fn = reward_fn("http://127.0.0.1:1", [row])
     [query], _ = fn.parse_query(["a/0"])
+    with pytest.raises(ImportError, match=r"run this in CTRL, or use .*build_revision"):
+        fn.build_revision_messages(query, "Bad.")
     install_modules(monkeypatch, {"ctrl.gen.prompt": {"get_prompter": prompter}})
     assert fn.build_revision_messages(query, "<think>No.</think> Bad.") == [
         {"role": "user", "content": "mbppplus: solve Add the numbers."},
@@ -96,16 +98,11 @@ def test_a_row_of_ctrl_gets_ctrls_own_prompt(monkeypatch, code, answer):
     ]
 
 
-def test_a_row_of_ctrl_gets_no_other_prompt_where_ctrl_is_missing():
-    fn = reward_fn("http://127.0.0.1:1", [{**ROWS[0], "prompter_type": "mbppplus"}])
-    [query], _ = fn.parse_query(["a/0"])
-    with pytest.raises(ImportError, match=r"run this in CTRL, or use .*build_revision"):
-        fn.build_revision_messages(query, "Bad.")
-
-
 async def test_rewards_are_pass_rates_in_order(code_url: str):
     """More samples than `max_concurrency`."""
     fn = reward_fn(code_url, max_concurrency=3)
+    with pytest.raises(ValueError, match="longer"):
+        fn.get_reward_all([CRITIQUE], [SUM] * 2, ROWS[:2])
     _, samples = fn.parse_query(["a/0", "a/1", "2"] * 4)
     revisions = [SUM, ECHO, ECHO, ECHO, SUM, SUM, "import", SUM, ECHO, SUM, SUM, SUM]
     rewards = await fn.get_reward_all([CRITIQUE] * 12, revisions, samples)
@@ -151,11 +148,6 @@ async def test_an_outage_is_a_failure_and_not_a_reward(lost_url: str):
     assert fn.metrics == {"reward/failed": 1, "reward/abstained": 0, "reward/cached": 0}
 
 
-def test_lists_of_different_lengths_are_refused_at_once():
-    with pytest.raises(ValueError, match="longer"):
-        reward_fn("http://127.0.0.1:1").get_reward_all([CRITIQUE], [SUM] * 2, ROWS[:2])
-
-
 def test_a_reward_function_can_be_pickled_and_serves_one_event_loop_after_another(code_url: str):
     fn = pickle.loads(pickle.dumps(reward_fn(code_url)))
 
@@ -175,11 +167,3 @@ def test_programs_run_while_the_trainer_computes_log_probabilities(code_url: str
     wait_until(lambda: requests_to(code_url) > answered, 30)  # instead of log-probabilities
     assert loop.run_until_complete(task) == [1.0] * 4
     loop.close()
-
-
-def test_tensors_are_read_like_arrays():
-    torch = pytest.importorskip("torch")
-    batch = batch_of(["a/0", "2"], ["ab", ""])
-    numpys = reward_fn("http://127.0.0.1:1").parse_response(batch)
-    batch.batch = {name: torch.from_numpy(array) for name, array in batch.batch.items()}
-    assert reward_fn("http://127.0.0.1:1").parse_response(batch) == numpys

@@ -48,11 +48,8 @@ def test_training_files_become_rows(files, tmp_path):
     rows = read_rows(files)
     assert rows == read_rows(tmp_path / "train.jsonl")
     assert [row["id"] for row in rows] == ["io/0", "assert/0"]
-    assert rows[0]["tests"] == {
-        "kind": "dataset",
-        "dataset": "code_contests",
-        "row": {"selected_uts": json.dumps(CASES), "time_limit": 2.0},
-    }
+    row = {"selected_uts": json.dumps(CASES), "time_limit": 2.0}
+    assert rows[0]["tests"] == {"kind": "dataset", "dataset": "code_contests", "row": row}
     assert rows[1]["tests"]["row"] == {"selected_uts": RECORDS[1]["selected_uts"]}
     assert rows[0]["prompt"][-1]["content"] == "Review this."
     assert "prompt" not in rows[1]
@@ -102,17 +99,13 @@ async def test_tests_that_ctrl_runs_as_one_program_score_1_or_0(tmp_path, code_u
 
 def test_rows_of_a_data_frame_work_too(code_url):
     """`DataFrame.to_dict("records")` has arrays, NaN for missing numbers, keys of others."""
-    row = {
-        "selected_uts": np.array(RECORDS[1]["selected_uts"], dtype=object),
-        "time_limit": math.nan,
-    }
+    scripts = np.array(RECORDS[1]["selected_uts"], dtype=object)
+    row = {"selected_uts": scripts, "time_limit": math.nan}
     cases = [{"stdin": "1", "stdout": "1"}, {"stdin": None, "stdout": "2"}]
     cases = np.array(cases, dtype=object)
     stdio = {"kind": "stdio", "cases": cases, "fn_name": None, "tolerance": np.float64(0.5)}
-    for tests, revision in (
-        ({"kind": "dataset", "dataset": "mbppplus", "row": row}, DOUBLE),
-        (stdio, "print(1)"),
-    ):
+    of_row = {"kind": "dataset", "dataset": "mbppplus", "row": row}
+    for tests, revision in ((of_row, DOUBLE), (stdio, "print(1)")):
         rows = [{"id": 1, "problem": "", "solution": DOUBLE, "tests": tests}]
         fn = CritiqueReward(RewardFleet(code=code_url), rows, CharTokenizer())
         assert asyncio.run(fn.get_reward_all([CRITIQUE], [revision], rows)) == [0.5]

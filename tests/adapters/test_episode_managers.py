@@ -20,13 +20,9 @@ from .standin import DataProto
 try:
     import torch
 except ModuleNotFoundError:
-    torch = SimpleNamespace(
-        float32=np.float32,
-        float64=np.float64,
-        bool=np.bool_,
-        zeros_like=np.zeros_like,
-        as_tensor=lambda values, dtype=None, device=None: np.asarray(values, dtype),
-    )
+    torch = SimpleNamespace(float32=np.float32, float64=np.float64, bool=np.bool_)
+    torch.zeros_like = np.zeros_like
+    torch.as_tensor = lambda values, dtype=None, device=None: np.asarray(values, dtype)
 
 
 @pytest.fixture(autouse=True)
@@ -50,18 +46,9 @@ MASKS = [[1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0], [1, 1, 0, 0
 
 
 def rollouts(**others: object):
-    tensors = {
-        "prompts": np.full((4, 2), 7),
-        "responses": np.arange(16).reshape(4, 4),
-        "attention_mask": MASKS,
-    }
-    fields = {
-        "episode_rewards": [10.0, 6.0, 5.0, 5.0],
-        "episode_lengths": [5, 3, 1, 1],
-        "data_source": ["alfworld"] * 4,
-        **others,
-    }
-    return proto(tensors, fields)
+    tensors = {"prompts": np.full((4, 2), 7), "responses": np.arange(16).reshape(4, 4)}
+    fields = {"episode_rewards": [10.0, 6.0, 5.0, 5.0], "episode_lengths": [5, 3, 1, 1]}
+    return proto({**tensors, "attention_mask": MASKS}, {**fields, **others})
 
 
 def as_list(tensor) -> list:
@@ -120,18 +107,12 @@ def test_unknown_settings_are_refused_at_once():
 def steps_of(rewards: list[float], rows: list[int], group: list[str], **others: list):
     """Return one row per step, as verl-agent does: each row has the reward of its episode."""
     count = sum(rows)
-    tensors = {
-        "prompts": np.full((count, 2), 7),
-        "responses": np.zeros((count, 3), np.int64),
-        "attention_mask": np.ones((count, 5), np.int64),
-    }
+    tensors = {"prompts": np.full((count, 2), 7), "responses": np.zeros((count, 3), np.int64)}
+    tensors["attention_mask"] = np.ones((count, 5), np.int64)
     columns = {"episode_rewards": rewards, "uid": group, "episode_lengths": rows, **others}
     columns["traj_uid"] = [f"t{index}" for index in range(len(rows))]
-    repeated = {
-        name: [value for value, times in zip(column, rows, strict=True) for _ in range(times)]
-        for name, column in columns.items()
-    }
-    return proto(tensors, repeated)
+    of_rows = [at for at, times in enumerate(rows) for _ in range(times)]
+    return proto(tensors, {name: [each[at] for at in of_rows] for name, each in columns.items()})
 
 
 NAN = float("nan")

@@ -6,6 +6,7 @@ that were scored, as if there had been no others.
 
 import math
 import signal
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,19 +22,13 @@ from rewardfleet.episodes import Grouping, normalize  # noqa: E402
 
 from ..server.processes import service_process  # noqa: E402
 
-pytestmark = [
-    pytest.mark.timeout(600),
-    # Of torch, accelerate and transformers.
-    pytest.mark.filterwarnings("default"),
-]
+# Warnings are of torch, accelerate and transformers.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
 
 #: The policy writes programs of a few of these words.
 WORDS = ["<pad>", "<eos>", "print(1);", "print(2);", "pass;", "#"]
 #: A program that prints one line, or nothing, passes a third of them; any other one passes none.
-TESTS = {
-    "kind": "stdio",
-    "cases": [{"stdin": "", "stdout": each} for each in ("1", "2", "")],
-}
+TESTS = {"kind": "stdio", "cases": [{"stdin": "", "stdout": each} for each in ("1", "2", "")]}
 #: TRL adds this to standard deviations.
 EPSILON = 1e-4
 #: Samples of a step: two prompts, eight of each.
@@ -63,14 +58,10 @@ def policy():
 
 
 class RecordingTrainer(trl.GRPOTrainer):
-    """Keeps what each step was trained on, and the gradients of its parts.
-
-    Attributes:
-        steps: Per step: its rewards and advantages, the gradient of all samples, and the one of
-            those with a reward alone.
-    """
+    """Keeps what each step was trained on, and the gradients of its parts."""
 
     def __init__(self, *args, rewards: list[list[float]], **given) -> None:
+        #: Of each: rewards, advantages, the gradient of all samples, of those with a reward alone.
         self.steps: list[dict] = []
         self._scored = rewards
         super().__init__(*args, **given)
@@ -88,10 +79,8 @@ class RecordingTrainer(trl.GRPOTrainer):
 
     def _gradient(self, outputs, rows):
         """Return the gradient of the loss of some samples, as if there were no others."""
-        batch = {
-            name: each[rows] if torch.is_tensor(each) and each.ndim else each
-            for name, each in outputs.items()
-        }
+        arrays = {name for name, each in outputs.items() if torch.is_tensor(each) and each.ndim}
+        batch = {name: each[rows] if name in arrays else each for name, each in outputs.items()}
         batch["num_items_in_batch"] = batch["completion_mask"].sum()
         training, self.model.training = self.model.training, True
         loss = self.compute_loss(self.model, batch)
@@ -101,19 +90,13 @@ class RecordingTrainer(trl.GRPOTrainer):
 
 
 def train(folder, model, reward_function, rewards, steps: int):
-    trainer = RecordingTrainer(
-        model[0],
-        reward_funcs=reward_function,
-        rewards=rewards,
-        args=trl.GRPOConfig(
-            output_dir=str(folder), max_steps=steps, num_generations=GROUP,
-            per_device_train_batch_size=PROMPTS * GROUP, max_completion_length=4,
-            learning_rate=1e-3, report_to=[], use_cpu=True, save_strategy="no", logging_steps=1,
-            disable_tqdm=True, seed=1, bf16=False,
-        ),
-        train_dataset=datasets.Dataset.from_dict({"prompt": ["#"] * 8}),
-        processing_class=model[1],
-    )  # fmt: skip
+    options = {"max_steps": steps, "num_generations": GROUP, "max_completion_length": 4}
+    options |= {"per_device_train_batch_size": PROMPTS * GROUP, "learning_rate": 1e-3, "seed": 1}
+    options |= {"report_to": [], "use_cpu": True, "save_strategy": "no", "logging_steps": 1}
+    given = {"train_dataset": datasets.Dataset.from_dict({"prompt": ["#"] * 8}), "rewards": rewards}
+    given["args"] = trl.GRPOConfig(str(folder), disable_tqdm=True, bf16=False, **options)
+    policy, given["processing_class"] = model
+    trainer = RecordingTrainer(policy, reward_funcs=reward_function, **given)
     trainer.train()
     return trainer
 
@@ -135,12 +118,11 @@ def test_killing_a_replica_leaves_the_scored_samples_as_if_there_were_no_others(
 ):
     rewards: list[list[float]] = []
     killed_in = 1  # counted from 0: the second step
+    fleet_of = partial(blocking.RewardFleet, on_failure=math.nan)
     with (
         service_process("code", "--workers", "1") as (process, url),
-        blocking.RewardFleet(
-            code=url, on_failure=math.nan, timeout_s=120, max_concurrency=2
-        ) as fleet,
-        blocking.RewardFleet(code=url, on_failure=math.nan, timeout_s=5) as impatient,
+        fleet_of(code=url, timeout_s=120, max_concurrency=2) as fleet,
+        fleet_of(code=url, timeout_s=5) as impatient,
     ):
         impatient.code.rewards([code_request("pass;", TESTS)])  # its address works
 

@@ -3,9 +3,7 @@
 `tests/adapters/test_completion_text.py` has the forms of completions, by each adapter.
 """
 
-import asyncio
 import csv
-import functools
 import json
 import math
 import re
@@ -19,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rewardfleet import RewardFleet
-from rewardfleet.adapters import nemo_rl, ray_data, trl, verl
+from rewardfleet.adapters import verl
 from rewardfleet.adapters.ctrl import CritiqueReward
 from rewardfleet.commands.main import main
 from rewardfleet_server.episode.app import create_app as create_episode
@@ -96,33 +94,16 @@ def test_by_wires_of_trainers(services, path: str, body: dict, status: int, expe
     assert (found.status_code, found.json() | expected) == (status, found.json())
 
 
-async def test_one_of_eight_of_a_batch(services: dict[str, httpx.Client], monkeypatch):
+async def test_a_program_that_was_revised_from_no_critique_earns_nothing(services, monkeypatch):
     monkeypatch.setattr(verl, "_scorers", {})
     url = str(services["code"].base_url)
-    texts = [FENCED, "", *[FENCED] * 5, None]
-    rows = {"tests": [TESTS] * 8}
-    extra = {"revision": FENCED}
-    by_verl = functools.partial(verl.compute_score_async, "", url=url, on_failure=math.nan)
-    by_trl = trl.reward_function("code", url, on_failure=math.nan)
-    found = {
-        "trl": await by_trl(completions=texts, **rows),
-        "ray": ray_data.Scorer("code", url)({"response": texts, **rows})["reward"].tolist(),
-        "verl": [each["score"] for each in
-                 await asyncio.gather(*(by_verl(text, TESTS) for text in texts))],
-    }  # fmt: skip
-    for name, rewards in found.items():
-        assert rewards[:7] == [1.0, 0.0, *[1.0] * 5] and math.isnan(rewards[7]), name
-    # A program that was revised from a critique that is null: nobody earns its reward.
     for rules in ("service", "original"):
         fleet = RewardFleet(code=url, on_failure=math.nan)
         critics = CritiqueReward(fleet, [], tokenizer=None, rules=rules)
         assert math.isnan((await critics.get_reward_all([None], [FENCED], [{"tests": TESTS}]))[0])
-    assert (await by_verl(None, TESTS, extra))["reward/cause/no_answer"] == 1.0
-    pytest.importorskip("torch")
-    cfg = {"service": "code", "url": url, "on_failure": -1.0}
-    logs = [[{"role": "assistant", "content": each}] for each in texts]
-    step = await nemo_rl.ScoringEnvironment(cfg).step(logs, [{"ground_truth": TESTS}] * 8)
-    assert step.rewards.tolist() == [1.0, 0.0, *[1.0] * 5, -1.0]
+    given = {"revision": FENCED}
+    scored = await verl.compute_score_async("", None, TESTS, given, url=url, on_failure=math.nan)
+    assert math.isnan(scored["score"]) and scored["reward/cause/no_answer"] == 1.0
 
 
 CELLS = [None, "", TRUTH, None]
@@ -171,10 +152,10 @@ def test_in_a_group_it_counts_as_arrived():
     fields = {"kind": "return", "group": "g"}
     rewards = [{"episode_reward": 1.0}, {"episode_reward": 0.0}, {"masked": True}]
     members = [{"uid": str(n), **fields, **each} for n, each in enumerate(rewards)]
+    common = {"run": "r", "step": 1, "group_size": 3, "options": {"normalize": "group_mean"}}
+    calls = [{**common, "item": each} for each in [*members, *members[:2]]]
     with client_of(create_episode(EpisodeSettings())) as client:
-        common = {"run": "r", "step": 1, "group_size": 3, "options": {"normalize": "group_mean"}}
-        found = [client.post("/groups/members", json={**common, "item": each}).json()
-                 for each in [*members, *members[:2]]]  # fmt: skip
+        found = [client.post("/groups/members", json=each).json() for each in calls]
     assert [each["released"] for each in found] == [False, False, True, True, True]
     assert [each["result"]["score"] for each in found[2:]] == [None, 0.5, -0.5]
     assert found[2]["missing"] == 0 and found[2]["group"]["size"] == 2

@@ -59,11 +59,10 @@ def test_what_follows_the_prompt_is_the_program(load, code_url: str):
     assert rewards(function, SUM, label={"inputs": ["1 2\n"], "outputs": ["3\n"]}) == [1.0]
 
 
-def test_concurrent_calls_share_requests(load, code_url: str, monkeypatch):
-    # Threads of a busy machine do not call within the default window.
-    monkeypatch.setattr("rewardfleet.adapters._rows.COALESCE_SECONDS", 0.2)
+def test_concurrent_calls_share_requests(load, code_url: str):
     before = requests_to(code_url)
-    assert rewards(load(code_url), *[SUM, ECHO] * 20) == [1.0, 0.5] * 20
+    function = load(code_url, coalesce_s=0.2)  # a busy machine does not call within the default
+    assert rewards(function, *[SUM, ECHO] * 20) == [1.0, 0.5] * 20
     assert 0 < requests_to(code_url) - before < 20
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,11 +39,8 @@ def batch_of(texts: list[object], tests: object = TESTS) -> dict[str, np.ndarray
     """Return a batch like those of Ray Data: arrays, with objects where rows are no numbers."""
     responses = np.empty(len(texts), dtype=object)
     responses[:] = texts
-    return {
-        "id": np.arange(len(texts)),
-        "response": responses,
-        "tests": np.array([json.dumps(tests)] * len(texts), dtype=object),
-    }
+    truths = np.array([json.dumps(tests)] * len(texts), dtype=object)
+    return {"id": np.arange(len(texts)), "response": responses, "tests": truths}
 
 
 def test_a_batch_gets_rewards_and_errors(code_url: str):
@@ -55,6 +51,8 @@ def test_a_batch_gets_rewards_and_errors(code_url: str):
     assert scored["reward"].dtype == np.float64
     assert scored["reward_error"].tolist() == [None] * 4
     assert list(batch) == ["id", "response", "tests"]
+    empty = Scorer("code", code_url, reward="score")(batch_of([]))
+    assert len(empty["score"]) == len(empty["score_error"]) == 0
 
 
 def test_json_within_objects_is_read_by_the_type_of_a_table(code_url: str):
@@ -73,11 +71,6 @@ def test_json_within_objects_is_read_by_the_type_of_a_table(code_url: str):
     assert "batch_format" in Records("code", code_url)(batch)["error_detail"][0].as_py()
 
 
-def test_empty_batches_are_accepted(code_url: str):
-    empty = Scorer("code", code_url, reward="score")(batch_of([]))
-    assert len(empty["score"]) == len(empty["score_error"]) == 0
-
-
 def test_an_invalid_row_does_not_end_the_job(code_url: str):
     batch = batch_of([SUM, SUM])
     batch["tests"][0] = json.dumps({"kind": "stdio", "cases": []})
@@ -88,19 +81,12 @@ def test_an_invalid_row_does_not_end_the_job(code_url: str):
         Scorer("code", code_url, on_failure="raise")(batch)
 
 
-FORMS = "a completion is a text, messages"
-NO_RESPONSES = [(5.0, FORMS), ([SUM], FORMS), (None, "no_answer"), (math.nan, "no_answer")]
-
-
-@pytest.mark.parametrize(("response", "error"), NO_RESPONSES)
-def test_what_is_no_response_has_no_reward(response: object, error: str, code_url: str):
-    batch = batch_of([SUM, "", response])
-    scored = Scorer("code", code_url)(batch)
-    assert scored["reward"].tolist()[:2] == [1.0, 0.0] and math.isnan(scored["reward"][2])
-    assert error in scored["reward_error"][2]
-
-
-def test_a_missing_column_does(code_url: str):
+def test_what_is_no_response_has_no_reward_and_a_missing_column_ends_the_job(code_url: str):
+    scored = Scorer("code", code_url)(batch_of([SUM, "", 5.0, [SUM], None, math.nan]))
+    assert scored["reward"].tolist()[:2] == [1.0, 0.0] and np.isnan(scored["reward"][2:]).all()
+    reasons = ["a completion is a text, messages"] * 2 + ["no_answer"] * 2
+    for reason, error in zip(reasons, scored["reward_error"][2:], strict=True):
+        assert reason in error
     with pytest.raises(InvalidRequest, match="no column 'checks'; it has: id, response, tests"):
         Scorer("code", code_url, column="checks")(batch_of([SUM]))
     with pytest.raises(InvalidRequest, match="no column 'answer'"):
@@ -128,9 +114,8 @@ def test_clips_are_scored(serve):
 def test_records_are_those_of_the_command(code_url: str):
     batch = batch_of([SUM, ECHO, None, 5.0, SUM])
     batch["tests"][4] = {"inputs": [[{"a": 1, "b": None}]], "outputs": [1], "fn_name": "f"}
-    table = Records("code", code_url, columns={"id_column": "id"}, fields={"mode": "all_pass"})(
-        batch
-    )
+    options = {"columns": {"id_column": "id"}, "fields": {"mode": "all_pass"}}
+    table = Records("code", code_url, **options)(batch)
     assert table["score"].to_pylist() == [1.0, 0.0, None, None, None]
     assert table["status"].to_pylist() == ["ok", "ok", "abstained", "error", "error"]
     assert table["uid"].to_pylist() == ["0", "1", "2", "3", "4"]
@@ -138,33 +123,30 @@ def test_records_are_those_of_the_command(code_url: str):
     assert not {"row", "place"} & set(table.column_names)
 
 
-@pytest.mark.parametrize(
-    ("group_size", "groups", "found"),
-    [
-        (2, ["a", "b", "a", "b"], [0.5, 0.5, -0.5, -0.5]),
-        (2, ["a", "b", "a"], "1 of the group 'b', group_size is 2"),
-        (4, ["a", "a"], "2 of the group 'a', group_size is 4"),
-        ("map_groups", ["a", "a", "a", "a"], [0.5, 0.5, -0.5, -0.5]),
-        ("map_groups", ["a", "a", "b"], "1 of the group 'b', group_size is map_groups"),
-    ],
-)
-def test_a_part_of_a_group_is_refused(group_size: object, groups: list[str], found: object):
-    batch = {"group": np.array(groups, object), "success": np.arange(len(groups)) < 2}
+#: Sizes that are said, groups of a batch, and its scores, or why it is refused.
+GROUPS = [
+    (2, "abab", [0.5, 0.5, -0.5, -0.5]),
+    (2, "aba", "1 of the group 'b', group_size is 2"),
+    (4, "aa", "2 of the group 'a', group_size is 4"),
+    ("map_groups", "aaaa", [0.5, 0.5, -0.5, -0.5]),
+    ("map_groups", "aab", "1 of the group 'b', group_size is map_groups"),
+]
+
+
+def test_a_part_of_a_group_is_refused():
     with serving(create_episode_app(EpisodeSettings())) as url:
-        scorer: Any = Records(
-            "episode", url, fields={"normalize": "group_mean"}, group_size=group_size
-        )
-        if isinstance(found, list):
-            assert scorer(batch)["score"].to_pylist() == found
-        else:
-            with pytest.raises(ValueError, match=rf"{found}.*groupby\(\"group\"\).map_groups"):
-                scorer(batch)
-
-
-@pytest.mark.parametrize(("service", "group_size"), [("episode", None), ("code", 8)])
-def test_groups_of_episodes_have_a_size_and_no_others(service: str, group_size: int | None):
-    with pytest.raises(ValueError, match="group_size"):
-        Records(service, "http://127.0.0.1:1", group_size=group_size)
+        for group_size, groups, found in GROUPS:
+            batch = {"group": np.array([*groups], object), "success": np.arange(len(groups)) < 2}
+            options = {"fields": {"normalize": "group_mean"}, "group_size": group_size}
+            records = Records("episode", url, **options)
+            if isinstance(found, list):
+                assert records(batch)["score"].to_pylist() == found
+            else:
+                with pytest.raises(ValueError, match=rf"{found}.*groupby\(\"group\"\).map_groups"):
+                    records(batch)
+    for service, group_size in (("episode", None), ("code", 8)):
+        with pytest.raises(ValueError, match="group_size"):
+            Records(service, "http://127.0.0.1:1", group_size=group_size)
 
 
 @pytest.mark.slow
@@ -177,48 +159,29 @@ def test_a_pool_of_actors_scores_a_dataset(code_url: str, tmp_path: Path):
     data = pytest.importorskip("ray.data")
     # Its workers would look for this module in the package `tests` that verl installs.
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-    )
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    code = {"service": "code", "url": code_url}
+    named = {"columns": {"id_column": "id"}, "mark": str(tmp_path / "killed")}
+
+    def given(options: dict[str, object], actors: int) -> dict[str, object]:
+        return {"fn_constructor_kwargs": options, "concurrency": actors, "num_cpus": 0.5}
+
     try:
         rows = [
             {"id": index, "response": (SUM, ECHO, "")[index % 3], "tests": json.dumps(TESTS)}
             for index in range(24)
         ]
-        scored = data.from_items(rows).map_batches(
-            Scorer,
-            fn_constructor_kwargs={"service": "code", "url": code_url},
-            batch_size=8,
-            concurrency=2,
-            num_cpus=0.5,
-        )
+        scored = data.from_items(rows).map_batches(Scorer, batch_size=8, **given(code, 2))
         rewards = {row["id"]: row["reward"] for row in scored.take_all()}
-        killed = data.from_items(rows).map_batches(
-            KilledOnce,
-            fn_constructor_kwargs={
-                "service": "code",
-                "url": code_url,
-                "columns": {"id_column": "id"},
-                "mark": str(tmp_path / "killed"),
-            },
-            batch_size=4,
-            concurrency=1,
-            num_cpus=0.5,
-        )
+        options = given(code | named, 1)
+        killed = data.from_items(rows).map_batches(KilledOnce, batch_size=4, **options)
         records = {row["uid"]: row["score"] for row in killed.take_all()}
         episodes = [{"uid": f"{i}", "group": f"g{i % 5}", "success": i < 5} for i in range(20)]
         groups = data.from_items(episodes).groupby("group")
         with serving(create_episode_app(EpisodeSettings())) as url:
-            options = {"service": "episode", "url": url, "fields": {"normalize": "group_mean"}}
-            scored = groups.map_groups(
-                Records,
-                fn_constructor_kwargs={**options, "group_size": "map_groups"},
-                concurrency=1,
-                num_cpus=0.5,
-            )
+            options = {"service": "episode", "url": url, "group_size": "map_groups"}
+            options["fields"] = {"normalize": "group_mean"}
+            scored = groups.map_groups(Records, **given(options, 1))
             advantages = {int(row["uid"]): row["score"] for row in scored.take_all()}
     finally:
         ray.shutdown()

@@ -54,12 +54,9 @@ def test_an_episode_is_scored_by_the_metadata_of_its_task(rllm, code_url: str):
 
 def test_the_answer_is_found_where_rllm_looks_for_it(rllm, code_url: str):
     reward = evaluator("code", code_url)
-    found = [
-        episode("no", output=ECHO, answer=SUM),
-        episode("no", output=SUM),
-        episode("no", SUM, ""),  # the last turn called a tool
-    ]
-    assert [reward.evaluate(TASK, each).reward for each in found] == [1.0] * 3
+    called = episode("no", SUM, "")  # the last turn called a tool
+    for each in (episode("no", output=ECHO, answer=SUM), episode("no", output=SUM), called):
+        assert reward.evaluate(TASK, each).reward == 1.0
     for each in (SimpleNamespace(artifacts={}, trajectories=[]), episode()):
         with pytest.raises(Abstained, match="no_answer"):
             reward.evaluate(TASK, each)

@@ -5,7 +5,6 @@ The stand-ins below have what the adapter uses of `Worker`, `register`, `DataPro
 """
 
 import asyncio
-import functools
 import inspect
 import json
 import math
@@ -16,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rewardfleet import InvalidRequest, Unavailable
+from rewardfleet import InvalidRequest
 from rewardfleet.adapters import roll
 from rewardfleet.adapters.roll import reward_worker
 
@@ -43,19 +42,8 @@ def register(dispatch_mode: Dispatch, *, clear_cache: bool = True):
     """Mark a method, as ROLL does, which keeps coroutine functions what they are."""
 
     def decorator(function):
-        if asyncio.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def inner(*args, **given):
-                return await function(*args, **given)
-        else:
-
-            @functools.wraps(function)
-            def inner(*args, **given):
-                return function(*args, **given)
-
-        inner.dispatch_mode = dispatch_mode
-        return inner
+        function.dispatch_mode = dispatch_mode
+        return function
 
     return decorator
 
@@ -80,14 +68,10 @@ class UserDefinedRolloutLoop:
     """ROLL's loop, as far as rewards go: a group is dropped if one of its members is None."""
 
     async def process_new_prompt(self, context):
-        calls = [
-            self._generate_and_reward(context=context, req=each, domain="code")
-            for each in context.requests
-        ]
+        given = {"context": context, "domain": "code"}
+        calls = [self._generate_and_reward(req=each, **given) for each in context.requests]
         responses = await asyncio.gather(*calls)
-        if not all(each is not None for each in responses):
-            return None
-        return [item for each in responses for item in each]
+        return None if None in responses else [item for each in responses for item in each]
 
     async def _generate_and_reward(self, context, req, domain):
         return [await context.compute_rewards(req=req, domain=domain)]
@@ -97,14 +81,13 @@ class UserDefinedRolloutLoop:
 def installed(monkeypatch: pytest.MonkeyPatch):
     scheduler = "roll.distributed.scheduler"
     providers = {"default_tokenizer_provider": lambda model_args: byte_tokenizer()}
+    loops = {"UserDefinedRolloutLoop": UserDefinedRolloutLoop}
     modules = {
         "roll.models.model_providers": providers,
         "roll.distributed.executor.worker": {"Worker": Worker},
         f"{scheduler}.decorator": {"Dispatch": Dispatch, "register": register},
         f"{scheduler}.protocol": {"DataProto": DataProto},
-        f"{scheduler}.user_defined_rollout_loop": {
-            "UserDefinedRolloutLoop": UserDefinedRolloutLoop
-        },
+        f"{scheduler}.user_defined_rollout_loop": loops,
     }
     install_modules(monkeypatch, modules)
     yield
@@ -126,17 +109,21 @@ def dead_worker(lost_url: str, **options: object):
 
 
 async def test_a_worker_returns_the_tensors_of_a_reward_worker(code_url: str, tmp_path: Path):
-    worker = reward_worker("code", code_url, score_log=tmp_path / "log")(worker_config=CONFIG)
+    kind = reward_worker("code", code_url, score_log=tmp_path / "log")
+    # ROLL sends a worker many requests at once if a method of its class is a coroutine function.
+    assert inspect.iscoroutinefunction(kind.compute_rewards)
+    assert kind.compute_rewards.dispatch_mode is Dispatch.DP_MP_COMPUTE
+    assert kind.__name__ == "CodeReward"
+    worker = kind(worker_config=CONFIG)
     assert (worker.rank_info.dp_rank, worker.rank_info.dp_size) == (1, 4)
     worker.initialize(pipeline_config=None)
     data = data_of([f"{SUM}<|im_end|>", ECHO, "", "\0"])
     output = await worker.compute_rewards(data)
-    assert set(output.batch) == {"token_level_rewards", "response_level_rewards", "scores"}
-    for name in ("response_level_rewards", "scores"):
-        assert output.batch[name].tolist() == [1.0, 0.5, 0.0, 0.0]
-        assert output.batch[name].dtype == torch.float32
-    assert output.batch["token_level_rewards"].shape == data.batch["responses"].shape
-    assert not output.batch["token_level_rewards"].any()
+    placed = output.batch.pop("token_level_rewards")
+    assert placed.shape == data.batch["responses"].shape and not placed.any()
+    assert set(output.batch) == {"response_level_rewards", "scores"}
+    for rewards in output.batch.values():
+        assert rewards.tolist() == [1.0, 0.5, 0.0, 0.0] and rewards.dtype == torch.float32
     assert output.meta_info["metrics"]["reward/failed"] == 0.0
     await worker.scorer.fleet.aclose()
     (segment,) = (tmp_path / "log").glob("*.jsonl")
@@ -153,14 +140,6 @@ async def test_further_columns_are_fields_of_the_request(code_url: str):
         await worker.compute_rewards(data_of([ECHO]))
 
 
-def test_roll_sends_a_worker_many_requests_at_once(code_url: str):
-    """It does if a method of the class is a coroutine function."""
-    worker = reward_worker("code", code_url)
-    assert inspect.iscoroutinefunction(worker.compute_rewards)
-    assert worker.compute_rewards.dispatch_mode is Dispatch.DP_MP_COMPUTE
-    assert worker.__name__ == "CodeReward"
-
-
 async def test_equal_rewards_have_no_deviation(code_url: str):
     """In half precision, ROLL would divide the rounding error of their mean by almost nothing."""
     thirds = {"kind": "stdio", "cases": [{"stdin": each, "stdout": "1"} for each in "123"]}
@@ -172,7 +151,7 @@ async def test_equal_rewards_have_no_deviation(code_url: str):
     assert normalized.abs().max() < 0.1
 
 
-async def test_a_prompt_with_a_missing_reward_is_dropped(code_url: str, lost_url: str):
+async def test_a_prompt_with_a_missing_reward_is_dropped(code_url: str, lost_url: str, monkeypatch):
     good = reward_worker("code", code_url)(CONFIG)
     dead = dead_worker(lost_url)
     loop = roll.RolloutLoop()
@@ -191,20 +170,10 @@ async def test_a_prompt_with_a_missing_reward_is_dropped(code_url: str, lost_url
     bad = reward_worker("code", code_url, column="other")(CONFIG)
     with pytest.raises(InvalidRequest):
         await loop.process_new_prompt(context(good, bad))
-
-
-async def test_a_rollout_loop_without_rewards_ends(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(roll, "_MAX_FAILURES", 3)
-
-    async def compute_rewards(req, domain):
-        raise Unavailable("no replica")
-
-    context = SimpleNamespace(prompt_id=7, requests=[None], compute_rewards=compute_rewards)
-    loop = roll.RolloutLoop()
-    assert await loop.process_new_prompt(context) is None
-    assert await loop.process_new_prompt(context) is None
-    with pytest.raises(Unavailable):
-        await loop.process_new_prompt(context)
+    monkeypatch.setattr(roll, "_MAX_FAILURES", 3)  # the first was above
+    assert [await loop.process_new_prompt(context(dead)) for _ in range(2)] == [None, None]
+    with pytest.raises(UNREACHABLE):
+        await loop.process_new_prompt(context(dead))
 
 
 async def test_a_failure_is_raised_or_replaced_by_a_number(lost_url: str):

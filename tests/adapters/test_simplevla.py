@@ -39,12 +39,8 @@ def config(*, max_steps: float | str | None = 8, **fields: object) -> Config:
     model = Config(action_token_len=2)
     if max_steps is not None:
         model["max_steps"] = max_steps
-    return Config(
-        actor_rollout_ref=Config(model=model),
-        data=Config(task_suite_name="libero_10", n_samples=N_SAMPLES),
-        verifier=Config(reward_coef=5),
-        **fields,
-    )
+    parts = {"actor_rollout_ref": Config(model=model), "verifier": Config(reward_coef=5)}
+    return Config(**parts, **fields)
 
 
 def rollouts(tokens: list | None = None, **fields: list):
@@ -69,11 +65,10 @@ def sliceable(data):
 def test_steps_beyond_the_limit_are_counted():
     """LIBERO's rollouts end at 512 steps, where the original integration has 500."""
     manager = RobRewardManager(0, config(max_steps=4, test_time_rl=True))
-    first = manager.verify(rollouts())
-    manager.verify(rollouts())
-    assert first[0] == pytest.approx([1 / 1.5, 0.5, 0, 0, 1 / 3, 0, 0.5, 1 / 1.5])
-    assert first[1]["reward/over_limit_total"] == 4
-    assert manager.over_limit == 8
+    scores, metrics, *_ = manager.verify(rollouts())
+    assert scores == pytest.approx([1 / 1.5, 0.5, 0, 0, 1 / 3, 0, 0.5, 1 / 1.5])
+    assert metrics["reward/over_limit_total"] == 4
+    assert manager.verify(rollouts())[1]["reward/over_limit_total"] == 8
 
 
 def test_the_limit_is_500_unless_it_is_given():
@@ -89,20 +84,16 @@ def test_the_rewards_are_those_that_were_recorded_of_the_original():
     """By its own `main_ppo.py`: see tests/third_party/test_simplevla.py."""
     recorded = ROOT / "tests" / "third_party" / "recorded" / "simplevla.json"
     original = json.loads(recorded.read_text())["took"]["original"]
-    tensors = {
-        "responses": np.zeros((len(TAKEN), 64, 56), np.int64),
-        "complete": COMPLETE,
-        "finish_step": TAKEN,
-    }
     given = config()
     given["actor_rollout_ref"]["model"]["action_token_len"] = 7
-    data = proto(tensors)
+    responses = np.zeros((len(TAKEN), 64, 56), np.int64)
+    data = proto({"responses": responses, "complete": COMPLETE, "finish_step": TAKEN})
     rewards, metrics = RobRewardManager(0, given)(data)
     assert as_list(data.batch["format_correctness"]) == [1] * len(TAKEN)
     assert as_list(5 * rewards["gt_scores"]) == as_list(rewards["all"])
     found = np.asarray(as_list(rewards["all"]))
-    places = np.argwhere(found)
-    assert [[*map(int, at), found[tuple(at)]] for at in places] == original["rewards"]
+    places = zip(*np.nonzero(found), found[found != 0], strict=True)
+    assert [[*each] for each in places] == original["rewards"]
     assert metrics["all"] == original["metrics"]["train_verify_score/all"]
     for name in ("verifier", "reward_all"):
         assert metrics[name] == original["metrics"][f"train_reward/{name}"]
@@ -170,18 +161,11 @@ def test_temperatures_adapt_once_per_step(target, moved):
     assert manager.verify(rollouts())[1]["reward/base_temperature"] == manager.schedule.base
 
 
-def test_the_settings_of_test_time_rl_are_forwarded():
-    meta_info: dict = {}
-    forward_test_time_rl(Config(), meta_info)
-    assert meta_info == {}
-    forward_test_time_rl(Config(test_time_rl=True, base_temperature=1.0), meta_info)
-    temperatures = {"base_temperature": 1.0, "temperature_range": 0.3}
-    assert meta_info == {"enable_test_time_rl": True, **temperatures}
-
-
 def test_each_sample_gets_its_own_temperature():
     """The original TTRL integration uses the first temperature for all of them."""
     meta_info = {"n_samples": 4}
+    forward_test_time_rl(Config(), meta_info)
+    assert meta_info == {"n_samples": 4}
     forward_test_time_rl(Config(test_time_rl=True), meta_info)
     temperatures = sample_temperatures(meta_info, 8)
     assert temperatures == [0.6, 0.7, 0.8, 0.9] * 2
@@ -246,14 +230,15 @@ def test_only_selected_rollouts_are_trained_on():
     assert as_list(rewards["gt_scores"].sum(-1)) == pytest.approx([0.8, 1 / 1.5, 1 / 1.5, 0.8])
 
 
-@pytest.mark.parametrize(
-    ("steps", "rows", "alone"),
-    [
-        ([0, 4, 8, 8, 8, 0, 4, 2], [0, 1, 2, 3, 4, 5, 6, 7], [0, 5]),
-        ([0, 4, 8, 8, 0, 0, 0, 2], [0, 1, 2, 3], [0]),
-        ([0] * 8, [0, 1, 2, 3], [0, 1, 2, 3]),
-    ],
-)
+#: Steps of rollouts, the rows that four GPUs get, and those of them that are alone.
+SHARES = [
+    ([0, 4, 8, 8, 8, 0, 4, 2], range(8), [0, 5]),
+    ([0, 4, 8, 8, 0, 0, 0, 2], range(4), [0]),
+    ([0] * 8, range(4), range(4)),
+]
+
+
+@pytest.mark.parametrize(("steps", "rows", "alone"), SHARES)
 def test_each_gpu_gets_as_many_rows_and_those_added_have_no_advantage(steps, rows, alone):
     """Upstream needs equal shares, divides a loss by the steps, and subtracts 0 from one alone."""
     manager = RobRewardManager(0, config())
@@ -262,13 +247,11 @@ def test_each_gpu_gets_as_many_rows_and_those_added_have_no_advantage(steps, row
     selected = keep_selected(data, 4)
     uids = selected.non_tensor_batch["uid"].tolist()
     rewards = as_list(manager(selected)[0]["all"].sum(-1))
-    for position, row in enumerate(rows):
-        uid = "a" if row < N_SAMPLES else "b"
+    for row in rows:
         if row in alone:
-            assert uids.count(uids[position]) == 1
-            assert rewards[position] == 0
+            assert (uids.count(uids[row]), rewards[row]) == (1, 0)
         else:
-            assert (uids[position], rewards[position]) == (uid, 5)
+            assert (uids[row], rewards[row]) == ("a" if row < N_SAMPLES else "b", 5)
     assert as_list(selected.batch["finish_step"]) == [max(steps[row], 1) for row in rows]
     assert as_list(data.batch["finish_step"]) == steps, "the batch itself stays as it is"
 
@@ -337,12 +320,9 @@ def test_a_config_of_omegaconf_is_accepted():
 # The example
 
 #: Keys of SimpleVLA-RL's `ppo_trainer.yaml` at 7c51662 that the example sets. Others need a `+`.
-UPSTREAM = (ROOT / "tests/data/adapters/simplevla_keys.txt").read_text()
-UPSTREAM_KEYS = {
-    f"{node}.{name}"
-    for node, _, names in (line.partition(": ") for line in UPSTREAM.splitlines())
-    for name in names.split()
-}
+UPSTREAM = (ROOT / "tests/data/adapters/simplevla_keys.txt").read_text().splitlines()
+NODES = (line.partition(": ")[::2] for line in UPSTREAM)
+UPSTREAM_KEYS = {f"{node}.{name}" for node, names in NODES for name in names.split()}
 
 
 def overrides_of_the_example(checkout: Path, **variables: str) -> list[str]:
@@ -382,15 +362,10 @@ def test_hydra_can_read_the_example_and_the_page(tmp_path):
     """With what docs/trainers/simplevla-rl.md adds."""
     parser = pytest.importorskip("hydra.core.override_parser.overrides_parser")
     page = (ROOT / "docs" / "trainers" / "simplevla-rl.md").read_text()
-    added = [
-        argument
-        for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
-        for argument in shlex.split(block.replace("\\\n", " "), comments=True)
-        if argument.startswith("+")
-    ]
+    blocks = " ".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL)).replace("\\\n", " ")
+    added = [each for each in shlex.split(blocks, comments=True) if each.startswith("+")]
     assert added
-    parsed = parser.OverridesParser.create().parse_overrides(
-        [*overrides_of_the_example(tmp_path), *added]
-    )
+    overrides = [*overrides_of_the_example(tmp_path), *added]
+    parsed = parser.OverridesParser.create().parse_overrides(overrides)
     values = {each.key_or_group: each.value() for each in parsed}
     RobRewardManager(0, config(**{key: values[key] for key in ("test_time_rl", "episode_reward")}))

@@ -7,13 +7,11 @@ import pickle
 from contextlib import nullcontext
 from importlib import metadata
 
-import numpy as np
 import pytest
 
 from rewardfleet import InvalidRequest, SampleTables
 from rewardfleet.adapters.trl import reward_function
 from rewardfleet.wire.causes import CodeCause
-from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.tools.app import create_app as create_tools_app
 from rewardfleet_server.tools.settings import ToolsSettings
 
@@ -27,16 +25,10 @@ NO_CAUSES = {f"reward/cause/{each}": 0.0 for each in CodeCause}
 
 async def call(function, completions: list, **columns: object) -> list[float]:
     """Call a reward function as TRL 1.16 does: by keyword, with columns and its own arguments."""
-    given = {
-        "prompts": ["Add."] * len(completions),
-        "completions": completions,
-        "completion_ids": [[1]] * len(completions),
-        "trainer_state": object(),
-        "log_extra": print,
-        "log_metric": print,
-        **columns,
-    }
-    rewards = function(**given)
+    count = len(completions)
+    given = {"prompts": ["Add."] * count, "completion_ids": [[1]] * count}
+    given |= {"trainer_state": object(), "log_extra": print, "log_metric": print, **columns}
+    rewards = function(completions=completions, **given)
     return await rewards if inspect.iscoroutinefunction(function) else rewards
 
 
@@ -62,32 +54,30 @@ async def test_a_missing_reward_is_raised_unless_it_is_to_be_nan(lost_url: str):
         await call(reward_function("code", lost_url, timeout_s=0.3), **given)
 
 
-@pytest.mark.parametrize(
-    ("kind", "version", "would"),
-    [
-        ("GRPOTrainer", "1.5.2", "count as 0 in TRL before 1.6"),
-        ("GRPOTrainer", "1.6.0", ""),
-        ("A2POTrainer", "1.16.0", "make all parameters NaN in TRL A2POTrainer"),
-    ],
-)
-async def test_nan_is_the_default_where_the_class_that_calls_leaves_it_out(
+#: What NaN would do in a class of a version of TRL.
+WOULD = [
+    ("GRPOTrainer", "1.5.2", "count as 0 in TRL before 1.6"),
+    ("GRPOTrainer", "1.6.0", ""),
+    ("A2POTrainer", "1.16.0", "make all parameters NaN in TRL A2POTrainer"),
+]
+
+
+@pytest.mark.parametrize(("kind", "version", "would"), WOULD)
+def test_nan_is_the_default_where_the_class_that_calls_leaves_it_out(
     kind: str, version: str, would: str, lost_url: str, monkeypatch
 ):
     monkeypatch.setattr(metadata, "version", {"trl": version}.__getitem__)
-    program = "class TRAINER:\n  def call(self, function, **given): return function(**given)"
+    program = f"class {kind}:\n  def call(self, function, **given): return function(**given)"
     names: dict[str, type] = {"__name__": "trl.trainer"}
-    exec(program.replace("TRAINER", kind), names)
+    exec(program, names)
     trainer = names[kind]()
     trainer.reward_func_names = ["code_reward"]
-    given = {"completions": [SUM], "tests": [TESTS]}
-    default, nan = (
-        reward_function("code", lost_url, is_async=False, timeout_s=0.3, **each)
-        for each in ({}, {"on_failure": math.nan})
-    )
-    with nullcontext() if not would else pytest.raises(UNREACHABLE):
-        assert math.isnan(trainer.call(default, **given)[0])
-    with nullcontext() if not would else pytest.raises(ValueError, match=would):
-        assert math.isnan(trainer.call(nan, **given)[0])
+    errors = {UNREACHABLE: ".", ValueError: would}  # by default, and if NaN is asked for
+    for error, on_failure in zip(errors, (None, math.nan), strict=True):
+        options = {"is_async": False, "timeout_s": 0.3, "on_failure": on_failure}
+        reward = reward_function("code", lost_url, **options)
+        with pytest.raises(error, match=errors[error]) if would else nullcontext():
+            assert math.isnan(trainer.call(reward, completions=[SUM], tests=[TESTS])[0])
 
 
 async def test_metrics_of_a_batch_are_logged_and_have_the_same_names(
@@ -138,15 +128,6 @@ async def test_a_function_has_a_name_and_can_be_pickled(reward):
     scorer = getattr(again, "_scorer", None) or again.keywords["scorer"]
     scorer.loop.close(scorer.fleet.aclose())
     await scorer.fleet.aclose()
-
-
-async def test_clips_are_scored_whatever_the_completion_says(serve):
-    service = serve(FakeJudge())
-    reward = reward_function("video", str(service.base_url), binary_reward=False)
-    clip = np.zeros((4, 32, 32, 3), np.uint8)
-    task = "put the bowl on the plate"
-    rewards = await call(reward, ["", ""], task=[task] * 2, clip=[clip, clip])
-    assert rewards[0] == rewards[1] and 0 <= rewards[0] <= 1
 
 
 async def test_answers_that_call_tools_are_scored_by_a_correct_answer():

@@ -77,10 +77,9 @@ async def test_a_failure_is_an_error_for_a_task_and_no_exception_for_a_rubric(lo
     assert math.isnan((await by_rubric(reward, SUM))[0])
 
 
-async def test_concurrent_rollouts_share_requests(code_url: str, monkeypatch):
+async def test_concurrent_rollouts_share_requests(code_url: str):
     # Threads of a busy machine do not call within the default window.
-    monkeypatch.setattr("rewardfleet.adapters._rows.COALESCE_SECONDS", 0.2)
-    reward = reward_function("code", code_url)
+    reward = reward_function("code", code_url, coalesce_s=0.2)
     before = requests_to(code_url)
     assert await by_rubric(reward, *[SUM, ECHO] * 20) == [1.0, 0.5] * 20
     assert 0 < requests_to(code_url) - before < 20

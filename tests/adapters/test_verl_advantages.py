@@ -39,23 +39,18 @@ def call(name: str, tokens, mask, uids, **config: object):
 
 @pytest.mark.slice
 @pytest.mark.parametrize(
-    ("ours", "theirs", "config"),
-    [
-        ("rewardfleet_grpo", "grpo", {}),
-        ("rewardfleet_grpo", "grpo", {"norm_adv_by_std_in_grpo": False}),
-        ("rewardfleet_rloo", "rloo", {}),
-    ],
+    ("name", "config"),
+    [("grpo", {}), ("grpo", {"norm_adv_by_std_in_grpo": False}), ("rloo", {})],
 )
 def test_the_advantages_are_those_that_verl_computes_of_the_samples_with_a_reward(
-    ours: str, theirs: str, config: dict
+    name: str, config: dict
 ):
     rows = torch.tensor(HAS_REWARD & (UIDS != "c"))
     tokens, mask = batch()
-    expected, _ = algorithms.get_adv_estimator_fn(theirs)(
-        token_level_rewards=tokens[rows], response_mask=mask[rows], index=UIDS[rows.numpy()],
-        config=None, **config,
-    )  # fmt: skip
-    advantages, returns = call(ours, tokens, mask, UIDS, **config)
+    given = {"token_level_rewards": tokens[rows], "response_mask": mask[rows]}
+    given |= {"index": UIDS[rows.numpy()], "config": None, **config}
+    expected, _ = algorithms.get_adv_estimator_fn(name)(**given)
+    advantages, returns = call(f"rewardfleet_{name}", tokens, mask, UIDS, **config)
     torch.testing.assert_close(advantages[rows], expected, atol=1e-5, rtol=1e-5)
     assert (advantages[~rows] == 0).all(), "without a reward, or left alone"
     torch.testing.assert_close(returns, advantages)
@@ -125,10 +120,8 @@ def test_the_gradient_is_that_of_the_samples_with_a_reward():
         return torch.autograd.grad(loss, logits)[0]
 
     rows = torch.tensor(HAS_REWARD)
-    shares = {
-        "token-mean": mask[rows].sum() / mask.sum(),
-        "seq-mean-token-mean": rows.float().mean(),
-    }
+    of_tokens = mask[rows].sum() / mask.sum()
+    shares = {"token-mean": of_tokens, "seq-mean-token-mean": rows.float().mean()}
     for mode, share in shares.items():
         together, alone = gradient(torch.ones_like(rows), mode), gradient(rows, mode)
         torch.testing.assert_close(together, share * alone)

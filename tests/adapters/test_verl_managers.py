@@ -24,11 +24,8 @@ torch = pytest.importorskip("torch")
 omegaconf = pytest.importorskip("omegaconf")
 pytest.importorskip("transformers")
 
-pytestmark = [
-    pytest.mark.slow,
-    # Importing verl warns, and its managers leave event loops and connections behind.
-    pytest.mark.filterwarnings("ignore"),
-]
+# Importing verl warns, and its managers leave event loops and connections behind.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 PRIME_TESTS = {"inputs": ["1 2\n", "7\n"], "outputs": ["3\n", "7\n"]}
 TEXTS = [SUM, "print(input())", "", "I do not know.", "\0"]
@@ -40,11 +37,8 @@ def config_of(manager: str, name: str, **reward_kwargs: object):
     path = f"{verl.__path__[0]}/trainer/config/reward/reward.yaml"
     config = omegaconf.OmegaConf.load(path)
     config.reward_manager.name = manager
-    config.custom_reward_function = {
-        "path": "pkg://rewardfleet.adapters.verl",
-        "name": name,
-        "reward_kwargs": reward_kwargs,
-    }
+    function = {"path": "pkg://rewardfleet.adapters.verl", "name": name}
+    config.custom_reward_function = {**function, "reward_kwargs": reward_kwargs}
     return omegaconf.OmegaConf.create({"reward": config, "trainer": {"experiment_name": "x"}})
 
 

@@ -30,17 +30,11 @@ KEY = "a-key-of-tests"
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running Ray with the services on it.
+    """A running Ray with the services on it."""
 
-    Attributes:
-        url: The address of the fleet.
-        address: That of Ray.
-        environment: The variables of its processes.
-    """
-
-    url: str
-    address: str
-    environment: dict[str, str]
+    url: str  #: of the fleet
+    address: str  #: of Ray
+    environment: dict[str, str]  #: of its processes
 
     def fleet(self) -> RewardFleet:
         return RewardFleet(self.url, api_key=KEY, timeout_s=60)
@@ -58,35 +52,24 @@ def replicas(service: str) -> list[int]:
     """Return the processes of the replicas of a service, which Ray names."""
     title = f"ray::ServeReplica:{service}:{service}".encode()
     found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                is_replica = (process / "cmdline").read_bytes().startswith(title)
-            except OSError:
-                continue
-            if is_replica:
-                found.append(int(process.name))
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            if command.read_bytes().startswith(title):
+                found.append(int(command.parent.name))
     return sorted(found)
 
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return variables with which neither Ray nor the services write outside of a test's folder."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("REWARDFLEET_", "RAY_"))
-    }
+    others = ("REWARDFLEET_", "RAY_")
+    inherited = {name: each for name, each in os.environ.items() if not name.startswith(others)}
     home = tmp_path_factory.mktemp("home")
     paths = [str(Path(__file__).parent), inherited.get("PYTHONPATH", "")]
-    return {
-        **inherited,
-        "HOME": str(home),
-        "XDG_CACHE_HOME": str(home / "cache"),
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    }
+    folders = {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
+    folders["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    ray = dict.fromkeys(("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"), "0")
+    return {**inherited, **folders, **ray}
 
 
 @pytest.fixture(scope="session")
@@ -96,25 +79,22 @@ def cluster(
     folder = tmp_path_factory.mktemp("fleet")
     keys = folder / "keys"
     keys.write_text(KEY)
-    ray_program = str(Path(sys.executable).with_name("ray"))
-    address, port = f"127.0.0.1:{free_port()}", free_port()
-    head = subprocess.Popen(
-        [ray_program, "start", "--head", "--block", f"--port={address.rpartition(':')[2]}",
-         "--node-ip-address=127.0.0.1", "--num-cpus=4", "--num-gpus=3",
-         "--include-dashboard=false"],
-        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    ray_port, port = free_port(), free_port()
+    address = f"127.0.0.1:{ray_port}"
+    start = f"start --head --block --port={ray_port} --node-ip-address=127.0.0.1"
+    start += " --num-cpus=4 --num-gpus=3 --include-dashboard=false"
+    command = [Path(sys.executable).with_name("ray"), *start.split()]
+    nowhere = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+    head = subprocess.Popen(command, env=environment, **nowhere)
     try:
         with RedisServer(folder) as redis:
             config = folder / "fleet.toml"
             text = (DATA / "ray_serve" / "fleet.toml").read_text()
             config.write_text(text.replace("VIDEOS", str(VIDEOS)).replace("REDIS", redis.url))
             found = Cluster(f"http://127.0.0.1:{port}", address, environment)
-            wait_until(lambda: head.poll() is not None or _listens(address), 180)
-            found.run_script(
-                "--address", address, "--config", str(config), "--port", str(port),
-                "--api-key-file", str(keys),
-            )  # fmt: skip
+            wait_until(lambda: head.poll() is not None or _listens(ray_port), 180)
+            options = ["--config", config, "--port", port, "--api-key-file", keys]
+            found.run_script("--address", address, *map(str, options))
             yield found
     finally:
         # At once: it would wait for the end of one process after the other.
@@ -124,10 +104,6 @@ def cluster(
         head.wait(120)
 
 
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), 1).close()
-    except OSError:
-        return False
-    return True
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0

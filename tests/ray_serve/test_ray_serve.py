@@ -65,11 +65,8 @@ async def score_programs(fleet: RewardFleet, on_start: Callable[[], None]) -> li
     """Score programs of 0.15 s with known, different pass rates; `on_start`: while they run."""
 
     async def score(number: int) -> Any:
-        wrong = number % 4
-        cases = [
-            {"stdin": f"{number} {each}", "stdout": str(number + each if each >= wrong else "?")}
-            for each in range(3)
-        ]
+        sums = [str(number + each) if each >= number % 4 else "?" for each in range(3)]
+        cases = [{"stdin": f"{number} {at}", "stdout": each} for at, each in enumerate(sums)]
         program = "import time\ntime.sleep(0.05)\nprint(sum(map(int, input().split())))"
         return await fleet.code.score(program, {"kind": "stdio", "cases": cases})
 
@@ -117,10 +114,9 @@ async def test_programs_get_the_scores_of_the_plain_service_while_a_replica_is_k
         expected = await score_programs(other, lambda: None)
     assert [each.score for each in scores] == [(3 - n % 4) / 3 for n in range(24)]
     for score, same in zip(scores, expected, strict=True):
-        assert score.score == same.score and score.status == same.status
+        fields = {"score", "status", "isolation", "provenance"}
+        assert score.model_dump(include=fields) == same.model_dump(include=fields)
         assert [each.verdict for each in score.verdicts] == [each.verdict for each in same.verdicts]
-        assert score.isolation == same.isolation
-        assert score.provenance == same.provenance
     assert {each.isolation for each in scores} <= {"bubblewrap", "landlock"}
 
 
@@ -167,9 +163,8 @@ async def test_a_caller_that_disconnects_ends_its_computation(cluster: Cluster):
         return max(float(count) for (count,) in counts)
 
     async with cluster.fleet() as fleet:
-        task = asyncio.create_task(
-            fleet.video.score(TASK, CLIPS[0], backend="waiting", backend_kwargs={"seconds": 50})
-        )
+        options = {"backend": "waiting", "backend_kwargs": {"seconds": 50}}
+        task = asyncio.create_task(fleet.video.score(TASK, CLIPS[0], **options))
         while await asyncio.to_thread(at_work) != 1:
             assert not task.done()
         task.cancel()
@@ -178,25 +173,18 @@ async def test_a_caller_that_disconnects_ends_its_computation(cluster: Cluster):
 
 
 async def test_a_service_at_capacity_answers_429_itself(cluster: Cluster):
-    body = {
-        "task_text": TASK,
-        "video_path": str(CLIPS[0]),
-        "backend": "waiting",
-        "backend_kwargs": {"seconds": 1},
-    }
-    headers = {"authorization": f"Bearer {KEY}"}
+    body = {"task_text": TASK, "video_path": str(CLIPS[0]), "backend": "waiting"}
+    body["backend_kwargs"] = {"seconds": 1}
+    options = {"headers": {"authorization": f"Bearer {KEY}"}, "timeout": 60, "trust_env": False}
     limits = httpx.Limits(max_connections=60)
-    async with httpx.AsyncClient(
-        headers=headers, timeout=60, trust_env=False, limits=limits
-    ) as http:
+    async with httpx.AsyncClient(limits=limits, **options) as http:
         sent = [http.post(f"{cluster.url}/video/score", json=body) for _ in range(60)]
         answers = await asyncio.gather(*sent)
-    refused = [each for each in answers if each.status_code == 429]
-    assert refused
     assert {each.status_code for each in answers} == {200, 429}
-    for each in refused:
-        assert each.json()["kind"] == "overloaded"
-        assert int(each.headers["retry-after"]) >= 1
+    for each in answers:
+        if each.status_code == 429:
+            assert each.json()["kind"] == "overloaded"
+            assert int(each.headers["retry-after"]) >= 1
 
 
 def test_the_pages_of_the_fleet_and_of_a_service(cluster: Cluster):
@@ -237,15 +225,13 @@ def test_a_serve_that_runs_already_requires_keys(cluster: Cluster):
     assert "give --api-key-file, or allow_unauthenticated" in output
 
 
-@pytest.mark.parametrize(("config", "arguments", "message"), table("ray_settings"))
-def test_what_cannot_work_is_refused_before_ray_starts(
-    config, arguments, message, script, tmp_path
-):
+def test_what_cannot_work_is_refused_before_ray_starts(script, tmp_path):
     file = tmp_path / "fleet.toml"
-    file.write_text(config)
-    result = CliRunner().invoke(script.main, ["--config", str(file), *arguments])
-    assert result.exit_code == 1, result.output
-    assert message in result.output
+    for config, arguments, message in table("ray_settings"):
+        file.write_text(config)
+        result = CliRunner().invoke(script.main, ["--config", str(file), *arguments])
+        assert result.exit_code == 1, result.output
+        assert message in result.output
 
 
 def test_the_configuration_file_of_serve_builds_the_applications(script):
@@ -276,9 +262,8 @@ def test_a_judge_with_a_model_gets_its_gpus(script, tmp_path):
     replicas = {"model_path": "m", "set": ["data_parallel_size=2"]}
     model = {**replicas, "tensor_parallel_size": 2}
     assert gpus() == 0
-    assert gpus(**model) == 4
+    assert gpus(**model) == gpus(**model, backend=["roboreward"]) == 4
     assert gpus(**replicas, backend=["PRIMO-R1"]) == 2
-    assert gpus(**model, backend=["roboreward"]) == 4
     assert gpus(**model, ray={"ray_actor_options": {"num_gpus": 1}}) == 1
 
 
@@ -291,13 +276,9 @@ async def test_sigterm_answers_admitted_requests_and_ends_the_local_ray(
     port = free_port()
     before = set(replicas("code"))
     log = tmp_path / "log"
+    command = [sys.executable, str(SCRIPT), "--only", "code", "--port", str(port)]
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), "--only", "code", "--port", str(port)],
-            env=environment,
-            stdout=output,
-            stderr=output,
-        )
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
     tests = {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1"}]}
     try:
         async with RewardFleet(f"http://127.0.0.1:{port}", timeout_s=60) as fleet:

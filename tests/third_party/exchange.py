@@ -22,20 +22,11 @@ _VOLATILE = {
 }
 
 #: What adapters read of objects, and what they make.
-_FIELDS = (
-    *("action", "artifacts", "is_correct", "metadata", "model_response", "output", "reward"),
-    *("steps", "trajectories"),
-)
+_FIELDS = "action artifacts is_correct metadata model_response output reward steps trajectories"
 
 
 class Recorder:
-    """An adapter that keeps each call: its arguments, what it changed in them, and its result.
-
-    Args:
-        adapter: The adapter, or a function.
-        name: Its name in the recording.
-        calls: Where the calls are added.
-    """
+    """An adapter, or a function, that keeps each call: its arguments, after it too, its result."""
 
     def __init__(self, adapter: Any, name: str, calls: list[dict[str, Any]]) -> None:
         self._adapter, self._name, self._calls = adapter, name, calls
@@ -94,9 +85,8 @@ class Wire:
 
     def post(self, path: str, headers: dict[str, str], body: str) -> tuple[int, Any]:
         """Return the status and the body of the answer."""
-        answer = httpx.post(
-            self._url + path, headers=headers, content=body, timeout=150, trust_env=False
-        )
+        options = {"headers": headers, "content": body, "timeout": 150, "trust_env": False}
+        answer = httpx.post(self._url + path, **options)
         return answer.status_code, answer.json()
 
 
@@ -118,9 +108,8 @@ def to_json(value: Any) -> Any:
         return {"type": str(value.dtype), "values": to_json(plain)} if value.shape else plain
     if value is None or isinstance(value, str | int | float):
         return value
-    return {
-        "object": {each: to_json(getattr(value, each)) for each in _FIELDS if hasattr(value, each)}
-    }
+    names = [each for each in _FIELDS.split() if hasattr(value, each)]
+    return {"object": {each: to_json(getattr(value, each)) for each in names}}
 
 
 def from_json(value: Any) -> Any:
@@ -156,7 +145,7 @@ def comparable(value: Any) -> str:
         if isinstance(each, dict):
             return {key: rounded(item) for key, item in each.items()}
         if isinstance(each, list):
-            return [rounded(item) for item in each]
+            return [*map(rounded, each)]
         return round(each, 5) if isinstance(each, float) else each
 
     return json.dumps(rounded(value), sort_keys=True)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 
 from .trainers import bare, in_process
@@ -39,11 +40,8 @@ def verl(url: str, number: int) -> Counter[str]:
         found[str(float(reward))] += 1
 
     threading.stack_size(256 * 1024)
-    threads = [threading.Thread(target=score, args=(each,)) for each in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(number) as threads:
+        list(threads.map(score, range(number)))
     return found
 
 
@@ -73,8 +71,8 @@ def nemo_gym(url: str, number: int) -> Counter[str]:
     from nemo_gym import server_utils as gym
 
     async def reward(each: int) -> object:
-        params = {"responses_create_params": {"input": f"Print {each}."}}
-        row = params | {"verifier_metadata": tests(each)}
+        row = {"responses_create_params": {"input": f"Print {each}."}}
+        row["verifier_metadata"] = tests(each)
         seeded = await gym.request("POST", f"{url}/seed_session", _internal=True, json=row)
         await gym.raise_for_status(seeded)
         text = {"type": "output_text", "text": program(each), "annotations": []}
@@ -86,8 +84,7 @@ def nemo_gym(url: str, number: int) -> Counter[str]:
         return "masked" if answer["mask_sample"] else answer["reward"]
 
     async def run() -> Counter[str]:
-        session = gym.set_global_aiohttp_client(gym.GlobalAIOHTTPAsyncClientConfig())
-        async with session:
+        async with gym.set_global_aiohttp_client(gym.GlobalAIOHTTPAsyncClientConfig()):
             return await gathered(reward, number)
 
     return asyncio.run(run())

@@ -32,18 +32,13 @@ TIMEOUT = {"timeout_s": 3}
 
 
 class Peer:
-    """What a function that runs a trainer gets.
-
-    Attributes:
-        url: A service. Requests to this address are recorded.
-        direct_url: The same service. Requests to this address are not.
-        down_url: An address that refuses connections.
-        calls: The recorded calls of adapters.
-    """
+    """What a function that runs a trainer gets."""
 
     def __init__(self, adapters: Adapters, url: str, direct_url: str, down_url: str) -> None:
-        self.url, self.direct_url, self.down_url = url, direct_url, down_url
-        self.calls: list[dict[str, Any]] = []
+        #: A service. Requests to the first address are recorded, those to the second are not.
+        self.url, self.direct_url = url, direct_url
+        self.down_url = down_url  #: an address that refuses connections
+        self.calls: list[dict[str, Any]] = []  #: the recorded calls of adapters
         self._adapters = adapters
 
     def adapter(self, name: str) -> Recorder:
@@ -64,12 +59,7 @@ class Peer:
 
 
 def recorded(name: str, adapters: Adapters | None = None) -> Callable[..., Any]:
-    """Run a function with a trainer's source, or make the calls again that were recorded.
-
-    Args:
-        name: The trainer, in sources.toml.
-        adapters: The adapters that it uses.
-    """
+    """Run a function with the source of a trainer in sources.toml, or make its calls again."""
     made: Adapters = {"wire": lambda url, _: Wire(url), **(adapters or {})}
     path = HERE / "recorded" / f"{name}.json"
     commit = SOURCES[name]["commit"]

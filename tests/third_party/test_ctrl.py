@@ -5,9 +5,7 @@ import json
 import math
 import random
 import re
-import sys
 import tempfile
-import types
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +21,7 @@ from rewardfleet.adapters.ctrl import RewardModelForCritic, first_block
 
 from ..programs import CASES, FENCED, HALF, RIGHT
 from .peers import TIMEOUT, Peer, recorded
-from .trainers import CONFIGS, HERE, ROOT, byte_tokenizer, counted, edited
+from .trainers import CONFIGS, HERE, ROOT, bare, byte_tokenizer, counted, edited
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +75,7 @@ def _fenced(program: str) -> str:
 CRITIQUES: dict[str, list[str]] = json.loads((CONFIGS / "ctrl_critiques.json").read_text())
 
 
-def revised(mark: str, kind: str) -> str:
+def revised(kind: str, mark: str) -> str:
     right, half = PROGRAMS[kind]
     return CRITIQUES[mark][1].replace("RIGHT", right).replace("HALF", half)
 
@@ -126,12 +124,10 @@ class Workers:
     def generate_sequences_ref(self, prompts: Any) -> Any:
         from verl import DataProto
 
-        self.prompts = self.tokenizer.batch_decode(
-            prompts.batch["input_ids"], skip_special_tokens=True
-        )
-        return DataProto.from_single_dict(
-            {"responses": self.padded([*map(self.revise, self.prompts)])}
-        )
+        ids = prompts.batch["input_ids"]
+        self.prompts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        revisions = self.padded([*map(self.revise, self.prompts)])
+        return DataProto.from_single_dict({"responses": revisions})
 
     def compute_log_prob(self, batch: Any, name: str = "old_log_probs") -> Any:
         import torch
@@ -186,22 +182,16 @@ def entry(peer: Peer, rules: str | None, run_all_cases: bool) -> tuple[dict[str,
     """Run `run_rl.py`, edited or (without rules) not; return rewards by mark, and the prompts."""
     import verl.utils
 
-    workers_module = types.ModuleType("ctrl.rl.critic_fsdp_workers")  # it needs a GPU
-    workers_module.ActorRolloutRefWorker = workers_module.CriticWorker = type("Worker", (), {})
-    sys.modules[workers_module.__name__] = workers_module
+    names = ("ActorRolloutRefWorker", "CriticWorker")
+    bare("ctrl.rl.critic_fsdp_workers", **dict.fromkeys(names, type("Worker", (), {})))  # for GPUs
     verl.utils.hf_tokenizer = lambda _: byte_tokenizer()
 
-    def mark_of(prompt: str) -> tuple[str, str]:
-        kind, mark = (
-            re.search(rf"\[({'|'.join(names)})\]", prompt)[1] for names in (PROGRAMS, CRITIQUES)
-        )
-        return kind, mark
+    def mark_of(prompt: str) -> list[str]:
+        names = (PROGRAMS, CRITIQUES)
+        return [re.search(rf"\[({'|'.join(each)})\]", prompt)[1] for each in names]
 
-    def revise(prompt: str) -> str:
-        kind, mark = mark_of(prompt)
-        return revised(mark, kind)
-
-    workers = Workers([f"[{mark}] {text}" for mark, (text, _) in CRITIQUES.items()], revise)
+    critiques = [f"[{mark}] {text}" for mark, (text, _) in CRITIQUES.items()]
+    workers = Workers(critiques, lambda prompt: revised(*mark_of(prompt)))
 
     class Trainer:
         def __init__(self, *, config: Any, reward_fn: Any, **_: Any) -> None:
@@ -239,10 +229,10 @@ def first_blocks() -> dict[str, int]:
         text = "".join(rng.choices(pieces, k=rng.randrange(9)))
         block = first_block(text)
         cut = _fenced(block) if block else text
+        of_ctrl = sanitize(text)
+        is_same = not block or block.strip() == desanitize(of_ctrl).strip()
         found["texts"] += 1
-        found["other"] += cut != sanitize(text) or (
-            bool(block) and block.strip() != desanitize(sanitize(text)).strip()
-        )
+        found["other"] += cut != of_ctrl or not is_same
     return found
 
 
@@ -316,9 +306,9 @@ async def test_the_recorded_rewards_of_the_original_are_given(code_url: str, eve
     marks = [mark.split() for mark in took[f"entry, None, {every}"]]
     _, samples = fn.parse_query([kind for kind, _ in marks])
     critiques = [CRITIQUES[mark][0] for _, mark in marks]
-    revisions = [revised(mark, kind) for kind, mark in marks]
+    revisions = [revised(*each) for each in marks]
     rewards = await fn.get_reward_all(critiques, revisions, samples)
     assert rewards == list(took[f"entry, None, {every}"].values())
-    half = {kind: reward for (kind, mark), reward in zip(marks, rewards, strict=True)
-            if mark == "half"}  # fmt: skip
+    found = {tuple(each): reward for each, reward in zip(marks, rewards, strict=True)}
+    half = {kind: found[kind, "half"] for kind in PROBLEMS}
     assert half == {"stdio": every / 2, "list": every / 2, "text": 0}, "one program, as a text"

@@ -4,6 +4,7 @@ If a row of a new version differs, so do the page and `NAN_WOULD` of the adapter
 tests/training, verl in tests/adapters.
 """
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -13,9 +14,12 @@ from typing import Any
 import pytest
 
 from .peers import SOURCES
-from .trainers import PEERS, absent, bare, in_process, needs_clients, run
+from .trainers import CONFIGS, PEERS, absent, bare, in_process, needs_clients, run
 
 pytestmark = [needs_clients, pytest.mark.slow]
+
+#: What becomes of a missing reward, by trainer and by what computes advantages there.
+EXPECTED = json.loads((CONFIGS / "missing_rewards.json").read_text())
 
 #: Two groups of four; the third sample of the first has no reward.
 REWARDS = [1.0, 0.0, math.nan, 1.0, 0.5, 1.0, 0.0, 0.25]
@@ -63,13 +67,12 @@ def openrlhf() -> dict[str, str]:
         maker = object.__new__(RemoteExperienceMaker)
         settings = {"estimator": estimator, "gamma": 1.0, "lambd": 1.0, "no_std_norm": False}
         reward = dict.fromkeys(("clip_range", "overlong_buffer_len", "stop_properly_penalty_coef"))
-        args = {
-            "algo": SimpleNamespace(advantage=SimpleNamespace(**settings)),
-            "rollout": SimpleNamespace(n_samples_per_prompt=4),
-            "reward": SimpleNamespace(**reward),
-        }
-        maker.strategy = SimpleNamespace(args=SimpleNamespace(**args))
-        maker.advantage_estimator = estimator
+        args = SimpleNamespace(
+            algo=SimpleNamespace(advantage=SimpleNamespace(**settings)),
+            rollout=SimpleNamespace(n_samples_per_prompt=4),
+            reward=SimpleNamespace(**reward),
+        )
+        maker.strategy, maker.advantage_estimator = SimpleNamespace(args=args), estimator
         maker.kl_ctl = SimpleNamespace(value=0.0)
         experience = SimpleNamespace(
             index=[*range(8)], rewards=torch.tensor(rewards), kl=torch.zeros(8, 1), info={},
@@ -199,9 +202,8 @@ def slime() -> dict[str, str]:
     def advantages(rewards: list[float], estimator: str) -> list[float]:
         args = {"advantage_estimator": estimator, "rewards_normalization": True}
         args |= {"grpo_std_normalization": True, "n_samples_per_prompt": 4, "rollout_batch_size": 2}
-        manager = SimpleNamespace(
-            args=SimpleNamespace(**args), custom_reward_post_process_func=None
-        )
+        args = SimpleNamespace(**args)
+        manager = SimpleNamespace(args=args, custom_reward_post_process_func=None)
         samples = [SimpleNamespace(get_reward_value=lambda _, each=each: each) for each in rewards]
         kind = RolloutManager.__ray_metadata__.modified_class
         return kind._post_process_rewards(manager, samples)[1]
@@ -210,44 +212,15 @@ def slime() -> dict[str, str]:
     return {each: effect(advantages, each) for each in names}
 
 
-EXPECTED = {
-    ms_swift: {
-        **{f"{each}, {scale}": "as 0" for each in ("grpo", "rloo", "reinforce_plus_plus")
-           for scale in ("group", "batch", "none", "gdpo", "dynamic")},
-        "grpo, gdpo": "others", "rloo, gdpo": "others",
-    },
-    openrlhf: {
-        "gae": "batch", "reinforce": "batch", "rloo": "group", "reinforce_baseline": "batch",
-        "group_norm": "group", "dr_grpo": "group", "flash_reinforce": "batch",
-    },
-    areal: {
-        "group, group": "group", "batch, batch": "batch", "group, None": "group",
-        "None, None": "sample", "four functions of 1 s under 1.5 s": "as 0",
-    },
-    verifiers: {
-        "nan": "nan, 0 errors", "None": "0.5, 1 errors", "exception": "0, 1 errors",
-    },
-    nemo_rl: {"leave one out: True": "group", "leave one out: False": "group"},
-    rllm: {
-        "grpo": "group", "reinforce": "sample", "reinforce_plus_plus_baseline": "batch",
-        "prpo": "batch", "rloo": "group",
-    },
-    roll: {
-        "group, group": "group", "batch, batch": "batch", "group, None": "group",
-        "None, None": "sample",
-    },
-    slime: {"grpo": "group", "reinforce_plus_plus_baseline": "group"},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("trainer", EXPECTED, ids=lambda each: each.__name__)
-def test_a_missing_reward(trainer: Callable[[], Any]):
-    source = PEERS / trainer.__name__
-    if trainer.__name__ not in SOURCES:
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_missing_reward(name: str):
+    trainer, source = globals()[name], PEERS / name
+    if name not in SOURCES:
         found = trainer()
     elif source.exists():
-        folders = [source, *(source / each for each in SOURCES[trainer.__name__].get("paths", []))]
-        found = run(trainer, [], *folders)
+        found = run(
+            trainer, [], source, *(source / each for each in SOURCES[name].get("paths", []))
+        )
     else:
         pytest.skip("needs a source: `make install-peers`")
-    assert found == EXPECTED[trainer]
+    assert found == EXPECTED[name]

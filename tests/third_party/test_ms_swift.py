@@ -24,10 +24,8 @@ def scored(reward: type, completions: list[object]) -> tuple[list[float], list[f
     functions, names = resolve_reward_funcs(["code_reward"], args=object())
     assert names == [reward.__name__]
     prompt = {"role": "user", "content": "Add."}
-    rows = [
-        {"messages": [prompt, {"role": "assistant", "content": each}], "tests": TESTS}
-        for each in completions
-    ]
+    chats = [[prompt, {"role": "assistant", "content": each}] for each in completions]
+    rows = [{"messages": each, "tests": TESTS} for each in chats]
     samples = [GRPOSample.from_row(each) for each in rows]
     rewards = score_completions(samples, functions, None, False, torch.device("cpu"), object())
     advantages, _ = compute_advantages(rewards, torch.ones(1), len(rows), scale_rewards="none")

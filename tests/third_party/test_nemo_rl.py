@@ -41,11 +41,9 @@ def nemo_rl(peer: Peer) -> dict[str, Any]:
         actor = create_env("rewardfleet", {"service": "code", "url": url, **TIMEOUT})
         user = {"role": "user", "content": "Add."}
         texts = [{"role": "assistant", "content": each} for each in responses]
-        batch = {
-            "message_log": [[user, each] for each in texts],
-            "task_name": ["rewardfleet"] * len(texts),
-            "extra_env_info": [{"ground_truth": json.dumps(TESTS)}] * len(texts),
-        }
+        batch = {"message_log": [[user, each] for each in texts]}
+        batch["task_name"] = ["rewardfleet"] * len(texts)
+        batch["extra_env_info"] = [{"ground_truth": json.dumps(TESTS)}] * len(texts)
         env = peer.remote(name, actor, "step")
         return calculate_rewards(batch, {"rewardfleet": env}).rewards.tolist()
 

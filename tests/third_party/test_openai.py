@@ -91,10 +91,8 @@ def test_what_is_refused_at_capacity_is_scored_when_the_client_repeats_it(
 
 def test_without_a_judgment_or_a_service_the_client_raises(dead_url: str):
     broken = FakeJudge(error=RuntimeError("broken"))
-    for judge, error, attempts in [
-        (FakeJudge(None), "APIStatusError: Error code: 424", 1),
-        (broken, "InternalServerError: Error code: 502", 2),
-    ]:
+    errors = ("APIStatusError: Error code: 424", "InternalServerError: Error code: 502")
+    for attempts, judge, error in zip((1, 2), (FakeJudge(None), broken), errors, strict=True):
         with served(judge, abstention="error") as client:
             _, found = asked(str(client.base_url), [[RIGHT, 1]], 1)
         assert found.startswith(error) and len(judge.seen) == attempts

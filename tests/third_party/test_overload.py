@@ -24,14 +24,12 @@ pytestmark = [needs_clients, pytest.mark.slow, pytest.mark.timeout(600)]
 Load = Callable[[str, int], dict[str, int]]
 
 #: Client, path, and how many requests: more than the 576 that a service admits.
-ROUTES = [
-    (verl, "/run_code", 800), (openrlhf, "/get_reward", 1000), (nemo_gym, "", 1200),
-    (openenv, "", 700),
-]  # fmt: skip
-SLICED = [pytest.param(*each, marks=pytest.mark.slice) for each in ROUTES]
+ROUTES = [(verl, "/run_code", 800), (openrlhf, "/get_reward", 1000)]
+ROUTES += [(nemo_gym, "", 1200), (openenv, "", 700)]
 
 
-@pytest.mark.parametrize(("load", "path", "number"), SLICED)
+@pytest.mark.slice
+@pytest.mark.parametrize(("load", "path", "number"), ROUTES)
 def test_more_requests_than_are_admitted_are_all_scored(load: Load, path: str, number: int):
     with service_process("code") as (_, url):
         assert load(url + path, number) == {"1.0": number}
@@ -44,10 +42,8 @@ def test_five_thousand_requests_are_all_scored(load: Load, path: str):
 
 
 def test_gym_each_sample_of_a_service_without_a_queue_is_scored_or_masked():
-    with service_process("code", "--set", "max_in_flight=1", "--set", "max_queue_depth=2") as (
-        _,
-        url,
-    ):
+    limits = ("--set", "max_in_flight=1", "--set", "max_queue_depth=2")
+    with service_process("code", *limits) as (_, url):
         found = nemo_gym(url, 1200)
     assert sum(found.values()) == 1200
     assert found.keys() <= {"1.0", "masked"}
@@ -58,10 +54,7 @@ def test_gym_each_sample_of_a_service_without_a_queue_is_scored_or_masked():
 def test_no_request_behind_the_gateway_is_lost_when_its_replica_ends(
     tmp_path: Path, load: Load, path: str, number: signal.Signals
 ):
-    with (
-        fleet_up(tmp_path, 'only = ["code"]\n') as fleet,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with fleet_up(tmp_path, 'only = ["code"]\n') as fleet, ThreadPoolExecutor(1) as pool:
         count = 1000 if load is openenv else 1500  # OpenEnv's are open WebSockets, at most 1,024
         found = pool.submit(load, f"{fleet.url}/code{path}", count)
         wait_until(lambda: fleet.replicas()[0]["outstanding"] > 0, 60)

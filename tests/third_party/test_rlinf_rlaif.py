@@ -11,13 +11,12 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -32,7 +31,7 @@ from rewardfleet_server.up.settings import free_port
 
 from ..running import running
 from .peers import SOURCES
-from .trainers import HERE, PEERS, ROOT, absent, bare, run
+from .trainers import HERE, PEERS, ROOT, absent, bare, in_process
 
 SOURCE = Path(os.environ.get("RLINF_RLAIF", PEERS / "rlinf_rlaif"))
 SERVER = "vlm_reward/libero_reward_server.py"
@@ -68,22 +67,14 @@ def task(index: int) -> str:
 
 def in_peer(function: Callable[..., Any]) -> Callable[..., Any]:
     """Run a function of JSON values in a process with the original's source."""
-
-    def call(*arguments: object) -> Any:
-        return run(function, arguments, SOURCE)
-
-    call.__wrapped__ = function
-    return call
+    return in_process(function, SOURCE)
 
 
 @in_peer
 def rollouts(edits: dict[str, Any], count: int, number: int = 1) -> Any:
-    """Return the return of each episode of `LiberoEnv`, or why the run ended.
+    """Return the returns of a number of rollouts of `LiberoEnv`s, or why the run ended.
 
-    Args:
-        edits: Changes of `reward_model` in examples/embodiment/config/env/libero_10.yaml.
-        count: How many environments there are.
-        number: How many rollouts.
+    Edits are of `reward_model` in examples/embodiment/config/env/libero_10.yaml.
     """
     libero_env = _libero_env()
     from omegaconf import OmegaConf
@@ -118,8 +109,6 @@ def _libero_env() -> Any:
 
     sys.modules["gym"] = gymnasium
     if importlib.util.find_spec("imageio") is None:
-        sys.modules["imageio"] = ModuleType("imageio")
-        sys.modules["imageio.v2"] = ModuleType("imageio.v2")
 
         @contextmanager
         def get_writer(path: str, fps: int) -> Iterator[Any]:
@@ -131,29 +120,24 @@ def _libero_env() -> Any:
                 writer.write(frame[..., ::-1])
             writer.release()
 
-        sys.modules["imageio.v2"].get_writer = get_writer
-        sys.modules["imageio"].v2 = sys.modules["imageio.v2"]
+        bare("imageio.v2", get_writer=get_writer)
+        bare("imageio", v2=sys.modules["imageio.v2"])
     absent("libero")
     bare("rlinf")
     sys.modules["rlinf.envs.libero.venv"] = SimpleNamespace(ReconfigureSubprocEnv=Simulator)
     from rlinf.envs.libero import libero_env
 
     libero_env.get_libero_path = lambda _: ""
-    libero_env.get_benchmark_overridden = lambda _: Suite
+    libero_env.get_benchmark_overridden = lambda _: lambda: SUITE
     return libero_env
 
 
-class Suite:
-    """A benchmark of one trial per task."""
-
-    def get_num_tasks(self) -> int:
-        return 64
-
-    def get_task_init_states(self, _: int) -> list[int]:
-        return [0]
-
-    def get_task(self, index: int) -> Any:
-        return SimpleNamespace(problem_folder="", bddl_file="", language=task(index))
+#: A benchmark of one trial per task.
+SUITE = SimpleNamespace(
+    get_num_tasks=lambda: 64,
+    get_task_init_states=lambda _: [0],
+    get_task=lambda n: SimpleNamespace(problem_folder="", bddl_file="", language=task(n)),
+)
 
 
 class Simulator:
@@ -172,11 +156,9 @@ class Simulator:
     def step(self, actions: Any, _: Any = None) -> Any:
         self._step += 1
         image = np.full((64, 64, 3), 100 + self._step, np.uint8)
-        names = ("robot0_eef_pos", "robot0_gripper_qpos")
-        seen = {"agentview_image": image, "robot0_eye_in_hand_image": image}
-        seen |= {name: np.zeros(3) for name in names} | {
-            "robot0_eef_quat": np.array([0, 0, 0, 1.0])
-        }
+        seen = dict.fromkeys(("agentview_image", "robot0_eye_in_hand_image"), image)
+        seen |= dict.fromkeys(("robot0_eef_pos", "robot0_gripper_qpos"), np.zeros(3))
+        seen["robot0_eef_quat"] = np.array([0, 0, 0, 1.0])
         ended = np.full(len(actions), self._step == STEPS)
         done = ended & np.resize(SUCCESSES, len(actions))
         return [seen] * len(actions), np.zeros(len(actions)), done, [{}] * len(actions)
@@ -198,10 +180,7 @@ def selections() -> list[list[int]]:
 def model(on_request: Callable[[int], None] = lambda _: None) -> Iterator[str]:
     """Serve a model that answers by the task in the prompt; yield its URL."""
     app, calls = FastAPI(), []
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, object]:
-        return {"data": []}
+    app.get("/v1/models")(lambda: {"data": []})
 
     @app.post("/v1/chat/completions")
     async def complete(request: Request) -> dict[str, object]:
@@ -209,11 +188,8 @@ def model(on_request: Callable[[int], None] = lambda _: None) -> Iterator[str]:
         calls.append(text)
         on_request(len(calls))
         index = int(re.search(r"put bowl (\d\d)", text)[1])
-        answer = (
-            PARSED[int(found[1])]
-            if (found := re.search(r"answer (\d+)", text))
-            else ANSWERS[index % 8]
-        )
+        found = re.search(r"answer (\d+)", text)
+        answer = PARSED[int(found[1])] if found else ANSWERS[index % 8]
         message = {"role": "assistant", "content": answer}
         return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
 
@@ -222,24 +198,22 @@ def model(on_request: Callable[[int], None] = lambda _: None) -> Iterator[str]:
 
 
 @contextmanager
-def original(model_url: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Start the original server, with its own flags; yield it and its URL."""
+def started(page: str, log: Path, *command: object) -> Iterator[tuple[Any, str]]:
+    """Start a program at a free port; yield its process and its URL."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    flags = "--host", "127.0.0.1", "--port", port
-    script = HERE / "rlinf_rlaif_server.py"
-    command = (sys.executable, script, SOURCE / SERVER, model_url, *flags)
-    with running(command, f"{url}/health", log=log) as process:
+    with running([*command, "--port", port], f"{url}{page}", log=log) as process:
         yield process, url
 
 
-@contextmanager
-def ours(log: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Start the video service; yield it and its URL."""
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    with running(
-        [*COMMAND, "serve", "video", "--port", port, *flags], f"{url}/readyz", log=log
-    ) as process:
-        yield process, url
+def original(model_url: str, log: Path) -> Any:
+    """Start the original server, with its own flags."""
+    script = (sys.executable, HERE / "rlinf_rlaif_server.py", SOURCE / SERVER, model_url)
+    return started("/health", log, *script, "--host", "127.0.0.1")
+
+
+def ours(log: Path, *flags: str) -> Any:
+    """Start the video service."""
+    return started("/readyz", log, *COMMAND, "serve", "video", *flags)
 
 
 @contextmanager
@@ -253,13 +227,10 @@ def two_replicas(kill: Callable[[int], None], folder: Path) -> Iterator[Any]:
         yield process, first, second
 
 
-@contextmanager
-def gateway_of(log: Path, *urls: str) -> Iterator[str]:
-    """Start the gateway of replicas of the video service; yield its URL."""
-    url = f"http://127.0.0.1:{(port := free_port())}"
+def gateway_of(log: Path, *urls: str) -> Any:
+    """Start the gateway of replicas of the video service."""
     replicas = [word for each in urls for word in ("--service", f"video={each}")]
-    with running([*COMMAND, "gateway", "--port", port, *replicas], f"{url}/readyz", log=log):
-        yield url
+    return started("/readyz", log, *COMMAND, "gateway", *replicas)
 
 
 def edits(url: str, **others: object) -> dict[str, Any]:
@@ -317,9 +288,8 @@ def test_an_abstention_and_a_failure_without_the_switch_are_the_simulators_succe
         found = rollouts(edits(url, backend=None), 8)
         assert found.startswith("Reward request failed with status_code=404")
     loud = [line for line in (tmp_path / "a").read_text().splitlines() if "ARE REFUSED" in line]
-    assert [re.search("--[a-z-]+", line)[0] for line in loud] == [
-        "--backend", "--video-root", "--abstention",
-    ]  # fmt: skip
+    named = [re.search("--[a-z-]+", line)[0] for line in loud]
+    assert named == ["--backend", "--video-root", "--abstention"]
     with ours(tmp_path / "b", *flags) as (_, url):  # the judge knows no such task
         unknown = {**by_default, "endpoint": f"{url}/score", "backend": None}
         assert rollouts(unknown, 8) == simulators
@@ -330,11 +300,8 @@ def test_the_figures_of_the_original(tmp_path: Path):
     # The file is not read, as the libraries of the model would do that.
     body = {"video_path": str(tmp_path / "log"), "nframes": 16, "max_pixels": 200704}
     texts = [f"{task(0)}; answer {index}" for index in range(len(PARSED))]
-    bad = [
-        {**body, "task_text": "a", "video_path": "/no such file"},
-        {**body, "task_text": "a", "backend": "none"},
-        {**body, "task_text": ""},
-    ]
+    bad = [{"video_path": "/no such file"}, {"backend": "none"}, {"task_text": ""}]
+    bad = [{**body, "task_text": "a", **each} for each in bad]
     with (
         model() as model_url,
         original(model_url, tmp_path / "log") as (_, url),
@@ -361,30 +328,30 @@ def test_rewards_when_the_service_is_killed_in_a_rollout(tmp_path: Path):
         if calls == 8:
             victims[0]()
 
-    with model(kill) as model_url, original(model_url, tmp_path / "log") as (process, url):
-        victims.append(process.kill)
-        found = rollouts({"enable": True, "endpoint": f"{url}/score"}, 16, 2)
-    assert found[:7] == right[:7] and found[7:] == simulators[7:]
-    assert sum(map(float.__ne__, found, right)) == 9  # of the 25 that the simulator has replaced
-    with model(kill) as model_url, original(model_url, tmp_path / "log") as (process, url):
-        victims[0] = process.kill
-        by_default = {"enable": True, "endpoint": f"{url}/score", "fail_on_request_error": True}
-        assert rollouts(by_default, 16, 2) == "ConnectionError"
+    for raises in (False, True):
+        with model(kill) as model_url, original(model_url, tmp_path / "log") as (process, url):
+            victims[:] = [process.kill]
+            given = {"enable": True, "endpoint": f"{url}/score", "fail_on_request_error": raises}
+            found = rollouts(given, 16, 2)
+        if raises:
+            assert found == "ConnectionError"
+            continue
+        assert found[:7] == right[:7] and found[7:] == simulators[7:]
+        assert sum(map(float.__ne__, found, right)) == 9  # of the 25 that the simulator replaces
     with two_replicas(kill, tmp_path) as (process, *urls):
         victims[0] = process.kill
-        with gateway_of(tmp_path / "gateway", *urls) as gateway:
+        with gateway_of(tmp_path / "gateway", *urls) as (_, gateway):
             found = rollouts(edits(f"{gateway}/video", backend=None), 16, 2)
     assert found == right
     with two_replicas(kill, tmp_path) as (process, *urls):
         victims[0] = process.kill
         config = {"enable": True, "reward_coef": 5.0, "endpoint": urls}
         tasks = [task(index) for index in range(16)]
-        episodes = [np.full((STEPS, 64, 64, 3), index, np.uint8) for index in range(32)]
         scored = []
         with LiberoRewards(config, tasks, orientation="upright") as rewards:
-            for half in (episodes[:16], episodes[16:]):
-                for frames in zip(*half, strict=True):
-                    rewards.record(frames)
+            for first in (0, 16):
+                for _ in range(STEPS):
+                    rewards.record([np.full((64, 64, 3), first + n, np.uint8) for n in range(16)])
                 rewards.finish()
                 scored += sorted(rewards.collect(timeout=None), key=lambda each: each.environment)
                 rewards.reset()

@@ -24,19 +24,15 @@ ADAPTERS = {
 MESSAGE = {"role": "assistant", "content": RIGHT}
 PARTS = [MESSAGE | {"content": [{"type": "text", "text": RIGHT}]}]
 #: What flows answer, and its reward.
-ANSWERS = [
-    (RIGHT, 1.0), (HALF, 0.5), ({"code": RIGHT}, 1.0), ({"code": HALF}, 0.5), ([MESSAGE], 1.0),
-    ([MESSAGE], 1.0), (PARTS, 1.0), (PARTS, 1.0),
-]  # fmt: skip
+ANSWERS = [(RIGHT, 1.0), (HALF, 0.5), ({"code": RIGHT}, 1.0), ({"code": HALF}, 0.5)]
+ANSWERS += [([MESSAGE], 1.0)] * 2 + [(PARTS, 1.0)] * 2
 
 
 def summary(episode) -> dict[str, object]:
-    return {
-        "reason": episode.termination_reason.value,
-        "is_correct": bool(episode.is_correct),
-        "rewards": [float(each.reward) for each in episode.trajectories],
-        "signals": [each.signals for each in episode.trajectories],
-    }
+    reason, is_correct = episode.termination_reason.value, bool(episode.is_correct)
+    rewards = [float(each.reward) for each in episode.trajectories]
+    signals = [each.signals for each in episode.trajectories]
+    return {"reason": reason, "is_correct": is_correct, "rewards": rewards, "signals": signals}
 
 
 async def outcome(engine, count: int) -> object:

@@ -67,11 +67,10 @@ def scheduler_of(worker: Any, row: dict[str, object], texts: list[str]) -> Any:
             self[prompt_id] = None
 
     everything = SimpleNamespace(query_filter_config=SimpleNamespace(type="no_filter"))
+    pipeline = {"prompt_length": PROMPT, "is_num_return_sequences_expand": False}
     return SimpleNamespace(
         meta_info={"generation_config": {"num_return_sequences": len(texts)}},
-        pipeline_config=SimpleNamespace(
-            prompt_length=PROMPT, is_num_return_sequences_expand=False, rewards={"code": everything}
-        ),
+        pipeline_config=SimpleNamespace(**pipeline, rewards={"code": everything}),
         sequence_length=LONGEST,
         is_val=False,
         udrl=roll.RolloutLoop(),

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from rewardfleet.tool_use import advantages, lagrange, score_answer
 from rewardfleet.wire.tools import BudgetOptions, CostWeights, MultiplierCheckpoint, ToolsOptions
 from rewardfleet_router.config import parse_arguments
 
+from ..running import output_of
 from .peers import Peer, recorded
 from .trainers import ROOT, byte_tokenizer
 
@@ -36,11 +36,8 @@ def answer(*calls: str, think: str = "I see.") -> str:
 
 TRUTHS = (answer(call("get_weather", city="Oslo")), answer(call("sum", a=1, b=2)), answer())
 #: Four answers to each, of which one is right.
-ANSWERS = tuple(
-    each
-    for truth in TRUTHS
-    for each in (truth, answer(), answer(call("get_news"), call("average", of=[1, 2])), "no tags")
-)
+WRONG = (answer(), answer(call("get_news"), call("average", of=[1, 2])), "no tags")
+ANSWERS = tuple(each for truth in TRUTHS for each in (truth, *WRONG))
 
 
 @recorded("toolrl_router")
@@ -59,14 +56,12 @@ def original(peer: Peer) -> dict[str, Any]:
 
     os.environ["EXPERIMENT_NAME"] = "qwen"  # of the markers around an answer
     truths = [each for each in TRUTHS for _ in range(4)]
-    tasks = [
-        rlla.compute_score(f"<|im_start|>assistant\n{text}<|im_end|>", truth)[0]
-        for text, truth in zip(ANSWERS, truths, strict=True)
-    ]
+    texts = [f"<|im_start|>assistant\n{text}<|im_end|>" for text in ANSWERS]
+    pairs = zip(texts, truths, strict=True)
+    tasks = [rlla.compute_score(text, truth)[0] for text, truth in pairs]
     tokenizer = byte_tokenizer()
-    responses = tokenizer(
-        list(ANSWERS), padding=True, add_special_tokens=False, return_tensors="pt"
-    )["input_ids"]
+    options = {"padding": True, "add_special_tokens": False, "return_tensors": "pt"}
+    responses = tokenizer(list(ANSWERS), **options)["input_ids"]
     scores = torch.zeros(responses.shape)
     scores[:, -1] = torch.tensor(tasks)
     trainer = SimpleNamespace(
@@ -81,28 +76,21 @@ def original(peer: Peer) -> dict[str, Any]:
     for _ in range(5):
         batch = SimpleNamespace(batch={"token_level_scores": scores, "responses": responses})
         metrics = RayPPOTrainer._maybe_compute_router_rewards(trainer, batch)
-        values, _ = core_algos.compute_grpo_outcome_advantage(
-            batch.batch["router_token_level_rewards"], torch.ones(scores.shape), index
-        )
-        steps.append(
-            {
-                "cost": batch.batch["router_cost"].tolist(),
-                "reward": batch.batch["router_sequence_rewards"].tolist(),
-                "advantage": values[:, -1].tolist(),
-                "lambda": metrics["router/lambda"],
-            }
-        )
+        rewards = batch.batch["router_token_level_rewards"]
+        ones = torch.ones(scores.shape)
+        values, _ = core_algos.compute_grpo_outcome_advantage(rewards, ones, index)
+        columns = {"cost": "router_cost", "reward": "router_sequence_rewards"}
+        step = {name: batch.batch[each].tolist() for name, each in columns.items()}
+        step |= {"advantage": values[:, -1].tolist(), "lambda": metrics["router/lambda"]}
+        steps.append(step)
     return {"arguments": arguments_of(script), "tasks": tasks, "steps": steps}
 
 
 def arguments_of(script: Path) -> list[str]:
     """Return what the script starts, with a `python` that prints it."""
     printing = 'python() { printf "%s\\n" "$@"; }; export -f python; bash "$0"'
-    done = subprocess.run(
-        ["bash", "-c", printing, script], capture_output=True, text=True, check=True, timeout=60
-    )
     # The name of the experiment has the time in it.
-    printed = re.sub(r"(router-grpo)-[\d-]+", r"\1", done.stdout)
+    printed = re.sub(r"(router-grpo)-[\d-]+", r"\1", output_of("bash", "-c", printing, script))
     return printed[printed.index("-m\n") :].split("\n")[2:-1]
 
 

@@ -1,7 +1,5 @@
 """SimpleVLA-RL's `RayTrainer.fit`, at the commit in sources.toml, with the changes of its page."""
 
-import sys
-import types
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,7 +11,7 @@ import yaml
 from rewardfleet.adapters.simplevla import RobRewardManager, keep_selected, sample_temperatures
 
 from .peers import Peer, recorded
-from .trainers import CONFIGS, byte_tokenizer, counted, edited
+from .trainers import CONFIGS, bare, byte_tokenizer, counted, edited
 
 pytestmark = pytest.mark.slow
 
@@ -43,13 +41,12 @@ TRAINER = {
     "batch = valid_batch\n": f"batch = valid_batch; {_KEEP}\n",
 }
 #: The lines of other files that the page names: these files need the models.
-NAMED = {
-    "verl/workers/rollout/rob_rollout.py": ["temperature = prompts.get('temperature'"],
-    "verl/utils/vla_utils/openvla_oft/modeling_prismatic.py": [
-        "assert temperature>0",
-        "scaled_logits = action_logits_last256 / temperature",
-    ],
-}
+_MODEL = "verl/utils/vla_utils/openvla_oft/modeling_prismatic.py"
+NAMED = [
+    ("verl/workers/rollout/rob_rollout.py", "temperature = prompts.get('temperature'"),
+    (_MODEL, "assert temperature>0"),
+    (_MODEL, "scaled_logits = action_logits_last256 / temperature"),
+]
 
 #: Rollouts of one prompt, without a failed environment.
 COMPLETE = [True, True, False, True, False, True, True, False]
@@ -68,10 +65,9 @@ def entry(edits: dict[str, str], **settings: Any) -> dict[str, Any]:
     import verl.utils
     from verl.trainer.ppo import ray_trainer
 
-    workers = types.ModuleType("verl.workers.fsdp_workers")  # it needs GPUs and simulators
-    for name in ("ActorRolloutRefWorker", "CriticWorker", "RobActorRolloutRefWorker"):
-        setattr(workers, name, type(name, (), {}))
-    sys.modules[workers.__name__] = workers
+    names = ("ActorRolloutRefWorker", "CriticWorker", "RobActorRolloutRefWorker")
+    # It needs GPUs and simulators.
+    bare("verl.workers.fsdp_workers", **{name: type(name, (), {}) for name in names})
     verl.utils.hf_tokenizer = lambda _: byte_tokenizer()
     if edits:
         ray_trainer = edited("verl.trainer.ppo.ray_trainer", TRAINER)
@@ -92,10 +88,8 @@ def entry(edits: dict[str, str], **settings: Any) -> dict[str, Any]:
             values = [rewards[row, token].item() for row, token in at]
             names = ("train_verify_score/", "train_reward/", "format_score/", "critic/rewards/")
             found["rewards"] = [[*each, value] for each, value in zip(at, values, strict=True)]
-            found["metrics"] = {
-                name: float(value) for name, value in metrics.items()
-                if name.startswith(names) and "/reward/" not in name
-            }  # fmt: skip
+            kept = [each for each in metrics if each.startswith(names) and "/reward/" not in each]
+            found["metrics"] = {name: float(metrics[name]) for name in kept}
 
     main_ppo.RayTrainer = Trainer
     main_ppo.main_task._function(config_of(ray_trainer, ENTRY_SETTINGS, settings))
@@ -119,11 +113,8 @@ def fit(
 
         def generate_sequences(self, prompts: Any) -> Any:
             self.temperatures = sample_temperatures(prompts.meta_info, count)
-            batch = {
-                "responses": torch.zeros(count, -(-max(steps) // 8), 56, dtype=torch.long),
-                "complete": torch.tensor(complete),
-                "finish_step": torch.tensor(steps),
-            }
+            batch = {"complete": torch.tensor(complete), "finish_step": torch.tensor(steps)}
+            batch["responses"] = torch.zeros(count, -(-max(steps) // 8), 56, dtype=torch.long)
             return DataProto.from_single_dict(batch)
 
         def update_actor(self, batch: Any) -> Any:
@@ -168,9 +159,7 @@ def simplevla(peer: Peer) -> dict[str, Any]:
         "original": entry({}),
         "edited": entry(ENTRY),
         "edited, test-time RL": entry(ENTRY, **efficiency),
-        "named lines are there": all(
-            line in (root / file).read_text() for file, lines in NAMED.items() for line in lines
-        ),
+        "named lines are there": all(line in (root / file).read_text() for file, line in NAMED),
     }
 
 
@@ -187,13 +176,9 @@ async def test_successes_get_their_efficiency_and_a_failed_environment_does_not_
     assert edited_entry["rewards"] == found["original"]["rewards"]
     assert edited_entry["metrics"] == found["original"]["metrics"]
     # With it, as the formula of the original integration, which divides by 500.
-    efficiencies = [
-        [row, 7 * steps - 1, 5 / (1 + steps / 500)]
-        for row, (complete, steps) in enumerate(zip(COMPLETE, STEPS, strict=True)) if complete
-    ]  # fmt: skip
+    successes = [(row, STEPS[row]) for row, complete in enumerate(COMPLETE) if complete]
+    efficiencies = [[row, 7 * steps - 1, 5 / (1 + steps / 500)] for row, steps in successes]
     test_time = found["edited, test-time RL"]
-    assert [*map(tuple, test_time["rewards"])] == [
-        (row, token, pytest.approx(value)) for row, token, value in efficiencies
-    ]
+    assert np.array(test_time["rewards"]) == pytest.approx(np.array(efficiencies))
     mean = sum(value for *_, value in efficiencies) / 5 / len(STEPS)
     assert test_time["metrics"]["train_verify_score/all"] == pytest.approx(mean)

@@ -3,7 +3,6 @@
 import json
 import random
 import sys
-import types
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -108,10 +107,8 @@ def entry(is_edited: bool, tries: int) -> dict[str, Any]:
     import verl.utils
     from agent_system import multi_turn_rollout
 
-    workers = types.ModuleType("verl.workers.fsdp_workers")  # it needs GPUs
-    for name in ("ActorRolloutRefWorker", "AsyncActorRolloutRefWorker", "CriticWorker"):
-        setattr(workers, name, type(name, (), {}))
-    sys.modules[workers.__name__] = workers
+    names = ("ActorRolloutRefWorker", "AsyncActorRolloutRefWorker", "CriticWorker")
+    bare("verl.workers.fsdp_workers", **{name: type(name, (), {}) for name in names})  # needs GPUs
     sys.modules["agent_system.environments"].make_envs = lambda _: (Environments(RETURNS), None)
     verl.utils.hf_tokenizer = lambda *_, **__: byte_tokenizer()
     verl.utils.hf_processor = lambda *_, **__: None
@@ -135,9 +132,8 @@ def entry(is_edited: bool, tries: int) -> dict[str, Any]:
             rates = {"success_rate", "of_one_task"} & set(batch.non_tensor_batch)
             found["rewards"] = batch.batch["token_level_rewards"].tolist()
             found["advantages"] = batch.batch["advantages"].tolist()
-            found["rates"] = {
-                name: [*map(float, batch.non_tensor_batch[name])] for name in sorted(rates)
-            }
+            columns = batch.non_tensor_batch
+            found["rates"] = {name: [*map(float, columns[name])] for name in sorted(rates)}
 
     main_ppo.RayPPOTrainer = Trainer
     runner = main_ppo.TaskRunner.__ray_metadata__.modified_class
@@ -153,23 +149,15 @@ def filters() -> dict[str, int]:
     for _ in range(500):
         rewards = np.array([rng.choice([0.0, 0.5, 1.0]) for _ in range(6)])
         for last_try in (False, True):
-            given = {
-                "batch_list": [[{"uid": index // 3}] for index in range(6)],
-                "episode_rewards": rewards,
-                "episode_lengths": np.arange(6),
-                "success": {"success_rate": rewards, "of_one_task": rewards[:1]},
-                "traj_uid": np.arange(6),
-                "tool_callings": np.arange(6),
-                "config": config_of(1),
-                "last_try": last_try,
-            }
+            given = dict.fromkeys(("episode_lengths", "traj_uid", "tool_callings"), np.arange(6))
+            given |= {"episode_rewards": rewards, "config": config_of(1), "last_try": last_try}
+            given["batch_list"] = [[{"uid": index // 3}] for index in range(6)]
+            given["success"] = {"success_rate": rewards, "of_one_task": rewards[:1]}
             both = [each(**given) for each in (utils.filter_group_data, filter_group_data)]
-            shown = [
-                [*map(str, each[:3]), {k: v.tolist() for k, v in each[3].items()}, str(each[4:])]
-                for each in both
-            ]
+            rates = [{name: v.tolist() for name, v in each[3].items()} for each in both]
+            others = [str([*each[:3], *each[4:]]) for each in both]
             found["batches"] += 1
-            found["other"] += shown[0] != shown[1]
+            found["other"] += rates[0] != rates[1] or others[0] != others[1]
     return found
 
 
@@ -231,16 +219,11 @@ def test_the_recorded_filter_of_the_original_is_repeated():
         rates: dict[str, Any] = {}
         for number, returns in enumerate(RETURNS[:tries], 1):
             rewards, config = np.array(returns), SimpleNamespace(get=lambda _, default: default)
-            filtered = filter_group_data(
-                [[{"uid": f"{number} {index // 3}"}] for index in range(6)],
-                rewards,
-                np.ones(6),
-                {"success_rate": rewards, "of_one_task": rewards[:1]},
-                np.arange(6),
-                np.arange(6),
-                SimpleNamespace(algorithm=SimpleNamespace(filter_groups=config)),
-                last_try=number == tries,
-            )
+            steps = [[{"uid": f"{number} {index // 3}"}] for index in range(6)]
+            success = {"success_rate": rewards, "of_one_task": rewards[:1]}
+            given = (steps, rewards, np.ones(6), success, np.arange(6), np.arange(6))
+            settings = SimpleNamespace(algorithm=SimpleNamespace(filter_groups=config))
+            filtered = filter_group_data(*given, settings, last_try=number == tries)
             kept += filtered[1].tolist()
             rates = rates or filtered[3]
         original = took[f"original, {tries}"]

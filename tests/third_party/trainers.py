@@ -49,12 +49,12 @@ def error_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def in_process(function: Callable[..., Any]) -> Callable[..., Any]:
+def in_process(function: Callable[..., Any], *sources: Path) -> Callable[..., Any]:
     """Run a function, or coroutine function, of JSON values in a process with `.clients`."""
 
     @functools.wraps(function)
     def call(*arguments: object) -> Any:
-        return run(function, arguments)
+        return run(function, arguments, *sources)
 
     return call
 
@@ -69,15 +69,8 @@ def run(function: Callable[..., Any], arguments: object, *sources: Path) -> Any:
     path = [*map(str, sources), str(CLIENTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            command,
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=300,
-            cwd=folder,
-            env=environment,
-        )
+        given = {"stdout": subprocess.PIPE, "text": True, "cwd": folder, "env": environment}
+        done = subprocess.run(command, check=True, timeout=300, **given)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -160,18 +153,15 @@ def rollouts_of(texts: list[str], truths: list[str], **columns: list[Any]) -> An
     import torch
     from verl import DataProto
 
-    tokens = [byte_tokenizer()(text, add_special_tokens=False)["input_ids"] for text in texts]
-    width, prompts = max(map(len, tokens)), torch.full((len(texts), 4), 65)
-    padded = [[*each, *[0] * (width - len(each))] for each in tokens]
-    mask = torch.tensor([[1] * len(each) + [0] * (width - len(each)) for each in tokens]).long()
-    tensors = {"prompts": prompts, "responses": torch.tensor(padded).long(), "response_mask": mask}
+    options = {"add_special_tokens": False, "padding": True, "return_tensors": "np"}
+    encoded = byte_tokenizer()(texts, **options)
+    mask = torch.tensor(encoded["attention_mask"]).long()
+    prompts = torch.full((len(texts), 4), 65)
+    tensors = {"prompts": prompts, "responses": torch.tensor(encoded["input_ids"]).long()}
     tensors["attention_mask"] = torch.cat([torch.ones_like(prompts), mask], dim=1)
-    others = {
-        "data_source": ["code"] * len(texts),
-        "reward_model": [{"ground_truth": each} for each in truths],
-        "extra_info": [{"index": at} for at in range(len(texts))],
-        **columns,
-    }
+    tensors["response_mask"] = mask
+    others = {"data_source": ["code"] * len(texts), "extra_info": [{} for _ in texts], **columns}
+    others["reward_model"] = [{"ground_truth": each} for each in truths]
     arrays = {name: np.array(values, dtype=object) for name, values in others.items()}
     return DataProto.from_dict(tensors=tensors, non_tensors=arrays)
 

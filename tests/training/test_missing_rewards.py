@@ -98,10 +98,8 @@ def test_without_a_service_a_run_goes_on_only_where_a_missing_reward_is_left_out
     name: str, lost_url: str, tmp_path: Path
 ):
     def run(is_async: bool, number: int = 1, **given: Any) -> Any:
-        functions = [
-            reward_function("code", lost_url, is_async=is_async, timeout_s=0.3, **given)
-            for _ in range(number)
-        ]
+        options = {"is_async": is_async, "timeout_s": 0.3, **given}
+        functions = [reward_function("code", lost_url, **options) for _ in range(number)]
         return trained(name, functions, tmp_path)
 
     if TRAINERS[name][1] == "others":
@@ -128,9 +126,8 @@ def test_without_a_service_a_run_goes_on_only_where_a_missing_reward_is_left_out
             run(False)
         with pytest.raises(TypeError, match="does not await reward functions: give is_async=False"):
             run(True)
-        with pytest.raises(
-            ValueError, match=f"on_failure: NaN would .* in TRL {class_of(name).__name__}"
-        ):
+        would = f"on_failure: NaN would .* in TRL {class_of(name).__name__}"
+        with pytest.raises(ValueError, match=would):
             run(False, on_failure=math.nan)
 
 

@@ -105,11 +105,8 @@ def test_actors_of_ray_get_what_was_used_and_share_it_among_their_threads(url: s
 
     functions = calls(url)
     assert {call(function) for function, call in functions.values()} == {1.0}
-    actors = [
-        Actor.remote(functions),
-        Actor.options(max_concurrency=4).remote(functions),
-        AsyncActor.remote(functions),
-    ]
+    classes = (Actor, Actor.options(max_concurrency=4), AsyncActor)
+    actors = [each.remote(functions) for each in classes]
     task = ray.remote(num_cpus=0.1)(lambda name: functions[name][1](functions[name][0]))
     assert ray.get([task.remote(name) for name in functions]) == [1.0] * len(functions)
     twice = [*functions] * 2
@@ -121,11 +118,8 @@ def test_actors_of_ray_get_what_was_used_and_share_it_among_their_threads(url: s
 
 
 #: What TRL reads messages by.
-SCHEMA = {
-    "type": "object",
-    "x-regex": r"(?P<content>[\s\S]*)",
-    "properties": {"role": {"const": "assistant"}, "content": {"type": "string"}},
-}
+SCHEMA = {"type": "object", "x-regex": r"(?P<content>[\s\S]*)"}
+SCHEMA["properties"] = {"role": {"const": "assistant"}, "content": {"type": "string"}}
 
 
 class Vllm(BaseHTTPRequestHandler):
@@ -164,16 +158,14 @@ def test_the_rollout_worker_of_trl_scores_and_logs(
     row = {"prompt": [{"role": "user", "content": "?"}], "ground_truth": TRUTH}
     with ThreadingHTTPServer(("127.0.0.1", 0), Vllm) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
+        given = {"num_generations": 2, "max_inflight_tasks": 4, "queue_maxsize": 16}
+        given |= {"processing_class": tokenizer, "eos_token_ids": [tokenizer.eos_token_id]}
         worker = async_rollout_worker.AsyncRolloutWorker(
             model_name="m",
             dataset=Dataset.from_list([row]),
             reward_funcs=[trl.reward_function("tools", url, **options)],
-            processing_class=tokenizer,
-            eos_token_ids=[tokenizer.eos_token_id],
-            num_generations=2,
-            max_inflight_tasks=4,
-            queue_maxsize=16,
             vllm_server_url=f"http://127.0.0.1:{server.server_address[1]}",
+            **given,
         )
         worker.start()
         try:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ..programs import TESTS
+from ..programs import HALF, RIGHT, TESTS
 from ..third_party.trainers import rollouts_of
 from .conftest import reward_loop
 
@@ -15,16 +15,9 @@ pytest.importorskip("verl")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mark.timeout(900)]
 
 #: Responses and their rewards, in two groups of four.
-RESPONSES = {
-    "": 0.0,
-    "print(sum(map(int, input().split())))": 1.0,
-    "print(input())": 0.5,
-    "print(": 0.0,
-    "\0\0": 0.0,
-    "I do not know.": 0.0,
-    "```python\nprint(7)\n```": 0.5,
-    "print('\0')": 0.0,
-}
+RESPONSES = {"": 0.0, RIGHT: 1.0, HALF: 0.5, "print(": 0.0}
+RESPONSES |= {"\0\0": 0.0, "I do not know.": 0.0}
+RESPONSES |= {"```python\nprint(7)\n```": 0.5, "print('\0')": 0.0}
 
 
 @pytest.mark.slice

@@ -21,9 +21,8 @@ NASTY = (
 
 def score_step(tables: SampleTables, step: int | None) -> None:
     """Score ten programs, one without a score and one with a suspicion, and a clip."""
-    programs = [
-        code_request(f"print({n})\n{NASTY}", TESTS, step=step, uid=f"{n}") for n in range(9)
-    ]
+    texts = [f"print({number})\n{NASTY}" for number in range(9)]
+    programs = [code_request(each, TESTS, step=step, uid=str(n)) for n, each in enumerate(texts)]
     scores = [CodeScore(score=n / 8, status="ok", cause="wrong_answer") for n in range(8)]
     scores[3].suspicions = ["It reads the tests."]
     ClientLog([tables], "code", None).add(programs, [*scores, Unavailable("no sandbox")])

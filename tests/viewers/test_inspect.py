@@ -29,16 +29,11 @@ CHROMIUM = shutil.which("chromium")
 
 def with_missing_scores() -> list[Scored]:
     """Return scores of each service, an abstention, an error, and a request scored twice."""
-    items = scored_items("a plum")
-    abstained = VideoScore(
-        score=None, status="abstained", backend="reference", cause="no_verdict", model_output="Hm."
-    )
+    items, nothing = scored_items("a plum"), {"score": None, "status": "abstained"}
+    abstained = VideoScore(**nothing, backend="reference", cause="no_verdict", model_output="Hm.")
     failed = Score(score=None, status="error", error=Unavailable("no GPU is left").problem())
-    more = [items[0].score, abstained, failed]
-    return [
-        *items,
-        *(dataclasses.replace(items[0], time=2000.0 + n, score=s) for n, s in enumerate(more)),
-    ]
+    more = enumerate([items[0].score, abstained, failed], 2000)
+    return items + [dataclasses.replace(items[0], time=float(at), score=each) for at, each in more]
 
 
 def test_inspect_reads_what_the_log_has(tmp_path: Path, capsys):
@@ -54,12 +49,11 @@ def test_inspect_reads_what_the_log_has(tmp_path: Path, capsys):
     with open_log([folder]) as connection:
         records = select(connection, Filters())
     labels = ("id", "run", "step", "uid", "status", "cause")
-    assert sorted(
-        map(str, ([*map(each.metadata.get, labels), reward(each)] for each in samples))
-    ) == (sorted(map(str, ([*map(each.get, labels), each["score"]] for each in records))))
-    assert (
-        len({(log.eval.task_id, each.id, each.epoch) for log in logs for each in log.samples}) == 9
-    )
+    shown = [[*map(each.metadata.get, labels), reward(each)] for each in samples]
+    kept = [[*map(each.get, labels), each["score"]] for each in records]
+    assert sorted(map(str, shown)) == sorted(map(str, kept))
+    names = {(log.eval.task_id, each.id, each.epoch) for log in logs for each in log.samples}
+    assert len(names) == 9
     (judged,) = (log for log in logs if log.eval.model == "reference")
     scored, again, abstained = judged.samples
     assert (scored.id, scored.epoch, again.epoch) == (again.id, 1, 2)
@@ -107,19 +101,15 @@ def viewer(folder: Path, port: int) -> Iterator[str]:
 def test_the_viewer_shows_samples_and_runs_nothing_of_them(tmp_path: Path, unused_tcp_port: int):
     playwright = pytest.importorskip("playwright.sync_api")
     items = [*with_missing_scores(), *(item for each in ATTACKS for item in scored_items(each))]
-    items = [
-        dataclasses.replace(item, request=item.request.model_copy(update={"run": "grpo"}))
-        for item in items
-        if item.service in {"code", "video"}
-    ]
-    write_log(tmp_path / "log", items)
+    items = [each for each in items if each.service in {"code", "video"}]
+    requests = [each.request.model_copy(update={"run": "grpo"}) for each in items]
+    pairs = zip(items, requests, strict=True)
+    write_log(tmp_path / "log", [dataclasses.replace(each, request=r) for each, r in pairs])
     assert main(["log", "export", str(tmp_path / "log"), "--inspect", str(tmp_path / "out")]) == 0
-    samples = [
-        (log.eval.model, each.id, each.epoch, path.name)
-        for path in (tmp_path / "out").iterdir()
-        for log in [inspect.read_eval_log(str(path))]
-        for each in log.samples
-    ]
+    samples = []
+    for path in (tmp_path / "out").iterdir():
+        log = inspect.read_eval_log(str(path))
+        samples += [(log.eval.model, each.id, each.epoch, path.name) for each in log.samples]
     foreign, happened = [], []
     with viewer(tmp_path / "out", unused_tcp_port) as url, playwright.sync_playwright() as runtime:
         browser = runtime.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

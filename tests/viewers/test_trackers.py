@@ -17,14 +17,8 @@ from .wandb_file import history_of, rows_of
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the trackers
 
 #: With two rows of each kind: the uid of each row, its kinds, and its score.
-ROWS = [
-    ("3", "suspicious", 3 / 8),
-    ("0", "worst", 0.0),
-    ("1", "worst", 1 / 8),
-    ("7", "best", 7 / 8),
-    ("6", "best", 6 / 8),
-    ("8", "missing", None),
-]
+KINDS = {"3": "suspicious", "0": "worst", "1": "worst", "7": "best", "6": "best"}
+ROWS = [(uid, kind, int(uid) / 8) for uid, kind in KINDS.items()] + [("8", "missing", None)]
 
 
 @pytest.fixture
@@ -45,9 +39,7 @@ def pictures_of(page: str) -> list[tuple[int, int]]:
     return [Image.open(io.BytesIO(base64.b64decode(each))).size for each in encoded]
 
 
-def test_wandb_has_a_table_per_step_and_all_steps_of_the_trainer(
-    tables, tmp_path: Path, monkeypatch
-):
+def test_wandb_has_a_table_per_step_and_all_steps_of_the_trainer(tables, tmp_path, monkeypatch):
     """The trainer names its steps, and logs every second one."""
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
@@ -70,11 +62,9 @@ def test_wandb_has_a_table_per_step_and_all_steps_of_the_trainer(
             assert of_step[0]["suspicions"] == "It reads the tests."
             assert NASTY[:20] in of_step[0]["output"] and '"stdin": "1"' in of_step[0]["task"]
             assert of_step[-1]["explanation"].count("no sandbox") == 1
-    pages = [
-        Path(file.parent, "files", each["rewardfleet/video_page"]["path"]) for each in history[:2]
-    ]
-    for page in pages:
-        text = page.read_text()
+    for each in history[:2]:
+        path = each["rewardfleet/video_page"]["path"]
+        text = Path(file.parent, "files", path).read_text()
         assert pictures_of(text) == [(4 * 64, 64)] * 2 and "<script" not in text
 
 
@@ -82,8 +72,8 @@ def test_mlflow_has_a_page_per_step_though_the_run_began_in_another_thread(
     tables, tmp_path: Path, monkeypatch
 ):
     mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    for name in ("ALLOW_FILE_STORE", "DISABLE_TELEMETRY"):
+        monkeypatch.setenv(f"MLFLOW_{name}", "true")
     mlflow.set_tracking_uri((tmp_path / "runs").as_uri())
     with mlflow.start_run() as run:
         thread = threading.Thread(target=lambda: [score_step(tables, step) for step in (0, 12)])
@@ -96,7 +86,6 @@ def test_mlflow_has_a_page_per_step_though_the_run_began_in_another_thread(
     page = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{paths[1]}")
     assert page.count("<tr>") == 1 + len(ROWS) and "<script" not in page
     assert "&lt;script&gt;" in page and "<pre>missing</pre>" in page
-    video = mlflow.artifacts.load_text(
-        f"{run.info.artifact_uri}/rewardfleet/video/step-000012.html"
-    )
+    path = f"{run.info.artifact_uri}/rewardfleet/video/step-000012.html"
+    video = mlflow.artifacts.load_text(path)
     assert pictures_of(video) == [(4 * 64, 64)]

@@ -52,11 +52,7 @@ class MissingReward(BaseException):
 
 
 def module_of_trainer(name: str, install: str) -> Any:
-    """Import a module of a trainer.
-
-    Raises:
-        ImportError: The trainer is not installed; the message has the command.
-    """
+    """Import a module of a trainer, or raise `ImportError` with the command that installs it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -147,9 +143,7 @@ class RowReward:
 
     def subclass_of(self, base: type) -> type:
         """Return a subclass `CodeReward`, `ToolsReward` or `VideoReward` with this as `scorer`."""
-        doc = f"Rewards of the {self.service} service."
-        contents = {"scorer": self, "__doc__": doc}
-        return type(f"{self.service.capitalize()}Reward", (base,), contents)
+        return type(f"{self.service.capitalize()}Reward", (base,), {"scorer": self})
 
     async def scores(
         self, completions: Sequence[Any], rows: Sequence[SampleRow], step: int | None = None
@@ -206,8 +200,6 @@ class RowReward:
         self, completion: Any, row: SampleRow, step: int | None = None
     ) -> tuple[float, Any]:
         """Return the reward of one response, and its score, which has the `error` of a failure.
-
-        Concurrent calls are collected into batches.
 
         Args:
             row: The row of the dataset. Its other fields are read as fields of the request.

@@ -12,13 +12,12 @@ def reward_function(
 ) -> Callable[..., Awaitable[float]]:
     """Return a coroutine function with the arguments of AReaL's reward functions.
 
-    It replaces a workflow's `AsyncRewardWrapper`. That runs blocking functions in a few processes,
-    and gives a reward of 0 to a sample that has waited 15 s for one of them, four times.
+    It replaces a workflow's `AsyncRewardWrapper`, which gives a reward of 0 to a sample that has
+    waited 15 s for one of its few processes, four times.
 
     Args:
         service, url, options: See `rewardfleet.adapters`. `on_failure` must not be NaN, which would
-            spread over the group. AReaL rejects the rollout for which an error is raised, with its
-            group.
+            spread over the group. AReaL rejects the group of a rollout with an error.
     """
     scorer = RowReward(service, url, trainer="AReaL", **options)
 

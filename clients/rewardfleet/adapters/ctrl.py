@@ -84,8 +84,8 @@ class CritiqueReward:
         A length is the number of tokens up to the last valid one, 0 for an empty response.
 
         Args:
-            data: A `DataProto` with `responses` [B, T], integers; `attention_mask` [B, P + T], 0
-                for padding; and `problem_id` [B]. Arrays or tensors.
+            data: A `DataProto` with `responses` [B, T], `attention_mask` [B, P + T], 0 for padding,
+                and `problem_id` [B]. Arrays or tensors.
         """
         ids = [str(problem_id) for problem_id in data.non_tensor_batch["problem_id"]]
         responses = to_array(data.batch["responses"])
@@ -112,10 +112,7 @@ class CritiqueReward:
         return queries, rows
 
     def build_revision_messages(self, query: RevisionQuery, critique: str) -> list[dict[str, str]]:
-        """Return the chat that asks for a revision.
-
-        A row of CTRL gets CTRL's own prompt, from its module `ctrl.gen.prompt`, another one that of
-        the function of this name.
+        """Return the chat that asks for a revision: of a row of CTRL, by CTRL's own prompts.
 
         Raises:
             ImportError: The row is one of CTRL, and CTRL cannot be imported.
@@ -141,8 +138,7 @@ class CritiqueReward:
         creates a task, computes log-probabilities, and only then runs its event loop.
 
         Args:
-            critiques: [B].
-            revisions: [B], texts with programs.
+            critiques, revisions: [B]; a revision has a program.
             samples: [B], the rows of `parse_query`.
 
         Raises:
@@ -238,12 +234,9 @@ def build_revision_messages(problem: str, code: str, critique: str) -> list[dict
 
 
 def first_block(text: str) -> str:
-    """Return the program in the first fenced block of a text, as CTRL finds it, or "".
-
-    No language but `python` may follow the fence. A block that is not closed ends with the text.
-    """
+    """Return the program in the first fenced block of a text, as CTRL finds it, or ""."""
     rest = text.partition("```")[2]
-    if rest[:6].lower() == "python":
+    if rest[:6].lower() == "python":  # no other language is left out
         rest = rest[6:]
     block, end, _ = rest.lstrip().partition("```")
     return block.rstrip() if end else block.removesuffix("\n")
@@ -276,10 +269,9 @@ def _row(record: Mapping[str, Any], place: str) -> dict[str, Any]:
             raise ValueError(f"{place}: `{name}` is missing")
     if "tests" in row:
         return row
-    kind = row.get("prompter_type")
+    kind, known = row.get("prompter_type"), ", ".join(_DATASETS)
     if kind not in _DATASETS:
-        raise ValueError(f"{place}: has no `tests`, and prompter_type is {kind!r}, "
-                         f"not {', '.join(_DATASETS)}")  # fmt: skip
+        raise ValueError(f"{place}: has no `tests`, and prompter_type is {kind!r}, not {known}")
     columns = given(row, _TEST_COLUMNS)
     if kind == "livecodebench":  # whose tests CTRL moves to `selected_uts` when it writes the file
         columns.setdefault("test", columns.pop("selected_uts", None))

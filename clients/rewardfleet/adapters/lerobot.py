@@ -68,16 +68,10 @@ def _model_class() -> type:
 
         def __init__(self, config: Any, *, api_key: str | None = None, **_: Any) -> None:
             super().__init__(config)
-            self._scorer = RowReward(
-                "video",
-                config.url,
-                columns=_OPTIONS,
-                api_key=api_key,
-                timeout_s=config.timeout_s,
-                on_failure="raise" if config.on_failure is None else config.on_failure,
-                binary_reward=config.binary_reward,
-                success_threshold=config.success_threshold,
-            )
+            names = ("timeout_s", "on_failure", "binary_reward", "success_threshold")
+            options = {name: getattr(config, name) for name in names}
+            options |= {"columns": _OPTIONS, "api_key": api_key}
+            self._scorer = RowReward("video", config.url, **options)
 
         def compute_reward(self, batch: Mapping[str, Any]) -> Any:
             """Return the reward of each clip in a batch, a tensor [B] of float32.
@@ -108,10 +102,7 @@ def _clips(frames: Any, key: str) -> Any:
 
 
 def as_uint8(frames: Any) -> Any:
-    """Return the frames of a clip as an array of uint8.
-
-    Args:
-        frames: A tensor or an array of uint8, or of floats in [0, 1], as LeRobot has them.
+    """Return the frames of a clip, uint8 or floats in [0, 1] as LeRobot has them, as uint8.
 
     Raises:
         InvalidRequest: The values are of another type or range.

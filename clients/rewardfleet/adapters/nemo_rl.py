@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rewardfleet.wire.errors import InvalidRequest
+from rewardfleet.wire.truth import given
 
 from ._rows import RowReward, module_of_trainer
 
@@ -35,15 +36,12 @@ class ScoringEnvironment:
     """
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
-        given = {"column": "ground_truth", "trainer": "NeMo-RL", **cfg}
-        if missing := {"service", "url"} - given.keys():
+        if missing := {"service", "url"} - cfg.keys():
             raise InvalidRequest(f"env.rewardfleet: give {' and '.join(sorted(missing))}")
-        self._rewards = RowReward(**given)
+        self._rewards = RowReward(**{"column": "ground_truth", "trainer": "NeMo-RL", **cfg})
 
     async def step(
-        self,
-        message_log_batch: Sequence[Sequence[Mapping[str, Any]]],
-        metadata: Sequence[Mapping[str, Any]],
+        self, message_log_batch: Sequence[Any], metadata: Sequence[Mapping[str, Any]]
     ) -> EnvironmentReturn:
         """Score the last message of the assistant in each conversation, and end the episodes.
 
@@ -53,21 +51,17 @@ class ScoringEnvironment:
         """
         import torch  # noqa: PLC0415 - the trainer has it
 
+        names = {name for row in metadata for name in given(row or {})}
         columns = {
-            name: [(row or {}).get(name) for row in metadata] for name in self._rewards.columns
+            name: [(row or {}).get(name) for row in metadata]
+            for name in self._rewards.columns
+            if name in names
         }
-        columns = {name: each for name, each in columns.items() if any(v is not None for v in each)}
-        rewards = torch.tensor(
-            await self._rewards.rewards(message_log_batch, columns), dtype=torch.float32
-        )
-        return EnvironmentReturn(
-            observations=[{"role": "environment", "content": ""} for _ in metadata],
-            metadata=list(metadata),
-            next_stop_strings=[None] * len(metadata),
-            rewards=rewards,
-            terminateds=torch.ones_like(rewards),
-            answers=None,
-        )
+        values = await self._rewards.rewards(message_log_batch, columns)
+        rewards = torch.tensor(values, dtype=torch.float32)
+        observations = [{"role": "environment", "content": ""} for _ in metadata]
+        stops, terminateds = [None] * len(metadata), torch.ones_like(rewards)
+        return EnvironmentReturn(observations, [*metadata], stops, rewards, terminateds, None)
 
     def global_post_process_and_metrics(self, batch: Any) -> tuple[Any, dict[str, float]]:
         """Return the batch as it is, and no metrics: NeMo-RL logs the rewards itself."""
@@ -77,10 +71,8 @@ class ScoringEnvironment:
         """Do nothing: the connections end with the process."""
 
 
-def register(name: str = "rewardfleet") -> None:
-    """Register the environment under a name for `env` and `data.env_name`.
-
-    Its actor runs with the Python of the training script, in which rewardfleet is installed.
+def register() -> None:
+    """Register the environment as `rewardfleet`, with the Python of the training script.
 
     Raises:
         ImportError: NeMo-RL is not installed.
@@ -89,7 +81,7 @@ def register(name: str = "rewardfleet") -> None:
     registry = module_of_trainer("nemo_rl.distributed.ray_actor_environment_registry", _INSTALL)
     utils = module_of_trainer("nemo_rl.environments.utils", _INSTALL)
     actor = f"{__name__}.Environment"
-    utils.register_env(name, actor)
+    utils.register_env("rewardfleet", actor)
     registry.ACTOR_ENVIRONMENT_REGISTRY[actor] = registry.PY_EXECUTABLES.SYSTEM
 
 

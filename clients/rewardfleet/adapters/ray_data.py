@@ -35,10 +35,8 @@ class Scorer:
     Args:
         service, url, options: See `rewardfleet.adapters`.
         text: The column with the responses: texts, lists of messages, …. Not read for video.
-        reward: The name of the new column with rewards; the errors, as texts or None, are in a
-            column of that name and `_error`.
-        on_failure: As in `RewardFleet`. By default, a row without a reward has NaN. This includes
-            rows that are invalid, unless it is "raise".
+        reward: The name of the new column with rewards; errors, or None, are in it + `_error`.
+        on_failure: By default, a row without a reward, also an invalid one, has NaN.
     """
 
     def __init__(

@@ -65,7 +65,6 @@ class RewardFleetEvaluator:
         return reward, marks_of(score) | named
 
 
-#: As a function that returns one.
 evaluator = RewardFleetEvaluator
 
 

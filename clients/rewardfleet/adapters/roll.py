@@ -47,9 +47,8 @@ def _worker() -> type:
             super().__init__(worker_config=worker_config)
             self.rank_info.dp_rank = self.rank_info.rank
             self.rank_info.dp_size = self.rank_info.world_size
-            self.tokenizer = providers.default_tokenizer_provider(
-                model_args=worker_config.model_args
-            )
+            model_args = worker_config.model_args
+            self.tokenizer = providers.default_tokenizer_provider(model_args=model_args)
 
         @decorator.register(dispatch_mode=decorator.Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator] # of ROLL
         def initialize(self, pipeline_config: Any) -> None:
@@ -67,14 +66,9 @@ def _worker() -> type:
             rewards = await self.scorer.rewards(texts, columns, metrics, step)
             # Not in half precision: equal rewards would differ from their mean.
             values = torch.tensor(rewards, dtype=torch.float32)
-            return protocol.DataProto.from_dict(
-                tensors={
-                    "token_level_rewards": torch.zeros_like(responses, dtype=torch.float32),
-                    "response_level_rewards": values,
-                    "scores": values.clone(),
-                },
-                meta_info={"metrics": metrics},
-            )
+            tensors = {"response_level_rewards": values, "scores": values.clone()}
+            tensors["token_level_rewards"] = torch.zeros_like(responses, dtype=torch.float32)
+            return protocol.DataProto.from_dict(tensors=tensors, meta_info={"metrics": metrics})
 
     return RewardWorker
 

@@ -6,8 +6,6 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-_VARIABLE = "REWARDFLEET_ATTEMPT"
-
 
 def attempt() -> str:
     """Return the name of this start of the trainer, the same in all of its processes on a node.
@@ -15,18 +13,16 @@ def attempt() -> str:
     The first process that calls this leaves it to its children in `REWARDFLEET_ATTEMPT`. Whoever
     starts a trainer on several nodes sets that variable to a text that is new with each start.
     """
-    return os.environ.setdefault(_VARIABLE, _of_ray() or _of_launcher() or uuid.uuid4().hex)
+    name = _of_ray() or _of_launcher() or uuid.uuid4().hex
+    return os.environ.setdefault("REWARDFLEET_ATTEMPT", name)
 
 
 def _of_ray() -> str | None:
-    """Return the name of a job of Ray. Its id repeats from cluster to cluster, a node's does not.
-
-    What starts its workers is not the trainer, so they inherit nothing from it.
-    """
+    """Return the name of a job of Ray, whose workers inherit nothing from the trainer."""
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
-    context = ray.get_runtime_context()
+    context = ray.get_runtime_context()  # the id of a job repeats in other clusters
     return f"{context.get_node_id()} {context.get_job_id()}"
 
 

@@ -4,24 +4,13 @@ Run in SimpleVLA-RL at 7c51662.
 """
 
 from collections import Counter
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
+from rewardfleet import episodes
 from rewardfleet.arrays import to_array
-from rewardfleet.episodes import (
-    BatchResult,
-    Grouping,
-    Rewards,
-    TemperatureSchedule,
-    aggregate,
-    by_temperature,
-    compute_rewards,
-    spread_temperatures,
-    success,
-    validate_batch,
-)
 from rewardfleet.episodes.clustering import cluster_batch
 from rewardfleet.wire.episode import EpisodeOptions, EpisodeRequest
 from rewardfleet.wire.errors import InvalidRequest
@@ -92,13 +81,13 @@ class RobRewardManager:
         """
         import torch  # noqa: PLC0415 - the trainer's package
 
-        accuracy_is_score = self._options.accuracy == "score"
-        completes = success(to_array(data.batch["complete"]))
+        by_score = self._options.accuracy == "score"
+        completes = episodes.success(to_array(data.batch["complete"]))
         labels, rewards, result = self._score(data, completes)
         scores = np.nan_to_num(result.scores)
-        accuracies, uids = scores if accuracy_is_score else labels, data.non_tensor_batch.get("uid")
+        accuracies, uids = scores if by_score else labels, data.non_tensor_batch.get("uid")
         if uids is not None:  # else there are no groups: validation
-            grouping, _ = Grouping.by_name([str(uid) for uid in uids])
+            grouping, _ = episodes.Grouping.by_name([str(uid) for uid in uids])
             means = grouping.broadcast(grouping.where(result.batch.ok).mean(accuracies))
             accuracies = np.where(result.batch.ok, accuracies, means)
         kept = result.batch.grouping.where(result.keep)
@@ -108,8 +97,7 @@ class RobRewardManager:
         for name, values in {**columns, "episode_reward": scores}.items():
             data.batch[name] = torch.as_tensor(values, dtype=torch.float32, device=device)
         data.batch["keep"] = torch.as_tensor(keep, dtype=torch.bool, device=device)
-        of_log = data.batch["acc"] if accuracy_is_score else completes
-        accuracy = {"all": float(of_log.mean())}
+        accuracy = {"all": float((accuracies if by_score else completes).mean())}
         metrics = accuracy | self._metrics(rewards, result, keep, labels == completes)
         return scores.tolist(), metrics, {"all": 1.0}, accuracy
 
@@ -131,8 +119,7 @@ class RobRewardManager:
         if "rm_scores" in names:
             raise ValueError("rm_scores: this manager computes the rewards itself")
         metrics = {} if "episode_reward" in names else self.verify(data)[1]
-        responses = data.batch["responses"]
-        flat = responses.reshape((responses.shape[0], -1))
+        flat = data.batch["responses"].reshape((len(data.batch["responses"]), -1))
         rewards = torch.zeros_like(flat, dtype=torch.float32)
         action_tokens = self.config.actor_rollout_ref.model.action_token_len
         ends = to_array(data.batch["finish_step"]).astype(int) * action_tokens
@@ -150,8 +137,8 @@ class RobRewardManager:
             self._signals = []
         return tensors, metrics
 
-    def _score(self, data: Any, completes: Any) -> tuple[Any, Rewards, BatchResult]:
-        """Return the labels that count as success, [B], the rewards, and the scored batch."""
+    def _score(self, data: Any, completes: Any) -> tuple[Any, Any, episodes.BatchResult]:
+        """Return the labels that count as success, [B], the `Rewards`, and the scored batch."""
         uids = data.non_tensor_batch.get("uid")
         kind, options = self._kind, self._options
         if uids is None:  # validation
@@ -164,15 +151,15 @@ class RobRewardManager:
                 fields["temperature"] = self._temperatures(fields["group"])
         labels = completes
         if options.vote and options.clusters is not None:
-            batch = validate_batch(_items("success", fields), EpisodeOptions())
+            batch = episodes.validate_batch(_items("success", fields), EpisodeOptions())
             labels = cluster_batch(batch, options.clusters, options).is_majority.astype(float)
             fields["success"] = labels.tolist()
-        batch = validate_batch(_items(kind, fields), options)
+        batch = episodes.validate_batch(_items(kind, fields), options)
         for error in batch.reasons.values():
             if error is not None:  # the configuration, which no rollout is to blame for
                 raise error
-        rewards = compute_rewards(batch, options)
-        result = aggregate(rewards, options)
+        rewards = episodes.compute_rewards(batch, options)
+        result = episodes.aggregate(rewards, options)
         if uids is not None:
             self._note_signal(labels, result)
         return labels, rewards, result
@@ -199,14 +186,16 @@ class RobRewardManager:
 
     def _temperatures(self, groups: Sequence[str]) -> list[float | None]:
         """Return the temperature of each rollout: the i-th of a prompt has the i-th temperature."""
-        base, width = self.schedule.base, self.schedule.width
-        unused = {
-            group: iter(spread_temperatures(size, base, width).tolist() if size > 1 else [None])
-            for group, size in Counter(groups).items()
-        }
+
+        def spread(size: int) -> Iterator[float | None]:
+            base, width = self.schedule.base, self.schedule.width
+            return iter(episodes.spread_temperatures(size, base, width).tolist())
+
+        sizes = Counter(groups).items()
+        unused = {group: spread(size) if size > 1 else iter([None]) for group, size in sizes}
         return [next(unused[group]) for group in groups]
 
-    def _note_signal(self, labels: Any, result: BatchResult) -> None:
+    def _note_signal(self, labels: Any, result: episodes.BatchResult) -> None:
         """Note the outcome of the valid rollouts of a batch, for the temperatures."""
         valid = result.batch.ok
         if not valid.any():
@@ -221,7 +210,7 @@ class RobRewardManager:
         self._signals.append((signal, int(valid.sum())))
 
     def _metrics(
-        self, rewards: Rewards, result: BatchResult, keep: Any, is_right: Any
+        self, rewards: episodes.Rewards, result: episodes.BatchResult, keep: Any, is_right: Any
     ) -> dict[str, float]:
         """Return what is logged in addition to upstream's metrics; never NaN."""
         metrics: dict[str, float] = {}
@@ -229,7 +218,7 @@ class RobRewardManager:
             metrics["reward/over_limit_total"] = self.over_limit
         metrics["reward/failed"] = float((~result.batch.ok).mean())
         metrics |= quartiles_of(result.scores[result.batch.ok].tolist())
-        for each in by_temperature(rewards):
+        for each in episodes.by_temperature(rewards):
             figures = {"success": each.success_rate, "steps": each.steps}
             figures |= {"mean": each.reward_mean, "variance": each.reward_variance}
             prefix = f"reward/temperature_{each.temperature}"
@@ -249,11 +238,7 @@ class RobRewardManager:
 
 
 def normalized_actions(responses: Any, width: int) -> Any:
-    """Return the actions that OpenVLA's tokens stand for, [B, T, width] in [-1, 1].
-
-    Args:
-        responses: Tokens, [B, ...]; flattened, each action has `width` of them.
-    """
+    """Return the actions of OpenVLA's tokens, [B, ...], `width` each: [B, T, width] in [-1, 1]."""
     tokens = np.asarray(responses).reshape(len(responses), -1, width)
     bins = np.clip(_VOCABULARY - tokens - 1, 0, _BINS - 1)
     return (2 * bins + 1) / _BINS - 1
@@ -295,7 +280,6 @@ def forward_test_time_rl(
 
     Args:
         config: See `RobRewardManager`; the defaults are those of the original TTRL integration.
-        meta_info: Gets `enable_test_time_rl`, `base_temperature` and `temperature_range`.
         reward_fn: Its adapted temperatures are used instead.
     """
     if config.get("test_time_rl", False):
@@ -307,10 +291,9 @@ def forward_test_time_rl(
 def sample_temperatures(meta_info: MutableMapping[str, Any], batch_size: int) -> list[float] | None:
     """Return the temperature of each row, [batch_size]; None if test-time RL is disabled.
 
-    The n_samples rows of a prompt are adjacent, as SimpleVLA-RL repeats them.
-
     Args:
-        meta_info: As `forward_test_time_rl` filled it, with `n_samples`, 1 or more.
+        meta_info: As `forward_test_time_rl` filled it, with `n_samples`, 1 or more: how many
+            adjacent rows a prompt has.
 
     Raises:
         ValueError: `batch_size` is not a multiple of `n_samples`.
@@ -321,25 +304,21 @@ def sample_temperatures(meta_info: MutableMapping[str, Any], batch_size: int) ->
     if batch_size % n_samples:
         raise ValueError(f"{batch_size} rows are not a multiple of n_samples ({n_samples})")
     base, width = meta_info["base_temperature"], meta_info["temperature_range"]
-    temperatures: list[float] = spread_temperatures(n_samples, base, width).tolist()
+    temperatures: list[float] = episodes.spread_temperatures(n_samples, base, width).tolist()
     return temperatures * (batch_size // n_samples)
 
 
 def at_temperatures(logits: Any, temperatures: float | Sequence[float]) -> Any:
-    """Return the logits, [B, ...], of each row divided by its temperature.
-
-    Args:
-        temperatures: The temperature of each row, [B], or one for all; above 0.
-    """
+    """Return logits, [B, ...], each row divided by its temperature: above 0, [B] or one for all."""
     import torch  # noqa: PLC0415 - the trainer's package
 
     divisors = torch.as_tensor(temperatures, dtype=logits.dtype, device=logits.device)
     return logits / divisors.reshape((-1, *[1] * (logits.ndim - 1)))
 
 
-def _schedule(config: Any) -> TemperatureSchedule:
+def _schedule(config: Any) -> episodes.TemperatureSchedule:
     base, width = config.get("base_temperature", 0.6), config.get("temperature_range", 0.3)
-    return TemperatureSchedule(float(base), float(width))
+    return episodes.TemperatureSchedule(float(base), float(width))
 
 
 def _items(kind: str, fields: Mapping[str, Sequence[Any]]) -> list[EpisodeRequest]:

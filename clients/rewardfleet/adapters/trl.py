@@ -25,8 +25,8 @@ def reward_function(
             `AsyncGRPOTrainer` of TRL 1.6 or newer, themselves and with no other reward function.
             Else "raise": also for a subclass, or a call from a thread. NaN is a `ValueError` of the
             first call where TRL would count it.
-        is_async: Whether the function is a coroutine function. If False, it blocks, for trainers
-            that do not await: `OnlineDPOTrainer`, `SDPOTrainer`, `A2POTrainer`, forks, old ones.
+        is_async: Whether it is a coroutine function. If False, it blocks, for trainers that do not
+            await: `OnlineDPOTrainer`, `SDPOTrainer`, `A2POTrainer`, forks, old ones.
     """
     kind = _CoroutineFunction if is_async else _BlockingFunction
     reward: Any = kind(_FUNCTIONS[service], scorer=RowReward(service, url, **options))

@@ -23,8 +23,8 @@ def grpo(
     """Return GRPO's advantages and returns, each [B, T].
 
     A sample without a reward, and one that is left alone in its group, have advantages of 0.
-    In `token_level_rewards` the rows without a reward get the mean of the others: the means that a
-    trainer logs of this tensor are then those of the samples with a reward.
+    In `token_level_rewards` the rows without a reward get the mean of the others, so that the means
+    that a trainer logs of it are those of the samples with a reward.
 
     Args:
         token_level_rewards: [B, T]; a row with NaN has no reward.

@@ -12,16 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rewardfleet import episodes
 from rewardfleet.arrays import to_array
-from rewardfleet.episodes import (
-    Grouping,
-    RunningMeanStd,
-    all_equal,
-    by_length,
-    leave_one_out,
-    normalize,
-    visual,
-)
 from rewardfleet.episodes.batch import visual_score
 from rewardfleet.wire.episode import FilterOptions, Normalization
 from rewardfleet.wire.truth import given, plain
@@ -35,9 +27,9 @@ RewardForm = Literal["return", "visual", "hybrid"]
 
 #: Normalizations to a mean of 0 in each group, in which a missing reward has no advantage.
 _WITHIN_GROUP: dict[str, Callable[..., Any]] = {
-    "group_mean": functools.partial(normalize, by_std=False),
-    "group_std": functools.partial(normalize, by_std=True),
-    "leave_one_out": leave_one_out,
+    "group_mean": functools.partial(episodes.normalize, by_std=False),
+    "group_std": functools.partial(episodes.normalize, by_std=True),
+    "leave_one_out": episodes.leave_one_out,
 }
 
 
@@ -72,7 +64,7 @@ class EpisodeRewardManager:
         self.kind = kind
         #: What a trainer logs of the last batch: `reward/failed`, and the quartiles of the others.
         self.metrics: dict[str, float] = {}
-        self._running = RunningMeanStd()
+        self._running = episodes.RunningMeanStd()
 
     def __call__(self, data: Any, return_dict: bool = False) -> Any:
         """Return the rewards of a `DataProto`: [B, T] float32 on the device of its responses.
@@ -124,7 +116,7 @@ class EpisodeRewardManager:
         if self.kind == "visual":
             items = (SimpleNamespace(visual_success=each) for each in fields["visual_success"])
             scores = np.array([visual_score(each) for each in items], float)
-            products = visual(rewards, np.nan_to_num(scores))
+            products = episodes.visual(rewards, np.nan_to_num(scores))
             rewards = np.where(np.isnan(scores), np.nan, products)  # without a score, no reward
         valid = ~np.isnan(rewards)
         refused = np.isinf(rewards) | ~(valid | (self.normalization_type in _WITHIN_GROUP))
@@ -147,14 +139,15 @@ class EpisodeRewardManager:
         if self.normalization_type == "length":
             lengths = np.asarray(fields["episode_lengths"], float)
             # The length of a row that gets no reward is not used.
-            return by_length(rewards, np.where(last >= 0, lengths, 1))
+            return episodes.by_length(rewards, np.where(last >= 0, lengths, 1))
         names = np.asarray(fields.get("traj_uid", np.arange(len(rewards))), str)
         _, first, episode = np.unique(names, return_index=True, return_inverse=True)
         values = rewards[first]
         if self.normalization_type == "running":
             self._running = self._running.updated(values)
             return self._running.normalize(rewards)
-        grouping, _ = Grouping.by_name([str(uid) for uid in np.asarray(fields["uid"])[first]])
+        groups = [str(uid) for uid in np.asarray(fields["uid"])[first]]
+        grouping, _ = episodes.Grouping.by_name(groups)
         advantages = _WITHIN_GROUP[self.normalization_type](values, grouping)
         return np.nan_to_num(advantages)[episode]
 
@@ -205,12 +198,12 @@ def filter_group_data(  # noqa: PLR0917 - the trainer's signature
         The first six arguments, with the episodes that are kept.
     """
     rewards = np.asarray(episode_rewards, float)
-    grouping, _ = Grouping.by_name([str(steps[0]["uid"]) for steps in batch_list])
+    grouping, _ = episodes.Grouping.by_name([str(steps[0]["uid"]) for steps in batch_list])
     scored = grouping.where(~np.isnan(rewards))
     dropped = (scored.sizes == 1) & (grouping.sizes > 1)
     if not last_try:
         tolerance = config.algorithm.filter_groups.get("tolerance", FilterOptions().tolerance)
-        dropped |= all_equal(rewards, grouping, tolerance)
+        dropped |= episodes.all_equal(rewards, grouping, tolerance)
     keep = np.flatnonzero(scored.broadcast(dropped.astype(float)) == 0)
     kept = {name: each[keep] for name, each in success.items() if len(each) == len(rewards)}
     rates = {name: each for name, each in success.items() if last_try and name not in kept}

@@ -7,23 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from rewardfleet.adapters._rows import module_of_trainer
 
-from .config import SUITES, RewardModelConfig
-from .frames import Orientation
-from .rewards import EpisodeReward, LiberoRewards, MissingRewardError, episode_metrics
+from .config import SUITES as SUITES
+from .config import RewardModelConfig as RewardModelConfig
+from .frames import Orientation as Orientation
+from .rewards import EpisodeReward as EpisodeReward
+from .rewards import LiberoRewards as LiberoRewards
+from .rewards import MissingRewardError as MissingRewardError
+from .rewards import episode_metrics as episode_metrics
 
 if TYPE_CHECKING:
-    from .wrapper import LiberoRewardWrapper
-
-__all__ = [
-    "SUITES",
-    "EpisodeReward",
-    "LiberoRewardWrapper",
-    "LiberoRewards",
-    "MissingRewardError",
-    "Orientation",
-    "RewardModelConfig",
-    "episode_metrics",
-]
+    from .wrapper import LiberoRewardWrapper as LiberoRewardWrapper
 
 
 def __getattr__(name: str) -> Any:

@@ -21,14 +21,11 @@ _STORED_PER_SENT = 4
 
 
 def upright_image(frame: Any, orientation: Orientation) -> Image:
-    """Return a copy of an image, upright.
+    """Return a copy of an image, upright: [H, W, 3], uint8, contiguous.
 
     Args:
         frame: An array or a torch tensor on any device, [H, W, 3] or [3, H, W]: uint8, or numbers
             from 0 to 255. Images with values from 0 to 1 are refused, as they could be dark ones.
-
-    Returns:
-        [H, W, 3], uint8, contiguous.
 
     Raises:
         ValueError: It is not such an image.
@@ -97,10 +94,7 @@ class EpisodeRecorder:
         """Return at most `nframes` frames, in order, and their rate in frames per second.
 
         The first and the last frame are among them (of one, it is the last), so that their mean
-        rate is exact.
-
-        Args:
-            frame_rate: The rate in Hz at which frames were added.
+        rate is exact. `frame_rate` is that in Hz at which frames were added.
 
         Raises:
             ValueError: There are no frames, or there is a `problem`.

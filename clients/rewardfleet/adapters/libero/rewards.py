@@ -258,7 +258,13 @@ class LiberoRewards:
             self._arrived.remove(missing[0])
             raise MissingRewardError(missing[0]) from missing[0].error
         arrived, self._arrived = self._arrived, []
-        _warn_of_missing(arrived)
+        if missing := [each for each in arrived if not each.valid]:
+            refused = [each for each in missing if isinstance(each.error, CALLER_ERRORS)]
+            level = logging.ERROR if refused else logging.WARNING
+            numbers = Counter(each.status for each in missing)
+            counts = ", ".join(f"{count} {status}" for status, count in numbers.items())
+            shown = (len(missing), len(arrived), counts, (refused or missing)[0].detail)
+            log.log(level, "no reward for %d of %d episodes (%s); the first is %s", *shown)
         return arrived
 
     def close(self) -> None:
@@ -340,14 +346,3 @@ def _without_score(
         detail=f"environment {episode.environment}, episode {episode.episode}: {problem}",
         error=error,
     )
-
-
-def _warn_of_missing(arrived: Sequence[EpisodeReward]) -> None:
-    """Sum up the episodes without a score in one line of the log."""
-    if missing := [each for each in arrived if not each.valid]:
-        refused = [each for each in missing if isinstance(each.error, CALLER_ERRORS)]
-        level = logging.ERROR if refused else logging.WARNING
-        statuses = Counter(each.status for each in missing)
-        counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
-        shown = (len(missing), len(arrived), counts, (refused or missing)[0].detail)
-        log.log(level, "no reward for %d of %d episodes (%s); the first is %s", *shown)
