@@ -12,7 +12,7 @@ TEXTS = ["So it is \\boxed{\\frac{2}{4}}.", "\\boxed{3}", "no idea"]
 TRUTHS = ["0.5", 0.5, "0.5"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with served_answers() as client:
         yield str(client.base_url)

@@ -203,17 +203,12 @@ def test_the_pages_of_the_fleet_and_of_a_service(cluster: Cluster):
         assert http.get("/code/inflight").json()["total"] == 0
         missing = http.get("/nothing/score")
         assert missing.status_code == 404 and missing.json()["kind"] == "not_found"
+        assert "the services are at /video, /code, /episode, /tools" in missing.json()["detail"]
     environment = {**os.environ, "REWARDFLEET_API_KEY": KEY}
     command = (sys.executable, "-m", "rewardfleet_server", "status", cluster.url)
     table = output_of(*command, env=environment)
     for name in ("gateway", "video", "code", "episode", "tools", "answers"):
         assert re.search(rf"(?m)^{name}.* ready ", table), table
-
-
-async def test_a_service_that_the_fleet_does_not_have_is_named(cluster: Cluster):
-    async with httpx.AsyncClient(trust_env=False) as http:
-        answer = await http.post(f"{cluster.url}/judge/score")
-    assert "the services are at /video, /code, /episode, /tools" in answer.json()["detail"]
 
 
 # What is refused

@@ -74,9 +74,8 @@ def test_inspect_reads_what_the_log_has(tmp_path: Path, capsys):
 
 def reward(sample) -> float | None:
     """Return the reward of a sample; None if it is missing, of which Inspect has two kinds."""
-    if sample.scores is None or math.isnan(sample.scores["reward"].value):
-        return None
-    return sample.scores["reward"].value
+    value = math.nan if sample.scores is None else sample.scores["reward"].value
+    return None if math.isnan(value) else value
 
 
 def test_without_records_nothing_is_written(tmp_path: Path, capsys):

@@ -23,8 +23,7 @@ ROWS = [(uid, kind, int(uid) / 8) for uid, kind in KINDS.items()] + [("8", "miss
 
 @pytest.fixture
 def tables():
-    tables = SampleTables(2)
-    yield tables
+    yield (tables := SampleTables(2))
     tables.close()
     assert not any(tables.dropped.values()), tables.dropped
 
