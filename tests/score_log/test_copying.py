@@ -27,7 +27,7 @@ KEY = "the key of the log"
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> ToolsSettings:
+def settings(tmp_path) -> ToolsSettings:
     (tmp_path / "keys").write_text("an-api-key\n")
     (tmp_path / "log-keys").write_text(f"# for people\n{KEY}\n")
     return ToolsSettings(
@@ -38,11 +38,11 @@ def settings(tmp_path: Path) -> ToolsSettings:
     )
 
 
-def score(url: str, *answers: str, step: int = 0) -> None:
+def score(url: str, *answers: str, run: str | None = None) -> None:
     with blocking.RewardFleet(tools=url, api_key="an-api-key") as fleet:
-        fleet.tools.score_batch(
-            [tools_request(each, TRUTH, uid=each, step=step) for each in answers]
-        )
+        if run is not None:
+            fleet.tools.put_budget(run)
+        fleet.tools.score_batch([tools_request(e, TRUTH, uid=e, run=run) for e in answers])
 
 
 def uids(folder: Path) -> list[str]:
@@ -51,7 +51,7 @@ def uids(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def copies_of(tmp_path: Path) -> Iterator[Callable[..., LogCopies]]:
+def copies_of(tmp_path) -> Iterator[Callable[..., LogCopies]]:
     """Return copies of the log of a service."""
     with ExitStack() as stack:
 
@@ -89,9 +89,7 @@ def test_copies_follow_a_log_over_deletion_and_a_restart(settings: ToolsSettings
         delete_run(log, "old")
         delete_run(log, "a\x00b")
         wait_until(lambda: has("a", "b", "ü" * 5), 60)
-        with blocking.RewardFleet(tools=url, api_key="an-api-key") as fleet:
-            fleet.tools.put_budget("r")
-            fleet.tools.score_batch([tools_request("c", TRUTH, uid="c", run="r")])
+        score(url, "c", run="r")
         wait_until(lambda: has("a", "b", "c", "ü" * 5), 60)
         delete_run(log, "r")
         wait_until(lambda: has("a", "b", "ü" * 5), 60)
@@ -120,9 +118,7 @@ def test_a_log_is_not_shown_unless_it_is_asked_for(settings: ToolsSettings, copi
     assert "start it with --score-log FOLDER and --set score_log_key_file" in copies.failures[url]
 
 
-def test_an_api_key_in_the_key_file_of_the_log_stops_the_start(
-    settings: ToolsSettings, tmp_path: Path
-):
+def test_an_api_key_in_the_key_file_of_the_log_stops_the_start(settings: ToolsSettings, tmp_path):
     (tmp_path / "log-keys").write_text(f"{KEY}\nan-api-key\n")
     with pytest.raises(ValueError, match="score_log_key_file .* an API key is in it"):
         create_app(settings)
@@ -130,7 +126,7 @@ def test_an_api_key_in_the_key_file_of_the_log_stops_the_start(
         ToolsSettings(score_log_key_file=tmp_path / "keys")
 
 
-def test_nothing_but_segments_is_read(settings: ToolsSettings, tmp_path: Path):
+def test_nothing_but_segments_is_read(settings: ToolsSettings, tmp_path):
     log = settings.score_log
     assert log is not None
     name = "20260101T000000-1-00000000.jsonl"
@@ -142,14 +138,8 @@ def test_nothing_but_segments_is_read(settings: ToolsSettings, tmp_path: Path):
         (log / name.replace("-1-", "-2-")).mkdir()
         (log / "notes.jsonl").write_text("{}")
         assert client.get("/score-log").json()["segments"] == []
-        for path in (
-            name,
-            name.replace("-1-", "-2-"),
-            "notes.jsonl",
-            "..%2Fkeys",
-            ".lock",
-            "x" * 999,
-        ):
+        wrong = ("notes.jsonl", "..%2Fkeys", ".lock", "x" * 999)
+        for path in (name, name.replace("-1-", "-2-"), *wrong):
             answer = client.get(f"/score-log/{path}")
             assert answer.status_code == 404 and "an-api-key" not in answer.text
         (log / name).unlink()
@@ -185,7 +175,7 @@ def hostile() -> Iterator[tuple[str, dict[str, bytes]]]:
 
 
 @pytest.mark.parametrize(("segment", "expected"), table("foreign_segments"))
-def test_a_server_writes_segments_only(hostile, copies_of, tmp_path: Path, segment, expected):
+def test_a_server_writes_segments_only(hostile, copies_of, tmp_path, segment, expected):
     url, answers = hostile
     listed = {"name": segment, "size": 9}
     answers["/score-log"] = json.dumps({"log": "0" * 32, "segments": [listed]}).encode()

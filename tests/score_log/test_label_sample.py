@@ -19,7 +19,7 @@ from ..conftest import served
 DAY = 86_400
 
 
-def test_computed_scores_are_drawn_whatever_they_are_of(tmp_path: Path, frames_request):
+def test_computed_scores_are_drawn_whatever_they_are_of(tmp_path, frames_request):
     judge, count, share = FakeJudge(0.5, deterministic=False), 300, 0.3
     log = {"score_log": tmp_path / "log", "label_fraction": share, "score_log_sample": 1}
     with served(judge, **log) as client:
@@ -47,7 +47,7 @@ def test_a_sample_needs_a_log_to_mark_it_in(capsys):
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Path:
+def log(tmp_path) -> Path:
     """Keep 30 failures and 10 successes of a week, others before it, and others not drawn."""
 
     def scored(number: int, day: float, score: float, fraction: float | None = 0.1) -> Scored:

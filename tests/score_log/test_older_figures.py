@@ -1,7 +1,6 @@
 """Figures of scores in logs and outputs: details, which older ones have as components."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ TRUTH = "<response>a</response>"
 
 
 @pytest.mark.parametrize("when", FIGURES)
-def test_they_are_found(tmp_path: Path, when: str):
+def test_they_are_found(tmp_path, when: str):
     fields = {"score": 2.5, "status": "ok", "backend": "tools", "calls": 2, **FIGURES[when]}
     written(tmp_path, Scored("tools", 1.0, tools_request(TRUTH, TRUTH), fields))
     with open_log([tmp_path]) as connection:

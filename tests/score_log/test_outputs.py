@@ -60,7 +60,7 @@ ROWS: dict[str, tuple[list[dict[str, Any]], list[str], str]] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("outputs")
 
 
@@ -125,9 +125,7 @@ def test_every_command_takes_an_output_and_a_log(
         assert "2  " in printed("log", "count", str(source), "--by", "service")
         report = printed("report", str(source))
         assert "2 records of 0 runs" in report and report.count(records[0]["id"][:12]) == 1
-        worst = min(
-            records, key=lambda each: (each["score"], each.get("place") or "", each["time"])
-        )
+        worst = min(records, key=lambda e: (e["score"], e.get("place") or "", e["time"]))
         if service == "video":  # both clips have the same score
             worst = next(each for each in records if each["request"]["task_text"] == "stack it")
         story = printed("explain", str(source), "--id", worst["id"])
@@ -148,10 +146,9 @@ def test_every_command_takes_an_output_and_a_log(
         assert "2 records: 0 rewards changed (0.00%), 0 have no score" in replayed
     of_output, of_log = found.values()
     assert of_output.keys() == of_log.keys()
-    for name in ("score", "status", "cause", "components", "service"):
-        assert {k: each[name] for k, each in of_output.items()} == {
-            k: each[name] for k, each in of_log.items()
-        }
+    for key, each in of_output.items():
+        for name in ("score", "status", "cause", "components", "service"):
+            assert each[name] == of_log[key][name]
     if service == "video":
         check_clips(out, url)
 
@@ -172,38 +169,36 @@ def check_page(source: Path, record: dict[str, Any], *, has_label: bool) -> None
     assert line["task_text"] == record["request"].get("task_text")
 
 
+def statuses_of_frames(out: Path) -> list[int]:
+    with page_of(out, Path("none.jsonl")) as page:
+        numbers = [part.split('"')[0] for part in page.get("/").text.split('data-n="')[1:]]
+        return sorted(page.get(f"/record/{each}/frames").status_code for each in numbers)
+
+
 def check_clips(out: Path, url: list[str]) -> None:
     """Labels are evaluated, and a clip that has changed is not shown, nor scored again."""
     assert main(["eval", "video", f"labels-{out}.jsonl", "-o", "evaluated", *url]) == 0
     report = json.loads(Path("evaluated/report.json").read_text())
     assert report["counts"]["ok"] == 1
     Path("a.mp4").write_bytes(b"another clip")
-    with page_of(out, Path("none.jsonl")) as page:
-        numbers = [part.split('"')[0] for part in page.get("/").text.split('data-n="')[1:]]
-        frames = sorted(page.get(f"/record/{each}/frames").status_code for each in numbers)
-    assert frames == [200, 404]
+    assert statuses_of_frames(out) == [200, 404]
     assert main(["score", "replay", str(out), "-o", "changed", *url]) == 1
 
 
 def test_clips_of_a_table_are_those_in_its_rows_while_they_have_not_changed(
-    tmp_path: Path, serve: Callable[[str], str], monkeypatch
+    tmp_path, serve: Callable[[str], str], monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     clip = LONG_CLIP.read_bytes()
-    rows = [
-        {"video": {"bytes": each, "path": None}, "task": "stack"} for each in (clip, clip + b" ")
-    ]
+    clips = [{"bytes": each, "path": None} for each in (clip, clip + b" ")]
+    rows = [{"video": each, "task": "stack"} for each in clips]
     url, out = ["--url", serve("video")], Path("out")
-    for shown, table in ([200, 200], rows), ([200, 404], [rows[0], rows[0]]), ([404, 404], []):
-        pyarrow.parquet.write_table(
-            pyarrow.Table.from_pylist(table or [{"task": "a"}]), "a.parquet"
-        )
+    without = [{"task": "a"}]
+    for shown, table in ([200, 200], rows), ([200, 404], rows[:1] * 2), ([404, 404], without):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table), "a.parquet")
         if not out.exists():
             assert main(["score", "video", "a.parquet", "-o", str(out), *url]) == 0
-        with page_of(out, Path("none.jsonl")) as page:
-            numbers = [part.split('"')[0] for part in page.get("/").text.split('data-n="')[1:]]
-            frames = sorted(page.get(f"/record/{each}/frames").status_code for each in numbers)
-        assert frames == shown
+        assert statuses_of_frames(out) == shown
         replayed = main(["score", "replay", str(out), "-o", f"again-{shown}", *url])
         assert replayed == shown.count(404)  # 2 if none has a score
 
@@ -232,9 +227,7 @@ def test_a_wrong_field_is_one_error_and_does_not_block_the_right_one(
     assert main(words) == 0
 
 
-def test_a_folder_of_failures_only_is_started_again(
-    tmp_path: Path, serve: Callable[[str], str], capsys
-):
+def test_a_folder_of_failures_only_is_started_again(tmp_path, serve: Callable[[str], str], capsys):
     (tmp_path / "rows.jsonl").write_text('{"response": "a", "truth": "<response>a</response>"}\n')
     words = ["score", "tools", str(tmp_path / "rows.jsonl"), "--url", serve("tools")]
     words += ["-o", str(tmp_path / "out"), "--tests-column", "truth", "--format", "jsonl"]

@@ -2,13 +2,13 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
 from rewardfleet import blocking, video_request
 from rewardfleet.commands.main import main
 from rewardfleet.score_log.reading import Filters, open_log, select
+from rewardfleet.wire.video import VideoRequest
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.references.library import add_reference
@@ -40,8 +40,13 @@ def build_blind(args):
 TASKS = {"a": "stack", "b": "stack", "c": "stack", "d": "pour", "e": "pour"}
 
 
+def score(app, clips: list[VideoRequest]) -> None:
+    with serving(app) as url, blocking.RewardFleet(video=url) as fleet:
+        fleet.video.score_batch(clips)
+
+
 @pytest.mark.slow
-def test_another_judge_changes_the_advantages_of_a_group(tmp_path: Path, monkeypatch, capsys):
+def test_another_judge_changes_the_advantages_of_a_group(tmp_path, monkeypatch, capsys):
     module = f"judges_of_{tmp_path.name}"
     (tmp_path / f"{module}.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -53,16 +58,11 @@ def test_another_judge_changes_the_advantages_of_a_group(tmp_path: Path, monkeyp
         own = {"backend": [judge], "custom_backend_factory": f"{module}:{factory}"}
         return create_app(VideoSettings(video_root=[tmp_path], **own, **more))
 
-    with (
-        serving(app("build_first", "mine", score_log=log)) as url,
-        blocking.RewardFleet(video=url) as fleet,
-    ):
-        fleet.video.score_batch(
-            [
-                video_request(task, f"{name}.mp4", run="grpo", step=3, uid=name)
-                for name, task in TASKS.items()
-            ]
-        )
+    clips = [
+        video_request(task, f"{name}.mp4", run="grpo", step=3, uid=name)
+        for name, task in TASKS.items()
+    ]
+    score(app("build_first", "mine", score_log=log), clips)
 
     def replay(url: str, output: str, *more: str) -> int:
         given = ["score", "replay", str(log), "-o", str(tmp_path / output), "--url", url]
@@ -77,18 +77,13 @@ def test_another_judge_changes_the_advantages_of_a_group(tmp_path: Path, monkeyp
     assert "1 of 2 groups changed" in shown
     row = next(line.split() for line in shown.splitlines() if "grpo" in line)
     assert row[1:] == ["grpo", "3", "b", "0.5", "0.8", "0", "0.4588"]
-    lines = [
-        json.loads(line) for line in (tmp_path / "new" / "changes.jsonl").read_text().splitlines()
-    ]
-    by_uid = {each["uid"]: each for each in lines}
-    assert {uid: each["changed"] for uid, each in by_uid.items()} == {
-        "a": False, "b": True, "c": False
-    }  # fmt: skip
+    changes = (tmp_path / "new" / "changes.jsonl").read_text().splitlines()
+    lines = sorted(map(json.loads, changes), key=lambda each: each["uid"])
+    assert [(e["uid"], e["changed"]) for e in lines] == [("a", False), ("b", True), ("c", False)]
     # (reward - mean) / deviation: of 0.9, 0.5, 0.1, then of 0.9, 0.8, 0.1.
-    before = {uid: each["advantage_before"] for uid, each in by_uid.items()}
-    after = {uid: each["advantage_after"] for uid, each in by_uid.items()}
-    assert before == pytest.approx({"a": 1.0, "b": 0.0, "c": -1.0}, abs=1e-4)
-    assert after == pytest.approx({"a": 0.6882, "b": 0.4588, "c": -1.1471}, abs=1e-4)
+    for when, expected in (("before", [1, 0, -1]), ("after", [0.6882, 0.4588, -1.1471])):
+        advantages = [each[f"advantage_{when}"] for each in lines]
+        assert advantages == pytest.approx(expected, abs=1e-4)
     for each in lines:
         assert each["group_reward_before"] == pytest.approx(0.5)
         assert each["group_reward_after"] == pytest.approx(0.6)
@@ -99,27 +94,18 @@ def test_another_judge_changes_the_advantages_of_a_group(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
-def test_a_score_is_computed_again_only_if_what_it_depends_on_has_changed(tmp_path: Path):
-    entries = [
-        json.loads(line) for line in (DATA / "libero" / "manifest.jsonl").read_text().splitlines()
-    ]
+def test_a_score_is_computed_again_only_if_what_it_depends_on_has_changed(tmp_path):
+    manifest = (DATA / "libero" / "manifest.jsonl").read_text()
+    entries = [*map(json.loads, manifest.splitlines())]
     rollouts = [each for each in entries if each["task_text"] == entries[0]["task_text"]][:3]
     log, library = tmp_path / "log", tmp_path / "library"
     for each in rollouts:
         clip = DATA / "libero" / each["file"]
         add_reference(library, clip, each["task_text"], success=each["success"])
-    settings = {
-        "video_root": [DATA / "libero"],
-        "cache": tmp_path / "scores.db",
-        "set": [f"library={library}"],
-    }
-    with (
-        serving(create_app(VideoSettings(**settings, score_log=log))) as url,
-        blocking.RewardFleet(video=url) as fleet,
-    ):
-        fleet.video.score_batch(
-            [video_request(each["task_text"], each["file"], run="r") for each in rollouts]
-        )
+    settings = {"video_root": [DATA / "libero"], "cache": tmp_path / "scores.db"}
+    settings["set"] = [f"library={library}"]
+    clips = [video_request(each["task_text"], each["file"], run="r") for each in rollouts]
+    score(create_app(VideoSettings(**settings, score_log=log)), clips)
 
     def cached(output: str, *more: str) -> set[object]:
         """Score the log again in another service; return which values `cached` has."""

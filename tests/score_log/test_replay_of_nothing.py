@@ -5,7 +5,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
@@ -82,15 +82,12 @@ def test_the_id_changes_with_each_field_but_labels(service: str):
 
 
 def test_the_id_changes_with_the_order_of_keys_that_a_program_or_a_rule_sees():
-    def ids(*values: Mapping[str, Any]) -> set[str]:
-        tests = {"kind": "functional", "fn_name": "f"}
-        return {
-            request_id(code_request("", {**tests, "cases": [{"args": [each], "expected": 1}]}))
-            for each in values
-        }
+    def id_of(value: Mapping[str, Any]) -> str:
+        cases = [{"args": [value], "expected": 1}]
+        return request_id(code_request("", {"kind": "functional", "fn_name": "f", "cases": cases}))
 
-    assert len(ids({"a": 1, "b": 2}, {"b": 2, "a": 1})) == 2
-    assert len(ids({"a": 1, "b": 2}, json.loads('{"a":1,"b":2}'))) == 1
+    assert id_of({"a": 1, "b": 2}) != id_of({"b": 2, "a": 1})
+    assert id_of({"a": 1, "b": 2}) == id_of(json.loads('{"a":1,"b":2}'))
 
 
 class Judge(FakeJudge):
@@ -158,16 +155,8 @@ async def score_tool_calls(fleet: RewardFleet, rng: Rng) -> None:
             dialect=["auto", "hermes"],
         )  # fmt: skip
         if options["variant"] == "strict":
-            common = {
-                "variant",
-                "dialect",
-                "as_executed",
-                "with_length",
-                "schedule_length",
-                "cost",
-                "cost_weights",
-            }
-            options = {name: each for name, each in options.items() if name in common}
+            common = "variant dialect as_executed with_length schedule_length cost cost_weights"
+            options = {name: options[name] for name in common.split()}
         given = drawn_of(
             rng, run=[None, "run"], tool_families=[{}, {"search": "calculate"}],
             tools=[[], [{"name": "search", "description": "computes"}]],
@@ -215,26 +204,20 @@ def aged(line: str) -> str:
     return json.dumps(record) + "\n"
 
 
+clips = partial(VideoSettings, video_root=[LONG_CLIP.parent])
+answers = partial(AnswersSettings, workers=1)
 SCORED: dict[str, tuple[Callable[[RewardFleet, Rng], Awaitable[None]], Callable[..., Any]]] = {
-    "video": (
-        score_clips,
-        lambda **given: create_video(
-            VideoSettings(video_root=[LONG_CLIP.parent], **given), {"hash": Judge()}
-        ),
-    ),
+    "video": (score_clips, lambda **given: create_video(clips(**given), {"hash": Judge()})),
     "code": (score_programs, lambda **given: create_code(CodeSettings(**given), FakeSandbox())),
     "episode": (score_episodes, lambda **given: create_episode(EpisodeSettings(**given))),
     "tools": (score_tool_calls, lambda **given: create_tools(ToolsSettings(**given))),
-    "answers": (
-        score_answers,
-        lambda **given: create_answers(AnswersSettings(workers=1, **given)),
-    ),
+    "answers": (score_answers, lambda **given: create_answers(answers(**given))),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_replay_of_nothing_changes_nothing(service: str, tmp_path: Path, capsys):
+def test_a_replay_of_nothing_changes_nothing(service: str, tmp_path, capsys):
     score, app = SCORED[service]
 
     async def fill(url: str) -> None:
@@ -255,7 +238,7 @@ def test_a_replay_of_nothing_changes_nothing(service: str, tmp_path: Path, capsy
             assert " 0 rewards changed (0.00%), 0 have no score now; 0 of" in shown
 
 
-def test_records_that_arrive_meanwhile_are_not_part_of_a_replay(tmp_path: Path):
+def test_records_that_arrive_meanwhile_are_not_part_of_a_replay(tmp_path):
     """Segments are written by several processes, so a new record may be an older one."""
 
     def add(segment: str, **record: JsonValue) -> None:

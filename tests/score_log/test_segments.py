@@ -1,6 +1,5 @@
 """The files of a score log: what is written, read and deleted, also by several processes."""
 
-import json
 import os
 import shutil
 import signal
@@ -67,18 +66,15 @@ def test_logs_of_earlier_versions_are_read(tmp_path):
     """Whose segments are JSON lines, Parquet files, or both if a process was killed."""
     found = []
     for number, suffixes in enumerate(([".jsonl"], [".parquet"], [".jsonl", ".parquet"])):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+        (folder := tmp_path / str(number)).mkdir()
         for suffix in suffixes:
             shutil.copy(OLD.with_suffix(suffix), folder)
-        records = read(folder)
-        assert {each.pop("source") for each in records} == {f"{folder / OLD.name}{suffixes[-1]}"}
-        found.append(records)
-    assert found[0] == found[1] == found[2]
+        found.append(read(folder))
+        sources = {each.pop("source") for each in found[-1]}
+        assert sources == {f"{folder / OLD.name}{suffixes[-1]}"} and found[-1] == found[0]
     nasty, clip = found[0]
     assert (nasty["run"], nasty["step"], nasty["uid"]) == ("a\x00b", 3, "\x07")
     revision = "print('\x1b[31m \u202e 中')\n"
-    assert json.loads(str(nasty["request"]))["revision"] == revision
     assert nasty["id"] == request_id(code_request(revision, TESTS))
     assert (nasty["call"], nasty["components"]) == ("call-1", {"pass_rate": 1.0})
     assert clip["frames"].startswith(b"\xff\xd8")  # type: ignore[attr-defined] # bytes
@@ -122,20 +118,13 @@ def test_killed_writers_lose_a_second_at_most_and_no_file_is_unreadable(tmp_path
     assert {"b"} == {each["run"] for each in read(tmp_path)}
 
 
-def test_an_incomplete_line_is_left_out(tmp_path):
+def test_an_incomplete_line_is_left_out_and_a_damaged_strip_costs_its_pictures_only(tmp_path):
     written(tmp_path, scored(uid="1"), scored(uid="2"))
     [path] = segments(tmp_path)
+    path.write_text(path.read_text().replace('"frames":null', '"frames":"***"', 1))
+    assert [(each["uid"], each["frames"]) for each in read(tmp_path)] == [("1", None), ("2", None)]
     os.truncate(path, path.stat().st_size - 20)
     assert [each["uid"] for each in read(tmp_path)] == ["1"]
-
-
-def test_a_strip_that_is_damaged_costs_its_pictures_only(tmp_path):
-    written(tmp_path, scored(uid="1"), scored(uid="2"))
-    [path] = segments(tmp_path)
-    first, second = map(json.loads, path.read_text().splitlines())
-    first["frames"] = "***"
-    path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
-    assert [(each["uid"], each["frames"]) for each in read(tmp_path)] == [("1", None), ("2", None)]
 
 
 def test_the_oldest_segments_are_deleted_by_bytes_and_by_age(tmp_path):

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from rewardfleet_server.tools.settings import ToolsSettings
 from rewardfleet_server.video.app import create_app as create_video_app
 from rewardfleet_server.video.settings import VideoSettings
 
-from ..conftest import LONG_CLIP
+from ..conftest import LONG_CLIP, client_of
 
 FRAMES = np.zeros((8, 120, 200, 3), np.uint8)
 TRUTH = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
@@ -35,7 +36,7 @@ def read(folder: Path, **filters: object) -> list[dict[str, object]]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     return tmp_path / "log"
 
 
@@ -51,12 +52,9 @@ async def test_the_video_service_keeps_small_frames_or_the_path(folder: Path):
         async with RewardFleet(video=url) as fleet:
             await fleet.video.score_batch([sent, named])
             await fleet.video.score_batch([sent])
-        upload = httpx.post(
-            f"{url}/score",
-            data={"task_text": "a task", "run": "by form", "step": "4"},
-            files={"video": LONG_CLIP.read_bytes()},
-            trust_env=False,
-        )
+        form = {"task_text": "a task", "run": "by form", "step": "4"}
+        files = {"video": LONG_CLIP.read_bytes()}
+        upload = httpx.post(f"{url}/score", data=form, files=files, trust_env=False)
         assert upload.status_code == 200, upload.text
         metrics = httpx.get(f"{url}/metrics", trust_env=False).text
     records = read(folder)
@@ -79,12 +77,11 @@ async def test_no_key_is_in_the_log(folder: Path):
     url = "https://user:secret1@videos.example/a.mp4?signature=secret2"
     app = create_video_app(video_settings(folder), {"fake": FakeJudge()})
     body = {"task_text": "t", "video_url": url, "backend_kwargs": {"api_key": "secret3"}}
-    with serving(app) as base:
-        headers = {"authorization": "Bearer secret4"}
-        answer = httpx.post(f"{base}/score", json=body, headers=headers, trust_env=False)
+    with client_of(app) as client:
+        client.headers["authorization"] = "Bearer secret4"
+        assert client.post("/score", json=body).status_code >= 400
         body.pop("backend_kwargs")
-        httpx.post(f"{base}/score", json=body, headers=headers, trust_env=False)
-    assert answer.status_code >= 400
+        client.post("/score", json=body)
     records = read(folder)
     assert len(records) == 2 and {each["status"] for each in records} == {"error"}
     content = b"".join(path.read_bytes() for path in folder.glob("*.jsonl"))
@@ -101,26 +98,20 @@ async def test_answers_with_tools_and_episodes_are_kept_by_requests(folder: Path
         serving(create_episode_app(EpisodeSettings(**sample))) as episode,
     ):
         async with RewardFleet(tools=tools, episode=episode) as fleet:
+            options = {"normalize": "group_std"}
             for step in range(20):
                 await fleet.tools.score_batch(answers)
-                await fleet.episode.score_batch(
-                    batch, {"normalize": "group_std"}, run="r", step=step
-                )
+                await fleet.episode.score_batch(batch, options, run="r", step=step)
     for service in ("tools", "episode"):
-        calls: dict[object, int] = {}
-        for each in read(folder, service=service):
-            assert each["sample_rate"] == 0.5
-            calls[each["call"]] = calls.get(each["call"], 0) + 1
+        calls = Counter(each["call"] for each in read(folder, service=service))
         assert 0 < len(calls) < 20 and set(calls.values()) == {4}
     first = read(folder, service="episode")[0]
-    assert (first["run"], str(first["uid"])[0]) == ("r", "e")
+    assert (first["run"], str(first["uid"])[0], first["sample_rate"]) == ("r", "e", 0.5)
     assert json.loads(str(first["request"]))["options"] == {"normalize": "group_std"}
-    assert {str(each["id"]) for each in read(folder, service="tools")} <= {
-        *map(request_id, answers)
-    }
+    assert {each["id"] for each in read(folder, service="tools")} <= {*map(request_id, answers)}
 
 
-def test_a_folder_that_cannot_be_used_stops_the_service(tmp_path: Path, capsys):
+def test_a_folder_that_cannot_be_used_stops_the_service(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["serve", "tools", "--port", "0", "--score-log", str(tmp_path / "file")]) == 2
     assert "--score-log" in capsys.readouterr().err
@@ -152,9 +143,8 @@ def logged(folder: Path, tools: str) -> None:
     with blocking.RewardFleet(tools=tools, score_log=folder) as fleet:
         for step in range(2):
             texts = [TRUTH, f"\x1b[31m {step}"]
-            fleet.tools.score_batch(
-                [tools_request(each, TRUTH, step=step, uid=each[-9:]) for each in texts]
-            )
+            answers = [tools_request(each, TRUTH, step=step, uid=each[-9:]) for each in texts]
+            fleet.tools.score_batch(answers)
 
 
 def test_the_commands_list_count_and_escape_control_characters(folder: Path, tools: str, capsys):
@@ -173,7 +163,7 @@ def test_the_commands_list_count_and_escape_control_characters(folder: Path, too
 
 
 def test_a_log_is_scored_again_and_what_changes_is_shown(
-    folder: Path, tools: str, tmp_path: Path, capsys
+    folder: Path, tools: str, tmp_path, capsys
 ):
     logged(folder, tools)
     replay = ["score", "replay", str(folder), "--url", tools]
@@ -190,9 +180,8 @@ def test_a_log_is_scored_again_and_what_changes_is_shown(
     assert run("limit", "--threshold", "-5", "--threshold-before", "0", "--fail-if-changed", "49%")
     lines = [*map(json.loads, (tmp_path / "limit" / "changes.jsonl").read_text().splitlines())]
     assert len(lines) == 4
-    by_change = {each["changed"]: each for each in lines}
-    assert (by_change[True]["reward_before"], by_change[True]["reward_after"]) == (0, 1)
-    assert by_change[True]["advantage_before"] == pytest.approx(-0.7071, abs=1e-3)
-    assert by_change[True]["advantage_after"] == 0
-    assert by_change[True]["group_reward_before"] == 0.5
+    changed = next(each for each in lines if each["changed"])
+    assert (changed["reward_before"], changed["reward_after"]) == (0, 1)
+    assert changed["advantage_before"] == pytest.approx(-0.7071, abs=1e-3)
+    assert (changed["advantage_after"], changed["group_reward_before"]) == (0, 0.5)
     assert run("refused", "--fail-if-changed", "2") == 2

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rewardfleet.bulk.arrow import arrow_table, pyarrow
-from rewardfleet.bulk.records import ITEM_COLUMNS, records_of
+from rewardfleet.bulk.output import ITEM_COLUMNS, records_of
 from rewardfleet.bulk.requests import COMPLETION_COLUMNS, Columns, RequestBuilder
 from rewardfleet.bulk.rows import Row, table_rows
 from rewardfleet.bulk.run import Run

@@ -1,9 +1,7 @@
 """PyArrow, which reads and writes column stores, and is optional."""
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
@@ -61,26 +59,14 @@ def arrow_table(records: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
             to float64), or `json`, which becomes a text.
     """
     pa = pyarrow()
-
-    def arrow_type(kind: str) -> Any:
-        if kind == "map":
-            return pa.map_(pa.string(), pa.float64())
-        return pa.type_for_alias("string" if kind == "json" else kind)
-
-    def values(found: Sequence[Any], kind: str) -> Sequence[Any]:
-        if kind == "json":
-            return [None if each is None else json_text(each) for each in found]
-        if kind == "map":
-            return [list((each or {}).items()) for each in found]
-        return found
-
-    rows = [*map(itemgetter(*columns), records)]
-    by_column = zip(*rows, strict=True) if rows else itertools.repeat(())
-    arrays = {
-        name: pa.array(values(found, kind), arrow_type(kind))
-        for (name, kind), found in zip(columns.items(), by_column, strict=False)
-    }
-    return pa.table(arrays)
+    kinds = {"json": pa.string(), "map": pa.map_(pa.string(), pa.float64())}
+    schema = [(n, kinds.get(kind) or pa.type_for_alias(kind)) for n, kind in columns.items()]
+    texts = [name for name, kind in columns.items() if kind == "json"]
+    rows = [
+        {**each, **{n: json_text(each[n]) for n in texts if each[n] is not None}}
+        for each in records
+    ]
+    return pa.Table.from_pylist(rows, pa.schema(schema))
 
 
 def json_text(value: Any) -> str:

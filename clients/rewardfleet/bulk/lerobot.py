@@ -34,14 +34,12 @@ def episodes_of(root: Path) -> list[dict[str, Any]]:
     """
     info = _info(root)
     version = info.get("codebase_version")
+    if version not in _READERS:
+        raise ValueError(f"{root}: LeRobot data sets of v2.1 and v3.0 are read, not of {version}")
     try:
-        if version == "v2.1":
-            return list(_episodes_of_v2(root, info))
-        if version == "v3.0":
-            return list(_episodes_of_v3(root, info))
+        return list(_READERS[version](root, info))
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{root}: the metadata is damaged: {error!r}") from None
-    raise ValueError(f"{root}: LeRobot data sets of v2.1 and v3.0 are read, not of {version}")
 
 
 def cameras_of(root: Path) -> list[str]:
@@ -65,7 +63,7 @@ def _episodes_of_v2(root: Path, info: dict[str, Any]) -> Iterator[dict[str, Any]
             camera: {"path": info["video_path"].format(video_key=camera, **place)}
             for camera in cameras_of(root)
         }
-        yield _episode(index, episode, clips)
+        yield _episode(episode, clips)
 
 
 #: The columns of an episode of v3.0 with its place in the videos of a camera.
@@ -85,17 +83,15 @@ def _episodes_of_v3(root: Path, info: dict[str, Any]) -> Iterator[dict[str, Any]
                 path = info["video_path"].format(video_key=camera, **place)
                 times = {"start_s": place["from_timestamp"], "end_s": place["to_timestamp"]}
                 clips[camera] = {"path": path, **times}
-            yield _episode(episode["episode_index"], episode, clips)
+            yield _episode(episode, clips)
 
 
-def _episode(index: int, given: dict[str, Any], clips: dict[str, Any]) -> dict[str, Any]:
-    tasks = given.get("tasks") or []
-    return {
-        "episode_index": index,
-        "task": tasks[0] if tasks else None,
-        "length": given["length"],
-        "clips": clips,
-    }
+def _episode(recorded: dict[str, Any], clips: dict[str, Any]) -> dict[str, Any]:
+    task = next(iter(recorded.get("tasks") or ()), None)
+    return {**{n: recorded[n] for n in ("episode_index", "length")}, "task": task, "clips": clips}
+
+
+_READERS = {"v2.1": _episodes_of_v2, "v3.0": _episodes_of_v3}
 
 
 #: Says, in the metadata of a copy with rewards, which columns a judge wrote.

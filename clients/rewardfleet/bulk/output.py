@@ -11,23 +11,39 @@ import itertools
 import json
 import os
 import sys
+import tempfile
+import time
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic_core import from_json, to_json
 
-from rewardfleet.bulk.arrow import arrow_table
-from rewardfleet.score_log.record import Record, decoded
+from rewardfleet.score_log.record import (
+    COLUMNS,
+    MAX_RECORD_BYTES,
+    OF_INPUT,
+    Record,
+    Scored,
+    decoded,
+    record_of,
+)
+from rewardfleet.wire.digest import digest_of
+from rewardfleet.wire.score import Request
 
-from .arrow import pyarrow
+from .arrow import arrow_table, json_text, pyarrow
 from .files import new_file, temporary_name
-from .lines import Lines
-from .records import ITEM_COLUMNS
+
+if TYPE_CHECKING:  # who reads outputs has no use of a client
+    from .requests import RequestBuilder
+    from .run import ScoredItem
 
 Format = Literal["parquet", "jsonl"]
 
+#: The columns of a table of records, and their types.
+ITEM_COLUMNS = OF_INPUT | COLUMNS
 _JOURNAL, _INPUT, _LOCK = "journal.jsonl", "input.json", ".lock"
 #: A part ends when it has so many rows, or so many bytes of JSON.
 _PART_ROWS, _PART_BYTES = 10_000, 64 * 2**20
@@ -35,10 +51,90 @@ _PART_ROWS, _PART_BYTES = 10_000, 64 * 2**20
 _SLICE = 500
 
 
+def records_of(scored: "Iterable[ScoredItem]", builder: "RequestBuilder") -> list[Record]:
+    """Return the records of items, whose requests `builder` has built."""
+    now = time.time()
+    return [_record_of(each, builder, now) for each in scored]
+
+
+def _record_of(scored: "ScoredItem", builder: "RequestBuilder", now: float) -> Record:
+    item, request, score = scored
+    own = builder.service, now, request or Request(), score
+    record = record_of(Scored(*own, options=builder.options))
+    if request is None:
+        record["id"] = digest_of(json.dumps([item.row.place, item.completion]))
+    if request is None or len(record["request"]) > MAX_RECORD_BYTES:  # more than readers take
+        record["request"] = None
+    path = builder.clip_path(item.row)
+    return {
+        "row": item.index,
+        "place": _encodable(item.place),
+        "completion": item.completion,
+        "path": None if path is None else _encodable(str(path.resolve())),
+        "metadata": json_text(builder.metadata_of(item.row)),
+        "keep": getattr(score, "keep", None),  # of an episode
+        **record,
+        "uid": record["uid"] if item.uid is None else _encodable(item.uid),
+    }
+
+
+def _encodable(text: str) -> str:
+    """Return a text without lone surrogates, as names of files may have."""
+    return text.encode(errors="replace").decode()
+
+
 def read_records(folder: Path) -> Iterator[Record]:
     """Yield the records of an output, whose `details` are fields of their own."""
     for record in itertools.chain.from_iterable(map(_read, sorted(folder.glob("part-*")))):
         yield {**record, "details": {}, **from_json(record["details"])}
+
+
+class Lines:
+    """Lines of JSON with a `row`, in a file: eight bytes of memory for each row up to the last one.
+
+    Args:
+        path: The file; its last line may be incomplete, if a command was killed. None: an unnamed
+            one.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.file = path.open("a+b") if path else tempfile.TemporaryFile()  # noqa: SIM115 - as long as this object
+        self.size = 0  #: bytes of the file
+        self._places = array("q")  # -1: no such line
+        self.file.seek(0)
+        for line in self.file:
+            if line.endswith(b"\n"):
+                self._note(from_json(line)["row"], line)
+        self.file.truncate(self.size)  # a full disk allows that
+
+    def put(self, lines: Iterable[tuple[int, bytes]]) -> None:
+        """Write lines of rows, in place of those that are there."""
+        self.file.seek(self.size)
+        for row, line in lines:
+            self.file.write(line)
+            self._note(row, line)
+
+    def _note(self, row: int, line: bytes) -> None:
+        self._places.extend([-1] * (row + 1 - len(self._places)))
+        self._places[row] = self.size
+        self.size += len(line)
+
+    def __contains__(self, row: int) -> bool:
+        return row < len(self._places) and self._places[row] >= 0
+
+    def get(self, row: int) -> bytes:
+        """Return a line; empty if there is none."""
+        if row not in self:
+            return b""
+        self.file.seek(self._places[row])
+        return self.file.readline()
+
+    def rows(self) -> Iterator[int]:
+        """Yield the rows that have a line, in order."""
+        return (row for row, place in enumerate(self._places) if place >= 0)
+
+    def __del__(self) -> None:
+        self.file.close()
 
 
 class Output:
@@ -58,7 +154,7 @@ class Output:
         self.folder, self._kind = folder, kind
         self._lock = _opened(folder, {**input_key, "format": kind})
         self._journal_path = folder / _JOURNAL
-        self._journal = _opened_journal(self._journal_path)
+        self._journal = Lines(self._journal_path)
 
     def close(self) -> None:
         """Let other commands write to the folder."""
@@ -69,7 +165,7 @@ class Output:
         """Yield the records that there are, those of parts first."""
         yield from self._records_of_parts()
         for row in self._journal.rows():
-            yield from_json(self._journal.get(row) or b"")
+            yield from_json(self._journal.get(row))
 
     def add(self, records: Iterable[Record]) -> None:
         """Keep records, also of rows that are there already.
@@ -99,7 +195,7 @@ class Output:
             self._journal_path.unlink()
 
     def _put(self, records: Iterable[Record]) -> None:
-        self._journal.put((each["row"], _line(each)) for each in records)
+        self._journal.put((each["row"], to_json(each) + b"\n") for each in records)
         self._journal.file.flush()
 
     def _parts(self) -> list[Path]:
@@ -107,16 +203,14 @@ class Output:
 
     def _records_of_parts(self) -> Iterator[Record]:
         """Yield the records of parts that the journal has no newer ones of."""
-        for part in self._parts():
-            for record in _read(part):
-                if record["row"] not in self._journal:
-                    yield record
+        records = itertools.chain.from_iterable(map(_read, self._parts()))
+        return (each for each in records if each["row"] not in self._journal)
 
     def _lines_of_parts(self) -> Iterator[list[bytes]]:
         lines: list[bytes] = []
         size = 0
         for row in self._journal.rows():
-            lines.append(self._journal.get(row) or b"")
+            lines.append(self._journal.get(row))
             size += len(lines[-1])
             if len(lines) >= _PART_ROWS or size >= _PART_BYTES:
                 yield lines
@@ -141,17 +235,6 @@ class Output:
         except OSError as error:
             name = error.filename or self.folder
             raise OSError(error.errno, error.strerror, str(name)) from None
-
-
-def _opened_journal(path: Path) -> Lines:
-    """Open a journal, whose last line may be incomplete, if the command was killed."""
-    lines = Lines(path)
-    lines.file.seek(0)
-    for line in lines.file:
-        if line.endswith(b"\n"):
-            lines.found(from_json(line)["row"], line)
-    lines.file.truncate(lines.size)  # a full disk allows that
-    return lines
 
 
 def _opened(folder: Path, key: Mapping[str, Any]) -> int:
@@ -225,25 +308,19 @@ class Printer:
 
     def __init__(self) -> None:
         self._next, self._count = 0, 0
-        self._later = Lines()
+        self._lines = Lines()
 
     def add(self, records: Iterable[Record]) -> None:
         """Print records, and what waited for them."""
         # ASCII: a terminal must not obey characters that a policy wrote.
         lines = [(each["row"], json.dumps(decoded(each)).encode() + b"\n") for each in records]
         self._count += len(lines)
-        for row, text in lines:
-            if row == self._next:
-                self._print(text)
-        self._later.put(each for each in lines if each[0] >= self._next)
-        while (following := self._later.get(self._next)) is not None:
-            self._print(following)
-        if self._next == self._count and self._later.size:  # nothing waits
-            self._later = Lines()
-
-    def _print(self, line: bytes) -> None:
-        sys.stdout.buffer.write(line)
-        self._next += 1
+        self._lines.put(lines)
+        while line := self._lines.get(self._next):
+            sys.stdout.buffer.write(line)
+            self._next += 1
+        if self._next == self._count:  # nothing waits
+            self._lines.size = 0  # so what follows is written over it
 
     def finish(self) -> None:
         """Flush the output."""
@@ -255,7 +332,3 @@ class Printer:
     def records(self) -> Iterator[Record]:
         """Yield nothing, as no record is kept."""
         return iter(())
-
-
-def _line(record: Record) -> bytes:
-    return to_json(record) + b"\n"

@@ -116,8 +116,14 @@ class RequestBuilder:
             uid = row.fields.get(self.columns.id_column or "episode_index")
             uid = None if uid is None else str(uid)
             error = row.error
-            if self.columns.id_column and not error:
-                error = _check_id(self.columns.id_column, uid, seen)
+            if (column := self.columns.id_column) and not error:
+                digest = hashlib.sha256((uid or "").encode(errors="surrogatepass")).digest()[:12]
+                if uid is None:
+                    error = f"no id in the column {column}"
+                elif digest in seen:
+                    error = f"the id {uid[:60]!r} occurs twice"
+                else:
+                    seen.add(digest)
             for place in [None] if texts is None else range(len(texts)):
                 yield Item(index, row, place, uid, error, group)
                 index += 1
@@ -199,8 +205,7 @@ class RequestBuilder:
         fields = dict(row.fields)
         name = self._completion_column(row)
         if name is None:
-            named = self.columns.completion_column
-            raise _missing(row, "--completion-column", named, COMPLETION_COLUMNS)
+            raise self._missing(row, "completion", COMPLETION_COLUMNS)
         text = fields.pop(name)
         names = dict.fromkeys((self.declared.truth, "ground_truth"))
         truth_name = _column(row, self.columns.tests_column, names)
@@ -210,16 +215,14 @@ class RequestBuilder:
             known = None if is_any else (*TRUTH_COLUMNS, *NESTED_COLUMNS)
             truth = given(fields, known) or None
         if truth is None:
-            named = self.columns.tests_column
-            raise _missing(row, "--tests-column", named, names)
+            raise self._missing(row, "tests", names)
         return text, truth, fields
 
     def _video(self, row: Row) -> Request:
         fields = {**given(row.fields), **self._episode_clip(row)}
         task = task_of(row, self.columns, self.task)
         if task is None:
-            named = self.columns.task_column
-            raise _missing(row, "--task-column, or give --task", named, _TASK)
+            raise self._missing(row, "task", _TASK, ", or give --task")
         known = given(fields, VideoRequest.model_fields)
         is_request = bool(known.keys() & JSON_INPUTS)
         if is_request and self.columns.clip_column is None:
@@ -227,7 +230,7 @@ class RequestBuilder:
         name = _column(row, self.columns.clip_column, _CLIP)
         content = fields.get(name or "clip")
         if content is None or (isinstance(content, str) and not content):
-            raise _missing(row, "--clip-column", self.columns.clip_column, _CLIP)
+            raise self._missing(row, "clip", _CLIP)
         if isinstance(content, bool | int | float):
             raise InvalidRequest(f"{name}: give the path or the content of a clip, not {content}")
         clip, sha256 = self._clip(content, row.folder)
@@ -269,6 +272,13 @@ class RequestBuilder:
             raise InvalidRequest(f"{path} has {size} bytes, more than are sent: give --by-path")
         return path.read_bytes(), None
 
+    def _missing(self, row: Row, of: str, usual: Iterable[str], more: str = "") -> InvalidRequest:
+        wanted = f"none of the columns {', '.join(usual)}: name it with --{of}-column{more}"
+        if named := getattr(self.columns, f"{of}_column"):
+            wanted = f"no column {named}"
+        found = ", ".join(sorted(map(str, row.fields))) or "none"
+        return InvalidRequest(f"{wanted}; the row has: {found}")
+
     def _request(self, *sample: Any) -> Request:
         return self.declared.request(**self.declared.fields(*sample))
 
@@ -309,23 +319,6 @@ def _column(row: Row, named: str | None, usual: Iterable[str]) -> str | None:
                 return name
             found = found or name
     return found
-
-
-def _missing(row: Row, option: str, named: str | None, usual: Iterable[str]) -> InvalidRequest:
-    wanted = f"none of the columns {', '.join(usual)}: name it with {option}"
-    found = ", ".join(sorted(map(str, row.fields))) or "none"
-    return InvalidRequest(f"{f'no column {named}' if named else wanted}; the row has: {found}")
-
-
-def _check_id(column: str, uid: str | None, seen: set[bytes]) -> str:
-    """Return what is wrong with the id of a row; "" if nothing is."""
-    if uid is None:
-        return f"no id in the column {column}"
-    digest = hashlib.sha256(uid.encode(errors="surrogatepass")).digest()[:12]
-    if digest in seen:
-        return f"the id {uid[:60]!r} occurs twice"
-    seen.add(digest)
-    return ""
 
 
 @functools.lru_cache(maxsize=16)  # LeRobot has many episodes in one file

@@ -1,11 +1,14 @@
 """Rows of an input: a clip, a folder of clips, a table, or a data set, read one after another."""
 
 import csv
+import hashlib
 import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple, TextIO
@@ -24,6 +27,8 @@ _TABLES = ".jsonl, .csv, .parquet or .arrow"
 _TEXTS = {".jsonl", ".ndjson", ".csv"}
 #: The name of a part of a split.
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.\w+")
+#: A byte of a CSV that is not UTF-8.
+_ESCAPED = re.compile("[\udc80-\udcff]")
 #: How files begin that are no text in UTF-8.
 _MARKS = {
     b"\x1f\x8b": "compressed by gzip",
@@ -116,6 +121,27 @@ def read_rows(path: Path) -> Iterator[Row]:
             yield row
 
 
+def clip_of(record: Mapping[str, Any], sha256: str | None) -> bytes | None:
+    """Return the clip of a record of an output; None if it is gone or has changed.
+
+    Args:
+        record: Its `path` names the file, or its `place` the row of a column store that has the
+            bytes.
+        sha256: The digest of the clip that was scored.
+    """
+    found: list[Any] = []
+    with suppress(OSError, ValueError):
+        if (named := record["path"]) is not None:
+            found = [Path(named).read_bytes()] if Path(named).is_file() else []
+        else:
+            path, _, number = (record.get("place") or "").rpartition(": row ")
+            for row in islice(read_rows(Path(path)), int(number), int(number) + 1):
+                cells = row.fields.values()
+                found = [e.get("bytes") if isinstance(e, Mapping) else e for e in cells]
+    clips = (each for each in found if isinstance(each, bytes))
+    return next((each for each in clips if hashlib.sha256(each).hexdigest() == sha256), None)
+
+
 def _sources_at(path: Path) -> Iterable[Source]:
     if not path.exists():
         raise FileNotFoundError(2, "No such file or directory", str(path))
@@ -156,17 +182,11 @@ def _file(path: Path) -> Source:
     if not path.is_file():
         raise ValueError(f"{path}: give a file, as it is read twice")
     if path.suffix in _TEXTS:
-        _check_encoding(path)
+        with path.open("rb") as file:
+            start = file.read(4)
+        if found := [what for mark, what in _MARKS.items() if start.startswith(mark)]:
+            raise ValueError(f"{path} is {found[0]}: give it as UTF-8, uncompressed")
     return Source(path, *_READERS[path.suffix])
-
-
-def _check_encoding(path: Path) -> None:
-    """Check that a table of text is neither compressed nor UTF-16, by how it begins."""
-    with path.open("rb") as file:
-        start = file.read(4)
-    for mark, what in _MARKS.items():
-        if start.startswith(mark):
-            raise ValueError(f"{path} is {what}: give it as UTF-8, uncompressed")
 
 
 def _clip(path: Path) -> Iterator[Row]:
@@ -227,7 +247,7 @@ def _csv(path: Path) -> Iterator[Row]:
                 if "" in fields or None in fields.values():
                     columns = f"{len(reader.fieldnames or ())} columns, this row another number"
                     yield Row(place, error=f"the header has {columns}")
-                elif not _is_text(fields):
+                elif any(map(_ESCAPED.search, (*fields, *fields.values()))):
                     yield Row(place, error="not UTF-8")
                 else:  # an empty cell is null: the format has no other
                     cells = {name: cell or None for name, cell in fields.items()}
@@ -241,15 +261,6 @@ def _short_lines(file: TextIO) -> Iterator[str]:
         if len(line) == _MAX_LINE:
             raise csv.Error(f"a line of more than {_MAX_LINE} characters")
         yield line
-
-
-def _is_text(fields: Mapping[str, str]) -> bool:
-    """Return whether no byte of a row was escaped as a surrogate, as it is not UTF-8."""
-    try:
-        "".join((*fields, *fields.values())).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _parquet(path: Path) -> Iterator[Row]:

@@ -95,17 +95,14 @@ def _is_invalid(scored: ScoredItem) -> bool:
     return error is not None and error.kind is ErrorKind.INVALID
 
 
-class _Built(NamedTuple):
-    """An item and its request; None if it is invalid, and why."""
+#: An item, and its request or why it is invalid.
+_Built = tuple[Item, Request | InvalidRequest]
 
-    item: Item
-    request: Request | None
-    error: str = ""
 
-    @property
-    def size(self) -> int:
-        """The bytes of its clip."""
-        return sum(map(len, self.request.content)) if isinstance(self.request, VideoRequest) else 0
+def _bytes_of(chunk: Iterable[_Built]) -> int:
+    """Return the bytes of the clips of items."""
+    clips = (each.content for _, each in chunk if isinstance(each, VideoRequest))
+    return sum(map(len, itertools.chain.from_iterable(clips)))
 
 
 class Run:
@@ -146,8 +143,7 @@ class Run:
             while True:
                 while not is_read:
                     free = self._limit.now - sum(map(len, tasks.values()))
-                    sent = sum(each.size for chunk in tasks.values() for each in chunk)
-                    if free < 1 or sent >= _MOST_BYTES:
+                    if free < 1 or sum(map(_bytes_of, tasks.values())) >= _MOST_BYTES:
                         break
                     size = min(free, self._limit.chunk, MAX_BATCH_ITEMS)
                     chunk = await self._read(groups, size)
@@ -208,7 +204,7 @@ class Run:
         uids: set[str] = set()  # of a request, in which each occurs once
         while len(built) < size:
             more = self._next or [self._built(each) for each in next(groups, ())]
-            names = {each.request.uid for each in more if isinstance(each.request, EpisodeRequest)}
+            names = {each.uid for _, each in more if isinstance(each, EpisodeRequest)}
             is_full = len(built) + len(more) > MAX_EPISODES or not uids.isdisjoint(names)
             self._next = more if built and is_full else []
             if self._next or not more:
@@ -217,30 +213,26 @@ class Run:
             uids |= names
         return built
 
-    def _read_clips(self, items: Iterable[Item]) -> list[_Built]:
+    def _read_clips(self, items: Iterator[Item]) -> list[_Built]:
         built: list[_Built] = []
-        for item in items:
+        while _bytes_of(built) < _CHUNK_BYTES and (item := next(items, None)):
             built.append(self._built(item))
-            if sum(each.size for each in built) >= _CHUNK_BYTES:
-                break
         return built
 
     def _built(self, item: Item) -> _Built:
         try:
-            return _Built(item, self._builder.build(item))
+            return item, self._builder.build(item)
         except InvalidRequest as error:
-            return _Built(item, None, error.detail)
+            return item, error
 
     async def _scored(self, chunk: list[_Built]) -> list[ScoredItem]:
-        requests = [each.request for each in chunk if each.request is not None]
+        requests = [each for _, each in chunk if isinstance(each, Request)]
         scores = iter(await self._scores_of(requests) if requests else [])
         return [
-            ScoredItem(
-                each.item,
-                each.request,
-                failed(InvalidRequest(each.error), Score) if each.request is None else next(scores),
-            )
-            for each in chunk
+            ScoredItem(item, each, next(scores))
+            if isinstance(each, Request)
+            else ScoredItem(item, None, failed(each, Score))
+            for item, each in chunk
         ]
 
     async def _scores_of(self, requests: list[Any]) -> list[Score]:

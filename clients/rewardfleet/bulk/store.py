@@ -1,16 +1,65 @@
-"""What becomes of scores: they are kept or printed, and counted."""
+"""What becomes of items: they are read in groups, scored, kept or printed, and counted."""
 
 import asyncio
+import itertools
+import json
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from .groups import groups_of
-from .output import Output, Printer
-from .records import records_of
-from .requests import Item, RequestBuilder
+import numpy as np
+
+from rewardfleet.wire.episode import MAX_EPISODES
+
+from .arrow import json_text
+from .output import Lines, Output, Printer, records_of
+from .requests import Item, RequestBuilder, group_of
+from .rows import Row
 from .run import Run, ScoredItem
 from .summary import Summary
+
+
+def in_groups(read: Callable[[], Iterator[Row]], builder: RequestBuilder) -> Iterator[Item]:
+    """Return items so that those of a group follow one another, groups as their first items do.
+
+    They are read as they are if they do so already, else from a temporary file. Some 60 bytes of
+    memory are taken for each.
+
+    Args:
+        read: Returns the rows; called twice.
+    """
+    hashes = (hash(group_of(row) or (index,)) for index, row in enumerate(read()))
+    groups = np.fromiter(hashes, np.int64)
+    _, firsts, codes = np.unique(groups, return_index=True, return_inverse=True)
+    first = firsts[codes]  # of its group, for each item
+    if (first[1:] >= first[:-1]).all():
+        return builder.items(read())
+    lines = Lines()
+    for item in builder.items(read()):
+        values = (item.uid, item.error, item.group, item.row.place, item.row.fields)
+        lines.put([(item.index, json_text(values).encode() + b"\n")])
+
+    def item_at(index: int) -> Item:
+        uid, error, group, place, fields = json.loads(lines.get(index))
+        return Item(int(index), Row(place, fields), uid=uid, error=error, group=group)
+
+    return map(item_at, np.argsort(first, kind="stable"))
+
+
+def groups_of(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Yield groups whose items follow one another; an item without a group is one by itself.
+
+    A group that no request can have becomes single items, with an error.
+    """
+    for group, members in itertools.groupby(items, lambda item: item.group):
+        first = [*itertools.islice(members, MAX_EPISODES + 1)] if group is not None else []
+        if 0 < len(first) <= MAX_EPISODES:
+            yield first
+            continue
+        for item in itertools.chain(first, members):
+            if group is not None:
+                item.error = f"the group {group[:60]} has more than {MAX_EPISODES:,} episodes"
+            yield [item]
 
 
 class Store:

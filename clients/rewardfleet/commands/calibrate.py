@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
-from rewardfleet.evaluation import check_packages
 from rewardfleet.evaluation.fitting import calibrate
 from rewardfleet.evaluation.report import read_report, write_file
+from rewardfleet.wire.optional_imports import require
 
 from .options import number, path_option
 
@@ -36,7 +36,7 @@ def command(
     folder: Path, output: Path, kind: str, false_positives: float, confidence: float
 ) -> None:
     """Write the calibration, and print what was measured on the half that the map did not see."""
-    check_packages()
+    require("eval", "this command", "scipy", "sklearn")
     found = calibrate(read_report(folder), kind, false_positives, confidence)
     write_file(output, found.model_dump_json(indent=1) + "\n")
     threshold, checked = found.threshold, found.checked

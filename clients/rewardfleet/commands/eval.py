@@ -1,7 +1,7 @@
 """`rewardfleet eval`: how good a judge is, measured on labeled clips."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,7 @@ import click
 from rewardfleet.bulk.output import read_records
 from rewardfleet.bulk.requests import Columns
 from rewardfleet.bulk.rows import open_sources
-from rewardfleet.evaluation import check_packages
-from rewardfleet.evaluation.labels import LabeledClips, check_labels, labeled_clips
+from rewardfleet.evaluation.labels import check_labels, labeled_clips
 from rewardfleet.evaluation.page import render
 from rewardfleet.evaluation.report import (
     Report,
@@ -24,6 +23,7 @@ from rewardfleet.evaluation.report import (
 )
 from rewardfleet.http.index import printable
 from rewardfleet.score_log.record import Record
+from rewardfleet.wire.optional_imports import require
 from rewardfleet_command import INTERRUPTED
 
 from . import score
@@ -33,16 +33,6 @@ from .score.scoring import Connection, Fields, Scoring
 
 #: The options of `rewardfleet score video` that this command has as well.
 _SCORING = {"url", "start", "task", "camera", "judge", "by_path", "set_field", "timeout"}
-
-
-@dataclass(frozen=True)
-class _Evaluation:
-    """The options of an evaluation besides those of scoring."""
-
-    output: Path
-    threshold: float | None
-    repeat: bool
-    compare: Path | None
 
 
 command = CommandGroup("eval", help="Measure how good a judge is.")
@@ -69,44 +59,48 @@ command = CommandGroup("eval", help="Measure how good a judge is.")
     of=click.FloatRange(0, 1),
 )
 @click.option("--repeat", is_flag=True, help="Score each clip twice, and compare the answers.")
-@path_option(
-    "--compare", "FOLDER", "The output of an evaluation of another judge on the same clips."
-)
-@grouped(columns=Columns, connection=Connection, fields=Fields, options=_Evaluation)
-def video(manifest: str, options: _Evaluation, **scoring: Any) -> int:
+@path_option("--compare", "FOLDER", "An evaluation of another judge on the same clips.", "other")
+@grouped(columns=Columns, connection=Connection, fields=Fields)
+def video(
+    manifest: str,
+    output: Path,
+    threshold: float | None,
+    repeat: bool,
+    other: Path | None,
+    **scoring: Any,
+) -> int:
     """Evaluate a judge of clips.
 
     Returns:
         0; 1 if something is not counted, 2 if no clip has a score, 130 if interrupted.
     """
-    run = Scoring(
-        "video", **scoring, output=options.output / "scores", format="jsonl", retry_failed=True
-    )
-    check_packages()
+    scores = output / "scores"
+    run = Scoring("video", **scoring, output=scores, format="jsonl", retry_failed=True)
+    require("eval", "this command", "av", "jinja2", "PIL", "scipy", "sklearn")
     sources = open_sources([Path(manifest)])
     check_labels(sources)
-    options.output.mkdir(parents=True, exist_ok=True)
-    is_new = not (options.output / "scores").exists()
+    output.mkdir(parents=True, exist_ok=True)
+    is_new = not scores.exists()
     records = _scored(manifest, run)
     if records is None:
         return INTERRUPTED
     fields = run.fields
     known = {"camera": run.columns.camera, "task": fields.task, "changes": fields.of_requests()}
     found = labeled_clips(sources, records, known)
-    report = build_report(found, options.threshold, run.seconds if is_new else None)
-    if options.repeat:
-        again = _scored(manifest, replace(run, output=options.output / "scores-again"))
+    report = build_report(found, threshold, run.seconds if is_new else None)
+    if repeat:
+        again = _scored(manifest, replace(run, output=output / "scores-again"))
         if again is None:
             return INTERRUPTED
         report["repeated"] = repeated(found.clips, again, report["threshold"])
-    if options.compare is not None:
+    if other is not None:
         try:
-            report["comparison"] = compare(report, read_report(options.compare))
+            report["comparison"] = compare(report, read_report(other))
         except ValueError as error:
-            report["comparison"] = {"error": f"{options.compare}: not compared: {error}"}
-    write_report(options.output, report)
-    write_file(options.output / "report.html", render(report, found.clips))
-    return _conclude(report, found, options.output)
+            report["comparison"] = {"error": f"{other}: not compared: {error}"}
+    write_report(output, report)
+    write_file(output / "report.html", render(report, found.clips))
+    return _conclude(report, output)
 
 
 video.params += [each for each in score.command.commands["video"].params if each.name in _SCORING]
@@ -120,7 +114,7 @@ def _scored(manifest: str, run: Scoring) -> dict[int, Record] | None:
     return {each["row"]: each for each in read_records(run.output)}
 
 
-def _conclude(report: Report, found: LabeledClips, folder: Path) -> int:
+def _conclude(report: Report, folder: Path) -> int:
     """Print what matters most; return the exit status."""
     over, pooled = report["over_tasks"], report["pooled"]
     lines = [
@@ -137,7 +131,7 @@ def _conclude(report: Report, found: LabeledClips, folder: Path) -> int:
     lines += [error, f"{folder / 'report.html'}, {folder / 'report.json'}"]
     for line in filter(None, lines):
         click.echo(printable(line, 500))
-    if not any(each.score is not None for each in found.clips):
+    if all(each["score"] is None for each in report["clips"]):
         return 2
     return int(bool(report["missing"] or report["problems"] or error))
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,14 +109,11 @@ def _print_record(folder: Path, prefix: str) -> None:
         shown = ", ".join(sorted(ids)[:3])
         raise ValueError(f"several ids begin with {escaped(prefix, 70)}, e.g. {shown}")
     record = records[0]
-    click.echo("\n".join(_of_log(record, len(records))))
-    click.echo("\n".join(line for part in parts_of_record(record) for line in lines_of(part)))
-
-
-def _of_log(record: Mapping[str, Any], count: int) -> Iterator[str]:
-    """Yield what a record says besides the request and the score."""
     labels = {name: cell(name, record[name]) for name in ("run", "step", "uid", "time")}
     shown = ", ".join(f"{name} {each}" for name, each in labels.items() if each)
-    yield escaped(f"Record {record['id'][:12]}: {shown or 'no labels'}", 1000)
-    if count > 1:
-        yield f"The log has {count} records of this request; this is the newest one."
+    click.echo(escaped(f"Record {record['id'][:12]}: {shown or 'no labels'}", 1000))
+    if (count := len(records)) > 1:
+        click.echo(f"The log has {count} records of this request; this is the newest one.")
+    for part in parts_of_record(record):
+        for line in lines_of(part):
+            click.echo(line)

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from rewardfleet.evaluation.metrics import share
-from rewardfleet.score_log.labels import LabelLine
 from rewardfleet.score_log.reading import Filters, open_log, query
+from rewardfleet.score_log.record import LabelLine
 from rewardfleet.services import SERVICES
 from rewardfleet.story.texts import escaped
 from rewardfleet.wire.causes import SUCCESS_THRESHOLD
@@ -33,26 +33,21 @@ _WEEK, _LEAST_FAILURES = 7 * 86_400, 10
 #: may keep a share of them only, so each has a weight.
 _SELECTED = """
 CREATE TEMP TABLE selected AS
-SELECT service, run, step, id, time, status, score, reward, reward <= 0 AS is_zero,
-       backend, cause, cached,
-       timing_ms_total, timing_ms_queue, timing_ms_decode, timing_ms_backend,
-       coalesce(sample_rate, 1) AS sample_rate, 1 / coalesce(sample_rate, 1) AS weight,
-       label_fraction,
+SELECT * EXCLUDE (request, frames, components, provenance, details, metadata)
+           REPLACE (coalesce(sample_rate, 1) AS sample_rate),
+       1 / coalesce(sample_rate, 1) AS weight, reward <= 0 AS is_zero,
        CASE WHEN label_fraction IS NOT NULL THEN
-           coalesce(TRY_CAST(json_extract_string(provenance, '$.calibration.threshold') AS DOUBLE),
-                    {threshold})
+           coalesce(TRY_CAST(provenance->>'$.calibration.threshold' AS DOUBLE), {threshold})
        END AS threshold,
-       CASE WHEN label_fraction IS NOT NULL THEN
-           json_extract_string(request, '$.task_text')
-       END AS task,
+       CASE WHEN label_fraction IS NOT NULL THEN request->>'$.task_text' END AS task,
        md5(json_extract_string(request, CASE service {groups} END)) AS prompt,
        CASE WHEN score IS NULL THEN
-           left(coalesce(error_detail, json_extract_string(details, '$.model_output')), 200)
+           left(coalesce(error_detail, details->>'$.model_output'), 200)
        END AS reason,
        json_array_length(details, '$.verdicts') AS verdicts,
-       len(list_filter(json_extract_string(details, '$.verdicts[*].verdict_by'),
+       len(list_filter(details->>'$.verdicts[*].verdict_by',
                        lambda name: name = 'jail')) AS verdicts_by_jail,
-       json_extract_string(details, '$.suspicions[*]') AS suspicions
+       details->>'$.suspicions[*]' AS suspicions
 FROM scores WHERE {condition}
 """
 

@@ -69,6 +69,8 @@ def calibrate(
         ValueError: The labels cannot support it, and how many are missing; or the scores do not
             tell successes from failures.
     """
+    from scipy.stats import binom  # noqa: PLC0415 - optional
+
     binding = _binding(report)
     clips = [each for each in report["clips"] if each["raw_score"] is not None]
     _check_labels(clips, false_positive_rate, confidence)
@@ -76,19 +78,22 @@ def calibrate(
     mapped = fit_map(kind, fitted)
     values = np.array([mapped.value(each["raw_score"], each["task"]) for each in held_out], float)
     success = np.array([each["success"] for each in held_out], bool)
-    most = _most_accepted(int((~success).sum()), false_positive_rate, confidence)
+    count = int((~success).sum())
+    # Of so many failures at most may be accepted for the bound to be at most the rate.
+    bounds = binom.cdf(np.arange(count), count, false_positive_rate)
+    most = int(np.flatnonzero(bounds <= 1 - confidence)[-1])
     limit = float(np.nextafter(np.sort(values[~success])[-1 - most], 2.0))
     verdicts = values >= limit
     if limit > 1 or not verdicts[success].any():
         raise ValueError(
-            f"no threshold finds a success: {most + 1} of {(~success).sum()} failures score as "
+            f"no threshold finds a success: {most + 1} of {count} failures score as "
             "high as the best success. Improve the judge, or allow more false positives"
         )
     threshold = Threshold(
         value=limit,
         false_positive_rate=false_positive_rate,
         confidence=confidence,
-        failures=int((~success).sum()),
+        failures=count,
         accepted=int(verdicts[~success].sum()),
         successes=int(success.sum()),
         found=int(verdicts[success].sum()),
@@ -101,19 +106,6 @@ def calibrate(
         checked=_checked(held_out, success, values, verdicts),
         distribution=distribution_of(report["clips"]),
     )
-
-
-def failures_needed(false_positive_rate: float, confidence: float) -> int:
-    """Return how many failures, none of them accepted, bound the rate: 59 for 5% and 95%."""
-    return math.ceil(math.log(1 - confidence) / math.log(1 - false_positive_rate))
-
-
-def _most_accepted(failures: int, rate: float, confidence: float) -> int:
-    """Return of how many failures at most may be accepted for the bound to be at most `rate`."""
-    from scipy.stats import binom  # noqa: PLC0415 - optional
-
-    counts = np.arange(failures)
-    return int(np.flatnonzero(binom.cdf(counts, failures, rate) <= 1 - confidence)[-1])
 
 
 def _binding(report: Report) -> Binding:
@@ -136,7 +128,8 @@ def _binding(report: Report) -> Binding:
 
 def _check_labels(clips: Sequence[Clip], rate: float, confidence: float) -> None:
     failures = sum(not each["success"] for each in clips)
-    needed = 2 * failures_needed(rate, confidence)
+    # So many failures, none of them accepted, bound the rate: 59 for 5% and 95%.
+    needed = 2 * math.ceil(math.log(1 - confidence) / math.log(1 - rate))
     missing = [
         f"{least - have} more {name} ({have} of {least})"
         for name, have, least in (

@@ -185,16 +185,16 @@ def _set_aside_contradictions(found: LabeledClips) -> None:
     for each in found.clips:
         by_request[each.record["id"]].append(each)
     found.clips = []
-    for first, *others in by_request.values():
-        same = [first, *others]
-        if all(each.success is first.success for each in others):
-            found.clips.append(first)
-            left_out, reason = others, f"the same clip and task as {first.row.place}: counted once"
+    for same in by_request.values():
+        places = [each.row.place for each in same]
+        reason = f"the same clip and task as {places[0]}: counted once"
+        if len({each.success for each in same}) == 1:
+            found.clips.append(same[0])
+            del places[0]
         else:
-            places = ", ".join(each.row.place for each in same)
-            reason = f"contradictory labels, none of which counts: same clip and task at {places}"
-            left_out = same
-        found.problems += [(each.row.place, reason) for each in left_out]
+            named = ", ".join(places)
+            reason = f"contradictory labels, none of which counts: same clip and task at {named}"
+        found.problems += [(place, reason) for place in places]
 
 
 def _set_aside_other_judges(found: LabeledClips) -> None:
@@ -214,9 +214,8 @@ def _set_aside_other_judges(found: LabeledClips) -> None:
 
     def of_this_judge(clip: LabeledClip) -> LabeledClip:
         record = clip.record
-        if clip.score is None or _judge_key(clip) == most:
-            return clip
-        if not record["provenance"] and record["backend"] == found.backend:
+        is_unknown = not record["provenance"] and record["backend"] == found.backend
+        if clip.score is None or is_unknown or _judge_key(clip) == most:
             return clip
         own, other = _judge_of(record), _judge_of(first.record)
         names = sorted(name for name in {*own, *other} if own.get(name) != other.get(name))

@@ -88,18 +88,14 @@ def write_file(path: Path, text: str) -> None:
 def write_report(folder: Path, report: Report) -> None:
     """Write a report, and the judge's verdicts as a sidecar of the labels."""
     write_file(folder / FILE, json.dumps(report, indent=1, allow_nan=False))
-    lines = [
-        {
-            **{name: each[name] for name in ("place", "name", "task", "success", "status")},
-            "judge": report["judge"],
-            "judge_score": each["score"],
-            "judge_success": None
-            if each["score"] is None
-            else each["score"] >= report["threshold"],
-        }
-        for each in report["clips"]
-    ]
-    write_file(folder / "verdicts.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines))
+    lines = ""
+    for each in report["clips"]:
+        line = {name: each[name] for name in ("place", "name", "task", "success", "status")}
+        score = each["score"]
+        success = None if score is None else score >= report["threshold"]
+        line |= {"judge": report["judge"], "judge_score": score, "judge_success": success}
+        lines += f"{json.dumps(line)}\n"
+    write_file(folder / "verdicts.jsonl", lines)
 
 
 def read_report(path: Path) -> Report:
@@ -193,11 +189,9 @@ def _cannot_conclude(clips: Sequence[LabeledClip]) -> str:
             f"how good the judge is beyond the wide intervals below, as {len(clips)} labeled clips "
             f"have a score; {_FEW_LABELS} are the least"
         )
-    cameras = {each.camera for each in clips}
-    if len(cameras) == 1:
-        named = (
-            f"of one camera ({next(iter(cameras))})" if cameras != {None} else "of no named camera"
-        )
+    camera, *others = {each.camera for each in clips}
+    if not others:
+        named = "of no named camera" if camera is None else f"of one camera ({camera})"
         reasons.append(f"how good it is with another camera, as all clips are {named}")
     return f"What cannot be concluded: {'; '.join(reasons)}." if reasons else ""
 
@@ -282,8 +276,8 @@ def _value_order(clips: Sequence[LabeledClip]) -> Report:
 
 def _time(clips: Sequence[LabeledClip], seconds: float | None) -> Report:
     """Return the time of clips that were computed, in milliseconds, and the rate."""
-    computed = [each.record for each in clips if each.score is not None]
-    computed = [each for each in computed if not each["cached"] and each["timing_ms_total"]]
+    records = (each.record for each in clips if each.score is not None)
+    computed = [each for each in records if not each["cached"] and each["timing_ms_total"]]
     stages = {}
     for name in ("decode", "backend", "total"):
         times = [each[f"timing_ms_{name}"] for each in computed]

@@ -64,9 +64,10 @@ class LogCopies:
 
     def problems(self) -> list[str]:
         """Return why records may be missing."""
-        older = f"{self.name}: the {self._left_out} oldest files of the log are left out"
-        failures = [f"{url}: {reason}" for url, reason in self.failures.items()]
-        return [*failures, *([older] if self._left_out else ())]
+        found = [f"{url}: {reason}" for url, reason in self.failures.items()]
+        if self._left_out:
+            found.append(f"{self.name}: the {self._left_out} oldest files of the log are left out")
+        return found
 
     def _run(self) -> None:
         while not self._closing.wait(_POLL_SECONDS):
@@ -124,7 +125,11 @@ class LogCopies:
                 size += file.write(content)
 
     def _get(self, url: str) -> bytes:
-        reply = asyncio.run(_answer(url, self._key))
+        async def answer() -> Reply:
+            async with http_client(self._key) as http:
+                return await get(http, url, _ANSWER_SECONDS)
+
+        reply = asyncio.run(answer())
         if reply.status == 401:
             raise Unavailable("it does not accept the key of --score-log-key-file")
         if reply.status != 200:
@@ -133,11 +138,6 @@ class LogCopies:
         if len(reply.content) > MAX_CHUNK_BYTES:
             raise Unavailable("its answer is too long")
         return reply.content
-
-
-async def _answer(url: str, key: str) -> Reply:
-    async with http_client(key) as http:
-        return await get(http, url, _ANSWER_SECONDS)
 
 
 @contextlib.contextmanager
@@ -154,13 +154,12 @@ def copied(urls: Sequence[str], key: str | None) -> Iterator[list[LogCopies]]:
     if not urls:
         yield []
         return
-    bases = [*map(base_url, urls)]
     if key is None:
         raise ValueError(
             f"{redact(urls[0])}: give --score-log-key-file FILE, with a key of the file that the "
             "services were started with by the same option, besides --score-log"
         )
-    services = {url: [*asyncio.run(services_at(url)).values()] for url in bases}
+    services = {url: [*asyncio.run(services_at(url)).values()] for url in map(base_url, urls)}
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="rewardfleet-look-", ignore_cleanup_errors=True)

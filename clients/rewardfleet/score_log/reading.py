@@ -90,12 +90,8 @@ class Filters:
 
     def sql(self) -> tuple[str, list[Any]]:
         """Return a condition in SQL, and the values of its parameters."""
-        all_parts = {
-            "service = ?": self.service,
-            "run = ?": self.run,
-            "starts_with(id, ?)": self.id,
-        }
-        given = {part: value for part, value in all_parts.items() if value is not None}
+        parts = {"service = ?": self.service, "run = ?": self.run, "starts_with(id, ?)": self.id}
+        given = {part: value for part, value in parts.items() if value is not None}
         # A comment at the end of the condition ends there.
         where = [] if self.where is None else [f"({self.where}\n)"]
         return " AND ".join([*given, *where]) or "true", [*given.values()]

@@ -1,13 +1,13 @@
-"""The record of a scored item: a flat row, the same for all services."""
+"""The record of a scored item, a flat row that is the same for all services; and its label."""
 
 import json
 import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, StrictBool
 from pydantic_core import PydanticSerializationError, to_json
 
 from rewardfleet.bulk.arrow import json_text
@@ -18,6 +18,7 @@ from rewardfleet.wire.urls import redact
 
 #: A record: columns by name, as JSON.
 Record = dict[str, Any]
+Label = Literal["right", "wrong", "unclear"]
 
 #: The fields of times and of errors, by column.
 _TIMES = {f"timing_ms_{name}": name for name in Timing.model_fields}
@@ -95,6 +96,17 @@ class Scored:
     label_fraction: float | None = None
 
 
+class LabelLine(BaseModel):
+    """What is read of a line of labels, which `rewardfleet look` writes.
+
+    Of the lines of a request, the last one counts.
+    """
+
+    id: str  #: of the request
+    label: Label  #: whether the score is right
+    success: StrictBool | None  #: whether the person saw a success; None if it is unclear
+
+
 def line_of(scored: Scored) -> bytes:
     """Return the record of an item as a line of JSON."""
     record = record_of(scored)
@@ -152,6 +164,7 @@ def _score_columns(scored: Scored, url: str | None) -> Record:
     problem = problem.model_dump(mode="json") if isinstance(problem, Problem) else problem or {}
     if url is not None and problem:
         problem["detail"] = problem["detail"].replace(url, redact(url))
+    errors = {name: problem.get(each) for name, each in _ERRORS.items()} if problem else _NO_ERROR
     return {
         "score": given.get("score"),
         "status": str(given["status"]),
@@ -160,11 +173,7 @@ def _score_columns(scored: Scored, url: str | None) -> Record:
         "cached": bool(given.get("cached")),
         **{column: timing.get(name, 0.0) for column, name in _TIMES.items()},
         "provenance": {**scored.provenance, **(given.get("provenance") or {})},
-        **(
-            {column: problem.get(name) for column, name in _ERRORS.items()}
-            if problem
-            else _NO_ERROR
-        ),
+        **errors,
         "cause": given.get("cause"),
         "details": json_text(details),
     }

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewardfleet.arrays import encode_png
-from rewardfleet.bulk.clips import clip_of
 from rewardfleet.bulk.requests import Item, RequestBuilder
-from rewardfleet.bulk.rows import Row
+from rewardfleet.bulk.rows import Row, clip_of
 from rewardfleet.episodes import RunningMeanStd, aggregate, compute_rewards, validate_batch
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.episode import EpisodeOptions, EpisodeRequest

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rewardfleet.bulk.clips import clip_of
+from rewardfleet.bulk.rows import clip_of
 from rewardfleet.commands.options import grouped, path_option
 from rewardfleet.score_log.copying import copied
 from rewardfleet.wire.optional_imports import require

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from rewardfleet.score_log.labels import Label, LabelLine
+from rewardfleet.score_log.record import Label, LabelLine
 from rewardfleet.wire.causes import success_threshold
 from rewardfleet.wire.validation import read_lines
 

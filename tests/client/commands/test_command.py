@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from click.shell_completion import ShellComplete
@@ -13,7 +12,7 @@ from rewardfleet import __version__
 from rewardfleet.commands.main import command, main
 from rewardfleet_server.testing import FakeJudge
 
-from ...conftest import LONG_CLIP, Serve
+from ...conftest import LONG_CLIP
 from ...gateways import fleet_of
 
 #: How the command is started.
@@ -53,7 +52,7 @@ SLOW = "import sys\nprint('importing', flush=True)\nsys.stdin.read()\n"
     [("httpx", ["status"]), ("click", ["-h"]), ("uvicorn", ["serve", "tools"])],
 )
 def test_ctrl_c_during_an_import_prints_no_traceback(
-    start: list[str], library: str, arguments: list[str], tmp_path: Path, monkeypatch
+    start: list[str], library: str, arguments: list[str], tmp_path, monkeypatch
 ):
     (tmp_path / f"{library}.py").write_text(SLOW)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -82,7 +81,7 @@ def test_a_shell_completes_commands_flags_and_paths():
     assert completions("rewardfleet serve video --api-key-file ke") == [("ke", "file")]
 
 
-def test_a_clip_is_scored_by_a_service_and_by_a_fleet(serve: Serve, capsys, monkeypatch):
+def test_a_clip_is_scored_by_a_service_and_by_a_fleet(serve, capsys, monkeypatch):
     service = str(serve(FakeJudge(0.25)).base_url)
     with fleet_of(video=service) as fleet:
         for url in (service, fleet, f"{fleet}/", f"{fleet}/video"):

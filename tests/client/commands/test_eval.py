@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from rewardfleet_server.commands import demo
 from rewardfleet_server.testing import FakeJudge
 
 from ...conftest import served
+from .test_score import write_rows
 from .test_score_lerobot import LENGTHS, BrightnessJudge, data_set
 
 pytestmark = pytest.mark.slow
@@ -37,19 +37,15 @@ def judge() -> LengthJudge:
 
 
 @pytest.fixture
-def evaluate(
-    judge: LengthJudge, tmp_path: Path
-) -> Iterator[Callable[..., tuple[int, dict[str, Any]]]]:
+def evaluate(judge: LengthJudge, tmp_path) -> Iterator[Callable[..., tuple[int, dict[str, Any]]]]:
     """Return the function that evaluates a manifest of lines, and returns status and report."""
     with served(judge, video_root=[tmp_path]) as client:
 
         def run(lines: list[Any], *options: str, out: str = "out") -> tuple[int, dict[str, Any]]:
+            new = write_rows(tmp_path / "new.jsonl", lines)
             manifest = tmp_path / "manifest.jsonl"
-            content = "".join(
-                f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines
-            )
-            if not manifest.exists() or manifest.read_text() != content:
-                manifest.write_text(content)
+            if not manifest.exists() or manifest.read_text() != new.read_text():
+                new.rename(manifest)
             given = ["--url", str(client.base_url), "-o", str(tmp_path / out), *options]
             status = main(["eval", "video", str(manifest), *given])
             report = tmp_path / out / "report.json"
@@ -59,7 +55,7 @@ def evaluate(
 
 
 @pytest.fixture
-def clips(make_video: Callable[..., Path]) -> list[dict[str, Any]]:
+def clips(make_video) -> list[dict[str, Any]]:
     """Two tasks with a success and two failures each, one of which is a near miss."""
 
     def clip(frames: int, task: str, **label: Any) -> dict[str, Any]:
@@ -101,13 +97,9 @@ def test_the_figures_are_those_of_the_clips(evaluate, clips):
     assert "6 labeled clips" in said and "camera" in said and "tells" not in said
 
 
-def test_nothing_is_scored_without_a_label(evaluate, clips, judge, capsys):
-    rows = [{**each, "success": None} for each in clips]
-    assert evaluate(rows) == (2, {}) and not judge.seen
+def test_nothing_is_scored_without_a_label_or_again(evaluate, clips, judge, capsys):
+    assert evaluate([{**each, "success": None} for each in clips]) == (2, {}) and not judge.seen
     assert "no row has a label" in capsys.readouterr().err
-
-
-def test_a_second_command_scores_nothing_again_and_comes_to_the_same(evaluate, clips, judge):
     _, first = evaluate(clips)
     calls = len(judge.seen)
     _, second = evaluate(clips, "--threshold", "0.7")
@@ -141,13 +133,8 @@ def test_bad_rows_are_named_and_the_others_count(evaluate, clips, tmp_path, make
     assert missing["gone.mp4"]["error"] == "invalid" and "gone.mp4" in missing["gone.mp4"]["reason"]
     assert missing["long.mp4"]["status"] == "abstained"
     problems = {each["place"].rpartition(":")[2]: each["reason"] for each in report["problems"]}
-    for line, words in {
-        7: "not JSON",
-        9: "true or false",
-        11: "no column",
-        13: "counted once",
-    }.items():
-        assert words in problems[str(line)]
+    said = {"7": "not JSON", "9": "true or false", "11": "no column", "13": "counted once"}
+    assert not [line for line, words in said.items() if words not in problems[line]]
     assert "contradictory" in problems["6"] and ":12" in problems["6"] and "12" in problems
     assert "manifest.jsonl:9" in capsys.readouterr().out
 
@@ -169,9 +156,7 @@ class _Page(HTMLParser):
 def test_the_page_runs_and_loads_nothing_whatever_judge_and_labels_say(
     evaluate, clips, judge, tmp_path
 ):
-    attack = (
-        "<script>alert(1)</script><img src=x onerror='x'>\"'&{{7777*7777}} $\\frac \u202e\U0001f916"
-    )
+    attack = "<script>alert(1)</script><img src=x onerror='x'>\"'&{{7777*7777}} $\\frac \u202e"
     judge.words = attack
     for each in clips:
         each["task_text"] = attack + each["task_text"]
@@ -202,8 +187,7 @@ def test_the_page_runs_and_loads_nothing_whatever_judge_and_labels_say(
 
 def test_two_judges_are_compared_on_the_clips_of_both(evaluate, clips, judge, tmp_path):
     evaluate(clips, out="first")
-    other = [{**each, "success": not each["success"]} if n == 5 else each
-             for n, each in enumerate(clips[1:], 1)]  # fmt: skip
+    other = [*clips[1:5], {**clips[5], "success": True}]
     status, report = evaluate(other, "--compare", str(tmp_path / "first"))
     assert status == 0
     found = report["comparison"]
@@ -278,9 +262,7 @@ def test_a_lerobot_data_set_has_its_labels_and_a_judge_s_are_refused(tmp_path, c
         assert "a judge's" in capsys.readouterr().err
         info.write_text(json.dumps(given))
         for episode, path in enumerate(sorted((root / "data").rglob("*.parquet"))):
-            column = [
-                labels[episode] and i == LENGTHS[episode] - 1 for i in range(LENGTHS[episode])
-            ]
+            column = [False] * (LENGTHS[episode] - 1) + [labels[episode]]
             table = pq.read_table(path).append_column("next.success", pa.array(column))
             pq.write_table(table, path)
         assert main(["eval", "video", str(root), *url, "-o", str(tmp_path / "out")]) == 1
@@ -289,8 +271,7 @@ def test_a_lerobot_data_set_has_its_labels_and_a_judge_s_are_refused(tmp_path, c
     assert report["counts"]["abstained"] == 1
     assert report["cameras"] == ["observation.images.top"]
     assert [each["name"] for each in report["mistakes"]] == ["episode 0", "episode 1"]
-    text = (tmp_path / "out" / "report.html").read_text()
-    assert text.count("data:image/jpeg") == 2
+    assert (tmp_path / "out" / "report.html").read_text().count("data:image/jpeg") == 2
 
 
 def test_a_judge_is_calibrated_served_and_evaluated_again(
@@ -319,9 +300,8 @@ def test_a_judge_is_calibrated_served_and_evaluated_again(
     after = json.loads((tmp_path / "after" / "report.json").read_text())
     assert after["threshold"] == json.loads(file.read_text())["threshold"]["value"]
     assert after["reliability"]["ece"] < before["reliability"]["ece"]
-    assert [each["raw_score"] for each in after["clips"]] == [
-        each["score"] for each in before["clips"]
-    ]
+    raw = [each["raw_score"] for each in after["clips"]]
+    assert raw == [each["score"] for each in before["clips"]]
     # What is calibrated is calibrated from the judge's own scores.
     again = ["-o", str(tmp_path / "again.json"), "--map", "isotonic"]
     assert main(["calibrate", str(tmp_path / "after"), *again]) == 0
@@ -334,8 +314,7 @@ def test_a_judge_is_calibrated_served_and_evaluated_again(
 def test_the_embedded_judge_is_evaluated_and_no_label_changed(tmp_path, capsys):
     manifest = demo._ROLLOUTS / "manifest.jsonl"
     before = manifest.read_bytes()
-    given = [str(manifest), "--start", "", "-o", str(tmp_path)]
-    assert main(["eval", "video", *given]) == 0
+    assert main(["eval", "video", str(manifest), "--start", "", "-o", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["counts"] == {"labels": 11, "unclear": 0, "ok": 11}
     assert report["over_tasks"]["tasks_with_both_labels"] == 4

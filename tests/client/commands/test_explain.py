@@ -27,7 +27,6 @@ from ...server.code.conftest import asserts, served_code, stdio
 from ...server.episode.conftest import served_episodes
 from ...server.tools.conftest import TRUTH, served_tools
 
-FRAMES = [image_base64()]
 TESTS = stdio(("2 3", "5"), ("2 4\n", "6"))
 
 
@@ -45,7 +44,7 @@ def urls() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize("case", table("stories"), ids=lambda each: each["id"])
-def test_the_story_of_a_request(case: dict, urls: dict, capsys, tmp_path: Path):
+def test_the_story_of_a_request(case, urls, capsys, tmp_path):
     file = tmp_path / "request.json"
     file.write_text(json.dumps(case["request"]))
     assert main(["explain", str(file), "--url", urls[case["service"]]]) == 0
@@ -69,10 +68,9 @@ def test_a_request_from_standard_input_and_its_failures(urls, capsys, monkeypatc
     status, story = explained(missing)
     assert status == 2 and "no score, error, cause forbidden" in story
     assert "What would have to change" in story and "under the request id" in story
+    clip = json.dumps({"task_text": "x", "frames_base64": [image_base64()]})
     with served(FakeJudge(None)) as client:
-        status, story = explained(
-            json.dumps({"task_text": "x", "frames_base64": FRAMES}), str(client.base_url)
-        )
+        status, story = explained(clip, str(client.base_url))
         assert status == 3 and "no score by fake, abstained, cause no_verdict" in story
     for text, reason in [*table("no_requests"), ("[" * 100_000, "not JSON")]:
         status, story = explained(text)
@@ -82,7 +80,7 @@ def test_a_request_from_standard_input_and_its_failures(urls, capsys, monkeypatc
 
 
 @pytest.fixture(scope="module")
-def log(urls: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def log(urls, tmp_path_factory) -> Path:
     """A score log with two steps of a run."""
     folder = tmp_path_factory.mktemp("log")
 
@@ -90,18 +88,16 @@ def log(urls: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
         async with RewardFleet(**urls, score_log=folder) as fleet:
             programs = ["print(5)", "Sorry.", "Sorry.", "print(sum(map(int, input().split())))"]
             for step in range(2):
-                await fleet.code.score_batch(
-                    [code_request(each, TESTS, run="r", step=step) for each in programs[step:]]
-                )
+                written = [code_request(e, TESTS, run="r", step=step) for e in programs[step:]]
+                await fleet.code.score_batch(written)
                 inside = asserts("import gc\nassert gc.get_objects() and f")
                 await fleet.code.score("def f(): 0", inside, run="r", step=step)
                 texts = [tools_request(each, TRUTH, step=step) for each in ("no", TRUTH)]
                 await fleet.tools.score_batch(texts)
                 episodes = [episode_request(f"e{n}", group="g", success=False) for n in range(3)]
                 await fleet.episode.score_batch(episodes, run="r", step=step)
-                await fleet.video.score(
-                    "x\x1b", np.zeros((2, 32, 32, 3), np.uint8), run="r", step=step
-                )
+                frames = np.zeros((2, 32, 32, 3), np.uint8)
+                await fleet.video.score("x\x1b", frames, run="r", step=step)
             (failed,) = await fleet.code.score_batch([code_request("1", asserts("no assert"))])
             assert failed.error is not None
 
@@ -130,7 +126,7 @@ def test_the_story_of_each_record(log: Path, capsys):
     assert "run r, step 0" in story and 'actual output:   "5\\n"' in story
 
 
-def test_a_record_must_be_named(log: Path, capsys, tmp_path: Path):
+def test_a_record_must_be_named(log: Path, capsys, tmp_path):
     for given_, reason in [
         ([str(log)], "give --id"),
         ([str(log), "--id", "zz\x1b"], r"no record whose id begins with zz\x1b"),
@@ -156,8 +152,7 @@ def test_a_report(log: Path, capsys):
         "tools 2 0.0% 0.0%",
     } <= lines, story
     assert "code error invalid 1 " in " ".join(story.split())
-    assert "decided by the program's process" in story
-    assert "by `jail`" in story
+    assert "decided by the program's process" in story and "by `jail`" in story
     assert main(["report", str(log), "--service", "video", "--where", "step = 1"]) == 0
     story = capsys.readouterr().out
     assert "1 records of 1 runs" in story and "Zeros" in story and "Groups" not in story

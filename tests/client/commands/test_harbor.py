@@ -13,11 +13,10 @@ import pytest
 from rewardfleet.commands.main import main
 from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.testing import FakeJudge, FakeSandbox
-from rewardfleet_server.tools.app import create_app as create_tools
-from rewardfleet_server.tools.settings import ToolsSettings
 
-from ...conftest import client_of, served
+from ...conftest import served
 from ...server.code.conftest import served_code
+from ...server.tools.conftest import served_tools
 
 TWO = {"inputs": ["1 2", "3 4"], "outputs": ["3", "7"]}
 CALL = '<think>look</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
@@ -30,7 +29,7 @@ def code_url() -> Iterator[str]:
 
 
 @pytest.fixture
-def logs(tmp_path: Path) -> Path:
+def logs(tmp_path) -> Path:
     """Return the folder of the reward, in which the agent has left some."""
     folder = tmp_path / "logs" / "verifier"
     folder.mkdir(parents=True)
@@ -54,7 +53,7 @@ def score(url: str, logs: Path, program: Path, *arguments: str) -> float:
     return rewards["reward"]
 
 
-def test_the_reward_of_a_program_is_its_pass_rate(code_url: str, logs: Path, tmp_path: Path):
+def test_the_reward_of_a_program_is_its_pass_rate(code_url, logs: Path, tmp_path):
     program = tmp_path / "solution.py"
     program.write_text("print(sum(map(int, input().split())))")
     assert score(code_url, logs, program) == 1
@@ -78,7 +77,7 @@ def test_the_reward_of_a_program_is_its_pass_rate(code_url: str, logs: Path, tmp
     ids=["none", "empty", "binary", "folder", "pipe", "link", "endless", "long"],
 )
 def test_whatever_the_agent_left_is_scored(
-    code_url: str, logs: Path, tmp_path: Path, write: Callable[[Path], object]
+    code_url, logs: Path, tmp_path, write: Callable[[Path], object]
 ):
     (tmp_path / "solved.py").write_text("print(sum(map(int, input().split())))")
     write(tmp_path / "solution.py")
@@ -86,22 +85,13 @@ def test_whatever_the_agent_left_is_scored(
 
 
 @pytest.mark.slow
-def test_a_failure_leaves_no_reward_not_even_that_of_the_agent(logs: Path, tmp_path: Path):
-    program = tmp_path / "solution.py"
+def test_a_failure_leaves_no_reward_not_even_that_of_the_agent(logs: Path, tmp_path):
+    program, tests = tmp_path / "solution.py", tmp_path / "tests.json"
     program.write_text("print(3)")
-    tests = tmp_path / "tests.json"
     tests.write_text(json.dumps(TWO))
     with served_code(sandbox=FakeSandbox(error=Unavailable("no jail"))) as service:
         url = str(service.client.base_url)
         assert verify(logs, program, "--tests", tests, "--url", url, "--timeout", 1) == 2
-    assert not list(logs.iterdir())
-
-
-def test_invalid_tests_are_a_failure(code_url: str, logs: Path, tmp_path: Path, capsys):
-    (tmp_path / "tests.json").write_text('{"answer": 5}')
-    arguments = ("--tests", tmp_path / "tests.json", "--url", code_url)
-    assert verify(logs, tmp_path / "solution.py", *arguments) == 2
-    assert "its fields: answer" in capsys.readouterr().err
     assert not list(logs.iterdir())
 
 
@@ -115,21 +105,23 @@ def test_a_video_on_which_the_judge_abstains_has_no_reward(logs: Path, make_vide
     assert json.loads((logs / "reward.json").read_text()) == {"reward": 0.5}
 
 
-def test_an_answer_that_calls_tools(logs: Path, tmp_path: Path):
-    (tmp_path / "answer.txt").write_text(CALL)
-    with client_of(create_tools(ToolsSettings(run_state=tmp_path / "state.db"))) as client:
-        url = str(client.base_url)
-        answer = tmp_path / "answer.txt"
-        truth = tmp_path / "truth.json"
-        truth.write_text(json.dumps({"ground_truth": CALL, "difficulty": "easy"}))
+def test_an_answer_that_calls_tools(logs: Path, tmp_path):
+    answer, truth = tmp_path / "answer.txt", tmp_path / "truth.json"
+    answer.write_text(CALL)
+    truth.write_text(json.dumps({"ground_truth": CALL, "difficulty": "easy"}))
+    with served_tools() as client:
         for each in (answer, truth):
+            url = str(client.base_url)
             assert verify(logs, answer, "--ground-truth", each, "--url", url) == 0
     assert json.loads((logs / "reward.json").read_text()) == {"reward": 4.0}
 
 
-def test_one_kind_of_ground_truth_must_be_given(logs: Path, tmp_path: Path, capsys):
-    assert verify(logs, tmp_path / "solution.py") == 2
-    assert "give one of --tests, --ground-truth and --task" in capsys.readouterr().err
-    assert verify(logs, tmp_path / "solution.py", "--tests", "/none.json") == 2
-    assert "/none.json: No such file" in capsys.readouterr().err
-    assert not list(logs.iterdir())
+def test_what_is_wrong_is_named_and_leaves_no_reward(code_url, logs, tmp_path, capsys):
+    (tmp_path / "tests.json").write_text('{"answer": 5}')
+    for arguments, words in (
+        ([], "give one of --tests, --ground-truth and --task"),
+        (["--tests", "/none.json"], "/none.json: No such file"),
+        (["--tests", tmp_path / "tests.json", "--url", code_url], "its fields: answer"),
+    ):
+        assert verify(logs, tmp_path / "solution.py", *arguments) == 2
+        assert words in capsys.readouterr().err and not list(logs.iterdir())

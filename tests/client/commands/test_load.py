@@ -9,19 +9,13 @@ import subprocess
 import sys
 import time
 from array import array
-from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
 from rewardfleet.commands.load import generator, quantiles
 from rewardfleet.commands.load.generator import ALL, LoadGenerator, LoadPlan, LoadResults
-from rewardfleet.commands.load.requests import (
-    LoadRequest,
-    generate_requests,
-    read_requests,
-)
+from rewardfleet.commands.load.requests import LoadRequest, generate_requests, read_requests
 from rewardfleet.commands.main import main
 from rewardfleet_server.testing import serving, wait_until
 from rewardfleet_server.tools.app import create_app
@@ -32,14 +26,12 @@ from ...conftest import served, table
 from ...gateways import fleet_of
 
 SCORE = {"score": 1.0, "status": "ok"}
-
-
 #: Arrivals of the plan of `load`, which are the same in each run.
 DUE = 17
 
 
 @pytest.fixture(autouse=True)
-def slow_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_connections(monkeypatch) -> None:
     """Wait until a connection is there, also on a busy machine."""
     monkeypatch.setattr(generator, "_CONNECT_SECONDS", 60)
 
@@ -82,11 +74,8 @@ def load(url: str, score: float | None = None, **fields: float) -> LoadResults:
 
 
 def test_quantiles_are_those_of_the_durations():
-    values = np.random.default_rng(0).lognormal(-4, 2, 1000)
-    assert quantiles(array("d", values)) == {
-        "p50": np.sort(values)[499], "p90": np.sort(values)[899], "p99": np.sort(values)[989],
-        "p99.9": np.sort(values)[998], "max": values.max(),
-    }  # fmt: skip
+    found = quantiles(array("d", np.random.default_rng(0).permutation(1000)))
+    assert [*found.values()] == [499, 899, 989, 998, 999]
     assert quantiles(array("d"))["p50"] is None
 
 
@@ -112,23 +101,14 @@ def test_requests_that_are_due_while_the_service_hangs_are_slow():
         results = load(url, duration_s=0.5)
     found = quantiles(results.latencies["tools"])
     assert results.kinds["tools"] == {"scored": len(results.latencies["tools"])}
-    assert found["p50"] > 0.1
-    assert found["max"] > 0.3
+    assert found["p50"] > 0.1 and found["max"] > 0.3
     assert results.most_in_flight > 5
 
 
-@pytest.mark.parametrize(("content", "status", "kind"), table("load_failures"))
-def test_failures_are_counted_by_kind(content: object, status: int, kind: str):
+@pytest.mark.parametrize(("content", "status", "kind"), table("load_answers"))
+def test_answers_are_counted_by_kind(content: object, status: int, kind: str):
     with serving(Standin(content, status)) as url:
         assert load(url, score=1.0).kinds["tools"] == {kind: DUE}
-
-
-@pytest.mark.slow
-def test_abstentions_and_cached_scores_are_counted():
-    with serving(Standin({"score": None, "status": "abstained"})) as url:
-        assert load(url).kinds["tools"] == {"abstained": DUE}
-    with serving(Standin({**SCORE, "cached": True})) as url:
-        assert load(url, score=1.0).kinds["tools"] == {"cached": DUE}
 
 
 @pytest.mark.slow
@@ -154,7 +134,7 @@ def test_messages_do_not_fill_the_memory_and_all_services_are_counted_together()
 
 
 @pytest.mark.slow
-def test_bodies_and_answers_in_flight_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch):
+def test_bodies_and_answers_in_flight_do_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr(generator, "_MAX_BYTES", 10)  # five bodies
     with serving(Standin(wait=lambda: asyncio.sleep(30))) as url:
         kinds = load(url, timeout_s=4).kinds["tools"]
@@ -176,7 +156,7 @@ def test_the_api_key_and_the_deadline_are_sent():
 
 
 @pytest.mark.slow
-def test_a_fleet_is_loaded_and_reported(capsys: pytest.CaptureFixture[str]):
+def test_a_fleet_is_loaded_and_reported(capsys):
     with serving(create_app(ToolsSettings())) as tools, fleet_of(tools=tools) as url:
         arguments = ["load", url, "--rate", "100", "--duration-s", "0.2"]
         assert main([*arguments, "--json"]) == 0
@@ -195,23 +175,15 @@ def test_a_fleet_is_loaded_and_reported(capsys: pytest.CaptureFixture[str]):
     assert re.search(r"tools +\d+ +\d+ +0 +0 +0", output.out)
 
 
-@pytest.mark.slow
-def test_generated_requests_get_the_right_score(tmp_path: Path):
-    request = next(generate_requests(["tools"]))
-    assert request.body != next(generate_requests(["tools"])).body
-    with serving(create_app(ToolsSettings())) as url:
-        answer = httpx.post(f"{url}/score", json=request.body, trust_env=False)
-    assert answer.json()["score"] == request.score
-
-
-def test_generated_clips_are_scored():
+def test_generated_requests_differ_and_their_clips_are_scored():
+    assert next(generate_requests(["tools"])).body != next(generate_requests(["tools"])).body
     request = next(generate_requests(["video"]))
     with served() as client:
         answer = client.post("/score", json=request.body).json()
     assert (answer["status"], answer["provenance"]["frames"]["total"]) == ("ok", 16)
 
 
-def test_requests_are_read_from_a_file(tmp_path: Path):
+def test_requests_are_read_from_a_file(tmp_path):
     path = tmp_path / "requests.jsonl"
     lines = [
         {"service": "tools", "body": {"response": "a"}, "score": 0.5},
@@ -225,7 +197,7 @@ def test_requests_are_read_from_a_file(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("line", "reason"), table("load_files"))
-def test_a_file_that_is_not_valid_is_refused(tmp_path: Path, line: str, reason: str):
+def test_a_file_that_is_not_valid_is_refused(tmp_path, line: str, reason: str):
     path = tmp_path / "requests.jsonl"
     path.write_text(line)
     with pytest.raises(ValueError, match=reason):
@@ -233,9 +205,7 @@ def test_a_file_that_is_not_valid_is_refused(tmp_path: Path, line: str, reason: 
 
 
 @pytest.mark.parametrize(("arguments", "reason"), table("load_arguments"))
-def test_invalid_arguments_are_refused(
-    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
-):
+def test_invalid_arguments_are_refused(arguments: list[str], reason: str, capsys):
     assert main(["load", "--duration-s", "0.1", *arguments]) == 2
     assert reason in capsys.readouterr().err
 

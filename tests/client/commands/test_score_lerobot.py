@@ -57,7 +57,7 @@ def tables(root: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize("rewards", [False, True])
-def test_a_data_set_gets_rewards_beside_the_original(tmp_path: Path, version: str, rewards: bool):
+def test_a_data_set_gets_rewards_beside_the_original(tmp_path, version: str, rewards: bool):
     root, out = data_set(tmp_path / "set", version, rewards=rewards), tmp_path / "out"
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     with served(BrightnessJudge(), video_root=[root]) as client:
@@ -97,17 +97,13 @@ def test_a_data_set_gets_rewards_beside_the_original(tmp_path: Path, version: st
         assert file.metadata.row_group(0).column(index).statistics is None
 
 
-def test_a_file_with_several_episodes_is_not_sent(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_file_with_several_episodes_is_not_sent(tmp_path, capsys):
     root = data_set(tmp_path / "set", "v3.0")
     assert main(["score", "video", str(root), "--dry-run"]) == 2
     assert "--by-path" in capsys.readouterr().out
 
 
-def test_another_version_and_an_unknown_camera_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_another_version_and_an_unknown_camera_are_named(tmp_path, capsys):
     root = data_set(tmp_path / "set", "v2.1")
     assert main(["score", "video", str(root), "--camera", "left", "--dry-run"]) == 2
     assert CAMERA in capsys.readouterr().out

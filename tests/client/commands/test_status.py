@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -22,7 +23,6 @@ from rewardfleet_server.up import gateway as gateway_module
 from rewardfleet_server.up.gateway import Gateway
 from rewardfleet_server.up.replicas import Replica
 
-from ...conftest import Serve
 from ...gateways import LOOPBACK, fleet_of, replica, reply, standin_gateway
 from ...server.observe.test_in_flight import body, posting
 
@@ -31,7 +31,7 @@ NOTHING = "http://127.0.0.1:1"
 
 
 @pytest.fixture(autouse=True)
-def slow_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_answers(monkeypatch) -> None:
     """Wait for answers, also on a busy machine, and print wide tables."""
     monkeypatch.setenv("COLUMNS", "1000")
     monkeypatch.setattr(index, "_TIMEOUT_SECONDS", 30)
@@ -39,7 +39,7 @@ def slow_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def status(capsys: pytest.CaptureFixture[str]):
+def status(capsys):
     """Run the command; return its exit status and the rows of its JSON."""
 
     def run(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
@@ -64,7 +64,7 @@ def answering(status_code: int, content: bytes, *, index: bytes | None = None) -
         yield url
 
 
-def test_a_terminal_that_is_too_narrow_gets_lists(code_url: str, monkeypatch, capsys):
+def test_a_terminal_that_is_too_narrow_gets_lists(code_url, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "60")
     assert main(["status", code_url, code_url]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -74,28 +74,31 @@ def test_a_terminal_that_is_too_narrow_gets_lists(code_url: str, monkeypatch, ca
     assert max(map(len, lines)) <= 60
 
 
-def test_a_wrong_key_is_called_wrong(tmp_path, monkeypatch, capsys):
-    (tmp_path / "keys").write_text("right-key-of-the-service\n")
+def test_the_load_needs_the_right_key(tmp_path, status, monkeypatch, capsys):
+    (tmp_path / "keys").write_text("right\n")
     app = create_code_app(CodeSettings(api_key_file=tmp_path / "keys"), FakeSandbox())
     with serving(app) as service, fleet_of(code=service) as url:
-        monkeypatch.delenv("REWARDFLEET_API_KEY", raising=False)
-        assert main(["status", url]) == 0
-        assert "needs an API key: set REWARDFLEET_API_KEY" in capsys.readouterr().out
+        for key, said in (
+            ("", "needs an API key: set REWARDFLEET_API_KEY"),
+            ("another", "REWARDFLEET_API_KEY is wrong"),
+            ("right\n", "code"),
+        ):
+            monkeypatch.setenv("REWARDFLEET_API_KEY", key)
+            exit_status, (row,) = status(service)
+            assert (exit_status, row["health"]) == (0, "ready")
+            assert row["load"].get("requests") == (0 if key == "right\n" else None)
+            assert main(["status", url]) == 0
+            assert said in capsys.readouterr().out
         monkeypatch.setenv("REWARDFLEET_API_KEY", "another")
-        main(["status", service])
-        assert "REWARDFLEET_API_KEY is wrong" in capsys.readouterr().out
         assert main(["status", "--inflight", url]) == 1
         assert "it does not accept the API key" in capsys.readouterr().out
-        program = tmp_path / "program.py"
-        program.write_text("print(1)")
-        (tmp_path / "tests.json").write_text('{"kind": "stdio", "cases": [{"stdout": "1"}]}')
-        flags = ["--tests", str(tmp_path / "tests.json"), "--output-dir", str(tmp_path)]
-        assert main(["harbor", str(program), *flags, "--url", url]) == 2
-        error = capsys.readouterr().err
-        assert "is not accepted" in error and "REWARDFLEET_API_KEY" in error
+        monkeypatch.setenv("REWARDFLEET_API_KEY", "hunter2\nb")
+        assert main(["status", url]) == 2
+    error = capsys.readouterr().err
+    assert "the API key is not one line of plain ASCII" in error and "hunter2" not in error
 
 
-def test_a_single_service(serve: Serve, code_url: str, status):
+def test_a_single_service(serve, code_url, status):
     video_url = str(serve(FakeJudge()).base_url).rstrip("/")
     exit_status, rows = status(video_url, code_url)
     video, code = rows
@@ -109,7 +112,7 @@ def test_a_single_service(serve: Serve, code_url: str, status):
     assert code["restarts"] is None
 
 
-def test_the_replicas_behind_a_local_gateway_are_asked(serve: Serve, code_url: str, status):
+def test_the_replicas_behind_a_local_gateway_are_asked(serve, code_url, status):
     failing = FakeJudge()
     failing.failure = "the engine has ended"
     urls = [str(serve(judge).base_url).rstrip("/") for judge in (FakeJudge(), failing)]
@@ -137,7 +140,7 @@ def test_the_replicas_behind_a_local_gateway_are_asked(serve: Serve, code_url: s
     assert (rows[4]["version"], rows[4]["load"]) == ("", {})
 
 
-def test_of_replicas_out_of_reach_the_gateway_reports(serve: Serve, status):
+def test_of_replicas_out_of_reach_the_gateway_reports(serve, status):
     """Their addresses may lead nowhere from here, as behind a forwarded port."""
     video_url = str(serve().base_url)
     addresses = [NOTHING, "http://10.255.0.1:18080", "nonsense"]
@@ -158,7 +161,7 @@ def test_a_remote_gateway_does_not_choose_addresses_of_this_machine():
 
 
 @pytest.mark.slow
-def test_services_below_an_ingress_without_an_index(serve: Serve, code_url: str, status):
+def test_services_below_an_ingress_without_an_index(serve, code_url, status):
     """It passes on what is below `/video` and `/code`, and answers 404 to the rest."""
     replicas = {"video": [replica(str(serve().base_url))], "code": [replica(code_url)]}
     with standin_gateway(replicas, has_index=False) as url:
@@ -173,7 +176,7 @@ def test_services_below_an_ingress_without_an_index(serve: Serve, code_url: str,
 
 
 @pytest.mark.slow
-def test_what_is_not_a_service_is_a_row_with_the_reason(code_url: str, status, monkeypatch):
+def test_what_is_not_a_service_is_a_row_with_the_reason(code_url, status, monkeypatch):
     async def silent(scope, receive, send):
         assert scope["type"] == "http"
         await receive()
@@ -188,20 +191,11 @@ def test_what_is_not_a_service_is_a_row_with_the_reason(code_url: str, status, m
     assert exit_status == 1
     monkeypatch.setattr(index, "_TIMEOUT_SECONDS", 2)  # only for what never answers
     with serving(silent) as silent_url:
-        exit_status, unanswered = status(silent_url)
-    assert exit_status == 1
-    rows += unanswered
-    assert [(each["service"], each["health"]) for each in rows] == [
-        ("?", "unreachable"),
-        ("?", "unreachable"),
-        ("?", "unreachable"),
-    ]
+        rows += status(silent_url)[1]
+    assert [(each["service"], each["health"]) for each in rows] == [("?", "unreachable")] * 3
     reasons = [each["reason"] for each in rows]
     assert "connection" in reasons[0]
-    assert reasons[1:] == [
-        "HTTP 200, not an answer of rewardfleet",
-        "no answer within 2 s",
-    ]
+    assert reasons[1:] == ["HTTP 200, not an answer of rewardfleet", "no answer within 2 s"]
 
 
 @pytest.mark.parametrize(
@@ -219,28 +213,10 @@ def test_control_characters_of_a_service_are_not_printed(capsys):
     with answering(200, b'{"isolation": "\\u001b[31mfull"}', index=index) as url:
         main(["status", url])
     output = capsys.readouterr().out
-    assert "\x1b" not in output
-    assert "[2J1 2" in output and "isolation  [31mfull" in output
+    assert "\x1b" not in output and "[2J1 2" in output and "isolation  [31mfull" in output
 
 
-def test_the_load_needs_a_key(serve: Serve, tmp_path, status, capsys, monkeypatch):
-    keys = tmp_path / "keys"
-    keys.write_text("secret")
-    url = str(serve(api_key_file=keys).base_url)
-    exit_status, (row,) = status(url)
-    assert (exit_status, row["health"], row["load"]) == (0, "ready", {})
-    main(["status", url])
-    assert "set REWARDFLEET_API_KEY" in capsys.readouterr().out
-    monkeypatch.setenv("REWARDFLEET_API_KEY", "secret\n")
-    _, (row,) = status(url)
-    assert row["load"]["requests"] == 0
-    monkeypatch.setenv("REWARDFLEET_API_KEY", "hunter2\nb")
-    assert main(["status", url]) == 2
-    error = capsys.readouterr().err
-    assert "the API key is not one line of plain ASCII" in error and "hunter2" not in error
-
-
-async def test_the_load_counts_requests_and_items(serve: Serve, make_video):
+async def test_the_load_counts_requests_and_items(serve, make_video):
     url = str(serve(FakeJudge(wait_s=120), max_in_flight=1).base_url)
     clip = make_video(4).read_bytes()
     async with RewardFleet(video=url) as fleet, asyncio.TaskGroup() as group:
@@ -254,7 +230,7 @@ async def test_the_load_counts_requests_and_items(serve: Serve, make_video):
             call.cancel()
 
 
-def test_the_table_is_plain_text_and_shows_no_credentials(code_url: str, capsys):
+def test_the_table_is_plain_text_and_shows_no_credentials(code_url, capsys):
     with_password = code_url.replace("//", "//user:hunter2@")
     replicas = {"code": [replica(with_password, restarts=2, last_failure="was ended by SIGKILL")]}
     with standin_gateway(replicas) as url:
@@ -267,7 +243,6 @@ def test_the_table_is_plain_text_and_shows_no_credentials(code_url: str, capsys)
     assert lines[0][:4] == ["service", "address", "health", "version"]
     assert [line[0] for line in lines[1:]] == ["gateway", "code", "code"]
     assert "isolation none-unsafe; restarts 2 (was ended by SIGKILL)" in output
-    assert "\x1b" not in output
 
 
 @pytest.mark.parametrize(
@@ -284,16 +259,14 @@ def test_invalid_arguments_are_refused(arguments, message, capsys):
     assert message in error and "hunter2" not in error
 
 
-def test_the_url_is_taken_from_the_environment(code_url: str, status, monkeypatch):
+def test_the_url_is_taken_from_the_environment(code_url, status, monkeypatch):
     monkeypatch.setenv("REWARDFLEET_URL", NOTHING)
     assert [each["url"] for each in status()[1]] == [NOTHING]
     assert [each["url"] for each in status(code_url)[1]] == [code_url]
 
 
 @pytest.mark.slow
-def test_samples_in_flight_of_all_replicas(
-    serve: Serve, code_url: str, capsys, tmp_path, monkeypatch
-):
+def test_samples_in_flight_of_all_replicas(serve, code_url, capsys, tmp_path, monkeypatch):
     """A fleet is asked by its gateway; single services are asked also below an ingress."""
     monkeypatch.setenv("REWARDFLEET_API_KEY", "secret")
     keys = tmp_path / "keys"
@@ -311,15 +284,12 @@ def test_samples_in_flight_of_all_replicas(
 
     key = {"authorization": "Bearer secret"}
     with ExitStack() as stack:
-        for number, service in enumerate([services[0], services[1], services[1]]):
+        for number, (place, total) in enumerate([(0, 1), (1, 1), (1, 2)]):
+            service = services[place]
             headers = {"x-request-id": f"call-{number}", **key}
             stack.enter_context(posting(service, "/score", body(number), **headers))
-            total = {0: 1, 1: 1, 2: 2}[number]
-            wait_until(
-                lambda service=service, total=total: (
-                    service.get("/inflight", headers=key).json()["total"] == total
-                )
-            )
+            asked = partial(service.get, "/inflight", headers=key)
+            wait_until(lambda asked=asked, total=total: asked().json()["total"] == total)
         url = stack.enter_context(serving(Gateway(replicas, LOOPBACK)))
         exit_status, found = run(url)
         assert (exit_status, found["total"], list(found["failures"])) == (1, 3, [NOTHING])
@@ -330,10 +300,8 @@ def test_samples_in_flight_of_all_replicas(
         }  # fmt: skip
         ages = [each["age_s"] for each in found["samples"]]
         assert ages == sorted(ages, reverse=True)
-        wait_until(
-            lambda: {each["stage"] for each in run(url)[1]["samples"]} == {"backend", "queue"}
-        )
-
+        stages = {"backend", "queue"}
+        wait_until(lambda: {each["stage"] for each in run(url)[1]["samples"]} == stages)
         exit_status, found = run(videos[1], code_url)
         assert (exit_status, found["total"]) == (0, 2)
         assert all(each["replica"].startswith(videos[1]) for each in found["samples"])
@@ -341,12 +309,10 @@ def test_samples_in_flight_of_all_replicas(
         ingress = stack.enter_context(standin_gateway(shown, has_index=False))
         exit_status, found = run(ingress)
         assert (exit_status, found["total"]) == (0, 1)
-
         assert main(["status", "--inflight", url]) == 1
         output = capsys.readouterr().out
         assert output.splitlines()[0].split()[:4] == ["age", "left", "stage", "items"]
         assert "call-0" in output and "3 samples in flight" in output and NOTHING in output
-
         with httpx.Client(base_url=url, timeout=60, trust_env=False) as gateway:
             answer = gateway.get("/video/inflight", headers=key)
             assert answer.json()["total"] == 3

@@ -31,9 +31,8 @@ def test_auroc_is_that_of_scikit_learn_also_with_ties(rows):
 
 def test_a_judge_that_only_recognizes_tasks_is_found_out():
     """Pooled, it looks good; within tasks it is a coin."""
-    success, scores, tasks = arrays(
-        [1, 1, 1, 0, 1, 0, 0, 0], [0.9] * 4 + [0.1] * 4, [0] * 4 + [1] * 4
-    )
+    of_tasks = [0] * 4 + [1] * 4
+    success, scores, tasks = arrays([1, 1, 1, 0, 1, 0, 0, 0], [0.9] * 4 + [0.1] * 4, of_tasks)
     assert metrics.auroc(success, scores) == pytest.approx(0.75)
     within = metrics.mean_over_tasks(metrics.task_aurocs(success, scores, tasks))
     assert within == {"value": 0.5, "interval": None}
@@ -42,9 +41,8 @@ def test_a_judge_that_only_recognizes_tasks_is_found_out():
 
 def test_a_threshold_is_that_of_the_other_tasks():
     """Task 1 scores lower: the threshold of tasks 0 and 2 misses its success."""
-    success, scores, tasks = arrays(
-        [1, 0, 1, 0, 1, 0], [0.9, 0.5, 0.4, 0.1, 0.8, 0.6], [0, 0, 1, 1, 2, 2]
-    )
+    scores = [0.9, 0.5, 0.4, 0.1, 0.8, 0.6]
+    success, scores, tasks = arrays([1, 0] * 3, scores, [0, 0, 1, 1, 2, 2])
     verdicts, known = metrics.verdicts_leaving_a_task_out(success, scores, tasks)
     assert known.all()
     # Left out: 0 -> at least 0.8 or 0.4 of the others; 1 -> at least 0.8; 2 -> at least 0.9 or 0.4.
@@ -58,11 +56,8 @@ def test_near_misses_are_counted_apart_and_shares_have_exact_intervals():
     near = np.array([0, 0, 1, 1, 0, 0], bool)
     verdicts = np.array([1, 0, 1, 1, 0, 1], bool)
     found = metrics.verdict_figures(success, near, verdicts)
-    counts = {
-        name: (found[name]["count"], found[name]["of"])
-        for name in ("near_miss_false_positives", "other_false_positives", "recall")
-    }
-    assert list(counts.values()) == [(2, 2), (1, 2), (1, 2)]
+    shares = ("near_miss_false_positives", "other_false_positives", "recall")
+    assert [(found[n]["count"], found[n]["of"]) for n in shares] == [(2, 2), (1, 2), (1, 2)]
     assert found["false_positives"]["value"] == 3 / 4
     assert found["accuracy"] == 2 / 6 and found["base_rate"] == 2 / 6
     # Agreement 1/3; by chance 1/3 * 2/3 + 2/3 * 1/3 = 4/9.
@@ -85,9 +80,8 @@ def test_intervals_need_three_of_each_and_cover_the_value():
     rng = np.random.default_rng(1)
     success = np.arange(60) % 2 == 0
     scores = np.clip(success * 0.3 + rng.random(60) * 0.7, 0, 1)
-    found = metrics.with_interval(
-        lambda at: metrics.auroc(success[at], scores[at]), 60, metrics.draws_of_clips(success)
-    )
+    draws = metrics.draws_of_clips(success)
+    found = metrics.with_interval(lambda at: metrics.auroc(success[at], scores[at]), 60, draws)
     low, high = found["interval"]
     assert 0.5 < low < found["value"] < high < 1
 

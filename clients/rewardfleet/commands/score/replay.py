@@ -13,7 +13,6 @@ import click
 from rewardfleet.bulk.output import Output
 from rewardfleet.bulk.run import Run
 from rewardfleet.bulk.store import Store, score_items
-from rewardfleet.commands.local_service import local_service
 from rewardfleet.commands.log import LOGS, cell, filters
 from rewardfleet.commands.options import TIMEOUT, grouped, number, path_option, table
 from rewardfleet.score_log.reading import Filters, open_log
@@ -152,14 +151,12 @@ def _score(
     """Score the requests of records with a service; return False if that was interrupted."""
     service = builder.service
     input_key = {"service": service, "fields": builder.changes, "replay": selected.digest}
-    with contextlib.ExitStack() as stack:
-        urls = used.url or ["http://127.0.0.1:18000"]
-        if used.start is not None:
-            urls = [stack.enter_context(local_service(service, used.start))]
-        fleet, replicas = used.fleet(service, urls)
-        kept = stack.enter_context(contextlib.closing(Output(output, input_key, "jsonl")))
+    with (
+        used.fleet(service, "http://127.0.0.1:18000") as (fleet, replicas),
+        contextlib.closing(Output(output, input_key, "jsonl")) as kept,
+        progress_bar(selected.requests) as show,
+    ):
         store = Store(kept, builder, retry_failed=True)
-        show = stack.enter_context(progress_bar(selected.requests))
         return asyncio.run(score_items(items, Run(fleet, builder, replicas), store, show))
 
 

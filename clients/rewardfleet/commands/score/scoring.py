@@ -17,13 +17,12 @@ from typing import Any
 import click
 
 from rewardfleet.bulk.arrow import pyarrow
-from rewardfleet.bulk.groups import in_groups
 from rewardfleet.bulk.lerobot import write_rewards
 from rewardfleet.bulk.output import Format, Output, Printer
 from rewardfleet.bulk.requests import Columns, Item, RequestBuilder
 from rewardfleet.bulk.rows import Row, Source, open_sources
 from rewardfleet.bulk.run import MOST_IN_FLIGHT, Run
-from rewardfleet.bulk.store import Store, score_items
+from rewardfleet.bulk.store import Store, in_groups, score_items
 from rewardfleet.bulk.summary import Summary
 from rewardfleet.client import RewardFleet
 from rewardfleet.commands.local_service import local_service
@@ -55,20 +54,26 @@ class Connection:
     timeout: float
     start: str | None = None
 
-    def fleet(self, service: str, urls: Sequence[str]) -> tuple[RewardFleet, int]:
-        """Return a client of a service at some URLs, and how many replicas it has.
+    @contextlib.contextmanager
+    def fleet(
+        self, service: str, default: str, more: str = ""
+    ) -> Iterator[tuple[RewardFleet, int]]:
+        """Give the block a client of a service, and how many replicas it has.
+
+        Args:
+            default: The URL if none is given.
+            more: Further options of the service, if it is started for the block.
 
         Raises:
             ValueError: The service is not there.
         """
-        found: Any = asyncio.run(find_service(service, urls, api_key()))
-        fleet = RewardFleet(
-            api_key=api_key(),
-            timeout_s=self.timeout,
-            max_concurrency=MOST_IN_FLIGHT,  # `Run` finds how many
-            **{service: found},
-        )
-        return fleet, len(found)
+        with contextlib.ExitStack() as stack:
+            urls = self.url or [default]
+            if self.start is not None:
+                urls = [stack.enter_context(local_service(service, self.start + more))]
+            found: Any = {service: asyncio.run(find_service(service, urls, api_key()))}
+            limits: Any = {"timeout_s": self.timeout, "max_concurrency": MOST_IN_FLIGHT}
+            yield RewardFleet(api_key=api_key(), **limits, **found), len(found[service])
 
 
 @dataclass(frozen=True)
@@ -151,8 +156,8 @@ class Scoring:
         if self.output is not None and (self.format == "parquet" or is_lerobot):
             pyarrow()  # it writes the output: if it is missing, nothing is scored
         is_single = self.output is None and sources[0].is_clip and count == 1
-        with self._urls(paths) as urls:
-            fleet, replicas = self.connection.fleet(self.service, urls)
+        url, more = default_url(self.service), self._video_roots(paths)
+        with self.connection.fleet(self.service, url, more) as (fleet, replicas):
             if is_single:
                 return asyncio.run(_score_one(fleet, builder.build(next(builder.items(read())))))
             run = Run(fleet, builder, replicas)
@@ -177,18 +182,13 @@ class Scoring:
             if path.is_dir() and path.resolve() in (output, *output.parents):
                 raise ValueError(f"-o: give a folder that is not in the input {path}")
 
-    @contextlib.contextmanager
-    def _urls(self, paths: Sequence[Path]) -> Iterator[Sequence[str]]:
-        """Give the base URLs of the service, which runs for the block if this command starts it."""
-        options = self.connection.start
-        if options is None:
-            yield self.connection.url or [default_url(self.service)]
-            return
-        if SERVICES[self.service].scores == "clip" and "--video-root" not in options:
-            folders = {(path if path.is_dir() else path.parent).resolve() for path in paths}
-            options += "".join(f" --video-root {shlex.quote(str(each))}" for each in folders)
-        with local_service(self.service, options) as url:
-            yield [url]
+    def _video_roots(self, paths: Sequence[Path]) -> str:
+        """Return the options by which a service of clips reads the folders of the input."""
+        is_clip = SERVICES[self.service].scores == "clip"
+        if not is_clip or "--video-root" in (self.connection.start or ""):
+            return ""
+        folders = {(path if path.is_dir() else path.parent).resolve() for path in paths}
+        return "".join(f" --video-root {shlex.quote(str(each))}" for each in folders)
 
     def _score(
         self,
@@ -245,7 +245,6 @@ def progress_bar(expected: int) -> Iterator[Callable[[Summary], None]]:
     """Show a progress bar on standard error; give what updates it."""
     started = time.monotonic()
     first: int | None = None  # items that an earlier command has kept
-    shown = 0
     with click.progressbar(
         length=expected,
         label="scored",
@@ -255,12 +254,11 @@ def progress_bar(expected: int) -> Iterator[Callable[[Summary], None]]:
     ) as bar:
 
         def show(now: Summary) -> None:
-            nonlocal first, shown
+            nonlocal first
             first = now.items if first is None else first
             rate = (now.items - first) / (time.monotonic() - started)
             mean = "" if now.mean is None else f", mean {now.mean:.3f}"
-            bar.update(now.rows - shown, f"{rate:,.1f}/s{mean}, no score {now.missing}")
-            shown = now.rows
+            bar.update(now.rows - bar.pos, f"{rate:,.1f}/s{mean}, no score {now.missing}")
 
         yield show
 
