@@ -24,10 +24,8 @@ from rewardfleet.sample_tables.sample import sample_of
 from rewardfleet.score_log import Scored
 from rewardfleet.score_log.of_client import ClientLog
 from rewardfleet_server.testing import wait_until
-from rewardfleet_server.tools.app import create_app as create_tools_app
-from rewardfleet_server.tools.settings import ToolsSettings
 
-from ..conftest import client_of
+from ..score_log.conftest import service_at
 
 TESTS = {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1"}]}
 ANSWER = '<think>Look.</think>\n<tool_call>\n{"name": "a", "parameters": {}}\n</tool_call>'
@@ -69,9 +67,8 @@ def score(tables: SampleTables, *scores: float, step: int | None = None) -> None
 
 
 async def test_each_batch_is_a_step_and_single_items_join_the_last_one(wandb):
-    with client_of(create_tools_app(ToolsSettings())) as service:
-        tables = SampleTables()
-        async with RewardFleet(tools=str(service.base_url), sample_tables=tables) as fleet:
+    with service_at("tools") as url:
+        async with RewardFleet(tools=url, sample_tables=SampleTables()) as fleet:
             for text in ("", ANSWER):
                 await fleet.tools.score_batch([tools_request(text, ANSWER, uid="a")] * 2)
             await fleet.tools.score("<think>", ANSWER)
@@ -105,22 +102,23 @@ def test_a_table_is_logged_again_when_a_late_sample_changes_it(wandb, monkeypatc
     assert sorted((step, len(rows)) for _, step, rows in wandb.tables) == [(3, 1), (3, 2), (4, 1)]
 
 
-def test_a_table_is_logged_with_the_next_one_if_the_trainer_logged_meanwhile(wandb):
-    wandb.logs_meanwhile = True
+def three_steps() -> SampleTables:
     tables = SampleTables()
     for step in range(3):
         score(tables, 0.5, step=step)
     tables.close()
+    return tables
+
+
+def test_a_table_is_logged_with_the_next_one_if_the_trainer_logged_meanwhile(wandb):
+    wandb.logs_meanwhile = True
+    three_steps()
     assert [[row[0] for row in rows] for _, _, rows in wandb.tables] == [[0], [0, 1], [0, 1, 2]]
 
 
 def test_a_tracker_that_fails_is_counted_and_logged_once(wandb, caplog):
     wandb.run = object()
-    tables = SampleTables()
-    for step in range(3):
-        score(tables, 0.5, step=step)
-    tables.close()
-    assert tables.dropped["failed"] == 3
+    assert three_steps().dropped["failed"] == 3
     assert caplog.text.count("samples are missing in the tables of the run") == 1
     with pytest.raises(ValueError, match=r"rows: give a number in \[1, 100\], not 0"):
         SampleTables(0)

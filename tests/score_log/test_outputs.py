@@ -19,13 +19,11 @@ from rewardfleet_server.http.auth import ApiKeys
 from rewardfleet_server.look.app import LookApp
 from rewardfleet_server.look.labels import Labels
 from rewardfleet_server.look.records import Filter, Records
-from rewardfleet_server.testing import FakeJudge, serving
+from rewardfleet_server.testing import serving
 
-from ..conftest import LONG_CLIP, served
-from ..server.answers.conftest import served_answers
-from ..server.code.conftest import served_code
-from ..server.episode.conftest import served_episodes
-from ..server.tools.conftest import TRUTH, served_tools
+from ..conftest import LONG_CLIP
+from ..server.tools.conftest import TRUTH
+from .conftest import service_at
 
 TESTS = {"kind": "stdio", "cases": [{"stdin": "2 3", "stdout": "5"}]}
 #: Of each service two rows, of which the second one has the lower score and a label that says
@@ -71,16 +69,8 @@ def serve(folder: Path) -> Iterator[Callable[[str], str]]:
 
         @functools.cache
         def start(name: str) -> str:
-            kept: Any = {"score_log": folder / f"log-{name}"}
-            if name == "code":
-                return str(stack.enter_context(served_code(**kept)).client.base_url)
-            starts: dict[str, Any] = {
-                "video": lambda: served(FakeJudge(0.4), **kept),
-                "tools": lambda: served_tools(**kept, score_log_sample=1),
-                "episode": lambda: served_episodes(**kept, score_log_sample=1),
-                "answers": lambda: served_answers(**kept),
-            }
-            return str(stack.enter_context(starts[name]()).base_url)
+            kept = {"score_log": folder / f"log-{name}", "score_log_sample": 1}
+            return stack.enter_context(service_at(name, **kept))
 
         yield start
 

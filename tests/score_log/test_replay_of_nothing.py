@@ -5,7 +5,6 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
@@ -30,22 +29,13 @@ from rewardfleet.wire.episode import EpisodeOptions
 from rewardfleet.wire.frames import Frames
 from rewardfleet.wire.score import Request
 from rewardfleet.wire.tools import ToolsOptions
-from rewardfleet_server.answers.app import create_app as create_answers
-from rewardfleet_server.answers.settings import AnswersSettings
-from rewardfleet_server.code.app import create_app as create_code
-from rewardfleet_server.code.settings import CodeSettings
-from rewardfleet_server.episode.app import create_app as create_episode
-from rewardfleet_server.episode.settings import EpisodeSettings
-from rewardfleet_server.testing import FakeJudge, FakeSandbox, serving
-from rewardfleet_server.tools.app import create_app as create_tools
-from rewardfleet_server.tools.settings import ToolsSettings
-from rewardfleet_server.video.app import create_app as create_video
+from rewardfleet_server.testing import FakeJudge, FakeSandbox
 from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import Judgment
-from rewardfleet_server.video.settings import VideoSettings
 
 from ..client.test_order_of_outcomes import BROUGHT, WEIGHTS, episodes
 from ..conftest import LONG_CLIP
+from .conftest import service_at
 
 FIXED = {"language"}  #: has one value only
 FRAMES = Frames(shape=(2, 1, 1, 3))
@@ -204,33 +194,33 @@ def aged(line: str) -> str:
     return json.dumps(record) + "\n"
 
 
-clips = partial(VideoSettings, video_root=[LONG_CLIP.parent])
-answers = partial(AnswersSettings, workers=1)
-SCORED: dict[str, tuple[Callable[[RewardFleet, Rng], Awaitable[None]], Callable[..., Any]]] = {
-    "video": (score_clips, lambda **given: create_video(clips(**given), {"hash": Judge()})),
-    "code": (score_programs, lambda **given: create_code(CodeSettings(**given), FakeSandbox())),
-    "episode": (score_episodes, lambda **given: create_episode(EpisodeSettings(**given))),
-    "tools": (score_tool_calls, lambda **given: create_tools(ToolsSettings(**given))),
-    "answers": (score_answers, lambda **given: create_answers(answers(**given))),
+#: What scores with each service, and settings of it.
+SCORED: dict[str, tuple[Callable[[RewardFleet, Rng], Awaitable[None]], dict[str, Any]]] = {
+    "video": (score_clips, {"judge": Judge(), "video_root": [LONG_CLIP.parent]}),
+    "code": (score_programs, {"sandbox": FakeSandbox()}),
+    "episode": (score_episodes, {}),
+    "tools": (score_tool_calls, {}),
+    "answers": (score_answers, {}),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_replay_of_nothing_changes_nothing(service: str, tmp_path, capsys):
-    score, app = SCORED[service]
+    score, given = SCORED[service]
 
     async def fill(url: str) -> None:
         async with RewardFleet(**{service: url}) as fleet:
             await score(fleet, np.random.default_rng(0))
 
-    with serving(app(score_log=tmp_path / "log", score_log_sample=1)) as url:
+    log = {"score_log": tmp_path / "log", "score_log_sample": 1}
+    with service_at(service, **given, **log) as url:
         asyncio.run(fill(url))
     (tmp_path / "old").mkdir(0o700)
     for segment in (tmp_path / "log").glob("*.jsonl"):
         lines = map(aged, segment.read_text().splitlines())
         (tmp_path / "old" / segment.name).write_text("".join(lines))
-    with serving(app()) as url:
+    with service_at(service, **given) as url:
         for log in ("log", "old"):
             output = str(tmp_path / f"new {log}")
             assert main(["score", "replay", str(tmp_path / log), "-o", output, "--url", url]) == 0
@@ -254,5 +244,5 @@ def test_records_that_arrive_meanwhile_are_not_part_of_a_replay(tmp_path):
         select_records(connection, Filters())
         add("2", time=0.5, call="b", score=1)
         replay_episodes(connection, {})
-        found = compare(connection, None, None)
-    assert (found.records, found.changed, found.missing) == (3, 0, 0)
+        _, totals = compare(connection, None, None)
+    assert (totals["records"], totals["changed"], totals["missing"]) == (3, 0, 0)

@@ -16,15 +16,9 @@ from rewardfleet.commands.main import main
 from rewardfleet.score_log.reading import Filters, open_log, select
 from rewardfleet.score_log.strip import frames_of
 from rewardfleet.wire.digest import request_id
-from rewardfleet_server.episode.app import create_app as create_episode_app
-from rewardfleet_server.episode.settings import EpisodeSettings
-from rewardfleet_server.testing import FakeJudge, serving
-from rewardfleet_server.tools.app import create_app as create_tools_app
-from rewardfleet_server.tools.settings import ToolsSettings
-from rewardfleet_server.video.app import create_app as create_video_app
-from rewardfleet_server.video.settings import VideoSettings
 
-from ..conftest import LONG_CLIP, client_of
+from ..conftest import LONG_CLIP, served
+from .conftest import service_at
 
 FRAMES = np.zeros((8, 120, 200, 3), np.uint8)
 TRUTH = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
@@ -40,15 +34,11 @@ def folder(tmp_path) -> Path:
     return tmp_path / "log"
 
 
-def video_settings(folder: Path, **more: object) -> VideoSettings:
-    return VideoSettings(score_log=folder, video_root=[LONG_CLIP.parent], **more)
-
-
 async def test_the_video_service_keeps_small_frames_or_the_path(folder: Path):
-    app = create_video_app(video_settings(folder, score_log_sample=1), {"fake": FakeJudge()})
+    settings = {"score_log": folder, "score_log_sample": 1, "video_root": [LONG_CLIP.parent]}
     sent = video_request("a task", FRAMES, run="r", step=3, uid="u")
     named = video_request("a task", LONG_CLIP)
-    with serving(app) as url:
+    with service_at("video", **settings) as url:
         async with RewardFleet(video=url) as fleet:
             await fleet.video.score_batch([sent, named])
             await fleet.video.score_batch([sent])
@@ -75,9 +65,8 @@ async def test_the_video_service_keeps_small_frames_or_the_path(folder: Path):
 
 async def test_no_key_is_in_the_log(folder: Path):
     url = "https://user:secret1@videos.example/a.mp4?signature=secret2"
-    app = create_video_app(video_settings(folder), {"fake": FakeJudge()})
     body = {"task_text": "t", "video_url": url, "backend_kwargs": {"api_key": "secret3"}}
-    with client_of(app) as client:
+    with served(score_log=folder) as client:
         client.headers["authorization"] = "Bearer secret4"
         assert client.post("/score", json=body).status_code >= 400
         body.pop("backend_kwargs")
@@ -93,10 +82,7 @@ async def test_answers_with_tools_and_episodes_are_kept_by_requests(folder: Path
     sample = {"score_log": folder, "score_log_sample": 0.5}
     batch = [episode_request(f"e{i}", group="g", success=i % 2) for i in range(4)]
     answers = [tools_request(f"{TRUTH} {i}", TRUTH) for i in range(4)]
-    with (
-        serving(create_tools_app(ToolsSettings(**sample))) as tools,
-        serving(create_episode_app(EpisodeSettings(**sample))) as episode,
-    ):
+    with service_at("tools", **sample) as tools, service_at("episode", **sample) as episode:
         async with RewardFleet(tools=tools, episode=episode) as fleet:
             options = {"normalize": "group_std"}
             for step in range(20):
@@ -118,7 +104,7 @@ def test_a_folder_that_cannot_be_used_stops_the_service(tmp_path, capsys):
 
 
 async def test_a_client_keeps_what_it_scored_and_its_run(folder: Path):
-    with serving(create_video_app(VideoSettings(), {"fake": FakeJudge()})) as url:
+    with service_at("video") as url:
         async with RewardFleet(video=url, score_log=folder, run="mine") as fleet:
             await fleet.video.score("a task", FRAMES, step=2)
             with pytest.raises(Exception, match="video-root"):
@@ -134,7 +120,7 @@ async def test_a_client_keeps_what_it_scored_and_its_run(folder: Path):
 
 @pytest.fixture(scope="module")
 def tools() -> Iterator[str]:
-    with serving(create_tools_app(ToolsSettings())) as url:
+    with service_at("tools") as url:
         yield url
 
 

@@ -19,11 +19,7 @@ def temporary_name(target: Path) -> str:
 
 @contextlib.contextmanager
 def new_file(target: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Give the block a file that replaces `target` once the block has written it.
-
-    Args:
-        mode: Who may read and write it.
-    """
+    """Give the block a file that replaces `target` once the block has written it."""
     temporary = target.with_name(temporary_name(target))
     temporary.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -4,7 +4,6 @@ The formats are those that LeRobot's own writers make: https://github.com/huggin
 """
 
 import json
-import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -162,27 +161,25 @@ def write_rewards(root: Path, target: Path, records: Iterable[Mapping[str, Any]]
         pa.parquet.write_table(_with_features(table, dtypes), written, write_statistics=counted)
 
 
-def _columns_of(table: Any, judged: Mapping[int, tuple[Any, Any]]) -> tuple[list[Any], ...]:
+def _columns_of(table: Any, judged: Mapping[int, tuple[Any, Any]]) -> tuple[Any, Any, Any]:
     """Return the reward, the success and the progress of each frame.
 
     Args:
         judged: The score and the curve of each episode; None if it has none.
     """
-    episodes = table["episode_index"].to_numpy()
-    frames = table["frame_index"].to_numpy()
-    lengths = {episode: frames[episodes == episode].max() + 1 for episode in set(episodes.tolist())}
-    columns: tuple[list[Any], ...] = ([], [], [])
-    for episode, frame in zip(episodes.tolist(), frames.tolist(), strict=True):
+    episodes, frames = table["episode_index"].to_numpy(), table["frame_index"].to_numpy()
+    rewards, progress = np.full((2, len(frames)), np.nan)
+    success = np.full(len(frames), None, object)
+    for episode in np.unique(episodes).tolist():
+        at = episodes == episode
         score, curve = judged.get(episode, (None, None))
-        is_last = frame == lengths[episode] - 1
-        columns[0].append(math.nan if score is None else score * is_last)
-        columns[1].append(None if score is None else is_last and score >= SUCCESS_THRESHOLD)
-        progress = math.nan
+        if score is not None:
+            is_last = frames[at] == frames[at].max()
+            rewards[at], success[at] = score * is_last, is_last & (score >= SUCCESS_THRESHOLD)
         if curve and curve["values"]:
             values = np.array(curve["values"], float)  # NaN where a judge abstained
-            progress = float(np.interp(frame, curve["frames"], values))
-        columns[2].append(progress)
-    return columns
+            progress[at] = np.interp(frames[at], curve["frames"], values)
+    return rewards, success, progress
 
 
 def _with_features(table: Any, dtypes: Mapping[str, str]) -> Any:

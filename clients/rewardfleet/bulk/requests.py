@@ -68,8 +68,6 @@ class RequestBuilder:
     """Builds the requests of rows.
 
     Args:
-        service: The service that scores them.
-        columns: Where to find what in a row.
         task: The task of clips without one.
         by_path: Whether the service reads video files by their paths.
         changes: Fields of all requests.

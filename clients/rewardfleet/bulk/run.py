@@ -38,9 +38,6 @@ class InFlightLimit:
 
     It is doubled, or what two requests of a short time have, if that is more. After a try that does
     not raise the rate, it is the one before, for twice as many rounds as after the try before.
-
-    Args:
-        most: The largest number.
     """
 
     def __init__(self, most: int) -> None:
@@ -75,7 +72,6 @@ class InFlightLimit:
         self._scored, self._since = 0, time.monotonic()
 
     def _keep(self, limit: int, rate: float) -> None:
-        """Stay at a limit for some rounds."""
         self.now = self._kept = limit
         self._kept_rate = rate
         self._rounds_left = self._rounds = min(2 * self._rounds, _MOST_ROUNDS)
@@ -110,8 +106,6 @@ class Run:
 
     Args:
         fleet: Its `timeout_s` is the time of an item.
-        builder: Builds the requests.
-        replicas: How many replicas the fleet has.
     """
 
     def __init__(self, fleet: RewardFleet, builder: RequestBuilder, replicas: int = 1) -> None:

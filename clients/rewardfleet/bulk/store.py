@@ -67,7 +67,6 @@ class Store:
 
     Args:
         output: Where they are kept or printed. What it has is counted.
-        builder: Built their requests.
         retry_failed: Whether failures in the output are scored again.
     """
 
@@ -123,8 +122,6 @@ async def score_items(
 
     Args:
         items: Those of a group follow one another.
-        run: Scores the items.
-        store: Keeps the scores, or prints them.
         on_progress: Called when scores are kept, and at first.
 
     Returns:

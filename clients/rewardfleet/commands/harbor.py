@@ -107,15 +107,14 @@ def _read_text(path: Path) -> str:
     A file that is a link is not read: it may lead to the solution, which Harbor stores next to
     the tests.
     """
-    reason = "not a regular file"
     try:
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
-    except OSError as error:
-        reason = str(error.strerror)
-    else:
-        with file:
-            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb") as file:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
                 # A character more than what is judged by its content, whatever its encoding.
                 return file.read(4 * (MAX_CHARACTERS + 1)).decode(errors="surrogateescape")
+        reason = "not a regular file"
+    except OSError as error:
+        reason = str(error.strerror)
     click.echo(f"rewardfleet: {path}: {reason}; scored as empty", err=True)
     return ""

@@ -33,7 +33,6 @@ def local_service(service: str, options: str) -> AbstractContextManager[str]:
     """Run a service for the block, which gets its base URL.
 
     Args:
-        service: Its name.
         options: Its options, as in a shell.
 
     Raises:

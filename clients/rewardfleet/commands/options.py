@@ -57,8 +57,6 @@ def number(
     """Return an option that is a number.
 
     Args:
-        flag: E.g. `--timeout-s`.
-        default: None if it has none.
         of: Its click type instead of `Number`.
     """
     return click.option(
@@ -77,7 +75,6 @@ def path_option(
     """Return an option that is the path of a file, or of a folder if `metavar` says so.
 
     Args:
-        flag: E.g. `--labels`.
         names: Its other spellings, or the name of its argument.
         more: Arguments of `click.option`.
     """

@@ -224,30 +224,19 @@ _ZEROS = _Table(
     """
     WITH range AS (SELECT min(step) AS low, max(step) AS high FROM selected),
     parts AS (
-        SELECT service, cause, weight, is_zero, step,
-               (step - low) * least(10, high - low + 1) // (high - low + 1) AS part
+        SELECT *, (step - low) * least(10, high - low + 1) // (high - low + 1) AS part
         FROM selected, range WHERE score IS NOT NULL
     ),
     causes AS (
-        SELECT service, part, coalesce(cause, 'no cause') AS cause, sum(weight) AS zeros,
-               share(zeros, sum(zeros) OVER (PARTITION BY service, part)) AS of_zeros
-        FROM parts WHERE is_zero GROUP BY service, part, coalesce(cause, 'no cause')
-    ),
-    listed AS (
-        SELECT service, part,
-               list(printf('%s %.1f%%', cause, 100 * of_zeros) ORDER BY zeros DESC) AS causes
-        FROM causes GROUP BY ALL
-    ),
-    totals AS (
-        SELECT service, part, min(step) AS low, max(step) AS high, sum(weight) AS scores,
-               share(sum(weight) FILTER (is_zero), sum(weight)) AS zeros
-        FROM parts GROUP BY ALL
+        SELECT service, part, coalesce(cause, 'no cause') AS cause, min(step) AS low,
+               max(step) AS high, sum(weight) AS scores, sum(weight) FILTER (is_zero) AS zeros,
+               sum(zeros) OVER (PARTITION BY service, part) AS of_part
+        FROM parts GROUP BY service, part, coalesce(cause, 'no cause')
     )
-    SELECT totals.service, CASE WHEN low < high THEN concat(low, ' to ', high) ELSE low::TEXT END,
-           scores, zeros, array_to_string(causes, ', ')
-    FROM totals LEFT JOIN listed ON totals.service = listed.service
-         AND totals.part IS NOT DISTINCT FROM listed.part
-    ORDER BY totals.service, low NULLS FIRST
+    SELECT service, concat_ws(' to ', min(low), nullif(max(high), min(low))),
+           sum(scores), share(sum(zeros), sum(scores)),
+           string_agg(printf('%s %.1f%%', cause, 100 * zeros / of_part), ', ' ORDER BY zeros DESC)
+    FROM causes GROUP BY service, part ORDER BY service, min(low) NULLS FIRST
     """,
 )
 _GROUPS = _Table(

@@ -22,7 +22,7 @@ FILE = "report.json"
 _FEW_LABELS = 50
 #: How many mistakes are shown, and from which score on a disagreement is a confident one.
 _SHOWN, _CONFIDENT = 12, 0.9
-_HISTOGRAM_BINS = 20
+_BINS = 20
 
 
 class _Arrays:
@@ -248,30 +248,27 @@ def _figures(
 
 def _kinds(arrays: _Arrays, verdicts: metrics.Labels) -> list[Report]:
     """Return by kind of failure the histogram of scores, and how many are called a success."""
-    found = []
-    for kind in sorted({each.kind for each in arrays.clips}, key=lambda k: (k != "success", k)):
-        chosen = np.array([each.kind == kind for each in arrays.clips])
-        counts, _ = np.histogram(arrays.scores[chosen], _HISTOGRAM_BINS, (0, 1))
-        found.append(
-            {
-                "kind": kind,
-                "near_miss": bool(arrays.near_miss[chosen].any()),
-                "called_success": metrics.share_of(verdicts, chosen),
-                "histogram": counts.tolist(),
-            }
-        )
-    return found
+    kinds = np.array([each.kind for each in arrays.clips])
+    names = sorted({*kinds.tolist()}, key=lambda kind: (kind != "success", kind))
+    return [
+        {
+            "kind": kind,
+            "near_miss": bool(arrays.near_miss[kinds == kind].any()),
+            "called_success": metrics.share_of(verdicts, kinds == kind),
+            "histogram": np.histogram(arrays.scores[kinds == kind], _BINS, (0, 1))[0].tolist(),
+        }
+        for kind in names
+    ]
 
 
 def _value_order(clips: Sequence[LabeledClip]) -> Report:
     """Return the mean correlation of values with time, of successes and of failures."""
-    found = {}
-    for name, success in (("successes", True), ("failures", False)):
-        figures = (figures_of(each.record) for each in clips if each.success is success)
-        values = [each.get("value_order_correlation") for each in figures]
-        known = np.array([each for each in values if each is not None])
-        found[name] = {"clips": len(known), "mean": metrics.mean(known)}
-    return found
+    values: dict[bool, list[float]] = {True: [], False: []}
+    for each in clips:
+        if (value := figures_of(each.record).get("value_order_correlation")) is not None:
+            values[each.success].append(value)
+    named = {"successes": np.array(values[True]), "failures": np.array(values[False])}
+    return {name: {"clips": len(v), "mean": metrics.mean(v)} for name, v in named.items()}
 
 
 def _time(clips: Sequence[LabeledClip], seconds: float | None) -> Report:

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ from rewardfleet.bulk.output import read_records
 from rewardfleet.bulk.requests import Columns, Item, RequestBuilder
 from rewardfleet.bulk.rows import Row, open_sources
 from rewardfleet.lazy import Lazy
+from rewardfleet.wire.answers import AnswersRequest
 from rewardfleet.wire.errors import InvalidRequest
-from rewardfleet.wire.truth import given, plain
+from rewardfleet.wire.tools import ToolsRequest
+from rewardfleet.wire.truth import choices_of, given, plain, truth_text
 
 from .findings import FINDINGS, Plan, Tried, findings_of
 
@@ -28,22 +30,76 @@ _PROBLEMS = (
 )  # fmt: skip
 #: Columns with what a policy wrote, on which the score of an answer would depend.
 _OF_A_POLICY = {"critique", "original_program", "original_passed"}
+_NOTHING = Tried("anything-passes", "I cannot say.", "it says nothing")
+#: The formats of a final answer.
+_FINAL = (r"So it is \boxed{{{}}}.", "{}", "The final answer is {}.")
+#: Rows by which the service is found.
+_FIRST_ROWS = 20
+
+
+def _final_answers(request: AnswersRequest, _: Mapping[str, Any]) -> Plan:
+    """Return the reference in several formats; as it is, if it is a solution."""
+    reference = request.references[0]
+    if reference is None:  # a schema alone
+        return Plan([_NOTHING])
+    text = reference if isinstance(reference, str) else json.dumps(reference)
+    if r"\boxed" in text or "####" in text:
+        return Plan([Tried("solution", text), _NOTHING])
+    return Plan([*(Tried("solution", e.format(text), "the reference") for e in _FINAL), _NOTHING])
+
+
+def _tool_answers(request: ToolsRequest, _: Mapping[str, Any]) -> Plan:
+    """Return the right calls in several formats.
+
+    Raises:
+        InvalidRequest: The truth cannot be read.
+    """
+    try:
+        text = truth_text(request.ground_truth)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+    texts = _written(json.loads(text)) if text.startswith("[") else [text]
+    return Plan([*(Tried("solution", each, "the reference") for each in texts), _NOTHING])
+
+
+def _written(calls: list[Any]) -> Iterator[str]:
+    lines = [json.dumps(_call(each), ensure_ascii=False) for each in calls]
+    if lines:
+        together = "\n".join(lines)
+        yield f"<think>I call it.</think>\n<tool_call>\n{together}\n</tool_call>"
+        yield "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in lines)
+
+
+def _call(call: Any) -> dict[str, Any]:
+    """Return a call; of BFCL's allowed values, the first one."""
+    found = choices_of(call)
+    arguments = call["parameters"] if found is None else _chosen(found["parameters"])
+    return {"name": (found or call)["name"], "arguments": arguments}
+
+
+def _chosen(value: Any) -> Any:
+    """Return a value with the first allowed value of each argument in it that must be there."""
+    if isinstance(value, list):
+        return [_chosen(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    allowed = {name: v if isinstance(v, list) else [v] for name, v in value.items()}
+    return {name: _chosen(v[0]) for name, v in allowed.items() if v and "" not in v}
+
+
 #: By service, what is tried on a row, from its request and its columns.
 _ANSWERS: dict[str, Callable[..., Plan]] = {
     "code": Lazy("rewardfleet.lint.code:answers"),
-    "tools": Lazy("rewardfleet.lint.texts:tool_answers"),
-    "answers": Lazy("rewardfleet.lint.texts:final_answers"),
+    "tools": _tool_answers,
+    "answers": _final_answers,
 }
 SERVICES = tuple(_ANSWERS)
-#: Rows by which the service is found.
-_FIRST_ROWS = 20
 
 
 class Lint:
     """Rows, and what is tried on them.
 
     Args:
-        paths: Where the rows are.
         columns: Where the truth is, and the name of a row.
         service: The service that scores them; None for the first that can read one of them.
 

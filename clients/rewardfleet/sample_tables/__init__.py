@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable
 from rewardfleet.score_log.queue import ScoredQueue
 from rewardfleet.score_log.record import Scored
 
-from .sample import Sample, sample_of
-from .trackers import Row, Trackers
+from .sample import Row, Sample, Trackers, sample_of
 
 log = logging.getLogger(__name__)
 

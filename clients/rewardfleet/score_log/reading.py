@@ -111,7 +111,14 @@ def select(
     """
     condition, values = filters.sql()
     sql = f"SELECT * FROM scores WHERE {condition} ORDER BY {order}"
-    rows = query(connection, sql if limit is None else f"{sql} LIMIT {limit}", values)
+    return dicts_of(connection, sql if limit is None else f"{sql} LIMIT {limit}", values)
+
+
+def dicts_of(
+    connection: "duckdb.DuckDBPyConnection", sql: str, values: Sequence[Any] = ()
+) -> list[dict[str, Any]]:
+    """Return the rows of a query as mappings; see `query`."""
+    rows = query(connection, sql, values)
     names = [each[0] for each in connection.description or ()]
     return [dict(zip(names, row, strict=True)) for row in rows]
 
@@ -148,7 +155,6 @@ def _duckdb() -> Any:
 
 
 def _of_log(folder: Path) -> list[str]:
-    """Return the queries for the segments of a log."""
     found = segments(folder)
     if not found and any(folder.glob("[!.]*")):
         raise ValueError(f"{folder}: no score log, and no output of `rewardfleet score`")
@@ -156,7 +162,6 @@ def _of_log(folder: Path) -> list[str]:
 
 
 def _of_output(folder: Path) -> list[str]:
-    """Return the queries for an output of `rewardfleet score`."""
     columns = OF_INPUT | COLUMNS
     tables = _tables(sorted(folder.glob("part-*.*")), columns)
     for journal in _tables([*folder.glob("journal.jsonl")], columns):  # whose rows are newer

@@ -18,7 +18,7 @@ from rewardfleet.wire.errors import InvalidRequest, RewardFleetError
 from rewardfleet.wire.score import Request
 from rewardfleet.wire.validation import validate
 
-from .reading import Filters, open_log, query, rows_of
+from .reading import Filters, dicts_of, open_log, query, rows_of
 from .strip import frames_of
 
 if TYPE_CHECKING:
@@ -49,9 +49,11 @@ SELECT n, id, run, step, uid, prompt, problem,
 FROM recorded LEFT JOIN replayed USING (key)
 """
 _COUNT = """
-SELECT count(*), count(*) FILTER (changed), count(reward_after),
-       count(reward_before) FILTER (reward_after IS NULL),
-       count(DISTINCT (run, step, prompt)), count(DISTINCT (run, step, prompt)) FILTER (changed)
+SELECT count(*) AS records, count(*) FILTER (changed) AS changed,
+       count(*) FILTER (changed) / greatest(count(*), 1) AS share, count(reward_after) AS scored,
+       count(reward_before) FILTER (reward_after IS NULL) AS missing,
+       count(DISTINCT (run, step, prompt)) AS groups,
+       count(DISTINCT (run, step, prompt)) FILTER (changed) AS changed_groups
 FROM compared
 """
 _FIGURES = """
@@ -236,31 +238,18 @@ def take_scores(connection: "duckdb.DuckDBPyConnection", output: Path) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What has changed."""
-
-    lines: list[dict[str, Any]]  #: one for each record of a group with a change
-    records: int  #: how many records there are
-    changed: int  #: how many of them have another reward
-    scored: int  #: how many have a score now
-    missing: int  #: how many had a score and have none
-    groups: int  #: how many groups there are
-    changed_groups: int  #: in how many of them something changed
-
-    @property
-    def share(self) -> float:
-        """The share of records with another reward."""
-        return self.changed / max(self.records, 1)
-
-
 def compare(
     connection: "duckdb.DuckDBPyConnection", before: float | None, after: float | None
-) -> Comparison:
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Compare rewards, group by group: the records of a prompt, in a step of a run.
 
     Args:
         before, after: The least score of a reward of 1, else 0; None: a reward is the score.
+
+    Returns:
+        What `changes.jsonl` has; and how many `records` and `groups` there are, how many of these
+        have another reward (`changed`, its `share`, `changed_groups`), how many have a score now
+        (`scored`), and how many had one and have none (`missing`).
     """
 
     def reward(score: str, least: float | None) -> str:
@@ -268,7 +257,5 @@ def compare(
 
     join = _JOIN.format(before=reward("recorded.score", before), after=reward("new_score", after))
     query(connection, join)
-    [totals] = query(connection, _COUNT)
-    rows = query(connection, _CHANGES)
-    names = [each[0] for each in connection.description or ()]
-    return Comparison([dict(zip(names, row, strict=True)) for row in rows], *totals)
+    [totals] = dicts_of(connection, _COUNT)
+    return dicts_of(connection, _CHANGES), totals

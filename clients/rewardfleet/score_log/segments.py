@@ -56,7 +56,6 @@ class Segment:
     """A segment to which this process alone writes.
 
     Args:
-        folder: Of the log.
         max_bytes: After which it is full.
 
     Raises:

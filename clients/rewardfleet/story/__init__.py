@@ -1,6 +1,6 @@
 """The story of a score: what `rewardfleet explain`, a page, Inspect and tables of samples tell.
 
-A module for each service has what is its own; here is what they have in common.
+`code`, `tools` and `figures` have what is a service's own; here is what they have in common.
 """
 
 import json

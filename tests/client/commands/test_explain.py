@@ -22,10 +22,9 @@ from rewardfleet_server.testing import FakeJudge
 
 from ...conftest import image_base64, served, table
 from ...running import output_of
-from ...server.answers.conftest import served_answers
-from ...server.code.conftest import asserts, served_code, stdio
-from ...server.episode.conftest import served_episodes
-from ...server.tools.conftest import TRUTH, served_tools
+from ...score_log.conftest import service_at
+from ...server.code.conftest import asserts, stdio
+from ...server.tools.conftest import TRUTH
 
 TESTS = stdio(("2 3", "5"), ("2 4\n", "6"))
 
@@ -33,14 +32,7 @@ TESTS = stdio(("2 3", "5"), ("2 4\n", "6"))
 @pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     with ExitStack() as stack:
-        clients = {
-            "video": stack.enter_context(served(FakeJudge(0.4))),
-            "code": stack.enter_context(served_code(cache_mb=16)).client,
-            "tools": stack.enter_context(served_tools()),
-            "episode": stack.enter_context(served_episodes()),
-            "answers": stack.enter_context(served_answers()),
-        }
-        yield {name: str(client.base_url) for name, client in clients.items()}
+        yield {name: stack.enter_context(service_at(name)) for name in SERVICES}
 
 
 @pytest.mark.parametrize("case", table("stories"), ids=lambda each: each["id"])
@@ -66,17 +58,16 @@ def test_a_request_from_standard_input_and_its_failures(urls, capsys, monkeypatc
 
     missing = json.dumps({"task_text": "x", "video_path": "missing.mp4"})
     status, story = explained(missing)
-    assert status == 2 and "no score, error, cause forbidden" in story
-    assert "What would have to change" in story and "under the request id" in story
+    said = "no score, error, cause forbidden", "What would have to change", "under the request id"
+    assert status == 2 and all(each in story for each in said)
     clip = json.dumps({"task_text": "x", "frames_base64": [image_base64()]})
     with served(FakeJudge(None)) as client:
         status, story = explained(clip, str(client.base_url))
         assert status == 3 and "no score by fake, abstained, cause no_verdict" in story
-    for text, reason in [*table("no_requests"), ("[" * 100_000, "not JSON")]:
+    other = ('{"uid": "a"}', "is the video service, not the episode service")
+    for text, reason in [*table("no_requests"), ("[" * 100_000, "not JSON"), other]:
         status, story = explained(text)
         assert status == 2 and reason in story, story
-    status, story = explained('{"uid": "a"}')
-    assert status == 2 and "is the video service, not the episode service" in story
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from rewardfleet.wire.errors import Unavailable
 from rewardfleet_server.testing import FakeJudge, FakeSandbox
 
 from ...conftest import served
+from ...score_log.conftest import service_at
 from ...server.code.conftest import served_code
-from ...server.tools.conftest import served_tools
 
 TWO = {"inputs": ["1 2", "3 4"], "outputs": ["3", "7"]}
 CALL = '<think>look</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n</tool_call>'
@@ -24,8 +24,8 @@ CALL = '<think>look</think>\n<tool_call>\n{"name": "search", "parameters": {}}\n
 
 @pytest.fixture(scope="module")
 def code_url() -> Iterator[str]:
-    with served_code(workers=2) as service:
-        yield str(service.client.base_url)
+    with service_at("code") as url:
+        yield url
 
 
 @pytest.fixture
@@ -109,9 +109,8 @@ def test_an_answer_that_calls_tools(logs: Path, tmp_path):
     answer, truth = tmp_path / "answer.txt", tmp_path / "truth.json"
     answer.write_text(CALL)
     truth.write_text(json.dumps({"ground_truth": CALL, "difficulty": "easy"}))
-    with served_tools() as client:
+    with service_at("tools") as url:
         for each in (answer, truth):
-            url = str(client.base_url)
             assert verify(logs, answer, "--ground-truth", each, "--url", url) == 0
     assert json.loads((logs / "reward.json").read_text()) == {"reward": 4.0}
 

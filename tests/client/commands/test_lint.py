@@ -10,11 +10,10 @@ import pytest
 
 from rewardfleet.commands.main import main
 from rewardfleet.lint.findings import FINDINGS
+from rewardfleet.lint.rows import SERVICES
 
 from ...conftest import table
-from ...server.answers.conftest import served_answers
-from ...server.code.conftest import served_code
-from ...server.tools.conftest import served_tools
+from ...score_log.conftest import service_at
 from .test_score import write_rows
 
 pytestmark = pytest.mark.slow
@@ -25,15 +24,10 @@ ROWS = table("linted_rows")
 @pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     with ExitStack() as stack:
-        clients = {
-            "code": stack.enter_context(served_code(cache_mb=16)).client,
-            "tools": stack.enter_context(served_tools()),
-            "answers": stack.enter_context(served_answers()),
-        }
-        yield {name: str(client.base_url) for name, client in clients.items()}
+        yield {name: stack.enter_context(service_at(name)) for name in SERVICES}
 
 
-@pytest.mark.parametrize("service", ["code", "tools", "answers"])
+@pytest.mark.parametrize("service", SERVICES)
 def test_rows_have_the_findings_that_they_should(service: str, urls, tmp_path):
     chosen = [each for each in ROWS if each["service"] == service]
     file = write_rows(tmp_path / "rows.jsonl", [each["row"] for each in chosen])

@@ -24,26 +24,24 @@ from rewardfleet.bulk.output import Output
 from rewardfleet.commands.main import main
 from rewardfleet.score_log.reading import open_log
 from rewardfleet.score_log.record import decoded
-from rewardfleet_server.episode.app import create_app as create_episode_app
-from rewardfleet_server.episode.settings import EpisodeSettings
 from rewardfleet_server.registry import SERVICES
-from rewardfleet_server.testing import FakeJudge, serving, wait_until
-from rewardfleet_server.tools.app import create_app as create_tools_app
-from rewardfleet_server.tools.settings import ToolsSettings
+from rewardfleet_server.testing import FakeJudge, wait_until
 
 from ...conftest import image_base64, served
 from ...running import output_of
+from ...score_log.conftest import service_at
 
 TRUTH = '<think>x</think>\n<tool_call>\n{"name": "search", "parameters": {"q": "a"}}\n</tool_call>'
 #: The command, in a process of its own.
 COMMAND = [sys.executable, "-m", "rewardfleet"]
+RUN = "\nimport sys\nfrom rewardfleet.commands.main import main\nsys.exit(main(sys.argv[1:]))"
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def tools() -> Iterator[str]:
-    with serving(create_tools_app(ToolsSettings())) as url:
+    with service_at("tools") as url:
         yield url
 
 
@@ -167,7 +165,7 @@ def test_several_completions_of_a_row_are_items_of_their_own(score):
 
 @pytest.fixture(scope="module")
 def episodes() -> Iterator[str]:
-    with serving(create_episode_app(EpisodeSettings())) as url:
+    with service_at("episode") as url:
         yield url
 
 
@@ -187,13 +185,7 @@ ORDERS: dict[str, Callable[[list[Any]], list[Any]]] = {
 @pytest.mark.parametrize("to_folder", [True, False])
 @pytest.mark.parametrize("order", ORDERS)
 def test_groups_are_scored_as_a_whole_wherever_their_rows_are(
-    episodes: str,
-    tmp_path,
-    capsysbinary,
-    monkeypatch,
-    *,
-    order: str,
-    to_folder: bool,
+    episodes, tmp_path, capsysbinary, monkeypatch, *, order: str, to_folder: bool
 ):
     """Group g has g + 2 members, of which one is a success, so no two groups have equal scores."""
     monkeypatch.setattr(output_module, "_PART_ROWS", 16)
@@ -297,7 +289,7 @@ def test_a_file_that_is_no_table_is_named(
 
 def test_a_row_of_csv_that_is_not_utf8_does_not_end_the_table(score, tmp_path):
     path = tmp_path / "rows.csv"
-    path.write_bytes(b"response,ground_truth\na,<think>\n\xe9,<think>\nb,<think>\n")
+    path.write_bytes(b"response,ground_truth\n%b\xe9,b\n%b" % ((b"a,<think>x</think>\n",) * 2))
     status, found = score(path)
     assert (status, [each["error_detail"] for each in found]) == (1, [None, "not UTF-8", None])
 
@@ -408,18 +400,15 @@ def test_an_output_of_another_input_is_refused(tools: str, tmp_path, capsys):
     (other / "mine.txt").write_text("x")
     assert main(["score", "tools", str(second), "--url", tools, "-o", str(other)]) == 2
     assert (other / "mine.txt").exists()
+    assert main(["score", "tools", str(tmp_path), "-o", str(tmp_path / "new")]) == 2
+    assert "not in the input" in capsys.readouterr().err and not (tmp_path / "new").exists()
 
 
 def test_a_full_disk_ends_the_command_with_a_message(tools: str, tmp_path):
     path, out = write_rows(tmp_path / "rows.jsonl", rows(50)), tmp_path / "out"
     arguments = ["score", "tools", str(path), "--url", tools, "-o", str(out)]
-    program = """
-import resource, sys
-from rewardfleet.commands.main import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-sys.exit(main(sys.argv[1:]))
-"""
-    shown = output_of(sys.executable, "-c", program, *arguments, status=2)
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))"
+    shown = output_of(sys.executable, "-c", f"{full}{RUN}", *arguments, status=2)
     assert "File too large" in shown and "Traceback" not in shown
     assert main(arguments) == 0
     assert [each["row"] for each in records(out)] == list(range(50))
@@ -432,24 +421,11 @@ def test_a_folder_that_another_command_writes_is_refused(tmp_path):
     Output(*arguments).close()
 
 
-def test_an_output_in_the_input_is_refused(tmp_path, capsys):
-    write_rows(tmp_path / "rows.jsonl", rows(2))
-    out = tmp_path / "scores"
-    assert main(["score", "tools", str(tmp_path), "-o", str(out)]) == 2
-    assert "not in the input" in capsys.readouterr().err and not out.exists()
-
-
 def test_without_pyarrow_a_parquet_output_is_refused_before_anything_is_scored(tmp_path):
-    path = write_rows(tmp_path / "rows.jsonl", rows(2))
-    program = """
-import sys
-sys.modules["pyarrow"] = None
-from rewardfleet.commands.main import main
-sys.exit(main(sys.argv[1:]))
-"""
-    out = tmp_path / "out"
+    path, out = write_rows(tmp_path / "rows.jsonl", rows(2)), tmp_path / "out"
+    without = "import sys; sys.modules['pyarrow'] = None"
     arguments = ["score", "tools", str(path), "--url", "http://127.0.0.1:1", "-o", str(out)]
-    shown = output_of(sys.executable, "-c", program, *arguments, status=2)
+    shown = output_of(sys.executable, "-c", f"{without}{RUN}", *arguments, status=2)
     assert "pip install" in shown and not out.exists()
 
 
@@ -472,10 +448,9 @@ def test_limit_and_sample_and_dry_run(tools: str, tmp_path, capsysbinary):
 
 
 def test_a_wrong_key_ends_the_command(tmp_path, capsys, monkeypatch):
-    key = tmp_path / "key"
-    key.write_text("right\n")
+    (tmp_path / "key").write_text("right\n")
     path = write_rows(tmp_path / "rows.jsonl", rows(3))
-    with serving(create_tools_app(ToolsSettings(api_key_file=key))) as url:
+    with service_at("tools", api_key_file=tmp_path / "key") as url:
         options = ["--url", url, "-o", str(tmp_path / "out")]
         for key, status in (("wrong", 2), ("right", 0)):
             monkeypatch.setenv("REWARDFLEET_API_KEY", key)

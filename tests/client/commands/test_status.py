@@ -55,10 +55,8 @@ def answering(status_code: int, content: bytes, *, index: bytes | None = None) -
 
     async def app(scope, receive, send):
         assert scope["type"] == "http"
-        if index is not None and scope["path"] == "/":
-            await reply(send, 200, [], index)
-        else:
-            await reply(send, status_code, [], content)
+        is_index = index is not None and scope["path"] == "/"
+        await reply(send, 200 if is_index else status_code, [], index if is_index else content)
 
     with serving(app) as url:
         yield url
@@ -69,8 +67,7 @@ def test_a_terminal_that_is_too_narrow_gets_lists(code_url, monkeypatch, capsys)
     assert main(["status", code_url, code_url]) == 0
     lines = capsys.readouterr().out.splitlines()
     row = ["service  code", f"address  {code_url}", "health   ready", f"version  {__version__}"]
-    assert lines[:4] == row
-    assert lines[lines.index("") + 1 :][:4] == row
+    assert lines[:4] == lines[lines.index("") + 1 :][:4] == row
     assert max(map(len, lines)) <= 60
 
 
@@ -100,11 +97,10 @@ def test_the_load_needs_the_right_key(tmp_path, status, monkeypatch, capsys):
 
 def test_a_single_service(serve, code_url, status):
     video_url = str(serve(FakeJudge()).base_url).rstrip("/")
-    exit_status, rows = status(video_url, code_url)
-    video, code = rows
+    exit_status, (video, code) = status(video_url, code_url)
     assert exit_status == 0
     idle = {"requests": 0, "in_flight_items": 0, "queued_items": 0}
-    for row in rows:
+    for row in (video, code):
         assert (row["health"], row["version"], row["load"]) == ("ready", __version__, idle)
     assert (video["service"], video["url"]) == ("video", video_url)
     assert video["details"] == {"default_backend": "fake", "loaded_backends": ["fake"]}
@@ -154,10 +150,9 @@ def test_of_replicas_out_of_reach_the_gateway_reports(serve, status):
 
 
 def test_a_remote_gateway_does_not_choose_addresses_of_this_machine():
-    for url in ("http://localhost:18000", "http://127.0.0.1:18080", "http://[::1]:1"):
-        assert is_loopback(url)
-    for url in ("http://gateway.example:18000", "http://10.0.0.1:18080", "nonsense"):
-        assert not is_loopback(url)
+    here = ["http://localhost:18000", "http://127.0.0.1:18080", "http://[::1]:1"]
+    elsewhere = ["http://gateway.example:18000", "http://10.0.0.1:18080", "nonsense"]
+    assert [url for url in here + elsewhere if is_loopback(url)] == here
 
 
 @pytest.mark.slow

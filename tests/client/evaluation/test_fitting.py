@@ -35,35 +35,25 @@ def drawn(seed: int, failures: int, successes: int, tasks: str = "a") -> list[di
     return [{**each, "task": tasks[n % len(tasks)]} for n, each in enumerate(clips)]
 
 
-def test_labels_that_cannot_support_the_rate_are_refused_and_the_missing_ones_counted():
-    with pytest.raises(ValueError, match=r"78 more failures \(40 of 118\) and 12 more successes"):
-        calibrate(report(drawn(0, 40, 8)), "platt", 0.05, 0.95)
-    calibrate(report(drawn(0, 118, 20)), "platt", 0.05, 0.95)
-    with pytest.raises(ValueError, match="1 more failures"):
-        calibrate(report(drawn(0, 117, 20)), "platt", 0.05, 0.95)
-    with pytest.raises(ValueError, match=r"598"):
-        calibrate(report(drawn(0, 117, 20)), "platt", 0.01, 0.95)
-
-
-def test_scores_that_say_nothing_are_refused():
+def test_what_cannot_support_a_calibration_is_refused():
+    few, enough = drawn(0, 117, 20), drawn(0, 118, 20)
+    calibrate(report(enough), "platt", 0.05, 0.95)
+    alike = [clip(n % 2 == 0, 1.0) for n in range(400)] + [clip(False, 0.0)] * 100
+    for clips, rate, change, words in (
+        (drawn(0, 40, 8), 0.05, {}, r"78 more failures \(40 of 118\) and 12 more successes"),
+        (few, 0.05, {}, "1 more failures"),
+        (few, 0.01, {}, "of 598"),
+        (alike, 0.05, {}, "no threshold finds a success"),
+        (enough, 0.05, {"cameras": ["front", ""]}, "several cameras"),
+        (enough, 0.05, {"requests": [{}, {}]}, "different options"),
+        (enough, 0.05, {"provenance": {}}, "which judge"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            calibrate(report(clips, **change), "platt", rate, 0.95)
     inverted = [clip(n % 2 == 0, (n % 2 + n / 400) / 2) for n in range(400)]
     for kind in KINDS:
         with pytest.raises(ValueError, match="do not rise"):
             calibrate(report(inverted), kind, 0.05, 0.95)
-    alike = [clip(n % 2 == 0, 1.0) for n in range(400)] + [clip(False, 0.0)] * 100
-    with pytest.raises(ValueError, match="no threshold finds a success"):
-        calibrate(report(alike), "platt", 0.05, 0.95)
-
-
-def test_scores_of_several_cameras_options_or_unknown_judges_are_refused():
-    clips = drawn(0, 118, 20)
-    for change, words in (
-        ({"cameras": ["front", ""]}, "several cameras"),
-        ({"requests": [{}, {}]}, "different options"),
-        ({"provenance": {}}, "which judge"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            calibrate(report(clips, **change), "platt", 0.05, 0.95)
 
 
 @pytest.mark.slow

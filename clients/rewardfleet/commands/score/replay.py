@@ -17,7 +17,6 @@ from rewardfleet.commands.log import LOGS, cell, filters
 from rewardfleet.commands.options import TIMEOUT, grouped, number, path_option, table
 from rewardfleet.score_log.reading import Filters, open_log
 from rewardfleet.score_log.replaying import (
-    Comparison,
     ReplayBuilder,
     Selected,
     compare,
@@ -136,13 +135,21 @@ def command(
                     err=True,
                 )
         before = limits.threshold if limits.threshold_before is None else limits.threshold_before
-        found = compare(connection, before, limits.threshold)
+        lines, totals = compare(connection, before, limits.threshold)
     with (output / "changes.jsonl").open("w") as file:
-        file.writelines(json.dumps(line) + "\n" for line in found.lines)
-    _show(found)
-    if not found.scored:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    rows = [[cell(name, each[name]) for name in _COLUMNS] for each in lines if each["changed"]]
+    if rows:
+        click.echo(table([*_COLUMNS.values()], rows[:_SHOWN]))
+    if len(rows) > _SHOWN:
+        click.echo(f"… and {len(rows) - _SHOWN:,} more, in changes.jsonl")
+    click.echo(
+        "{records:,} records: {changed:,} rewards changed ({share:.2%}), {missing:,} have no score "
+        "now; {changed_groups:,} of {groups:,} groups changed".format(**totals)
+    )
+    if not totals["scored"]:
         return 2
-    return int(found.share > limits.fail_if_changed or found.missing > 0)
+    return int(totals["share"] > limits.fail_if_changed or totals["missing"] > 0)
 
 
 def _score(
@@ -158,18 +165,3 @@ def _score(
     ):
         store = Store(kept, builder, retry_failed=True)
         return asyncio.run(score_items(items, Run(fleet, builder, replicas), store, show))
-
-
-def _show(found: Comparison) -> None:
-    rows = [
-        [cell(name, each[name]) for name in _COLUMNS] for each in found.lines if each["changed"]
-    ]
-    if rows:
-        click.echo(table([*_COLUMNS.values()], rows[:_SHOWN]))
-    if len(rows) > _SHOWN:
-        click.echo(f"… and {len(rows) - _SHOWN:,} more, in changes.jsonl")
-    click.echo(
-        f"{found.records:,} records: {found.changed:,} rewards changed ({found.share:.2%}), "
-        f"{found.missing:,} have no score now; {found.changed_groups:,} of {found.groups:,} "
-        "groups changed"
-    )
