@@ -158,7 +158,14 @@ def write_rewards(root: Path, target: Path, records: Iterable[Mapping[str, Any]]
         written.parent.mkdir(parents=True, exist_ok=True)
         # By statistics, which leave out NaN, readers skip row groups with a missing reward.
         counted = [name for name in table.column_names if dtypes.get(name) in {None, "bool"}]
-        pa.parquet.write_table(_with_features(table, dtypes), written, write_statistics=counted)
+        metadata = dict(table.schema.metadata or {})
+        if b"huggingface" in metadata:  # of `datasets`, which has features as well
+            described = json.loads(metadata[b"huggingface"])
+            kinds = {name: {"dtype": each, "_type": "Value"} for name, each in dtypes.items()}
+            described["info"]["features"].update(kinds)
+            metadata[b"huggingface"] = json.dumps(described).encode()
+        table = table.replace_schema_metadata(metadata)
+        pa.parquet.write_table(table, written, write_statistics=counted)
 
 
 def _columns_of(table: Any, judged: Mapping[int, tuple[Any, Any]]) -> tuple[Any, Any, Any]:
@@ -180,14 +187,3 @@ def _columns_of(table: Any, judged: Mapping[int, tuple[Any, Any]]) -> tuple[Any,
             values = np.array(curve["values"], float)  # NaN where a judge abstained
             progress[at] = np.interp(frames[at], curve["frames"], values)
     return rewards, success, progress
-
-
-def _with_features(table: Any, dtypes: Mapping[str, str]) -> Any:
-    """Return a table whose metadata for `datasets` has the new columns."""
-    metadata = dict(table.schema.metadata or {})
-    if b"huggingface" in metadata:
-        described = json.loads(metadata[b"huggingface"])
-        new = {name: {"dtype": each, "_type": "Value"} for name, each in dtypes.items()}
-        described["info"]["features"].update(new)
-        metadata[b"huggingface"] = json.dumps(described).encode()
-    return table.replace_schema_metadata(metadata)

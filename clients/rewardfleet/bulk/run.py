@@ -54,27 +54,22 @@ class InFlightLimit:
 
     def record(self, scores: Sequence[Score]) -> None:
         """Count scores that have arrived."""
-        if any(score.error is not None and score.error.kind in _OVERLOAD for score in scores):
-            self._keep(max(1, self._kept // 2), 0.0)
-            return
+        is_overload = any(each.error and each.error.kind in _OVERLOAD for each in scores)
         self._scored += len(scores)
         elapsed = time.monotonic() - self._since
-        if self._scored < self.now or elapsed < _ROUND_SECONDS:
+        if not is_overload and (self._scored < self.now or elapsed < _ROUND_SECONDS):
             return
-        rate = self._scored / elapsed
-        if self.now > self._kept and rate < self._kept_rate * _BETTER:  # the try was in vain
-            self._keep(self._kept, self._kept_rate)
+        rate = self._scored / max(elapsed, _ROUND_SECONDS)
+        if is_overload:
+            self._kept, self._kept_rate = max(1, self._kept // 2), 0.0
+        if is_overload or (self.now > self._kept and rate < self._kept_rate * _BETTER):
+            self.now = self._kept  # the try was in vain
+            self._rounds_left = self._rounds = min(2 * self._rounds, _MOST_ROUNDS)
         elif self._rounds_left > 0:
             self._kept_rate, self._rounds_left = rate, self._rounds_left - 1
         else:
             self._kept, self._kept_rate = self.now, rate
             self.now = min(max(2 * self.now, int(2 * rate * _CHUNK_SECONDS)), self._most)
-        self._scored, self._since = 0, time.monotonic()
-
-    def _keep(self, limit: int, rate: float) -> None:
-        self.now = self._kept = limit
-        self._kept_rate = rate
-        self._rounds_left = self._rounds = min(2 * self._rounds, _MOST_ROUNDS)
         self._scored, self._since = 0, time.monotonic()
 
 

@@ -74,8 +74,11 @@ def calibrate(
     binding = _binding(report)
     clips = [each for each in report["clips"] if each["raw_score"] is not None]
     _check_labels(clips, false_positive_rate, confidence)
-    fitted, held_out = _halves(clips)
-    mapped = fit_map(kind, fitted)
+    # Halves at random, successes and failures apart, of which this one has the odd failure.
+    order = np.random.default_rng(0).permutation(len(clips))
+    ordered = [clips[place] for place in sorted(order, key=lambda place: clips[place]["success"])]
+    held_out = ordered[::2]
+    mapped = fit_map(kind, ordered[1::2])
     values = np.array([mapped.value(each["raw_score"], each["task"]) for each in held_out], float)
     success = np.array([each["success"] for each in held_out], bool)
     count = int((~success).sum())
@@ -144,13 +147,6 @@ def _check_labels(clips: Sequence[Clip], rate: float, confidence: float) -> None
             f"{confidence:.3g}: {' and '.join(missing)} are missing, half of which set the "
             f"threshold; {needed // 2} failures there, none of them accepted, are the least"
         )
-
-
-def _halves(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
-    """Split at random, successes and failures apart; the second half has the odd failure."""
-    order = np.random.default_rng(0).permutation(len(clips))
-    ordered = [clips[place] for place in sorted(order, key=lambda place: clips[place]["success"])]
-    return ordered[1::2], ordered[::2]
 
 
 def fit_map(kind: str, clips: Sequence[Clip]) -> IsotonicMap | LogisticMap:

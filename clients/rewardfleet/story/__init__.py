@@ -30,7 +30,11 @@ def parts_of(service: str, request: Fields, score: Fields) -> Iterator[Part]:
         score: The score, likewise.
     """
     meaning, remedy = cause_of(service, score)
-    yield _headline(service, score)
+    result = "no score" if score.get("score") is None else f"score {number(score['score'])}"
+    backend, cause = score.get("backend") or "", score.get("cause")
+    by = f" by {backend}" if backend not in {"", service} else ""
+    named = f", cause {cause}" if cause else ""
+    yield escaped(f"{service}: {result}{by}, {score.get('status')}{named}", 300)
     if meaning:
         yield f"Why: {meaning}"
     error = score.get("error")
@@ -68,16 +72,6 @@ def score_of(record: Fields) -> dict[str, Any]:
         "provenance": json.loads(record["provenance"] or "{}"),
         "error": error if error["kind"] is not None else None,
     }
-
-
-def _headline(service: str, score: Fields) -> str:
-    result = "no score" if score.get("score") is None else f"score {number(score['score'])}"
-    backend = score.get("backend") or ""
-    by = f" by {backend}" if backend not in {"", service} else ""
-    parts = [f"{service}: {result}{by}", str(score.get("status"))]
-    if score.get("cause"):
-        parts.append(f"cause {score['cause']}")
-    return escaped(", ".join(parts), 300)
 
 
 def cause_of(service: str, score: Fields) -> tuple[str, str]:

@@ -132,7 +132,10 @@ class Scoring:
         paths, task = [Path(each) for each in inputs], self.fields.task
         if len(paths) == 2 and task is None and paths[0].is_file() and not paths[1].exists():
             paths, task = paths[:1], inputs[1]  # CLIP TASK
-        self._check_output(paths)
+        output = self.output and self.output.resolve()
+        for path in paths:
+            if output and path.is_dir() and path.resolve() in (output, *output.parents):
+                raise ValueError(f"-o: give a folder that is not in the input {path}")
         sources = open_sources(paths)
         builder = RequestBuilder(
             self.service,
@@ -148,7 +151,11 @@ class Scoring:
         expected = min(self.sample or count, self.limit or count, count)
 
         def read() -> Iterator[Row]:
-            return self._selected(sources, count)
+            rows = self._rows(sources)
+            if self.sample is not None and self.sample < count:
+                chosen = {*random.Random(0).sample(range(count), self.sample)}  # noqa: S311 - not a secret
+                rows = (row for number, row in enumerate(rows) if number in chosen)
+            return itertools.islice(rows, self.limit)
 
         if self.dry_run:
             return _show(builder, builder.items(read()), expected)
@@ -163,24 +170,8 @@ class Scoring:
             run = Run(fleet, builder, replicas)
             return self._score(run, builder, read, sources, expected)
 
-    def _selected(self, sources: Sequence[Source], count: int) -> Iterator[Row]:
-        rows = self._rows(sources)
-        if self.sample is not None and self.sample < count:
-            chosen = set(random.Random(0).sample(range(count), self.sample))  # noqa: S311 - not a secret
-            rows = (row for number, row in enumerate(rows) if number in chosen)
-        return itertools.islice(rows, self.limit)
-
     def _rows(self, sources: Sequence[Source]) -> Iterator[Row]:
         return self.change(itertools.chain.from_iterable(source.rows() for source in sources))
-
-    def _check_output(self, paths: Sequence[Path]) -> None:
-        """Check that the output does not become part of the input."""
-        if self.output is None:
-            return
-        output = self.output.resolve()
-        for path in paths:
-            if path.is_dir() and path.resolve() in (output, *output.parents):
-                raise ValueError(f"-o: give a folder that is not in the input {path}")
 
     def _video_roots(self, paths: Sequence[Path]) -> str:
         """Return the options by which a service of clips reads the folders of the input."""
