@@ -15,9 +15,9 @@ import tempfile
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from pydantic_core import from_json, to_json
 
@@ -158,7 +158,7 @@ class Output:
 
     def close(self) -> None:
         """Let other commands write to the folder."""
-        with self._naming_the_folder(), os.fdopen(self._lock):
+        with self._naming_the_folder(), self._lock:
             self._journal.file.close()  # which writes what a full disk has not taken
 
     def records(self) -> Iterator[Record]:
@@ -174,7 +174,8 @@ class Output:
             OSError: They cannot be written.
         """
         with self._naming_the_folder():
-            self._put(records)
+            self._journal.put((each["row"], to_json(each) + b"\n") for each in records)
+            self._journal.file.flush()
 
     def finish(self) -> None:
         """Make parts of the journal, once all rows are scored.
@@ -184,7 +185,7 @@ class Output:
         """
         with self._naming_the_folder():
             if self._journal.size:
-                self._put(self._records_of_parts())
+                self.add(self._records_of_parts())
                 os.fsync(self._journal.file.fileno())  # parts are replaced one by one
                 before = self._parts()
                 count = 0
@@ -193,10 +194,6 @@ class Output:
                 for path in before[count:]:
                     path.unlink()
             self._journal_path.unlink()
-
-    def _put(self, records: Iterable[Record]) -> None:
-        self._journal.put((each["row"], to_json(each) + b"\n") for each in records)
-        self._journal.file.flush()
 
     def _parts(self) -> list[Path]:
         return sorted(self.folder.glob(f"part-*.{self._kind}"))
@@ -237,24 +234,22 @@ class Output:
             raise OSError(error.errno, error.strerror, str(name)) from None
 
 
-def _opened(folder: Path, key: Mapping[str, Any]) -> int:
+def _opened(folder: Path, key: Mapping[str, Any]) -> IO[str]:
     """Lock a folder for an input until the result is closed; see `Output` for errors."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _INPUT
     _outdated(path, key)
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with ExitStack() as stack:
+        lock = stack.enter_context((folder / _LOCK).open("a"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder}: another command is writing there") from None
         for old in _outdated(path, key):  # again: another command may have been here first
             old.unlink()
         with new_file(path) as file:
             file.write(json.dumps(key, indent=1).encode())
-    except BlockingIOError:
-        os.close(lock)
-        raise ValueError(f"{folder}: another command is writing there") from None
-    except BaseException:
-        os.close(lock)
-        raise
+        stack.pop_all()
     return lock
 
 
@@ -264,31 +259,23 @@ def _outdated(path: Path, key: Mapping[str, Any]) -> list[Path]:
     Return its files of another input, all of which failed.
     """
     folder = path.parent
-    if path.exists() and (other := _differences(path, key)):
-        found = [*folder.glob("part-*"), *folder.glob(_JOURNAL)]
-        if any(record["status"] != "error" for each in found for record in _read(each)):
-            raise ValueError(
-                f"{folder} has the scores of another input or other options "
-                f"({', '.join(other)} differ, see {path}): give another -o"
-            )
-        return found
-    own = {_LOCK, temporary_name(path)}
-    if not path.exists() and any(each.name not in own for each in folder.iterdir()):
-        raise ValueError(f"{folder} has other files: give a new or an empty folder")
-    return []
-
-
-def _differences(path: Path, key: Mapping[str, Any]) -> list[str]:
-    """Return what of an `input.json` is different.
-
-    Raises:
-        ValueError: It is not one.
-    """
+    if not path.exists():
+        own = {_LOCK, temporary_name(path)}
+        if any(each.name not in own for each in folder.iterdir()):
+            raise ValueError(f"{folder} has other files: give a new or an empty folder")
+        return []
     try:
-        found = json.loads(path.read_text())
-        return [name for name in key if found.get(name) != json.loads(json.dumps(key[name]))]
+        known = json.loads(path.read_text())
+        other = [name for name in key if known.get(name) != json.loads(json.dumps(key[name]))]
     except (ValueError, AttributeError):
         raise ValueError(f"{path} is not of this command: give another -o") from None
+    found = [*folder.glob("part-*"), *folder.glob(_JOURNAL)] if other else []
+    if any(record["status"] != "error" for each in found for record in _read(each)):
+        raise ValueError(
+            f"{folder} has the scores of another input or other options "
+            f"({', '.join(other)} differ, see {path}): give another -o"
+        )
+    return found
 
 
 def _read(part: Path) -> Iterator[Record]:

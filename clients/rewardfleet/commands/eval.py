@@ -28,7 +28,7 @@ from rewardfleet_command import INTERRUPTED
 
 from . import score
 from .groups import CommandGroup
-from .options import grouped, number, path_option
+from .options import SHARE, grouped, number, output_option, path_option
 from .score.scoring import Connection, Fields, Scoring
 
 #: The options of `rewardfleet score video` that this command has as well.
@@ -45,19 +45,8 @@ command = CommandGroup("eval", help="Measure how good a judge is.")
     "or a LeRobot data set with `next.success`. The same command goes on after an interruption.",
 )
 @click.argument("manifest")
-@path_option(
-    "-o",
-    "FOLDER",
-    "Folder for report.html, report.json, verdicts.jsonl and the scores.",
-    "--output",
-    required=True,
-)
-@number(
-    "--threshold",
-    "SCORE",
-    "A score of at least this is a success.  [default: that of the calibration, or 0.5]",
-    of=click.FloatRange(0, 1),
-)
+@output_option("Folder for report.html, report.json, verdicts.jsonl and the scores.", required=True)
+@number("--threshold", "SCORE", "Least score of a success.  [default: calibrated or 0.5]", of=SHARE)
 @click.option("--repeat", is_flag=True, help="Score each clip twice, and compare the answers.")
 @path_option("--compare", "FOLDER", "An evaluation of another judge on the same clips.", "other")
 @grouped(columns=Columns, connection=Connection, fields=Fields)

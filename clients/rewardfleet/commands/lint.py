@@ -18,7 +18,7 @@ from rewardfleet.lint.rows import SERVICES, Lint
 from rewardfleet.wire.optional_imports import require
 from rewardfleet_command import INTERRUPTED
 
-from .options import TIMEOUT, grouped, number, path_option, table
+from .options import TIMEOUT, grouped, number, output_option, table
 from .score import column
 from .score.scoring import Connection, Fields, Scoring
 
@@ -49,12 +49,7 @@ class _Accepted:
 
 @click.command(name="lint")
 @click.argument("rows", nargs=-1, required=True, metavar="ROWS...")
-@path_option(
-    "-o",
-    "FOLDER",
-    "Folder for lint.json, lint.html and the scores; the same command goes on with it.",
-    "--output",
-)
+@output_option("Folder for lint.json, lint.html and the scores; the same command goes on with it.")
 @click.option(
     "--service",
     type=click.Choice(SERVICES),

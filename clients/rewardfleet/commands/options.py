@@ -83,6 +83,16 @@ def path_option(
     return click.option(flag, *names, type=kind, metavar=metavar, help=help_text, **more)
 
 
+def output_option(help_text: str, **more: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Return the option with the folder of an output; see `path_option`."""
+    return path_option("-o", "FOLDER", help_text, "--output", **more)
+
+
+def set_option(help_text: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Return the option with fields of all requests."""
+    return click.option("--set", "set_field", multiple=True, metavar="FIELD=JSON", help=help_text)
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> str:
     """Return a table as text; if the terminal is too narrow for it, each row as a list.
 
@@ -110,6 +120,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: boo
     )
 
 
+#: A share, or a score.
+SHARE = click.FloatRange(0, 1)
 _DEFAULT_URL = "http://127.0.0.1:18000"
 
 # Options of several commands.

@@ -67,7 +67,7 @@ def labeled_clips(
         options: Of the command: `camera`, `task`, and fields of all requests as `changes`.
     """
     found = LabeledClips()
-    for number, (row, fields, label) in enumerate(_labels_of(sources)):
+    for number, (row, label) in enumerate(_labels_of(sources)):
         if isinstance(label, str):
             found.problems.append((row.place, label))
         elif label is None:
@@ -75,8 +75,8 @@ def labeled_clips(
         elif number not in records:
             found.problems.append((row.place, "it was not scored"))
         else:
-            record = _with_recorded_score(records[number], fields)
-            found.clips.append(_clip(row, fields, record, options, success=label))
+            record = _with_recorded_score(records[number], row.fields)
+            found.clips.append(_clip(row, record, options, success=label))
     _set_aside_contradictions(found)
     _set_aside_other_judges(found)
     return found
@@ -89,26 +89,26 @@ def check_labels(sources: Sequence[Source]) -> None:
         ValueError: No row has a label, or a judge wrote those of a data set.
     """
     labels = list(_labels_of(sources))
-    if not any(isinstance(label, bool) for _, _, label in labels):
-        first = next((f"; {row.place}: {why}" for row, _, why in labels if why), "")
+    if not any(isinstance(label, bool) for _, label in labels):
+        first = next((f"; {row.place}: {why}" for row, why in labels if why), "")
         raise ValueError(f"no row has a label, `success` true or false{first}")
 
 
-def _labels_of(
-    sources: Sequence[Source],
-) -> Iterator[tuple[Row, Mapping[str, Any], bool | str | None]]:
-    """Yield rows, their fields with those of the label, and the label or what is wrong."""
+def _labels_of(sources: Sequence[Source]) -> Iterator[tuple[Row, bool | str | None]]:
+    """Yield rows, and the label of each or what is wrong with it."""
     rows = [(source, _without_content(row)) for source in sources for row in source.rows()]
-    last = {_label_id(row): number for number, (_, row) in enumerate(rows) if _label_id(row)}
+    # Of lines that a person labeled.
+    ids = [row.fields.get("id") if "label" in row.fields else None for _, row in rows]
+    last = {str(each): number for number, each in enumerate(ids)}
     successes = functools.cache(successes_of)  # read once for each data set
     for number, (source, row) in enumerate(rows):
-        fields = dict(row.fields)
         if source.is_lerobot and not row.error:
-            fields["success"] = successes(row.folder).get(fields["episode_index"])
-        if last.get(_label_id(row), number) != number:
-            yield row, fields, "labeled again further below, which counts"
+            success = successes(row.folder).get(row.fields["episode_index"])
+            yield row._replace(fields={**row.fields, "success": success}), success
+        elif ids[number] is not None and last[str(ids[number])] != number:
+            yield row, "labeled again further below, which counts"
         else:
-            yield row, fields, _success_of(row, fields)
+            yield row, _success_of(row)
 
 
 def _without_content(row: Row) -> Row:
@@ -123,13 +123,8 @@ def _without_content(row: Row) -> Row:
     return row._replace(fields=fields)
 
 
-def _label_id(row: Row) -> str:
-    """Return the id of a line that a person labeled; "" for other rows."""
-    return str(row.fields.get("id", "")) if "label" in row.fields else ""
-
-
-def _success_of(row: Row, fields: Mapping[str, Any]) -> bool | str | None:
-    """Return the label of a row, or what is wrong with it."""
+def _success_of(row: Row) -> bool | str | None:
+    fields = row.fields
     if row.error:
         return row.error
     if "label" in fields and fields.get("service", "video") != "video":
@@ -153,9 +148,8 @@ def _with_recorded_score(record: Record, fields: Mapping[str, Any]) -> Record:
     return {**record, **known, "error_kind": None, "error_detail": None, "provenance": {}}
 
 
-def _clip(
-    row: Row, fields: Mapping[str, Any], record: Record, options: Mapping[str, Any], success: bool
-) -> LabeledClip:
+def _clip(row: Row, record: Record, options: Mapping[str, Any], success: bool) -> LabeledClip:
+    fields = row.fields
     kind = "success" if success else str(fields.get("failure_kind") or "failure")
     near = fields.get("near_miss")
     is_near = kind.startswith("near_miss") if near is None else str(near).lower() in {"true", "1"}

@@ -24,6 +24,7 @@ Label = Literal["right", "wrong", "unclear"]
 _TIMES = {f"timing_ms_{name}": name for name in Timing.model_fields}
 _ERRORS = {f"error_{name}": name for name in Problem.model_fields}
 _NO_ERROR = dict.fromkeys(_ERRORS)
+_ERROR_TYPES = {"error_status": "int64", "error_retryable": "bool", "error_retry_after": "float64"}
 #: The columns of a record and their types: of Arrow, a `map` of text to float64, or `json`.
 COLUMNS = {
     "id": "string",
@@ -42,14 +43,7 @@ COLUMNS = {
     "cached": "bool",
     **dict.fromkeys(_TIMES, "float64"),
     "provenance": "json",
-    "error_type": "string",
-    "error_title": "string",
-    "error_status": "int64",
-    "error_detail": "string",
-    "error_kind": "string",
-    "error_retryable": "bool",
-    "error_retry_after": "float64",
-    "error_request_id": "string",
+    **{name: _ERROR_TYPES.get(name, "string") for name in _ERRORS},
     "cause": "string",
     "details": "string",
     "sample_rate": "float64",

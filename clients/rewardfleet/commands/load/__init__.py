@@ -14,7 +14,7 @@ from typing import Any
 import click
 import numpy as np
 
-from rewardfleet.commands.options import AS_JSON, URLS, grouped, number, path_option, table
+from rewardfleet.commands.options import AS_JSON, SHARE, URLS, grouped, number, path_option, table
 from rewardfleet.commands.settings import api_key
 from rewardfleet.http.index import services_at
 
@@ -45,12 +45,7 @@ _LATE_SECONDS = 0.005
 )
 @number("--timeout-s", "SECONDS", "Seconds after which a request is given up.", 60.0)
 @number("--max-p99-s", "SECONDS", "Exit with 1 if the p99 of a service is above SECONDS.")
-@number(
-    "--max-errors",
-    "SHARE",
-    "Exit with 1 if a larger share of the requests to a service fails, e.g. 0.01.",
-    of=click.FloatRange(0, 1),
-)
+@number("--max-errors", "SHARE", "Exit with 1 if a service fails more than SHARE.", of=SHARE)
 @AS_JSON
 @grouped(plan=LoadPlan)
 def command(urls: list[str], plan: LoadPlan, requests: Path | None, as_json: bool) -> int:

@@ -7,7 +7,7 @@ import click
 
 from rewardfleet.bulk.requests import Columns
 from rewardfleet.commands.groups import CommandGroup
-from rewardfleet.commands.options import TIMEOUT, grouped, number, path_option
+from rewardfleet.commands.options import TIMEOUT, grouped, number, output_option, set_option
 from rewardfleet.services import SERVICES
 
 from . import replay
@@ -24,12 +24,9 @@ def column(name: str, what: str) -> Callable[[Any], Any]:
 #: Options of all services.
 _COMMON: list[Callable[[Any], Any]] = [
     click.argument("inputs", nargs=-1, required=True, metavar="INPUT..."),
-    path_option(
-        "-o",
-        "FOLDER",
-        "Where the scores are kept; the same command goes on with what is there.  "
-        "[default: JSON lines to standard output]",
-        "--output",
+    output_option(
+        "Where the scores are kept; the same command goes on with what is there.  [default: JSON "
+        "lines to standard output]"
     ),
     click.option(
         "--format",
@@ -40,13 +37,7 @@ _COMMON: list[Callable[[Any], Any]] = [
     ),
     START,
     column("id", "the id of a row, which the scores have as `uid`"),
-    click.option(
-        "--set",
-        "set_field",
-        multiple=True,
-        metavar="FIELD=JSON",
-        help="A field of all requests, e.g. `mode=all_pass` or `nframes=32`. Can be repeated.",
-    ),
+    set_option("A field of all requests, e.g. `mode=all_pass` or `nframes=32`. Can be repeated."),
     number("--limit", "N", "Score only the first N rows.", of=click.IntRange(1)),
     number("--sample", "N", "Score N rows drawn at random, the same ones each time.",
            of=click.IntRange(1)),

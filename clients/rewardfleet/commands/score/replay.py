@@ -14,7 +14,14 @@ from rewardfleet.bulk.output import Output
 from rewardfleet.bulk.run import Run
 from rewardfleet.bulk.store import Store, score_items
 from rewardfleet.commands.log import LOGS, cell, filters
-from rewardfleet.commands.options import TIMEOUT, grouped, number, path_option, table
+from rewardfleet.commands.options import (
+    TIMEOUT,
+    grouped,
+    number,
+    output_option,
+    set_option,
+    table,
+)
 from rewardfleet.score_log.reading import Filters, open_log
 from rewardfleet.score_log.replaying import (
     ReplayBuilder,
@@ -68,30 +75,15 @@ class Limits:
     "show what changes.",
 )
 @LOGS
-@path_option(
-    "-o",
-    "FOLDER",
-    "Folder for new scores and changes.jsonl; the same command goes on with what is there.",
-    "--output",
-    required=True,
+@output_option(
+    "Folder for new scores and changes.jsonl; the same command goes on with it.", required=True
 )
 @click.option("--url", multiple=True, metavar="URL", help="Base URL of a fleet or a service.")
 @START
 @click.option("--judge", metavar="JUDGE", help="Judge of the video service.")
-@click.option(
-    "--set",
-    "set_field",
-    multiple=True,
-    metavar="FIELD=JSON",
-    help="A new value of a field of all requests, e.g. `tests.checker=exact`. Can be repeated.",
-)
+@set_option("A new value of a field of all requests, e.g. `tests.checker=exact`. Can be repeated.")
 @number("--threshold", "SCORE", "Least score whose reward is 1, else it is 0.", of=float)
-@number(
-    "--threshold-before",
-    "SCORE",
-    "The threshold of the rewards before.  [default: that of --threshold]",
-    of=float,
-)
+@number("--threshold-before", "SCORE", "That of the rewards before.  [default: the same]", of=float)
 @click.option(
     "--fail-if-changed",
     callback=_share,

@@ -193,7 +193,16 @@ class Scoring:
         stamps = [source.stamp() for source in sources]
         is_episode = SERVICES[self.service].scores == "episode"
         items = in_groups(read, builder) if is_episode else builder.items(read())
-        with contextlib.closing(self._opened(builder, stamps)) as output:
+        key = {
+            "service": self.service,
+            "inputs": stamps,
+            "columns": dataclasses.asdict(self.columns),
+            "task": builder.task,
+            "fields": builder.changes,
+            "sample": self.sample,
+        }
+        opened = Printer() if self.output is None else Output(self.output, key, self.format)
+        with contextlib.closing(opened) as output:
             store = Store(output, builder, retry_failed=self.retry_failed)
             with progress_bar(expected) as show:
                 started = time.monotonic()
@@ -216,19 +225,6 @@ class Scoring:
             return 130
         failed = totals.statuses["error"]
         return 2 if failed == totals.items else int(totals.missing > 0)
-
-    def _opened(self, builder: RequestBuilder, stamps: Any) -> Output | Printer:
-        if self.output is None:
-            return Printer()
-        input_key = {
-            "service": self.service,
-            "inputs": stamps,
-            "columns": dataclasses.asdict(self.columns),
-            "task": builder.task,
-            "fields": builder.changes,
-            "sample": self.sample,
-        }
-        return Output(self.output, input_key, self.format)
 
 
 @contextlib.contextmanager
