@@ -152,8 +152,7 @@ def write_rewards(root: Path, target: Path, records: Iterable[Mapping[str, Any]]
         table = pa.parquet.read_table(path)
         columns = _columns_of(table, by_episode)
         for name, values in zip(dtypes, columns, strict=False):
-            kind = pa.bool_() if dtypes[name] == "bool" else pa.float32()
-            table = table.append_column(name, pa.array(values, kind))
+            table = table.append_column(name, pa.array(values, dtypes[name]))
         written = target / path.relative_to(root)
         written.parent.mkdir(parents=True, exist_ok=True)
         # By statistics, which leave out NaN, readers skip row groups with a missing reward.

@@ -70,7 +70,11 @@ def command(folders: Sequence[Path], labels: Path | None, **given: Any) -> int:
     if labels is not None:
         require("eval", "--labels", "scipy")
     with open_log(folders) as connection:
-        _select(connection, Filters(**given))
+        query(connection, _SHARES)
+        condition, values = Filters(**given).sql()
+        groups = " ".join(f"WHEN '{name}' THEN '$.{e.group}'" for name, e in SERVICES.items())
+        sql = _SELECTED.format(groups=groups, threshold=SUCCESS_THRESHOLD, condition=condition)
+        query(connection, sql, values)
         _add_labels(connection, labels)
         log = partial(query, connection)
         (count,) = log("SELECT count(*) FROM selected")[0]
@@ -81,14 +85,6 @@ def command(folders: Sequence[Path], labels: Path | None, **given: Any) -> int:
             if text := "\n".join(line for part in parts for line in part(log)):
                 click.echo(f"\n{title}\n{text}" if title else text)
     return 0
-
-
-def _select(connection: Any, given: Filters) -> None:
-    query(connection, _SHARES, [])
-    condition, values = given.sql()
-    groups = " ".join(f"WHEN '{name}' THEN '$.{each.group}'" for name, each in SERVICES.items())
-    sql = _SELECTED.format(groups=groups, threshold=SUCCESS_THRESHOLD, condition=condition)
-    query(connection, sql, values)
 
 
 def _add_labels(connection: Any, path: Path | None) -> None:

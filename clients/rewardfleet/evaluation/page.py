@@ -65,7 +65,9 @@ def _strip_of(row: Row, camera: str | None) -> tuple[str | None, str]:
     from PIL import Image  # noqa: PLC0415 - optional
 
     try:
-        clip = _place_of(row, camera)
+        clips, clip = row.fields.get("clips"), {**row.fields, "path": clip_name(row)}
+        if isinstance(clips, Mapping) and "episode_index" in row.fields:
+            clip = clips.get(camera) or next(iter(clips.values()))
         path = row.folder / clip["path"]
         if not path.is_file():
             return None, "there is no such file on this machine"
@@ -78,15 +80,6 @@ def _strip_of(row: Row, camera: str | None) -> tuple[str | None, str]:
     content = io.BytesIO()
     Image.fromarray(np.hstack(frames)).save(content, "JPEG", quality=80)
     return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}", ""
-
-
-def _place_of(row: Row, camera: str | None) -> Mapping[str, Any]:
-    """Return the path of a row's clip, and where it starts and ends in the file."""
-    clips = row.fields.get("clips")
-    if isinstance(clips, Mapping) and "episode_index" in row.fields:
-        found: Mapping[str, Any] = clips.get(camera) or next(iter(clips.values()))
-        return found
-    return {**row.fields, "path": clip_name(row)}
 
 
 def _frames(container: Any, start: float | None, end: float | None) -> Iterator[Any]:

@@ -144,8 +144,7 @@ class Lint:
         counts = Counter(each["id"] for each in findings if each["ignored"] is None)
         return {
             "service": self.service,
-            **{name: totals[name] for name in ("rows", "answers", "not_checked")},
-            "rows_with_findings": totals["rows_with_findings"],
+            **{n: totals[n] for n in ("rows", "answers", "not_checked", "rows_with_findings")},
             "counted": counts.total(),
             "counts": {name: counts[name] for name in FINDINGS if counts[name]},
             "ignored_but_not_found": [":".join(each) for each in left],

@@ -1,7 +1,8 @@
 """What a client gives to its own score log, and to tables of samples."""
 
+import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,6 +11,7 @@ import numpy as np
 from rewardfleet.wire.errors import RewardFleetError
 from rewardfleet.wire.frames import Buffer, Frames
 from rewardfleet.wire.score import Request, Score, failed
+from rewardfleet.wire.video import VideoRequest
 
 from .queue import ScoredQueue
 from .record import Scored
@@ -53,7 +55,8 @@ class ClientLog:
                     options=options,
                 )
 
-        size = sum(_sizes(requests))
+        clips = (each.content for each in requests if isinstance(each, VideoRequest))
+        size = sum(map(len, itertools.chain.from_iterable(clips)))
         for log in self.logs:
             log.add(scored, items=len(requests), size=size)
 
@@ -71,13 +74,3 @@ def frames_of(frames: Frames) -> list[Frame]:
 
 def _strip_of(frames: Frames | None) -> bytes | None:
     return None if frames is None else strip_of(frames_of(frames))
-
-
-def _sizes(requests: Iterable[Request]) -> Iterator[int]:
-    """Yield how many bytes of content each request keeps in memory."""
-    for request in requests:
-        fields = vars(request)  # the attributes that a model does not have take microseconds
-        frames = fields.get("frames")
-        images = fields.get("frames_base64") or ()
-        video = fields.get("video_base64") or b""
-        yield (frames.size if frames else 0) + len(video) + sum(map(len, images))

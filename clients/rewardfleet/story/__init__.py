@@ -1,7 +1,4 @@
-"""The story of a score: what `rewardfleet explain`, a page, Inspect and tables of samples tell.
-
-`code`, `tools` and `figures` have what is a service's own; here is what they have in common.
-"""
+"""The story of a score: what `rewardfleet explain`, a page, Inspect and tables of samples tell."""
 
 import json
 from collections.abc import Iterator, Mapping

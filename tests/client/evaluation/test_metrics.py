@@ -9,8 +9,7 @@ from rewardfleet.evaluation import metrics
 
 
 def arrays(*columns):
-    kinds = (bool, float, np.int64)
-    return [np.array(column, kind) for column, kind in zip(columns, kinds, strict=False)]
+    return [*map(np.array, columns, (bool, float, np.int64))]
 
 
 def test_auroc_is_the_share_of_pairs_in_order():
@@ -90,15 +89,11 @@ def test_a_comparison_is_paired():
     """Scores that differ by a tiny constant order give a narrow interval; equal ones give 0."""
     from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - slow to import
 
-    rng = np.random.default_rng(2)
-    success = np.arange(80) % 2 == 0
-    noise = rng.random(80)
-    good, bad = np.clip(success * 0.5 + noise * 0.5, 0, 1), noise
-    tasks = np.arange(80) % 8 // 2
-    near = ~success
-    same = metrics.comparison(success, near, tasks, (good, good), (0.5, 0.5))
+    success, bad = np.arange(80) % 2 == 0, np.random.default_rng(2).random(80)
+    good, tasks = np.clip(success * 0.5 + bad * 0.5, 0, 1), np.arange(80) % 8 // 2
+    same = metrics.comparison(success, ~success, tasks, (good, good), (0.5, 0.5))
     assert all(each["difference"] == {"value": 0.0, "interval": [0, 0]} for each in same.values())
-    found = metrics.comparison(success, near, tasks, (good, bad), (0.5, 0.5))
+    found = metrics.comparison(success, ~success, tasks, (good, bad), (0.5, 0.5))
     assert found["auroc_pooled"]["values"][1] == pytest.approx(roc_auc_score(success, bad))
     assert found["auroc_pooled"]["difference"]["interval"][0] > 0
     assert found["auroc_within_tasks"]["difference"]["interval"][0] > 0
