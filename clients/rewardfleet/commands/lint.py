@@ -4,7 +4,7 @@ import json
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,6 @@ def _ignored(_context: Any, _option: Any, values: Sequence[str]) -> dict[tuple[s
             raise click.BadParameter(f"give ID:ROW=REASON, ID one of {known}; got {value!r}")
         ignored[found[1], found[2]] = found[3]
     return ignored
-
-
-@dataclass(frozen=True)
-class _Accepted:
-    """The findings at which the command does not fail."""
-
-    fail_above: float | None
-    ignore: dict[tuple[str, str], str]
 
 
 @click.command(name="lint")
@@ -80,14 +72,14 @@ class _Accepted:
     help="Do not count a finding of a row. Can be repeated.",
 )
 @TIMEOUT
-@grouped(columns=Columns, connection=Connection, accepted=_Accepted)
+@grouped(columns=Columns, connection=Connection)
 def command(
     rows: Sequence[str],
     columns: Columns,
     output: Path | None,
     service: str | None,
     connection: Connection,
-    accepted: _Accepted,
+    **accepted: Any,
 ) -> int:
     """Find rows of data sets that pay wrong answers, or no answer at all.
 
@@ -106,13 +98,13 @@ def command(
                           retry_failed=True, change=lint.with_answers)  # fmt: skip
         if scoring.run(rows) == INTERRUPTED:
             return INTERRUPTED
-        report = lint.report(scores, accepted.ignore)
+        report = lint.report(scores, accepted["ignore"])
     if output is not None:
         write_file(output / "lint.json", f"{json.dumps(report, indent=1)}\n")
         shown = report["findings"][:_ON_PAGE]
         write_file(output / "lint.html", page(_PAGE, report=report, shown=shown))
     _print(report)
-    fail_above = accepted.fail_above
+    fail_above = accepted["fail_above"]
     is_share = fail_above is not None and 0 < fail_above < 1
     found = report["rows_with_findings"] / report["rows"] if is_share else report["counted"]
     return int((fail_above is not None and found > fail_above) or report["not_checked"] > 0)

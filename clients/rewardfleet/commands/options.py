@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -16,17 +15,10 @@ from rewardfleet.http.index import base_url, printable
 T = TypeVar("T")
 
 
-class Number(click.FloatRange):
-    """A number of seconds or items: above 0, and at most 1,000,000."""
-
-    def __init__(self) -> None:
-        super().__init__(min=0, min_open=True, max=1e6)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail("give a number", param, ctx)
-        return number
+def _no_nan(_context: Any, option: click.Parameter, value: Any) -> Any:
+    if value != value:  # noqa: PLR0124 - NaN
+        raise click.BadParameter("give a number", param=option)
+    return value
 
 
 def grouped(**records: type) -> Callable[[Callable[..., T]], Callable[..., T]]:
@@ -57,11 +49,12 @@ def number(
     """Return an option that is a number.
 
     Args:
-        of: Its click type instead of `Number`.
+        of: Its click type. Without one, it is above 0 and at most 1,000,000.
     """
     return click.option(
         flag,
-        type=of or Number(),
+        type=of or click.FloatRange(0, 1e6, min_open=True),
+        callback=_no_nan,
         default=default,
         show_default=default is not None,
         metavar=metavar,

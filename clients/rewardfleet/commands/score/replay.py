@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +59,6 @@ def _share(_: click.Context, parameter: click.Parameter, value: str | None) -> f
     return share
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The least scores of a reward of 1, and the share of rewards that may change."""
-
-    threshold_before: float | None
-    threshold: float | None
-    fail_if_changed: float
-
-
 @click.command(
     name="replay",
     help="Score again what score logs have, with another judge, checker, rule or version, and "
@@ -92,15 +82,16 @@ class Limits:
 )
 @filters
 @TIMEOUT
-@grouped(used=Connection, changes=Fields, limits=Limits, selection=Filters)
+@grouped(used=Connection, changes=Fields, selection=Filters)
 def command(
     folders: Sequence[Path],
     output: Path,
     *,
     used: Connection,
     changes: Fields,
-    limits: Limits,
     selection: Filters,
+    threshold: float | None,
+    **limits: Any,
 ) -> int:
     """Score records again.
 
@@ -126,8 +117,9 @@ def command(
                     f"{builder.small:,} clips are not in the log: their small frames were scored",
                     err=True,
                 )
-        before = limits.threshold if limits.threshold_before is None else limits.threshold_before
-        lines, totals = compare(connection, before, limits.threshold)
+        before = limits["threshold_before"]
+        before = threshold if before is None else before
+        lines, totals = compare(connection, before, threshold)
     with (output / "changes.jsonl").open("w") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
     rows = [[cell(name, each[name]) for name in _COLUMNS] for each in lines if each["changed"]]
@@ -141,7 +133,7 @@ def command(
     )
     if not totals["scored"]:
         return 2
-    return int(totals["share"] > limits.fail_if_changed or totals["missing"] > 0)
+    return int(totals["share"] > limits["fail_if_changed"] or totals["missing"] > 0)
 
 
 def _score(
