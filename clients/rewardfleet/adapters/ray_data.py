@@ -9,13 +9,14 @@ from typing import Any, Literal
 import numpy as np
 
 from rewardfleet.bulk.arrow import arrow_table, pyarrow
-from rewardfleet.bulk.output import ITEM_COLUMNS, records_of
+from rewardfleet.bulk.output import records_of
 from rewardfleet.bulk.requests import COMPLETION_COLUMNS, Columns, RequestBuilder
 from rewardfleet.bulk.rows import Row, table_rows
 from rewardfleet.bulk.run import Run
 from rewardfleet.client import RewardFleet
 from rewardfleet.event_loop_thread import EventLoopThread
 from rewardfleet.rows import requests_of, scores_of
+from rewardfleet.score_log.record import ITEM_COLUMNS
 from rewardfleet.service import OnFailure
 from rewardfleet.services import SERVICES
 from rewardfleet.wire.errors import InvalidRequest, RewardFleetError

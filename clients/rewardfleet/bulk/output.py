@@ -22,9 +22,8 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from pydantic_core import from_json, to_json
 
 from rewardfleet.score_log.record import (
-    COLUMNS,
+    ITEM_COLUMNS,
     MAX_RECORD_BYTES,
-    OF_INPUT,
     Record,
     Scored,
     decoded,
@@ -42,8 +41,6 @@ if TYPE_CHECKING:  # who reads outputs has no use of a client
 
 Format = Literal["parquet", "jsonl"]
 
-#: The columns of a table of records, and their types.
-ITEM_COLUMNS = OF_INPUT | COLUMNS
 _JOURNAL, _INPUT, _LOCK = "journal.jsonl", "input.json", ".lock"
 #: A part ends when it has so many rows, or so many bytes of JSON.
 _PART_ROWS, _PART_BYTES = 10_000, 64 * 2**20

@@ -228,9 +228,3 @@ def _judge_of(record: Record) -> dict[str, Any]:
     provenance = record["provenance"]
     bound = bound_provenance(provenance)
     return {"backend": record["backend"], **bound, "calibration": provenance.get("calibration")}
-
-
-def frame_sizes(clips: Sequence[LabeledClip]) -> list[tuple[int, int]]:
-    """Return the sizes of the frames that the judge saw, height and width."""
-    seen = ((each.record["provenance"] or {}).get("frames") or {} for each in clips)
-    return sorted({(each["height"], each["width"]) for each in seen if "height" in each})

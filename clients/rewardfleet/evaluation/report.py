@@ -12,7 +12,7 @@ from rewardfleet.bulk.files import new_file
 from rewardfleet.wire.score import figures_of
 
 from . import metrics
-from .labels import LabeledClip, LabeledClips, frame_sizes
+from .labels import LabeledClip, LabeledClips
 
 Report = dict[str, Any]
 
@@ -49,6 +49,8 @@ def build_report(found: LabeledClips, threshold: float | None, seconds: float | 
     limit = calibration.get("threshold", 0.5) if threshold is None else threshold
     verdicts = arrays.scores >= limit
     mistakes = _mistakes(arrays, verdicts)
+    # What the judge saw.
+    frames = [(each.record["provenance"] or {}).get("frames") or {} for each in found.clips]
     requests = {json.dumps(dict(e.request), sort_keys=True): dict(e.request) for e in found.clips}
     return {
         "format": FORMAT,
@@ -56,7 +58,7 @@ def build_report(found: LabeledClips, threshold: float | None, seconds: float | 
         "judge": found.backend,
         "provenance": found.provenance,
         "requests": [requests[text] for text in sorted(requests)],
-        "frame_sizes": frame_sizes(found.clips),
+        "frame_sizes": sorted({(e["height"], e["width"]) for e in frames if "height" in e}),
         "cameras": sorted({each.camera or "" for each in found.clips}),
         "threshold": limit,
         "counts": {

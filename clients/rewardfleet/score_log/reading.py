@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rewardfleet.wire.causes import SUCCESS_THRESHOLD
 from rewardfleet.wire.optional_imports import require
 
-from .record import COLUMNS, MAX_RECORD_BYTES, OF_INPUT
+from .record import COLUMNS, ITEM_COLUMNS, MAX_RECORD_BYTES
 from .segments import LINES, TABLE, segments
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def open_log(
 ) -> "Iterator[duckdb.DuckDBPyConnection]":
     """Give the block a connection to DuckDB with the view `scores`: `COLUMNS` of all records.
 
-    The view also has `OF_INPUT`, of outputs of `rewardfleet score`, `source`, the file, and
+    The view also has `ITEM_COLUMNS`, of outputs of `rewardfleet score`, `source`, the file, and
     `reward`, the score before any normalization, and `label_differs`, whether `success` in the
     metadata is not what the score says. Records are in no order.
 
@@ -162,9 +162,8 @@ def _of_log(folder: Path) -> list[str]:
 
 
 def _of_output(folder: Path) -> list[str]:
-    columns = OF_INPUT | COLUMNS
-    tables = _tables(sorted(folder.glob("part-*.*")), columns)
-    for journal in _tables([*folder.glob("journal.jsonl")], columns):  # whose rows are newer
+    tables = _tables(sorted(folder.glob("part-*.*")), ITEM_COLUMNS)
+    for journal in _tables([*folder.glob("journal.jsonl")], ITEM_COLUMNS):  # whose rows are newer
         tables = [f"FROM ({each}) ANTI JOIN ({journal}) USING (row)" for each in tables]
         tables.append(journal)
     return tables
@@ -203,5 +202,5 @@ def _empty(types: Mapping[str, str]) -> str:
     return f"SELECT {nulls} WHERE false"
 
 
-_ALL = COLUMNS | OF_INPUT | {"source": "string"}
+_ALL = COLUMNS | ITEM_COLUMNS | {"source": "string"}
 _EMPTY = _empty({name: _TYPES[kind] for name, kind in _ALL.items()})

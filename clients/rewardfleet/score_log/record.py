@@ -50,14 +50,15 @@ COLUMNS = {
     "label_fraction": "float64",
 }
 
-#: What a record has besides, if its request is of an input of `rewardfleet score`.
-OF_INPUT = {
+#: The columns of an output of `rewardfleet score`: where an item is in the input, and its record.
+ITEM_COLUMNS = {
     "row": "int64",
     "place": "string",
     "completion": "int64",
     "path": "string",
     "metadata": "string",
     "keep": "bool",
+    **COLUMNS,
 }
 
 #: A record whose line has more bytes is not kept.
