@@ -32,8 +32,7 @@ def test_they_are_found(tmp_path, when: str):
         assert query(connection, "SELECT price FROM recorded") == [(0.75,)]
     story = "\n".join(story_of("tools", {}, score_of(record)))
     assert "format 1 + correctness 3 + length 0 = task 4" in story
-    assert "lambda 0.75 x cost 2" in story
-    assert "the budget is 0.5 per answer" in story
+    assert "lambda 0.75 x cost 2" in story and "the budget is 0.5 per answer" in story
     shown = details_of(record)
     assert shown["figures"] == {**FIGURES[when]["components"], **OTHER}
     assert json.loads(shown["texts"]["details"])["calls"] == 2
