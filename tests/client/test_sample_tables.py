@@ -134,8 +134,7 @@ def test_pictures_of_clips_are_small_whatever_they_are_sent_as():
         request = video_request("put it away", clip)
         picture = sample_of(Scored("video", 0.0, request, scored)).picture
         with Image.open(io.BytesIO(picture)) as image:
-            assert image.format == "JPEG"
-            assert abs(np.asarray(image).astype(int) - 90).max() < 3
+            assert image.format == "JPEG" and abs(np.asarray(image).astype(int) - 90).max() < 3
             assert image.width <= 4 * 96 and image.height <= 96 and image.width > image.height
     damaged = video_request("put it away", [images[0][:-40], b"no image"])
     assert sample_of(Scored("video", 0.0, damaged, scored)).picture is None

@@ -73,8 +73,7 @@ def test_another_judge_changes_the_advantages_of_a_group(tmp_path, monkeypatch, 
         shown = capsys.readouterr().out
         assert replay(url, "new", "--judge", "other", "--fail-if-changed", "20%") == 0
         assert replay(url, "unknown", "--judge", "mine") == 2  # it is not loaded there
-    assert "5 records: 1 rewards changed (20.00%), 0 have no score now" in shown
-    assert "1 of 2 groups changed" in shown
+    assert "1 rewards changed (20.00%), 0 have no score now; 1 of 2 groups changed" in shown
     row = next(line.split() for line in shown.splitlines() if "grpo" in line)
     assert row[1:] == ["grpo", "3", "b", "0.5", "0.8", "0", "0.4588"]
     changes = (tmp_path / "new" / "changes.jsonl").read_text().splitlines()

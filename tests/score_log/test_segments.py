@@ -1,5 +1,6 @@
 """The files of a score log: what is written, read and deleted, also by several processes."""
 
+import json
 import os
 import shutil
 import signal
@@ -75,6 +76,7 @@ def test_logs_of_earlier_versions_are_read(tmp_path):
     nasty, clip = found[0]
     assert (nasty["run"], nasty["step"], nasty["uid"]) == ("a\x00b", 3, "\x07")
     revision = "print('\x1b[31m \u202e 中')\n"
+    assert json.loads(nasty["request"])["revision"] == revision
     assert nasty["id"] == request_id(code_request(revision, TESTS))
     assert (nasty["call"], nasty["components"]) == ("call-1", {"pass_rate": 1.0})
     assert clip["frames"].startswith(b"\xff\xd8")  # type: ignore[attr-defined] # bytes
