@@ -154,12 +154,13 @@ def copied(urls: Sequence[str], key: str | None) -> Iterator[list[LogCopies]]:
     if not urls:
         yield []
         return
+    bases = [*map(base_url, urls)]
     if key is None:
         raise ValueError(
             f"{redact(urls[0])}: give --score-log-key-file FILE, with a key of the file that the "
             "services were started with by the same option, besides --score-log"
         )
-    services = {url: [*asyncio.run(services_at(url)).values()] for url in map(base_url, urls)}
+    services = {url: [*asyncio.run(services_at(url)).values()] for url in bases}
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="rewardfleet-look-", ignore_cleanup_errors=True)
