@@ -90,7 +90,6 @@ def command(
     used: Connection,
     changes: Fields,
     selection: Filters,
-    threshold: float | None,
     **limits: Any,
 ) -> int:
     """Score records again.
@@ -117,7 +116,7 @@ def command(
                     f"{builder.small:,} clips are not in the log: their small frames were scored",
                     err=True,
                 )
-        before = limits["threshold_before"]
+        before, threshold = limits["threshold_before"], limits["threshold"]
         before = threshold if before is None else before
         lines, totals = compare(connection, before, threshold)
     with (output / "changes.jsonl").open("w") as file:
