@@ -154,7 +154,7 @@ CANNOT = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_table_gives_the_same_requests_or_refuses_them(
-    service: str, tmp_path_factory, data: st.DataObject
+    service: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ):
     rows = data.draw(ROWS[service])
     folder = tmp_path_factory.mktemp("tables")
@@ -207,7 +207,7 @@ _OPTIONAL = {
 
 
 @pytest.mark.parametrize("service", _OPTIONAL)
-def test_what_one_row_does_not_have_is_absent(service: str, tmp_path):
+def test_what_one_row_does_not_have_is_absent(service: str, tmp_path: Path):
     texts = {"code": "revision", "tools": "response", "episode": "uid"}
     columns = {texts[service]: ["a", "b"], **_OPTIONAL[service]}
     rows = [dict(zip(columns, each, strict=True)) for each in zip(*columns.values(), strict=True)]
@@ -220,7 +220,7 @@ def test_what_one_row_does_not_have_is_absent(service: str, tmp_path):
         assert [_built(_adapted(service), each) for each in found] == expected
 
 
-def test_columns_of_values_are_checked_and_what_the_policy_got_is_not(tmp_path):
+def test_columns_of_values_are_checked_and_what_the_policy_got_is_not(tmp_path: Path):
     seen = [{"role": "user", "content": "", "name": None}, {"role": "tool", "name": "f"}]
     row = {"output": seen, "fn_name": "f", "responses_create_params": {"input": seen}}
     rows = [{**row, "outputs": [1], "inputs": [[each]]} for each in ("x", {"a": 1}, {})]
@@ -230,14 +230,14 @@ def test_columns_of_values_are_checked_and_what_the_policy_got_is_not(tmp_path):
     assert requests_in("code", tmp_path / "wrong.parquet")[1] is None
 
 
-def test_a_map_that_has_a_key_twice_is_refused(tmp_path):
+def test_a_map_that_has_a_key_twice_is_refused(tmp_path: Path):
     pairs = pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
     pq.write_table(pa.table({"meta": pairs}), tmp_path / "rows.parquet")
     with pytest.raises(ValueError, match="duplicate key was 'a'"):
         list(read_rows(tmp_path / "rows.parquet"))
 
 
-def test_a_null_that_a_program_would_get_is_refused_by_name(tmp_path):
+def test_a_null_that_a_program_would_get_is_refused_by_name(tmp_path: Path):
     cases = [{"args": [{"a": 1}], "expected": None}, {"args": [{"b": "z"}], "expected": None}]
     tests = {"kind": "functional", "fn_name": "f", "cases": cases}
     _parquet([{"revision": "", "tests": tests}], tmp_path / "rows.parquet")
@@ -278,7 +278,7 @@ def test_names_of_calls_may_be_anything_and_arguments_of_any_depth():
         assert "<tool_call>" in _adapted("tools")(row).response, name
 
 
-def test_splits_are_named(tmp_path):
+def test_splits_are_named(tmp_path: Path):
     for split in ("test", "train"):
         _saved([{"response": split}], tmp_path / split)
     (tmp_path / "dataset_dict.json").touch()
